@@ -20,6 +20,7 @@ from .schema import (
 )
 from .schema.component import Component, registry_of
 from .schema.later import KINDS as LATER_KINDS
+from .schema.model import FOLDER
 from .schema.setting import attributes_of, complete, settings_of
 
 # Kind → class, in the order a spec is best read in.
@@ -71,7 +72,7 @@ def label_of(block: type) -> attrs.Attribute | None:
     registry = registry_of(block)
     if registry is not None:
         return registry.label()
-    return next((a for a in attrs.fields(block) if "setting" not in a.metadata), None)
+    return next((a for a in attrs.fields(block) if "setting" not in a.metadata and FOLDER not in a.metadata), None)
 
 
 def fields_of(block: type) -> tuple[attrs.Attribute, ...]:

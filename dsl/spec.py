@@ -26,12 +26,13 @@ from .schema.training import LOSSES, SCHEDULERS, Checkpoint, Loss, Optimizer, Sc
 
 @frozen
 class Origin:
-    """Where a value came from: `text` of a spec, a `let` or `param` it refers to, `--set`, or the schema's default.
+    """Where a value came from: `text` of a spec, a `let` or `param` it refers to, `--set`, the `config.json` of the
+    model's folder, or the schema's default.
 
     span: the value, or the head of a block. notes: where the names it came through are defined, for diagnostics.
     """
 
-    kind: Literal["text", "let", "param", "set", "default"]
+    kind: Literal["text", "let", "param", "set", "config", "default"]
     span: Span | None = None
     notes: tuple[Note, ...] = ()
 
@@ -41,7 +42,7 @@ class Origin:
         if value.span.source.path == "--set":
             return cls("set", value.span, value.notes)
         for step in value.via:
-            if step.kind in ("let", "param", "set"):
+            if step.kind in ("let", "param", "set", "config"):
                 return cls(step.kind, value.span, value.notes)  # type: ignore[arg-type]
         return cls("text", value.span, value.notes)
 

@@ -15,6 +15,7 @@ from .quantity import Quantity
 from .schema.actions import Action
 from .schema.calls import UserCall
 from .schema.collators import Link
+from .schema.model import FOLDER
 from .schema.setting import AUTO, spelled
 from .schema.sources import Source
 from .spec import Spec
@@ -50,6 +51,9 @@ def _block(block: Any, without: str = "") -> dict[str, Any]:
             continue
         if meta is not None and meta.names:
             found |= value_json(getattr(block, attribute.name))
+        elif FOLDER in attribute.metadata:
+            if (folder := getattr(block, attribute.name)) is not None:
+                found[attribute.name] = str(folder)
         elif attribute.name != without and (meta is None or not meta.only or chosen in meta.only):
             found[spelled(attribute)] = value_json(getattr(block, attribute.name))
     return found

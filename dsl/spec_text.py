@@ -13,6 +13,7 @@ from .quantity import Quantity
 from .schema.actions import Action, OnEvent, Tick
 from .schema.calls import UserCall
 from .schema.component import Component
+from .schema.model import Model, ModelFolder
 from .schema.setting import AUTO, is_unspoken, open_setting, settings_of
 from .spec import Spec
 from .user_parts.files import is_file
@@ -43,6 +44,8 @@ def _block(kind: str, value: Any, indent: str = "") -> str:
     block = type(value)
     label = blocks.label_of(block)
     head = kind if label is None else f"{kind} {_label(getattr(value, label.name))}"
+    if isinstance(value, Model) and value.folder is not None:
+        head = f"{kind} {_folder(value.folder)}"
     lines = []
     inner = indent + "  "
     free = open_setting(block)
@@ -62,6 +65,10 @@ def _block(kind: str, value: Any, indent: str = "") -> str:
     if not lines:
         return head if label is not None else f"{head} {{}}"
     return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
+
+
+def _folder(folder: ModelFolder) -> str:
+    return f'hub({_string(folder.repo)}, revision = "{folder.revision}")' if folder.repo else _string(folder.path)
 
 
 def _trigger(trigger: Tick | OnEvent) -> str:

@@ -110,6 +110,7 @@ def resolve(spec: Spec, sound: ValidatedSpec) -> Resolved:
         inventory=count_parameters(arch),
         cuts=cuts_of(spec.parallel, mesh, arch),
         staging=sound.staging,
+        weights=sound.shape.weights,
     )
 
 

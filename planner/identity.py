@@ -59,7 +59,8 @@ def config_of(run: Resolved) -> dict[str, Any]:
         **_mixture(run),
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
-    return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {})})
+    weights = {"weights": run.weights.digest} if run.weights is not None else {}
+    return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {}), **weights})
 
 
 def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:

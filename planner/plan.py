@@ -376,7 +376,8 @@ class Traced:
 
 @frozen(kw_only=True)
 class Provenance:
-    """A resolved value and where it came from: `text`, `default`, `let`, `param`, `set` or `derived` (then `how`)."""
+    """A resolved value and where it came from: `text`, `default`, `let`, `param`, `set`, `config` of a model's
+    `config.json`, or `derived` (then `how`)."""
 
     path: str
     value: str

@@ -18,6 +18,7 @@ from .model.inventory import checkpoint_bytes
 from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
 from .units import BYTES
+from .weights.files import WeightFiles
 
 
 @frozen(kw_only=True)
@@ -85,7 +86,8 @@ def exchanges(spec: Spec, layout: Layout) -> bool:
 
 @frozen(kw_only=True)
 class Resolved:
-    """What the graph, the timeline and the estimates are derived from. training: the datasets, by name."""
+    """What the graph, the timeline and the estimates are derived from. training: the datasets, by name. weights:
+    the files that the model begins with, if its weights are not drawn."""
 
     spec: Spec
     architecture: Architecture
@@ -97,6 +99,7 @@ class Resolved:
     inventory: Parameters
     cuts: Cuts
     staging: StageAssignment
+    weights: WeightFiles | None = None
 
     @property
     def pipeline(self) -> Pipeline:

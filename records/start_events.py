@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from .event import Event
 from .record import doc
@@ -121,6 +121,20 @@ class PretrainedEvent(Event, tag="pretrained"):
     weights: Annotated[str, doc("`trained` or `averaged`")]
 
 
+class WeightsEvent(Event, tag="weights"):
+    """weights of the model's folder: every ten seconds while they are read, and when all ranks have theirs"""
+
+    path: Annotated[str, doc("of the folder")]
+    done: Annotated[int | None, doc("that the first rank has read so far", "bytes")]
+    total: Annotated[int | None, doc("that the first rank reads", "bytes")]
+    rank_bytes: Annotated[list[int], doc("that each rank has read; empty until all have", "bytes")] = field(
+        default_factory=list
+    )
+    rank_seconds: Annotated[list[float], doc("that reading took each rank; empty until all have", "s")] = field(
+        default_factory=list
+    )
+
+
 class TokeniseEvent(Event, tag="tokenise"):
     """every ten seconds during tokenization"""
 
@@ -157,6 +171,7 @@ START_EVENTS: tuple[type[Event], ...] = (
     DataEvent,
     HorizonEvent,
     ResumedEvent,
+    WeightsEvent,
     PretrainedEvent,
     SetupDoneEvent,
     EstimateEvent,

@@ -29,6 +29,7 @@ from ..records.start_events import (
     SetupDoneEvent,
     SetupEvent,
     TokeniseEvent,
+    WeightsEvent,
 )
 from ..records.step_events import (
     CheckpointEvent,
@@ -53,6 +54,7 @@ _WORDS: dict[type[Event], str] = {
 # Events that belong to the run, and to none of its steps.
 _OF_NO_STEP = (
     RunStartEvent, SetupBeginEvent, SetupEvent, DeviceEvent, DataEvent, HorizonEvent, SetupDoneEvent, TokeniseEvent,
+    WeightsEvent,
     RunEndEvent,
 )  # fmt: skip
 
@@ -135,6 +137,8 @@ def _subject_and_rest(event: Event) -> tuple[str, str]:
             return event.kind, f"`{event.command}` {event.detail}"
         case PhaseEvent():
             return event.name, _phase(event)
+        case WeightsEvent():
+            return event.path, _read(event)
         case TokeniseEvent():
             return event.dataset, event.message
         case FailureEvent():
@@ -231,6 +235,19 @@ def _body(event: Event) -> str:
         case _:  # an event that has no words of its own, as of a later version: its fields as they are
             fields = as_object(event).items()
             return _joined(*(f"{key} {value}" for key, value in fields if key not in ("event", "time", "step")))
+
+
+def _read(event: WeightsEvent) -> str:
+    """`1.2 GiB of 4.0 GiB`; when all ranks have theirs, what they have read and how long that took."""
+    seconds, sizes = event.rank_seconds, event.rank_bytes
+    if not sizes:
+        return f"{size(event.done)} of {size(event.total)}"
+    parts = [f"{size(sum(sizes))} in {took(max(seconds))}"]
+    if len(sizes) > 1:
+        slowest = seconds.index(max(seconds))
+        parts.append(f"{size(min(sizes))} to {size(max(sizes))} a rank")
+        parts.append(f"{took(min(seconds))} to {took(max(seconds))}, rank {slowest} the slowest")
+    return _joined(*parts)
 
 
 def _phase(event: PhaseEvent) -> str:

@@ -1,14 +1,18 @@
 """`model mixtral { … }`: Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
 
+from typing import ClassVar
+
 from attrs import frozen
 
 from ...dsl.schema.component import named
 from ...dsl.schema.model import FAMILIES, ExpertTransformer
+from ...dsl.schema.model_config import HARMLESS, KEYS, ONLY, ConfigKey, ModelConfig, Only, head_width
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
 from ...planner.blocks.experts import ExpertsLayer
 from ...planner.blocks.norm import pre_norm
+from ...planner.weights.stored import StoredNames
 
 
 @FAMILIES.register()
@@ -17,6 +21,27 @@ class Mixtral(ExpertTransformer):
     """`model mixtral { … }`: as llama, with experts in place of the SwiGLU."""
 
     family: str = named("mixtral")
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="mixtral",
+        architectures=("MixtralForCausalLM",),
+        keys=(
+            *(key for key in KEYS if key.setting != "norm_eps"),
+            ConfigKey("norm_eps", "rms_norm_eps", 1e-5),
+            ConfigKey("kv_heads", "num_key_value_heads", 8),
+            ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
+            ConfigKey("experts", "num_local_experts", 8),
+            ConfigKey("experts_per_token", "num_experts_per_tok", 2),
+            ConfigKey("expert_ffn", "intermediate_size"),
+        ),
+        rope_theta=1e6,
+        constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax", "router.normalise": True},
+        only={**ONLY, "sliding_window": Only((None,)), "router_jitter_noise": Only((0, 0.0))},
+        # Of a loss that training adds, whose weight here is `router { aux_loss }`.
+        harmless=HARMLESS | {"output_router_logits", "router_aux_loss_coef"},
+    )
+    stored: ClassVar[StoredNames] = StoredNames(
+        modules={"mlp": "block_sparse_moe"}, matrices={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    )
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:

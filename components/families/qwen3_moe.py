@@ -6,11 +6,13 @@ from attrs import frozen
 
 from ...dsl.schema.component import named
 from ...dsl.schema.model import FAMILIES, ExpertTransformer
+from ...dsl.schema.model_config import HARMLESS, KEYS, OFF, ONLY, ConfigKey, ModelConfig, Only, head_width
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
 from ...planner.blocks.experts import ExpertsLayer
 from ...planner.blocks.norm import pre_norm
+from ...planner.weights.stored import StoredNames
 
 
 @FAMILIES.register()
@@ -20,6 +22,32 @@ class Qwen3Moe(ExpertTransformer):
 
     family: str = named("qwen3_moe")
     has_qk_norm: ClassVar[bool] = True
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="qwen3_moe",
+        architectures=("Qwen3MoeForCausalLM",),
+        keys=(
+            *KEYS,
+            ConfigKey("kv_heads", "num_key_value_heads", 4),
+            ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
+            ConfigKey("experts", "num_experts", 128, also="num_local_experts"),
+            ConfigKey("experts_per_token", "num_experts_per_tok", 8),
+            ConfigKey("expert_ffn", "moe_intermediate_size", 768),
+            ConfigKey("router.normalise", "norm_topk_prob", default=False),
+        ),
+        constant={"qk_norm": True, "shared_experts": 0, "router.score": "softmax"},
+        only={
+            **ONLY,
+            "attention_bias": OFF,
+            "use_sliding_window": OFF,
+            # Every block has experts.
+            "mlp_only_layers": Only((None, [])),
+            "decoder_sparse_step": Only((1,)),
+        },
+        # Of windows, of dense blocks, and of a loss that training adds, whose weight here is `router { aux_loss }`.
+        harmless=HARMLESS
+        | {"sliding_window", "max_window_layers", "intermediate_size", "output_router_logits", "router_aux_loss_coef"},
+    )
+    stored: ClassVar[StoredNames] = StoredNames()
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:

@@ -15,10 +15,12 @@ from ..evaluation.values import Mapping as MapOf
 from ..quantity import Quantity
 from ..schema.component import UserComponent, is_parameter, variant
 from ..schema.log import Log
+from ..schema.model import Model
 from ..schema.setting import Setting, attributes_of, open_setting, settings_of, spelled
 from ..spec import Origin, Spec
 from .context import Context
 from .convert import convert
+from .model_folder import folder_of
 from .name_errors import NameErrors, label_word
 from .part_calls import convert_argument
 from .triggers import structure_triggers
@@ -114,6 +116,12 @@ class Structurer:
         if section.head is not None:
             self.origins[path] = Origin(_kind_of_head(section.head), section.head)
         arguments: dict[str, Any] = {}
+        if block is Model and section.labels:
+            self.origins[f"{path}.folder"] = Origin.of(section.labels[0].value)
+            before = len(self.diagnostics)
+            arguments["folder"] = folder_of(section, self.diagnostics)
+            if len(self.diagnostics) > before:
+                self.unknown.paths.add(f"{path}.folder")
         label = self._label(block, section, path, arguments)
         if label is FAILED and issubclass(block, UserComponent):
             return stand_in_block(block)  # nobody knows its settings

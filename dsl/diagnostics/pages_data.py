@@ -90,6 +90,31 @@ PAGES: Final = (
         "mixture { web = 2 epochs, noise = 1 epoch, temperature = 2 }",
         "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 2 epochs, noise = 1 epoch }"),
+    CodePage("X520", "the config.json of a model cannot be read", """
+        `model "folder"` takes the family and the sizes of a model from the `config.json` of a folder, as transformers
+        writes it; a label in quotes that is no family is the path of one. `hub("organisation/name", revision = "…")` is
+        a folder in the cache of huggingface_hub (HF_HUB_CACHE, or HF_HOME), which must have that revision: xtrain never
+        downloads anything.
+        """, 'model "no/such/folder" { }', 'model "models/Llama-3.2-1B" { }'),
+    CodePage("X521", "a model of a family that xtrain does not have", """
+        `model_type` and `architectures` of a `config.json` say which code computes a model. xtrain has the same
+        computation for some of them, and for no others.
+        """),
+    CodePage("X522", "a key of config.json that xtrain does not support", """
+        A family knows which keys of a `config.json` give its settings, which have the one value with which it computes
+        the same as transformers, and which change nothing. Every other key that is not null is refused, as ignoring one
+        may give a model that is almost right: quantised weights, biases, windows, scaled positions.
+        """),
+    CodePage("X523", "a setting that contradicts config.json", """
+        What a spec says beside `model "folder"` must be what the file says. What may differ: the kernel of `attention`,
+        how weights are drawn, and what routers add to the loss.
+        """),
+    CodePage("X524", "the weights of a folder do not fit", """
+        The weights are `model.safetensors`, or the files that `model.safetensors.index.json` names. Every parameter of
+        the model must be there, in its shape and as bf16, fp16, fp32 or fp64, and every tensor must be one of the
+        model. Files must be complete, and no value NaN or infinite. Pickles (`.bin`, `.pt`) are refused: they can run
+        any code when they are read. `weights = none` takes the shape of the model alone.
+        """),
     CodePage("W501", "no file matches yet", """
         No file on this machine matches the pattern of a dataset, or a folder, template or checkpoint that the spec
         names does not exist. The plan can be made without it; the run needs it. A path that exists and is something

@@ -182,5 +182,5 @@ def _label_text(label: s.Label) -> str:
     match label:
         case s.Name(text=text) | s.String(value=text):
             return text
-        case s.Number(span=span) | s.FixedWord(span=span):
+        case s.Number(span=span) | s.FixedWord(span=span) | s.Call(span=span) | s.Unread(span=span):
             return span.text

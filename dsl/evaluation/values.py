@@ -13,7 +13,8 @@ from ..syntax.numbers import UNIT_WORDS
 
 @frozen
 class ValueStep:
-    """A name that a value came through. kind: `let`, `param`, `set` or `env`; span: where the name got its value."""
+    """A name that a value came through. kind: `let`, `param`, `set`, `env`, or `config` of a key of a `config.json`;
+    span: where the name got its value."""
 
     kind: str
     name: str
@@ -26,6 +27,7 @@ class ValueStep:
             "param": f"`{self.name}` is defined here",
             "set": f"`{self.name}` is set on the command line",
             "env": f"the environment variable {self.name} is read here",
+            "config": f"`{self.name}` is read here",
         }
         return text[self.kind], self.span
 
@@ -40,7 +42,7 @@ class Value:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        return tuple(step.note for step in self.via)
+        return tuple(step.note for step in self.via if step.kind != "config" or step.span != self.span)
 
 
 @frozen

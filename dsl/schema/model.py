@@ -7,11 +7,14 @@ import attrs
 from attrs import frozen
 
 from .component import Component, Registry
+from .model_config import ModelConfig
 from .names import file_path
 from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, settings_of
 
 FAMILIES: Final = Registry["Model"]("model", "families", key="family")
 FFN_MULTIPLE: Final = 64
+# Marks the attribute that a label fills which is no name of a family.
+FOLDER: Final = "folder"
 
 # What another value of a setting means for going on with a checkpoint.
 # shape: there are other parameters, or of other shapes. meaning: the same weights would give other results. width:
@@ -36,6 +39,21 @@ class Router:
     )
 
 
+@frozen
+class ModelFolder:
+    """The folder of a model that the label names. path: relative to the working folder.
+
+    repo, revision: of `hub(…)`, whose folder is a snapshot in the cache of huggingface_hub; the exact commit.
+    """
+
+    path: str
+    repo: str = ""
+    revision: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.repo} at {self.revision[:12]}" if self.repo else self.path
+
+
 @FAMILIES.base
 class Model(Component):
     """`model FAMILY { … }`: a decoder-only transformer (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
@@ -51,6 +69,12 @@ class Model(Component):
     tie_embeddings: bool
     attention: Literal["auto", "documents", "flex", "mask"]
     experts: int = 0  # of families without
+    folder: ModelFolder | None = None
+    weights: Literal["auto", "none"] = "auto"
+    config: ClassVar[ModelConfig | None] = None
+    """What it understands of a `config.json`; None: no model of a folder is of this family."""
+    stored: ClassVar[Any] = None
+    """The names of its parameters in files (`planner/weights/stored.py`); given with `config`."""
     resuming: ClassVar[Mapping[str, Resuming]] = {}
     """Setting, as `resolved` names it → what another value means for a checkpoint; of those that are not here, that the
     same weights would give other results."""
@@ -90,8 +114,12 @@ class Model(Component):
 
 @frozen
 class TransformerSettings(Model):
-    """The settings of every family; one inherits them and declares its own beside them."""
+    """The settings of every family; one inherits them and declares its own beside them.
 
+    folder: where a label that is no name of a family has said what the settings are.
+    """
+
+    folder: ModelFolder | None = attrs.field(default=None, kw_only=True, metadata={FOLDER: True})
     dim: int = setting("width of the residual stream", check=at_least(1), example="192")
     layers: int = setting("number of decoder blocks", check=at_least(1), example="4")
     heads: int = setting("number of query heads", check=at_least(1), example="6")
@@ -113,6 +141,12 @@ class TransformerSettings(Model):
         default="auto",
         role=Role.EXECUTION,
     )
+    weights: Literal["auto", "none"] = setting(
+        "weights that a run begins with; auto: those of the model's folder, if it has one; none: drawn",
+        default="auto",
+        role=Role.PATH,
+        added=True,
+    )
 
     has_qk_norm: ClassVar[bool] = False
     """Whether the family has RMSNorm on queries and keys."""
@@ -122,6 +156,16 @@ class TransformerSettings(Model):
         **dict.fromkeys(("rope_theta", "norm_eps"), "meaning"),
         "init_std": "elsewhere",
     }
+
+    @property
+    def loads(self) -> bool:
+        """Whether its weights are those of its folder."""
+        return self.folder is not None and self.weights == "auto"
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        if self.folder is None:
+            return {"weights": ("the model is not that of a folder, so its weights are drawn", "remove it")}
+        return {"init_std": ("the weights are those of the folder", "remove it")} if self.loads else {}
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         part = "part" if self.has_qk_norm else "no part"
@@ -164,7 +208,7 @@ class ExpertTransformer(TransformerSettings):
         return {**found, "expert_ffn": (ffn, f"ffn {ffn}")}
 
     def idle(self) -> dict[str, tuple[str, str]]:
-        found = {}
+        found = super().idle()
         if not isinstance(self.expert_ffn, Auto):
             why = f"every block has experts, and expert_ffn gives their width, {self.expert_ffn:,}"
             found["ffn"] = (why, "remove it")

@@ -35,6 +35,9 @@ def layout_tokens(tokens: list[Token], source: SourceText, diagnostics: Diagnost
         elif token.type == "NAME":
             is_setting = bool(opened) and place + 1 < len(tokens) and tokens[place + 1].type == "_EQ"
             _classify(token, first=fresh and not is_setting, reacting=reacting[-1])
+            called = place + 1 < len(tokens) and tokens[place + 1].type == "LPAR"
+            if token.text == "hub" and called and result and result[-1].starts_item:
+                token.type = "HUB"  # a label: `model hub("…")`
         if token.type in CLOSERS:
             opened.pop()
             reacting.pop()

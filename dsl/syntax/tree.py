@@ -150,7 +150,7 @@ class Body(SyntaxNode):
     broken: bool = field(default=False, eq=False)
 
 
-Label = Name | String | Number | FixedWord
+Label = Name | String | Number | FixedWord | Call | Unread
 
 
 @frozen

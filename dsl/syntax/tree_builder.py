@@ -48,6 +48,9 @@ class TreeBuilder(Transformer):
     def label(self, parts: Parts) -> s.Label:
         return _label(parts[0])
 
+    def called(self, parts: Parts) -> s.Label:
+        return self.call(parts)
+
     def body(self, parts: Parts) -> s.Body:
         opener, closer = parts[0], parts[-1]
         items = parts[1] if len(parts) == 3 and parts[1] is not None else ()
@@ -126,7 +129,7 @@ class TreeBuilder(Transformer):
     def reference(self, parts: Parts) -> s.Reference:
         return s.Reference(parts[0].span.to(parts[-1].span), tuple(part.text for part in parts))
 
-    def call(self, parts: Parts) -> s.Expression:
+    def call(self, parts: Parts) -> s.Call | s.Unread:
         name, (closer, arguments) = parts
         span = name.span.to(closer.span)
         return s.Unread(span) if closer.assumed else s.Call(span, _name(name), arguments)

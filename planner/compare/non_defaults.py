@@ -9,7 +9,7 @@ from ...dsl.schema.setting import settings_of
 from ..graph.provenance import spell
 from ..plan import Plan, Provenance
 
-WRITTEN: Final = ("text", "let", "param", "set")
+WRITTEN: Final = ("text", "let", "param", "set", "config")
 
 
 def non_defaults(plan: Plan) -> tuple[Provenance, ...]:

@@ -29,6 +29,7 @@ _SWITCHES: Final = (
     "setup.activation",
     "setup.compile",
     "setup.pretrained",
+    "setup.read_weights",
     "setup.checkpoint",
     "step.clip",
 )

@@ -120,6 +120,10 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "init_std": Rule("model.init_std", "learning", _FIRST),
         "offload": _OFFLOAD,
     },
+    "setup.read_weights": {
+        "digest": Rule("model.weights", "learning", _FIRST),
+        "folder": Rule("model.folder", "none", "it is only read at the start of a run"),
+    },
     "setup.pretrained": {"path": Rule("checkpoint.pretrained", "learning", _FIRST)},
     "setup.ema": {
         "decay": Rule("ema.decay", "learning", f"{_AVERAGE} by it from here on"),

@@ -6,7 +6,8 @@ from typing import Any, Final
 from ..architecture import EMBEDDING, HEAD, expert_module
 from ..mesh.sharding import tensor_rules
 from ..resolved import Resolved, attention_kernels, resolve_save
-from ..units import count_text, plural
+from ..units import bytes_text, count_text, plural
+from ..weights.files import LOADED
 from .builder import Builder
 from .saving import add_pretrained
 from .shard_nodes import add_pipeline
@@ -20,14 +21,26 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     for part in (_tensor_parallel, _context_parallel, _expert_parallel, _activation, _routing_replay, _compile):
         last = part(graph, run, last)
     last = add_pipeline(graph, run, run.stack.shard(graph, run, last))
-    args = {
-        "seed": run.spec.experiment.seed,
-        "init_std": run.architecture.init_std,
-        "offload": run.spec.parallel.fsdp.offload,
-    }
-    does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
-    last = graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
+    last = _weights(graph, run, last)
     return run.stack.wrap(graph, run, add_pretrained(graph, run, last))
+
+
+def _weights(graph: Builder, run: Resolved, last: str) -> str:
+    args: dict[str, Any] = {"offload": run.spec.parallel.fsdp.offload}
+    files = run.weights
+    if files is None:
+        args = {"seed": run.spec.experiment.seed, "init_std": run.architecture.init_std, **args}
+        does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
+        return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
+    last = graph.add("setup", "setup.weights", "give memory to all parameters", args=args, after=((last, "model"),))
+    formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
+    size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
+    does = (
+        f"read weights of {run.spec.model.folder}: {plural(len(files.files), 'file')} with {size} of {formats}, each "
+    )
+    does += "rank its own pieces; where the run goes on they are read from its own checkpoint"
+    args = {"folder": files.folder, "digest": files.digest}
+    return graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),))
 
 
 def _build(graph: Builder, run: Resolved, after: str) -> str:

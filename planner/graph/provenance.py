@@ -36,6 +36,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     yield "experiment.name", spec.experiment.name
     yield from _block("experiment", spec.experiment)
     yield "model.family", spec.model.family
+    if spec.model.folder is not None:
+        yield "model.folder", str(spec.model.folder)
     yield from _block("model", spec.model, spec.model.family)
     yield "tokenizer", spec.tokenizer.source
     for dataset in spec.datasets.values():

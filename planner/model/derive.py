@@ -8,14 +8,18 @@ from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 from ..findings import Findings
+from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
+from ..weights.fit import assign
 
 
 @frozen
 class Shape:
-    """The model, and for every number that was derived its reason (by path in the spec)."""
+    """The model, and for every number that was derived its reason (by path in the spec). weights: the files that it
+    begins with; None where weights are drawn."""
 
     architecture: Architecture
     reasons: dict[str, str] = field(factory=dict)
+    weights: WeightFiles | None = None
 
 
 def derive_architecture(spec: Spec, found: Findings) -> Shape:
@@ -27,7 +31,33 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     if architecture.is_moe:
         _check_routing(architecture, found)
     _check_heads(architecture, found)
-    return Shape(architecture, reasons)
+    weights = _weights(spec, architecture, found) if loads_weights(spec) else None
+    return Shape(architecture, reasons, weights)
+
+
+def loads_weights(spec: Spec) -> bool:
+    """Whether a run begins with the weights of the model's folder, and not with those of another run."""
+    other = spec.checkpoint.pretrained is not None and spec.checkpoint.from_ is None
+    return spec.model.folder is not None and spec.model.weights == "auto" and not other
+
+
+def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightFiles | None:
+    """The files of the folder, held against the model."""
+    assert spec.model.folder is not None
+    rule = path = "model.folder"
+    try:
+        files = read_weight_files(spec.model.folder.path)
+    except WeightsUnreadable as problem:
+        found.fail(rule, "X524", path, str(problem), problem.hint)
+        return None
+    try:
+        assign(architecture, files)
+    except ValueError as problem:
+        message = f"the weights of {spec.model.folder} are not those of the model: {problem}"
+        found.fail(rule, "X524", path, message, "take weights and config.json of one model")
+        return None
+    found.passed(rule, f"all {len(files.tensors):,} tensors of {spec.model.folder} have their places in the model")
+    return files
 
 
 def _head_dim(spec: Spec, reasons: dict[str, str], found: Findings) -> int:

@@ -13,7 +13,7 @@ from .text import Detail, Page, clip
 # Derived values that repeat what another line says, or that nobody asks for.
 QUIET = {"world_size", "steps", "tokens_per_step", "precision.compute", "parallel.fsdp.reduce", "launch.ranks_per_node"}
 QUIET |= {"model.qk_norm", "batch.accumulate", "collate", "parallel.pp.layers", "parallel.fsdp.reshard"}
-CHOSEN = ("derived", "set", "param", "let")
+CHOSEN = ("derived", "set", "param", "let", "config")
 STYLES: dict[Verdict, str] = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "dim"}
 
 

@@ -120,7 +120,7 @@ def check_idle_saving(spec: Spec, found: Findings) -> None:
 
 def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
     origin = spec.origins.get(path)
-    if origin is not None and origin.kind != "default":
+    if origin is not None and origin.kind not in ("default", "config"):
         name = path.rpartition(".")[2]
         found.warn(f"idle.{path}", "W401", path, f"{name} changes nothing, as {why}", hint)
 

@@ -17,6 +17,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.head_dim": ("model.dim", "model.heads", "model.head_dim"),
     "model.groups": ("{kv_heads}",),
     "model.routing": ("model.family", "model.experts", "model.experts_per_token"),
+    "model.folder": ("model.*", "checkpoint.pretrained", "checkpoint.from"),
     "data.tokenizer": ("tokenizer.source", "model.vocab"),
     "data.vocab": ("tokenizer.source", "model.vocab"),
     "data.training": ("dataset", "dataset.*.holdout", "mixture.*"),

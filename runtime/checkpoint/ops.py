@@ -1,18 +1,21 @@
-"""`setup.pretrained`, `setup.resume`, `setup.checkpoint` and what writes checkpoints while a plan runs."""
+"""`setup.read_weights`, `setup.pretrained`, `setup.resume`, `setup.checkpoint`, and what writes checkpoints."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import torch
 from attrs import frozen
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
-from ...records.start_events import PretrainedEvent, ResumedEvent
-from ..errors import ResumeRefused
+from ...records.start_events import PretrainedEvent, ResumedEvent, WeightsEvent
+from ..errors import ResumeRefused, StorageFailed
 from ..input.feed import Feed
 from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
+from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallel.collective_errors import CollectiveErrors
 from ..provenance.metadata import made_by
@@ -29,11 +32,13 @@ from .file_snapshots import Snapshots
 from .full_state import FullState, Restored
 from .layout import CheckpointEntry, CheckpointFolder
 from .model_check import check_model, check_weights
+from .model_folder import planned_files
 from .publish import Publisher
 from .rollback_state import finish_rollback
 from .saver import Mode, Overlap, Saver
 from .sources import StartingPoint, begun_from, find, starting_point
 from .staging import HostCopy
+from .stored_weights import WeightReader
 from .transaction import Transaction
 
 StepCall = Callable[[Step], None]
@@ -66,6 +71,38 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
     which = published(entry)
     read_tensors(model_tensors(model, prefix(entry, which)), entry.path, collective)
     records.event(PretrainedEvent(step=0, path=str(entry.path), of_step=entry.step, weights=which))
+
+
+@op("setup.read_weights")
+@torch.no_grad()
+def read_weights(
+    plan: Plan, model: ModelParts, rank: Rank, records: Records, beat: HeartbeatWriter, folder: str, digest: str
+) -> None:
+    """Read this rank's pieces of the weights in a model's folder; a run that goes on reads its checkpoint instead.
+
+    Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
+    """
+    if starting_point(plan, records.directory).entry is not None:
+        return
+
+    def read() -> tuple[int, float]:
+        begin, parameters = time.perf_counter(), list(model.named_parameters())
+
+        def report(done: int) -> None:
+            beat.mark()
+            records.event(WeightsEvent(step=0, path=folder, done=done, total=reader.total(parameters)))
+
+        with WeightReader.of(plan, planned_files(folder, digest), report) as reader:
+            for name, parameter in parameters:
+                reader.read(name, parameter)
+        return reader.bytes, time.perf_counter() - begin
+
+    try:
+        found = CollectiveErrors.of(rank).all(read)
+    except StorageFailed as error:
+        raise StorageFailed(str(error), "X524") from error
+    own, seconds = [each[0] for each in found], [each[1] for each in found]
+    records.event(WeightsEvent(step=0, path=folder, done=own[0], total=own[0], rank_bytes=own, rank_seconds=seconds))
 
 
 @op("setup.resume", gives="begun")

@@ -17,8 +17,11 @@ from .parts import ModelParts
 
 @op("setup.weights")
 @torch.no_grad()
-def initialise(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float, offload: bool) -> None:
+def initialise(
+    plan: Plan, model: ModelParts, rank: Rank, offload: bool, seed: int | None = None, init_std: float | None = None
+) -> None:
     """Give memory and values to every parameter: norms 1, biases 0, matrices normal with `init_std`; buffers are zero.
+    Without a seed parameters get memory alone: their values are read (`setup.read_weights`).
 
     offload: parameters live in host memory.
 
@@ -29,6 +32,15 @@ def initialise(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: f
     for part in model.parts:
         part.to_empty(device=device)
     assert_local_shapes(plan, model, rank)
+    if seed is not None and init_std is not None:
+        _draw(plan, model, rank, seed, init_std)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            # Where the work is done, wherever the parameters live.
+            setattr(module, name, torch.zeros_like(buffer, device=rank.device))
+
+
+def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
     arch = plan.architecture
     kinds: dict[str, Initial] = {parameter.name: parameter.initial for parameter in arch.block.parameters(arch)}
     # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
@@ -37,10 +49,6 @@ def initialise(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: f
         kind = kinds.get(name_in_block(name), "ones" if parameter.ndim == 1 else "normal")
         std = residual_std if kind == "residual" else init_std
         fill(parameter, initial_values(name, tuple(parameter.shape), kind, std, seed, rank.device))
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            # Where the work is done, wherever the parameters live.
-            setattr(module, name, torch.zeros_like(buffer, device=rank.device))
 
 
 def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:

@@ -13,6 +13,7 @@ from ...records.paths import EVENTS_FILE, METRICS_FILE
 from ...records.start_events import ChangedEvent
 from ..checkpoint.layout import CheckpointFolder
 from ..checkpoint.model_check import check_model, check_weights
+from ..checkpoint.model_folder import check_folder
 from ..checkpoint.publish import Publisher
 from ..checkpoint.rollback_state import finish_rollback
 from ..checkpoint.sources import StartingPoint, check_left, find, left_to_train, starting_point
@@ -119,6 +120,7 @@ def _check_start(plan: Plan, start: StartingPoint, directory: Path) -> None:
         check_model(plan, start.entry)
         check_left(plan, start, directory)
         return
+    check_folder(plan)
     for node in plan.nodes:
         if node.op == "setup.pretrained":
             check_weights(plan, find(Path(node.args["path"]), weights=True))

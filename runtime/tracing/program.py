@@ -48,6 +48,7 @@ LEFT_OUT = frozenset(
         "setup.observe",
         "setup.alerts",
         "setup.pretrained",
+        "setup.read_weights",
         "setup.resume",
         "setup.checkpoint",
         "setup.compile",

@@ -1,0 +1,53 @@
+"""Where huggingface_hub keeps what it has downloaded: found by the layout of its cache, without the package.
+
+`models--organisation--name` in the cache has a commit in `refs/main`, and the files of that commit, links to what was
+downloaded, in `snapshots/COMMIT`.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+_REPO: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+
+
+class SnapshotMissing(Exception):
+    """The cache does not have it; hint: what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def cache_folder() -> Path:
+    """As huggingface_hub finds it: HF_HUB_CACHE, else `hub` in HF_HOME, else in its folder of the user's cache."""
+    if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(named).expanduser()
+    home = os.environ.get("HF_HOME")
+    if home is None:
+        home = f"{os.environ.get('XDG_CACHE_HOME', '~/.cache')}/huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
+    """(folder, commit) of a revision, a branch, tag or commit, as it was when it was downloaded.
+
+    Nothing is ever downloaded. Raises SnapshotMissing.
+    """
+    if not _REPO.fullmatch(repo) or ".." in f"{repo}/{revision}" or revision.startswith("/"):
+        raise SnapshotMissing(f"`{repo}` at `{revision}` is no repository", 'write hub("organisation/name")')
+    cache = cache_folder()
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    commit = revision
+    if not _COMMIT.fullmatch(revision):
+        try:
+            commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            commit = ""
+    snapshot = folder / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not snapshot.is_dir():
+        hint = f"download it first: hf download {repo} --revision {revision}"
+        raise SnapshotMissing(f"{cache} does not have {repo} at revision {revision}", hint)
+    return snapshot.as_posix(), commit

@@ -1,0 +1,335 @@
+"""`model "folder" { … }`: what the `config.json` of a folder says takes the place of settings that are not written.
+
+Each is a value with a place in that file, as if the file were included; what is written beside it must agree.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from json.decoder import JSONDecodeError, JSONDecoder
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from ..diagnostics.diagnostic import Diagnostics
+from ..diagnostics.source import SourceText, Span
+from ..diagnostics.suggest import did_you_mean
+from ..evaluation.sections import Label, Section, SectionEntry
+from ..evaluation.values import FAILED, Called, Value, ValueStep, Word, is_number
+from ..schema.model import FAMILIES, Model, ModelFolder
+from ..schema.model_config import REFUSED, ConfigKey, ModelConfig, Only
+from ..schema.setting import AUTO
+from .hub_cache import SnapshotMissing, find_snapshot
+
+CONFIG: Final = "config.json"
+LARGEST: Final = 2**24  # bytes of a file that is read whole
+# Settings that may differ from the file: what is learned from here on, and how weights are drawn.
+FREE: Final = ("loss", "elsewhere")
+ROPE: Final = ("rope_parameters", "rope_scaling")
+QUANTISED: Final = ("quantization_config", "compression_config")
+
+
+class ConfigUnreadable(Exception):
+    """There is no `config.json` that can be read; hint: what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
+    """Where the label of `model` names a folder, fill the section with what its `config.json` says.
+
+    What is wrong is reported. None where the label names a family, and where nothing is known of the folder; then it
+    is no label that anything more can be said of.
+    """
+    label = section.labels[0].value if len(section.labels) == 1 else None
+    if label is None or not isinstance(label.data, str | Called) or label.data in FAMILIES:
+        return None
+    try:
+        folder = _located(label, diagnostics)
+        found = _family(folder, label.span, diagnostics) if folder is not None else None
+    except ConfigUnreadable as problem:
+        diagnostics.error("X520", str(problem), label.span, hint=problem.hint, notes=label.notes)
+        folder = found = None
+    if found is None:
+        section.labels, section.broken = [Label(Value(FAILED, label.span))], True
+        return None
+    family, source, entries = found
+    section.labels = [Label(Value(Word(family), label.span))]
+    _Reading(FAMILIES[family], entries, source, section, diagnostics).fill()
+    return folder
+
+
+def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
+    """The folder that a label means; None after reporting a call that means none."""
+    if isinstance(label.data, str):
+        return ModelFolder(path=os.path.normpath(label.data).replace(os.sep, "/"))
+    call = label.data
+    given = {name: value.data for name, (_, value) in call.keywords.items()}
+    repo = call.positional[0].data if len(call.positional) == 1 else None
+    if call.name != "hub" or not isinstance(repo, str) or given.keys() - {"revision"}:
+        hint = 'a model is a family, "folder", or hub("organisation/name", revision = "…")'
+        diagnostics.error("X220", f"`{call.name}` with these arguments names no model", label.span, hint=hint)
+        return None
+    revision = given.get("revision", "main")
+    if not isinstance(revision, str):
+        diagnostics.error("X220", "`revision` is a text", call.keywords["revision"][1].span, hint='revision = "main"')
+        return None
+    try:
+        path, commit = find_snapshot(repo, revision)
+    except SnapshotMissing as problem:
+        raise ConfigUnreadable(str(problem), problem.hint) from problem
+    return ModelFolder(path=path, repo=repo, revision=commit)
+
+
+# The file -------------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Entry:
+    """A key of the file: its value, and the place of both."""
+
+    value: Any
+    span: Span
+
+
+def _read(folder: ModelFolder, label: Span) -> SourceText:
+    """`config.json` as a source. Raises ConfigUnreadable."""
+    path = Path(folder.path)
+    try:
+        if not path.is_dir() and not os.path.lexists(path):
+            hint = did_you_mean(folder.path, FAMILIES) or f"a family of {', '.join(FAMILIES)}, or the path of a folder"
+            raise ConfigUnreadable(f"there is no folder `{folder}`", hint)
+        with (path / CONFIG).open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        message = f"{(path / CONFIG).as_posix()} cannot be read: {error.strerror or error}"
+        raise ConfigUnreadable(message, f"give the folder of a model, with its {CONFIG} and weights") from error
+    name = (path / CONFIG).as_posix()
+    if len(content) > LARGEST:
+        raise ConfigUnreadable(f"{name} is larger than {LARGEST >> 20} MiB", f"it is not a {CONFIG}")
+    try:
+        return SourceText.from_bytes(name, content, order=10_000, included_at=label)
+    except UnicodeDecodeError as error:
+        raise ConfigUnreadable(f"{name} is not UTF-8 text", "copy the file again") from error
+
+
+def _entries(source: SourceText) -> dict[str, _Entry]:
+    """The keys of the file. Raises ConfigUnreadable."""
+    try:
+        return dict(_scan(source))
+    except (ValueError, RecursionError) as error:
+        why = f"line {error.lineno}: {error.msg}" if isinstance(error, JSONDecodeError) else str(error)
+        raise ConfigUnreadable(f"{source.path} is not a JSON object: {why}", "copy the file again") from error
+
+
+def _scan(source: SourceText) -> Iterator[tuple[str, _Entry]]:
+    """Every key of the object with its place, each once. Raises ValueError."""
+    text, names = source.text, set()
+    decoder = JSONDecoder(parse_constant=_refuse_constant)
+
+    def blank(place: int) -> int:
+        while text[place : place + 1] in (" ", "\t", "\n"):
+            place += 1
+        return place
+
+    def expect(signs: str, place: int) -> int:
+        if text[place : place + 1] not in tuple(signs):
+            raise JSONDecodeError(f"expected {' or '.join(signs)}", text, place)
+        return place + 1
+
+    place = blank(expect("{", blank(0)))
+    while text[place : place + 1] != "}":
+        begin = place
+        expect('"', place)
+        name, place = decoder.raw_decode(text, place)
+        value, place = decoder.raw_decode(text, blank(expect(":", blank(place))))
+        if name in names:
+            raise JSONDecodeError(f"`{name}` is given twice", text, begin)
+        names.add(name)
+        yield name, _Entry(value, source.span(begin, place))
+        place = blank(place)
+        if text[place : place + 1] != "}":
+            place = blank(expect(",}", place))
+            expect('"', place)
+    if blank(place + 1) != len(text):
+        raise JSONDecodeError("something follows the object", text, place + 1)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _family(
+    folder: ModelFolder, label: Span, diagnostics: Diagnostics
+) -> tuple[str, SourceText, dict[str, "_Entry"]] | None:
+    """The family that computes what the file says, and the file; None after reporting that there is none.
+
+    Raises ConfigUnreadable.
+    """
+    source = _read(folder, label)
+    entries = _entries(source)
+    of = {each.config.model_type: name for name, each in FAMILIES.items() if each.config is not None}
+    entry = entries.get("model_type")
+    if entry is None or not isinstance(entry.value, str) or entry.value not in of:
+        what = "has no `model_type`" if entry is None else f"is of the model type {json.dumps(entry.value)}"
+        message = f"{source.path} {what}, which xtrain does not have" if entry else f"{source.path} {what}"
+        place = entry.span if entry is not None else source.span(0, 1)
+        diagnostics.error("X521", message, place, hint=f"xtrain has the model types {', '.join(of)}")
+        return None
+    family = of[entry.value]
+    config = FAMILIES[family].config
+    assert config is not None
+    written = entries.get("architectures")
+    if written is not None and written.value is not None:
+        known = isinstance(written.value, list) and len(written.value) == 1 and written.value[0] in config.architectures
+        if not known:
+            message = (
+                f"{source.path} is of the architecture {json.dumps(written.value)}, and xtrain has no such {family}"
+            )
+            diagnostics.error("X521", message, written.span, hint=f"xtrain has {' and '.join(config.architectures)}")
+            return None
+    return family, source, entries
+
+
+# What it says ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Reading:
+    """One file, read as that of a family into the section of a spec."""
+
+    family: type[Model]
+    entries: Mapping[str, _Entry]
+    source: SourceText
+    section: Section
+    diagnostics: Diagnostics
+
+    @property
+    def config(self) -> ModelConfig:
+        assert self.family.config is not None
+        return self.family.config
+
+    def fill(self) -> None:
+        config = self.config
+        for key in config.keys:
+            self._give(key)
+        theta = self._rope()
+        self._set("rope_theta", theta.value if theta else config.rope_theta, theta, "rope_theta")
+        for setting, value in config.constant.items():
+            self._set(setting, value, self.entries["model_type"], "model_type")
+        understood = {name for key in config.keys for name in key.names} | {"rope_theta", *ROPE}
+        for name, entry in self.entries.items():
+            if name in understood or name in config.harmless:
+                continue
+            only = config.only.get(name)
+            if only is not None and not only(entry.value):
+                self._refuse(name, entry, _wanted(only))
+            elif only is None and entry.value is not None:
+                self._unknown(name, entry)
+
+    def _give(self, key: ConfigKey) -> None:
+        """Take over one setting; the first of its names that the file has."""
+        name = next((name for name in key.names if name in self.entries), key.name)
+        entry = self.entries.get(name)
+        other = next((self.entries[each] for each in key.names if each in self.entries and each != name), None)
+        if entry is not None and other is not None and entry.value != other.value:
+            self._refuse(name, entry, f"`{' and '.join(key.names)}` are the same setting and must agree")
+        value = key.default if entry is None else key.null if entry.value is None else entry.value
+        if callable(value):
+            value = value({name: entry.value for name, entry in self.entries.items()})
+            if value is None:  # what it is computed of is wrong, and said to be
+                self.section.lost.add(key.setting)
+                return
+        if value is REFUSED:
+            setting = key.setting.rpartition(".")[2]
+            self.section.lost.add(setting)
+            place = entry.span if entry is not None else self.source.span(0, 1)
+            message = f"{self.source.path} has no `{name}`" if entry is None else f"`{name}` is null"
+            self.diagnostics.error("X522", message, place, hint=f"it is the `{setting}` of the model")
+            return
+        self._set(key.setting, value, entry, name)
+
+    def _rope(self) -> _Entry | None:
+        """Where the base of the frequencies stands: version 5 of transformers has it in `rope_parameters`."""
+        found = self.entries.get("rope_theta")
+        for name in ROPE:
+            entry = self.entries.get(name)
+            if entry is None or entry.value is None:
+                continue
+            if not isinstance(entry.value, dict):
+                self._refuse(name, entry, "an object or null")
+                continue
+            inside = dict(entry.value)
+            kinds = {inside.pop(each) for each in ("rope_type", "type") if isinstance(inside.get(each), str)}
+            if kinds - {"default"}:
+                wanted = "default, without scaling of positions"
+                self._refuse(f"{name}.rope_type", _Entry(min(kinds - {"default"}), entry.span), wanted)
+                continue
+            if (theta := inside.pop("rope_theta", None)) is not None:
+                found = _Entry(theta, entry.span)
+            if inside.get("partial_rotary_factor") == 1:
+                inside.pop("partial_rotary_factor")
+            for each, value in inside.items():
+                if value is not None:
+                    self._unknown(f"{name}.{each}", _Entry(value, entry.span))
+        return found
+
+    def _set(self, setting: str, value: Any, entry: _Entry | None, key: str) -> None:
+        """Put a value where none is written, and compare it with what is."""
+        block, _, name = setting.rpartition(".")
+        section = self.section if not block else self.section.block(block)
+        span = entry.span if entry is not None else self.entries["model_type"].span
+        step = ValueStep("config", key if entry is not None else f"the default of {self.config.model_type}", span)
+        theirs = Value(value, span, (step,))
+        written = section.entries.get(name)
+        if written is None or written.value.data is AUTO:
+            section.entries[name] = SectionEntry(span, theirs)
+            return
+        if self.family.resuming.get(setting.replace(".", "_")) in FREE or _agree(written.value, theirs):
+            return
+        what = f"`{key}`" if entry is not None else "the default, as it has no such key,"
+        self.diagnostics.error(
+            "X523", f"`{name}` is {written.value.span.text}, and {what} of {self.source.path} is {json.dumps(value)}",
+            written.value.span, hint="leave it out: the file says it",
+            notes=((f"this is {json.dumps(value)}", span), *written.value.notes),
+        )  # fmt: skip
+        section.entries[name] = SectionEntry(span, theirs)
+
+    def _refuse(self, name: str, entry: _Entry, wanted: str) -> None:
+        message = f"`{name}` is {_short(entry.value)} in {self.source.path}, and a {self._model} of xtrain computes "
+        self.diagnostics.error("X522", f"{message}something else", entry.span, hint=f"it must be {wanted}")
+
+    def _unknown(self, name: str, entry: _Entry) -> None:
+        if name in QUANTISED:
+            message = f"{self.source.path} is that of a quantised checkpoint: it has `{name}`"
+            hint = "give a folder with weights in bf16, fp16 or fp32"
+        else:
+            message = (
+                f"`{name}` of {self.source.path} is not known to xtrain, and it may change what the model computes"
+            )
+            hint = f"remove it from {CONFIG} if it changes nothing"
+        self.diagnostics.error("X522", message, entry.span, hint=hint)
+
+    @property
+    def _model(self) -> str:
+        return self.config.model_type
+
+
+def _agree(written: Value, theirs: Value) -> bool:
+    """Whether two values are the same, or are of different types, which is reported where a setting is converted."""
+    ours, other = written.data, theirs.data
+    ours = ours.text if isinstance(ours, Word) else ours
+    same_kind = (is_number(ours) and is_number(other)) or type(ours) is type(other)
+    return not same_kind or ours == other
+
+
+def _wanted(only: Only) -> str:
+    return only.words or " or ".join(json.dumps(value) for value in only.values)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

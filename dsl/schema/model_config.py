@@ -1,0 +1,104 @@
+"""`config.json` of a model as transformers writes it: which of its keys a family of xtrain understands, and how.
+
+A family declares a `ModelConfig`. Every key of a file is then one of these: it gives a setting; it has the one value
+with which the family computes what xtrain computes; it changes nothing that the model computes; or it is refused.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from attrs import field, frozen
+
+Config = Mapping[str, Any]
+REFUSED: Final = object()
+
+
+@frozen
+class ConfigKey:
+    """A key that gives a setting, `router.normalise` of the block `router`.
+
+    default: where the key is absent, as the class of transformers has it; null: where it is null. Either may be
+    computed from the other keys, and REFUSED says that there is none. also: another name of the key, of other versions
+    of transformers.
+    """
+
+    setting: str
+    name: str
+    default: Any = REFUSED
+    null: Any = REFUSED
+    also: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.also) if self.also else (self.name,)
+
+
+@frozen
+class Only:
+    """A key that must have one of these values, where it is there: with others the model would compute something that
+    the family does not. words: what it must be, where `fits` says it."""
+
+    values: tuple[Any, ...] = ()
+    fits: Callable[[Any], bool] | None = None
+    words: str = ""
+
+    def __call__(self, value: Any) -> bool:
+        if self.fits is not None:
+            return self.fits(value)
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.values)
+
+
+@frozen(kw_only=True)
+class ModelConfig:
+    """What a family understands.
+
+    model_type, architectures: values of these keys. keys: those that give settings. rope_theta: the base of the
+    frequencies where no key gives it. constant: settings of the family that no key gives, with their values. only: keys
+    with one right value. harmless: keys that may have any value.
+    """
+
+    model_type: str
+    architectures: tuple[str, ...]
+    keys: tuple[ConfigKey, ...]
+    rope_theta: float = 10_000.0
+    constant: Mapping[str, Any] = field(factory=dict)
+    only: Mapping[str, Only] = field(factory=dict)
+    harmless: frozenset[str] = frozenset()
+
+
+OFF: Final = Only((False, None))
+NO_DROPOUT: Final = Only((0, 0.0))
+
+
+def head_width(config: Config) -> int | None:
+    """dim / heads, where both are given."""
+    dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    return dim // heads if isinstance(dim, int) and isinstance(heads, int) and heads > 0 else None
+
+
+def query_heads(config: Config) -> Any:
+    return config.get("num_attention_heads")
+
+
+# Of every family.
+KEYS: Final = (
+    ConfigKey("dim", "hidden_size"),
+    ConfigKey("layers", "num_hidden_layers"),
+    ConfigKey("heads", "num_attention_heads"),
+    ConfigKey("vocab", "vocab_size"),
+    ConfigKey("norm_eps", "rms_norm_eps", 1e-6),
+    ConfigKey("tie_embeddings", "tie_word_embeddings", default=False),
+    ConfigKey("init_std", "initializer_range", 0.02),
+)
+ONLY: Final = {
+    "hidden_act": Only(("silu", "swish")),
+    "attention_dropout": NO_DROPOUT,
+    "is_encoder_decoder": OFF,
+    "chunk_size_feed_forward": Only((0,)),
+}
+# Names, versions, formats, tokens of generation, and what a forward gives back beside its logits.
+HARMLESS: Final = frozenset((
+    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id",
+    "max_position_embeddings", "model_type", "output_attentions", "output_hidden_states", "pad_token_id",
+    "pretraining_tp", "problem_type", "return_dict", "torch_dtype", "transformers_version", "use_cache",
+))  # fmt: skip

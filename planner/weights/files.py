@@ -1,0 +1,191 @@
+"""The weights of a folder by name, from the headers of its safetensors files: where each tensor lies, none of it read.
+
+A file is 8 bytes with the length of a header, the header, and data: https://github.com/huggingface/safetensors#format.
+"""
+
+import json
+import os
+from functools import lru_cache
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+CONFIG: Final = "config.json"
+LONGEST_HEADER: Final = 100_000_000  # bytes, as the package safetensors has it
+# Bytes of an element; those of LOADED can be parameters.
+SIZES: Final = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8,
+}  # fmt: skip
+LOADED: Final = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}
+PICKLES: Final = ("*.bin", "*.pt", "*.pth")
+CONVERT: Final = (
+    "python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{0}', dtype='auto')"
+    ".save_pretrained('{0}-safetensors')\""
+)
+
+
+class WeightsUnreadable(Exception):
+    """The weights of a folder cannot be read; the message names the file. hint: what to do."""
+
+    def __init__(self, message: str, hint: str = "copy or download the file again") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@frozen
+class StoredTensor:
+    """file: its name in the folder. start: of its data in the file, in bytes."""
+
+    file: str
+    format: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * SIZES[self.format]
+
+
+@frozen
+class WeightFiles:
+    """tensors: by name. digest: of `config.json` and of the headers and sizes of all files."""
+
+    folder: str
+    tensors: dict[str, StoredTensor]
+    files: tuple[str, ...]
+    digest: str
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Number formats, the most frequent first."""
+        found: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            found[tensor.format] = found.get(tensor.format, 0) + prod(tensor.shape)
+        return tuple(sorted(found, key=lambda each: -found[each]))
+
+
+def read_weight_files(folder: str) -> WeightFiles:
+    """Read the headers. Raises WeightsUnreadable."""
+    path = Path(folder)
+    names, listed = _names(path)
+    return _read(folder, names, listed, tuple(_stamp(path / name) for name in (CONFIG, *names)))
+
+
+@lru_cache(maxsize=8)  # of many layouts that are compared, each asks
+def _read(
+    folder: str, names: tuple[str, ...], listed: tuple[tuple[str, str], ...], stamps: tuple[Any, ...]
+) -> WeightFiles:
+    path, digest = Path(folder), blake2b(digest_size=16)
+    with (path / CONFIG).open("rb") as config:
+        digest.update(config.read())
+    tensors: dict[str, StoredTensor] = {}
+    for name in names:
+        header, start, size = _header(path / name)
+        digest.update(f"{name}\0{size}\0".encode() + header)
+        for tensor, stored in _tensors(path / name, header, start, size).items():
+            if tensor in tensors:
+                raise WeightsUnreadable(f"`{tensor}` is in {tensors[tensor].file} and in {name} of {folder}")
+            tensors[tensor] = stored
+    for tensor, name in listed:
+        if tensor not in tensors or tensors[tensor].file != name:
+            raise WeightsUnreadable(f"{path / INDEX} says that `{tensor}` is in {name}, and it is not there")
+    if listed and (unlisted := tensors.keys() - dict(listed).keys()):
+        raise WeightsUnreadable(f"{path / INDEX} does not name `{min(unlisted)}` of {tensors[min(unlisted)].file}")
+    return WeightFiles(folder, tensors, names, digest.hexdigest())
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise WeightsUnreadable(f"{path.as_posix()} cannot be read: {error.strerror or error}") from error
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The files with weights, and (tensor, file) of the index if there is one."""
+    single, index = path / SINGLE, path / INDEX
+    if os.path.lexists(index) and os.path.lexists(single):
+        raise WeightsUnreadable(f"{path.as_posix()} has {SINGLE} and {INDEX}", "remove the one that is not meant")
+    if os.path.lexists(single):
+        return (SINGLE,), ()
+    if not os.path.lexists(index):
+        raise WeightsUnreadable(*_absent(path))
+    try:
+        listed = json.loads(index.read_bytes())["weight_map"]
+        items = tuple(listed.items())
+    except OSError as error:
+        raise WeightsUnreadable(f"{index.as_posix()} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsUnreadable(f"{index.as_posix()} is no index: it has no `weight_map`") from error
+    for tensor, name in items:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors") or "\\" in name:
+            message = f"{index.as_posix()} says that `{tensor}` is in {name!r}, which is no file of the folder"
+            raise WeightsUnreadable(message, "an index names .safetensors files beside it")
+    if not items:
+        raise WeightsUnreadable(f"{index.as_posix()} names no tensor")
+    return tuple(sorted({name for _, name in items})), items
+
+
+def _absent(path: Path) -> tuple[str, str]:
+    """What to say of a folder without weights."""
+    pickles = sorted(found.name for pattern in PICKLES for found in path.glob(pattern))
+    if pickles:
+        message = f"{path.as_posix()} has its weights as pickles ({pickles[0]}), which can run any code when read"
+        return message, f"convert them: {CONVERT.format(path.as_posix())}"
+    message = f"{path.as_posix()} has no weights: neither {SINGLE} nor {INDEX}"
+    return message, "`weights = none` takes the shape alone and draws weights"
+
+
+def _header(path: Path) -> tuple[bytes, int, int]:
+    """(header, start of the data, size of the file)."""
+    name = path.as_posix()
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = file.read(8)
+            length = int.from_bytes(first, "little")
+            if first.startswith((b"PK\3\4", b"\x80\2")):
+                message = f"{name} is no safetensors file but a pickle, which can run any code when read"
+                raise WeightsUnreadable(message, f"convert it: {CONVERT.format(path.parent.as_posix())}")
+            if len(first) < 8 or length > min(LONGEST_HEADER, size - 8):
+                raise WeightsUnreadable(f"{name} is no safetensors file, or is cut off in its header")
+            return file.read(length), 8 + length, size
+    except OSError as error:
+        raise WeightsUnreadable(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, StoredTensor]:
+    name = path.as_posix()
+    try:
+        listed = json.loads(header)
+        listed.pop("__metadata__", None)
+        places = {tensor: _place(each) for tensor, each in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsUnreadable(f"{name} is no safetensors file: its header cannot be read") from error
+    found, end = {}, 0
+    for tensor, (format, shape, begin, stop) in sorted(places.items(), key=lambda item: (item[1][2], item[1][3])):
+        if format not in SIZES:
+            raise WeightsUnreadable(f"`{tensor}` of {name} has the unknown format {format}", "it cannot be read")
+        if begin != end or stop - begin != prod(shape) * SIZES[format]:
+            raise WeightsUnreadable(f"{name} is damaged: `{tensor}` has {stop - begin:,} bytes at {begin:,}")
+        found[tensor], end = StoredTensor(path.name, format, shape, start + begin), stop
+    if start + end != size:
+        cut = [tensor for tensor, each in found.items() if each.start + each.bytes > size]
+        what = f"is cut off: `{cut[0]}` is not complete" if cut else "has bytes behind its last tensor"
+        raise WeightsUnreadable(f"{name} {what}; it has {size:,} bytes and should have {start + end:,}")
+    return found
+
+
+def _place(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    format, shape, (begin, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in (*shape, begin, stop))
+    if not isinstance(format, str) or not whole:
+        raise ValueError("not a tensor")
+    return format, shape, begin, stop

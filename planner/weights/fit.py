@@ -1,0 +1,65 @@
+"""The parameters of a model held against the tensors of a folder: every one has its place, and nothing is left over."""
+
+from collections.abc import Iterator, Sequence
+
+from attrs import frozen
+
+from ...dsl.schema.model import FAMILIES
+from ..architecture import Architecture, parameters
+from .files import LOADED, WeightFiles
+from .stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, StoredPart
+
+
+@frozen
+class Assignment:
+    """parts: parameter → the parts of stored tensors that it is read from. twin: the stored head of a tied model, which
+    must be equal to the embedding; empty where there is none."""
+
+    parts: dict[str, tuple[StoredPart, ...]]
+    twin: str = ""
+
+
+def assign(arch: Architecture, files: WeightFiles) -> Assignment:
+    """Where every parameter is read. Raises ValueError, whose text names what is wrong, if the folder does not fit."""
+    names = FAMILIES[arch.family].stored
+    assert names is not None, f"{arch.family} has no files"
+    found: dict[str, tuple[StoredPart, ...]] = {}
+    missing: list[str] = []
+    for parameter in parameters(arch):
+        ways = names.of(parameter, arch)
+        chosen = next((parts for parts in ways if all(part.name in files.tensors for part in parts)), None)
+        if chosen is None:
+            missing += [part.name for part in ways[0] if part.name not in files.tensors]
+        else:
+            found[parameter.name] = chosen
+    used = {part.name: part.shape for parts in found.values() for part in parts}
+    twin = HEAD_WEIGHT if arch.tie_embeddings and HEAD_WEIGHT in files.tensors else ""
+    if twin and EMBEDDING_WEIGHT in found:
+        used[twin] = found[EMBEDDING_WEIGHT][0].shape
+    surplus = [name for name in files.tensors if name not in used and not names.is_ignored(name)]
+    problems = [*_listed(missing, "missing"), *_listed(surplus, "not of this model"), *_misfits(used, files)]
+    if problems:
+        raise ValueError("; ".join(problems))
+    return Assignment(found, twin)
+
+
+def _misfits(used: dict[str, tuple[int, ...]], files: WeightFiles) -> Iterator[str]:
+    """Tensors of another shape than planned, or in a format that is none of weights."""
+    shapes = [name for name, shape in used.items() if files.tensors[name].shape != shape]
+    if shapes:
+        name = shapes[0]
+        stored, planned = (" × ".join(map(str, each)) for each in (files.tensors[name].shape, used[name]))
+        more = f", and {len(shapes) - 1:,} more have another shape" if len(shapes) > 1 else ""
+        yield f"`{name}` is {stored} in {files.tensors[name].file} and {planned} in the model{more}"
+    formats = [name for name in used if files.tensors[name].format not in LOADED]
+    if formats:
+        name = formats[0]
+        more = f", and {len(formats) - 1:,} more" if len(formats) > 1 else ""
+        yield f"`{name}` is stored as {files.tensors[name].format}, which is no format of weights{more}"
+
+
+def _listed(names: Sequence[str], what: str) -> Iterator[str]:
+    if names:
+        shown = ", ".join(f"`{name}`" for name in names[:3])
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        yield f"{shown}{more} {'is' if len(names) == 1 else 'are'} {what}"

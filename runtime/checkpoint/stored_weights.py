@@ -1,0 +1,192 @@
+"""Weights of a folder into the pieces of a rank: each rank reads the bytes of its own pieces, straight into them.
+
+Shapes: R rows and C columns of a stored matrix; a rank's piece of it has r rows and c columns.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from attrs import define, field
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from ...planner.plan import Plan
+from ...planner.weights.files import SIZES, StoredTensor, WeightFiles
+from ...planner.weights.fit import Assignment, assign
+from ...planner.weights.stored import EMBEDDING_WEIGHT, StoredPart
+
+TYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+# Of a tensor that is in host memory at a time, whatever its size.
+CHUNK_BYTES: Final = 2**24
+PAUSE_SECONDS: Final = 10.0  # between two reports of how far reading is
+
+
+@define
+class WeightReader:
+    """Reads pieces of stored tensors; a file is opened when it is first needed.
+
+    report: called with the bytes read so far whenever some seconds have passed.
+    """
+
+    files: WeightFiles
+    assignment: Assignment
+    report: Callable[[int], None]
+    bytes: int = 0
+    _open: dict[str, int] = field(factory=dict)
+    _buffer: bytearray = field(factory=lambda: bytearray(CHUNK_BYTES))
+    _reported: float = field(factory=time.monotonic)
+
+    @classmethod
+    def of(cls, plan: Plan, files: WeightFiles, report: Callable[[int], None]) -> "WeightReader":
+        return cls(files, assign(plan.architecture, files), report)
+
+    def __enter__(self) -> "WeightReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def total(self, parameters: Iterable[tuple[str, Tensor]]) -> int:
+        """Bytes that reading the pieces of these parameters takes."""
+        found = 0
+        for name, parameter in parameters:
+            piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            stored = self.files.tensors[self.assignment.parts[name][0].name]
+            twice = 2 if name == EMBEDDING_WEIGHT and self.assignment.twin else 1
+            found += twice * piece.numel() * SIZES[stored.format]
+        return found
+
+    def read(self, name: str, parameter: Tensor) -> None:
+        """Fill this rank's piece of the parameter `name`. Raises OSError whose text names file and tensor."""
+        indices = [own_indices(parameter, dim) for dim in range(parameter.ndim)]
+        piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if piece.numel() == 0:
+            return
+        for part in self.assignment.parts[name]:
+            if part.expert is None:
+                self._read_part(part, piece, indices)
+            elif part.expert in (mine := indices[0].tolist()):
+                self._read_part(part, piece[mine.index(part.expert)], indices[1:])
+        if name == EMBEDDING_WEIGHT and self.assignment.twin:
+            twin = self.files.tensors[self.assignment.twin]
+            for place, chunk in self._chunks(self.assignment.twin, twin, indices[0], indices[1], 0):
+                if not torch.equal(piece[place].cpu(), chunk.to(piece.dtype)):
+                    message = f"{self._path(twin.file)}: `{self.assignment.twin}` differs from the embedding, to which "
+                    raise OSError(f"{message}config.json ties it")
+
+    def _read_part(self, part: StoredPart, piece: Tensor, indices: list[Tensor]) -> None:
+        """piece [r, c] of a matrix, [r] of a vector; transposed: [c, r]."""
+        stored = self.files.tensors[part.name]
+        skipped = 0
+        if part.stacked:
+            assert part.expert is not None
+            skipped = part.expert * stored.bytes // part.shape[0]
+        if part.transposed:
+            piece, indices = piece.t(), indices[::-1]
+        rows, columns = indices[0] + part.row, indices[1] if len(indices) > 1 else None
+        for place, chunk in self._chunks(part.name, stored, rows, columns, skipped):
+            piece[place].copy_(chunk)
+
+    def _chunks(
+        self, name: str, stored: StoredTensor, rows: Tensor, columns: Tensor | None, skipped: int
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """(place in the piece, what belongs there) for some rows, and some columns of a matrix, all being in order.
+
+        skipped: bytes of the tensor before the matrix.
+        """
+        width = 1 if columns is None else stored.shape[-1]
+        size, type = SIZES[stored.format], TYPES[stored.format]
+        start, row_bytes = stored.start + skipped, width * size
+        for first, end in runs(columns if columns is not None else torch.zeros(1, dtype=torch.int64)):
+            # Where all columns are wanted, rows that follow each other are one range of the file.
+            begin = 0 if columns is None else int(columns[first])
+            whole = end - first == width
+            wide, most = (end - first) * size, max(1, CHUNK_BYTES // ((end - first) * size))
+            for top, bottom in runs(rows, most):
+                count, at = bottom - top, start + int(rows[top]) * row_bytes + begin * size
+                view = memoryview(self._room(count * wide))
+                if whole:
+                    self._fill(view, at, name, stored)
+                else:
+                    for row in range(count):
+                        self._fill(view[row * wide : (row + 1) * wide], at + row * row_bytes, name, stored)
+                chunk = torch.frombuffer(view, dtype=type)
+                if not bool(torch.isfinite(chunk).all()):
+                    kind = "NaN" if bool(torch.isnan(chunk).any()) else "an infinite value"
+                    raise OSError(f"{self._path(stored.file)}: `{name}` has {kind}")
+                self._progress()
+                if columns is None:
+                    yield slice(top, bottom), chunk
+                else:
+                    yield (slice(top, bottom), slice(first, end)), chunk.view(count, end - first)
+
+    def _room(self, size: int) -> memoryview:
+        """Memory of the buffer, which grows where one row is longer than a chunk."""
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)[:size]
+
+    def _fill(self, view: memoryview, at: int, name: str, stored: StoredTensor) -> None:
+        """Read as many bytes as the view has. Raises OSError."""
+        if stored.file not in self._open:
+            self._open[stored.file] = os.open(self._path(stored.file), os.O_RDONLY | os.O_CLOEXEC)
+        done = 0
+        while done < len(view):
+            count = os.preadv(self._open[stored.file], [view[done:]], at + done)
+            if count == 0:
+                raise OSError(f"{self._path(stored.file)} is cut off in `{name}`")
+            done += count
+        self.bytes += done
+
+    def _path(self, file: str) -> Path:
+        return Path(self.files.folder) / file
+
+    def _progress(self) -> None:
+        if time.monotonic() - self._reported >= PAUSE_SECONDS:
+            self._reported = time.monotonic()
+            self.report(self.bytes)
+
+
+def own_indices(parameter: Tensor, dim: int) -> Tensor:
+    """int64, in order: which indices of a dimension this rank's piece has, as the parameter itself is cut."""
+    length = parameter.shape[dim]
+    if not isinstance(parameter, DTensor):
+        return torch.arange(length)
+    placements = tuple(
+        _along_first(placement) if getattr(placement, "dim", None) == dim else Replicate()
+        for placement in parameter.placements
+    )
+    return _cut(length, parameter.device_mesh, placements)
+
+
+@cache
+def _cut(length: int, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
+    whole = torch.arange(length, device=mesh.device_type)
+    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local().cpu()
+
+
+def _along_first(placement: Any) -> Any:
+    """The same placement of the first dimension; a strided one, of a shard that is cut again, stays strided."""
+    factor = getattr(placement, "split_factor", None)
+    return type(placement)(0) if factor is None else type(placement)(0, split_factor=factor)
+
+
+def runs(indices: Tensor, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """[first, end) of each stretch of indices that follow one another, cut where one is longer than `most`."""
+    breaks = (indices.diff() != 1).nonzero().flatten().add(1).tolist()
+    bounds = [0, *breaks, len(indices)]
+    for first, end in pairwise(bounds):
+        step = most or end - first or 1
+        for begin in range(first, end, step):
+            yield begin, min(begin + step, end)

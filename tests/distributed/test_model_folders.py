@@ -1,0 +1,227 @@
+"""Models of a folder: xtrain computes what transformers computes with the files that it has saved, on every layout."""
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import frozen
+from forked_ranks import ForkedRanks, Outcome, RanksFailed
+from projects import events
+from reference_models import CONFIGS, gradients, make
+from safetensors.torch import load_file, save_file
+
+from xtrain.planner.load import plan_from_spec
+
+pytestmark = pytest.mark.distributed
+
+# The gradients and the rows of the first step, of each rank: shards are put together.
+HOOK = '''
+import numpy as np
+from torch.distributed.tensor import DTensor
+from xtrain import RunContext, hook
+
+
+@hook("after_backward")
+def write_gradients(context: RunContext):
+    """What the first step has come to."""
+    found = {}
+    for number, rows in enumerate(context.rows):
+        if rows.labels_BS is not None:
+            found[f"labels.{number}"] = rows.labels_BS.numpy()
+        if rows.input_ids_BS is not None:
+            found[f"ids.{number}"] = rows.input_ids_BS.numpy()
+        found[f"bounds.{number}"] = rows.cumulative_lengths.numpy()
+    for name, parameter in context.model.named_parameters():
+        value = parameter.grad
+        found[f"gradient.{name}"] = (value.full_tensor() if isinstance(value, DTensor) else value).numpy()
+    np.savez(f"{context.plan.name}.{context.rank.rank}.npz", **found)
+'''
+SPEC = """
+use "{parts}"
+experiment {name} {{ seed = 3, budget = 1 steps }}
+model "{folder}" {{ {model} }}
+tokenizer bytes
+dataset lines {{ source = jsonl("data.jsonl") }}
+batch {{ sequence = 64, micro = 2, rows = 4 }}
+optimizer adamw {{ lr = 1e-2, eps = 1e-3, clip = none }}
+precision {{ params = {params} }}
+hook write_gradients
+every 1 step log
+"""
+
+
+@frozen(kw_only=True)
+class Seen:
+    """The first step of a run: `rows` of the first rank, as `reference_models.gradients` takes them."""
+
+    loss: float
+    gradients: dict[str, np.ndarray]
+    rows: list[dict[str, np.ndarray]]
+    outcome: Outcome
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("folders")
+    words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 5) for i in range(150)]
+    (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
+    (folder / "parts.py").write_text(HOOK)
+    with ForkedRanks() as ranks:
+        ranks.start()
+        yield Desk(folder, ranks)
+
+
+@frozen
+class Desk:
+    """A folder with data, and ranks that are forked."""
+
+    folder: Path
+    ranks: ForkedRanks
+
+    def run(self, model: Path, name: str, *sets: str, params: str = "fp32", settings: str = "") -> Seen:
+        spec = self.folder / f"{name}.xtrain"
+        parts = self.folder / "parts.py"
+        text = SPEC.format(parts=parts, name=name, folder=model, model=settings, params=params)
+        spec.write_text(text)
+        compiled = plan_from_spec(spec, ("workspace.root=runs", *sets))
+        assert compiled.plan is not None, compiled.diagnostics.render()
+        world = compiled.plan.mesh.world_size
+        outcome = self.ranks.run(compiled.plan, self.folder, name=name, saves=False)
+        found = [dict(np.load(self.folder / f"{name}.{rank}.npz")) for rank in range(world)]
+        gradients = {
+            key.removeprefix("gradient."): value
+            for each in reversed(found)
+            for key, value in each.items()
+            if key.startswith("gradient.")
+        }
+        count = sum(key.startswith("bounds.") for key in found[0])
+        kinds = [kind for kind in ("ids", "labels", "bounds") if f"{kind}.0" in found[0]]
+        rows = [{kind: found[0][f"{kind}.{number}"] for kind in kinds} for number in range(count)]
+        return Seen(loss=outcome.curve[0][1], gradients=gradients, rows=rows, outcome=outcome)
+
+
+def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) -> None:
+    """Losses relative to each other, gradients to the largest element of each."""
+    assert abs(ours.loss - loss) < limit * abs(loss)
+    assert ours.gradients.keys() == theirs.keys()
+    gaps = {name: np.abs(ours.gradients[name] - theirs[name]).max() / np.abs(theirs[name]).max() for name in theirs}
+    assert not {name: gap for name, gap in gaps.items() if not gap < limit}
+
+
+# Beside the model: the loss of routers, which transformers does not add unless it is asked.
+SETTINGS = {"mixtral": "router { aux_loss = 0 }", "qwen3_moe": "router { aux_loss = 0 }"}
+CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
+# Beside those that layouts are compared with below.
+ODD = ("every head its own", "odd heads")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [pytest.param(*case, marks=() if case[1] in ODD else pytest.mark.matrix) for case in CASES]
+)
+def test_loss_and_gradients_are_those_of_transformers(desk: Desk, family: str, name: str):
+    """In fp32, of rows in which several documents are packed, against each document by itself."""
+    folder = desk.folder / f"{family} {name}"
+    reference = make(family, name, folder)
+    ours = desk.run(folder, f"{family}_{CASES.index((family, name))}", settings=SETTINGS.get(family, ""))
+    assert sum(len(each["bounds"]) - 1 for each in ours.rows) > 4 * len(ours.rows)
+    loss, theirs = gradients(reference, ours.rows)
+    check(ours, loss, theirs, 1e-5)
+
+
+TP, FSDP, PP, EP = ("parallel.tp=2",), ("parallel.fsdp=2",), ("parallel.pp=2", "batch.micro=1"), ("parallel.ep=2",)
+SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
+STACKED: dict[str, Any] = {"save_original_format": False}
+# Every axis, every family, every form of the files, and what is cut twice.
+ORDINARY = (
+    ("llama", "odd heads, tied", PP, SHARDS),
+    ("qwen3", "wide heads, tied", (*TP, *FSDP), SHARDS),
+    ("mixtral", "plain", (*FSDP, *EP), {}),
+    ("qwen3_moe", "plain", (*TP, *EP), STACKED),
+)
+MORE = [
+    (family, "plain", layout, saving)
+    for family in CONFIGS
+    for layout in (TP, FSDP, PP, *([(*FSDP, *EP)] if family in SETTINGS else []))
+    for saving in ({}, STACKED if family in SETTINGS else SHARDS)
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "layout", "saving"),
+    [*ORDINARY, *(pytest.param(*each, marks=pytest.mark.matrix) for each in MORE)],
+)
+def test_a_layout_reads_and_computes_what_one_process_does(
+    desk: Desk, family: str, name: str, layout: tuple[str, ...], saving: dict[str, Any]
+):
+    """In fp64; each rank reads the bytes of its own pieces, which are half of what is cut, and no more."""
+    folder = desk.folder / f"{family} {name} {layout} {bool(saving)}"
+    reference = make(family, name, folder, **saving)
+    label = f"{family}_{len(list((desk.folder / 'jobs').iterdir()))}" if (desk.folder / "jobs").exists() else family
+    more = {"params": "fp64", "settings": SETTINGS.get(family, "")}
+    alone = desk.run(folder, f"{label}_alone", **more)
+    loss, theirs = gradients(reference, alone.rows)
+    check(alone, loss, theirs, 1e-5)
+    cut = desk.run(folder, f"{label}_cut", *layout, **more)
+    check(cut, alone.loss, alone.gradients, 1e-10)
+    (whole,) = read_bytes(alone)
+    stored = sum(gradient.size for gradient in alone.gradients.values()) * 4
+    assert whole == stored
+    shapes = cut.outcome.shapes
+    assert read_bytes(cut) == [sum(4 * prod(shape) for shape in each.values()) for each in shapes]
+
+
+def read_bytes(seen: Seen) -> list[int]:
+    """What each rank has read."""
+    (event,) = (each for each in events(seen.outcome.directory, "weights") if each["rank_bytes"])
+    return event["rank_bytes"]
+
+
+def test_a_run_says_which_tensor_is_wrong_before_any_step(desk: Desk):
+    """A value that is NaN, and a head that is not the embedding it is tied to."""
+    folder = desk.folder / "damaged"
+    make("qwen3", "wide heads, tied", folder)
+    file, name = folder / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(file)
+
+    def refused(label: str, changed: dict[str, torch.Tensor], *words: str) -> None:
+        save_file(changed, file)
+        with pytest.raises(RanksFailed):
+            desk.run(folder, label, *TP)
+        directory = desk.folder / "jobs" / label
+        told = events(directory, "failure")
+        assert {each["exit_code"] for each in told} == {3} and not (directory / "metrics.jsonl").exists()
+        assert all(word in each["error"] for each in told for word in words), told
+
+    damaged = tensors[name].clone()
+    damaged[3, -1] = float("nan")  # which the second rank reads
+    refused("with_nan", {**tensors, name: damaged}, "model.safetensors", name, "NaN")
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, file)
+    assert desk.run(folder, "tied_twice").loss > 0
+    head[-1, 0] += 1
+    refused("no_tie", {**tensors, "lm_head.weight": head}, "lm_head.weight", "differs from the embedding")
+
+
+def test_a_run_that_goes_on_needs_no_folder_and_one_that_begins_needs_that_of_the_plan(desk: Desk):
+    folder, name = desk.folder / "for a while", "goes_on"
+    make("llama", "plain", folder)
+    spec = desk.folder / f"{name}.xtrain"
+    text = SPEC.format(parts=desk.folder / "parts.py", name=name, folder=folder, model="", params="fp32")
+    spec.write_text(text.replace("budget = 1 steps", "budget = 2 steps"))
+    plans = [plan_from_spec(spec, ("workspace.root=runs", *sets)).plan for sets in (("launch.stop_at=1 steps",), ())]
+    stops, ends = plans
+    assert stops is not None and ends is not None
+    whole = desk.ranks.run(ends, desk.folder, name="at_once", saves=False)
+    with pytest.raises(RanksFailed, match="rank 0: stopped"):  # as planned
+        desk.ranks.run(stops, desk.folder, name=name)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").unlink()
+    assert desk.ranks.run(ends, desk.folder, name=name).curve == whole.curve
+    with pytest.raises(RanksFailed):
+        desk.ranks.run(ends, desk.folder, name="too_late", saves=False)
+    (told,) = events(desk.folder / "jobs" / "too_late", "failure")
+    assert told["exit_code"] == 3 and "has no weights" in told["error"]

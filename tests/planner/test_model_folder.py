@@ -1,0 +1,392 @@
+"""`model "folder"`: what config.json and the headers of weights say becomes a plan, or a diagnostic with its place."""
+
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from xtrain.planner.compile import Compiled
+from xtrain.planner.load import plan_from_spec, plan_from_text
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 264,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.44.0",
+}
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+SPEC = """experiment tiny {{ seed = 1, budget = 4 steps }}
+model {model}
+tokenizer bytes
+dataset code {{ source = python_stdlib() }}
+batch {{ sequence = 64, micro = 2 }}
+optimizer adamw {{ lr = 1e-3 }}
+{more}
+"""
+
+
+def shapes(config: dict[str, Any] = CONFIG) -> dict[str, list[int]]:
+    """The tensors of a llama."""
+    dim, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    width = dim // config["num_attention_heads"]
+    keys = width * config["num_key_value_heads"]
+    found = {"model.embed_tokens.weight": [vocab, dim], "model.norm.weight": [dim], "lm_head.weight": [vocab, dim]}
+    for layer in range(config["num_hidden_layers"]):
+        own = {
+            "input_layernorm": [dim], "post_attention_layernorm": [dim],
+            "self_attn.q_proj": [dim, dim], "self_attn.k_proj": [keys, dim], "self_attn.v_proj": [keys, dim],
+            "self_attn.o_proj": [dim, dim],
+            "mlp.gate_proj": [ffn, dim], "mlp.up_proj": [ffn, dim], "mlp.down_proj": [dim, ffn],
+        }  # fmt: skip
+        found |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in own.items()}
+    return found
+
+
+def safetensors(tensors: dict[str, list[int]], formats: dict[str, str] | None = None) -> bytes:
+    """A file of zeros. formats: of tensors that are not bf16."""
+    sizes = {"BF16": 2, "F32": 4, "I8": 1, "F8_E4M3": 1}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in tensors.items():
+        format = (formats or {}).get(name, "BF16")
+        size = sizes[format]
+        for extent in shape:
+            size *= extent
+        header[name] = {"dtype": format, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+@frozen
+class Folder:
+    """A model in `model`, and a spec beside it."""
+
+    path: Path
+
+    def config(self, **changes: Any) -> None:
+        """Write the config with other keys; None leaves one out, and "null" is null."""
+        keys = {**CONFIG, **changes}
+        keys = {name: None if value == "null" else value for name, value in keys.items() if value is not None}
+        (self.path / "model" / "config.json").write_text(json.dumps(keys, indent=2))
+
+    def weights(self, content: bytes, name: str = "model.safetensors") -> None:
+        (self.path / "model" / name).write_bytes(content)
+
+    def index(self, places: Any) -> None:
+        (self.path / "model" / "model.safetensors").unlink(missing_ok=True)
+        (self.path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+    def plan(self, model: str = '"model"', *sets: str, more: str = "") -> Compiled:
+        path = self.path / "spec.xtrain"
+        path.write_text(SPEC.format(model=model, more=more))
+        return plan_from_spec(path, sets)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    found = Folder(tmp_path)
+    found.config()
+    found.weights(safetensors(shapes()))
+    return found
+
+
+def errors(compiled: Compiled) -> list[tuple[str, str]]:
+    assert compiled.plan is None
+    return [(error.code, f"{error.message}; {error.hint}") for error in compiled.diagnostics.errors]
+
+
+def test_a_folder_says_what_a_model_is(folder: Folder):
+    plan = folder.plan().plan
+    assert plan is not None
+    arch = plan.architecture
+    assert (arch.family, arch.dim, arch.layers, arch.heads, arch.kv_heads, arch.head_dim) == ("llama", 32, 2, 4, 2, 8)
+    assert (arch.ffn, arch.vocab, arch.rope_theta, arch.norm_eps, arch.tie_embeddings) == (48, 264, 5e5, 1e-5, False)
+    origins = {entry.path: (entry.origin, entry.place) for entry in plan.provenance}
+    assert origins["model.dim"] == ("config", "model/config.json:6:3")
+    assert origins["model.family"] == origins["model.folder"] == ("text", f"{folder.path}/spec.xtrain:2:7")
+    # Of a key that is absent the place of the model type stands for the default of that.
+    assert origins["model.head_dim"] == origins["model.tie_embeddings"] == ("config", "model/config.json:5:3")
+    args = plan.node("setup.read_weights").args
+    assert args["folder"] == "model" and plan.node("setup.weights").args == {"offload": False}
+    assert plan.config["weights"] == args["digest"]
+    # What a plan says of itself makes the same plan, and experiment.
+    again = plan_from_text(plan.spec_text, plan.spec).plan
+    assert again is not None and again.config_id == plan.config_id and again.spec_text == plan.spec_text
+
+
+def test_a_shape_alone_needs_no_weights(folder: Folder):
+    (folder.path / "model" / "model.safetensors").unlink()
+    plan = folder.plan('"model" { weights = none, init_std = 0.3 }').plan
+    assert plan is not None and plan.node("setup.weights").args["init_std"] == 0.3
+    assert not [node for node in plan.nodes if node.op == "setup.read_weights"] and "weights" not in plan.config
+    pretrained = folder.plan('"model"', more='checkpoint { pretrained = "runs/a" }').plan
+    assert pretrained is not None and not [node for node in pretrained.nodes if node.op == "setup.read_weights"]
+
+
+def test_settings_beside_it_agree_or_are_told_with_both_places(folder: Folder):
+    same = folder.plan('"model" { dim = 32, attention = mask, rope_theta = 5e5, head_dim = auto }')
+    assert same.plan is not None and not same.diagnostics.warnings
+    assert same.plan.node("setup.build_model").args["attention"]["cpu"] == "mask"
+    for setting, theirs in {
+        "dim = 64": "hidden_size", "kv_heads = 4": "num_key_value_heads", "tie_embeddings = true": "model_type",
+        "rope_theta = 1e4": "rope_theta", "qk_norm = true": "model_type", "head_dim = 16": "model_type",
+    }.items():  # fmt: skip
+        (error,) = folder.plan(f'"model" {{ {setting} }}').diagnostics.errors
+        assert error.code == "X523" and error.span is not None and error.span.text == setting.split(" = ")[1]
+        ((note, place), *_) = error.notes
+        assert place is not None and place.source.path == "model/config.json", note
+        assert theirs in error.message or theirs in place.text
+    (error,) = folder.plan('"model"', "model.layers=3").diagnostics.errors
+    assert error.code == "X523" and error.span is not None and error.span.source.path == "--set"
+    idle = folder.plan('"model" { init_std = 0.3 }')
+    assert [warning.code for warning in idle.diagnostics.warnings] == ["W401"]
+
+
+CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "another family": ("X521", '"gemma3"', {"model_type": "gemma3"}),
+    "no family": ("X521", "model_type", {"model_type": None}),
+    "another head": ("X521", "ForSequenceClassification", {"architectures": ["LlamaForSequenceClassification"]}),
+    "quantised": ("X522", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
+    "scaled positions": ("X522", "rope_type", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
+    "scaled positions, old": ("X522", "linear", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+    "scaled positions, new": ("X522", "yarn", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}),
+    "partial positions": ("X522", "partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
+    "positions that are none": ("X522", "rope_scaling", {"rope_scaling": "linear"}),
+    "biases": ("X522", "attention_bias", {"attention_bias": True}),
+    "biases of the mlp": ("X522", "mlp_bias", {"mlp_bias": True}),
+    "another function": ("X522", "gelu", {"hidden_act": "gelu"}),
+    "dropout": ("X522", "attention_dropout", {"attention_dropout": 0.1}),
+    "a window": ("X522", "sliding_window", {"sliding_window": 4096}),
+    "an unknown key": ("X522", "logit_scale", {"logit_scale": 0.0625}),
+    "code of its own": ("X522", "auto_map", {"auto_map": {"AutoModel": "modeling.Mine"}}),
+    "no width": ("X522", "hidden_size", {"hidden_size": None}),
+    "a width that is none": ("X301", "dim", {"hidden_size": "32"}),
+    "a negative width": ("X304", "ffn", {"intermediate_size": -1}),
+    "a tie that is none": ("X301", "tie_embeddings", {"tie_word_embeddings": 1}),
+    "heads": ("X408", "kv_heads", {"num_key_value_heads": 3}),
+    "dense blocks": ("X522", "mlp_only_layers", {**EXPERTS, "mlp_only_layers": [0]}),
+    "some dense blocks": ("X522", "decoder_sparse_step", {**EXPERTS, "decoder_sparse_step": 2}),
+    "two numbers of experts": ("X522", "num_local_experts", {**EXPERTS, "num_local_experts": 8}),
+    "a function of experts": ("X522", "scoring_func", {**EXPERTS, "scoring_func": "sigmoid"}),
+    "jitter": ("X522", "router_jitter_noise", {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
+                                               "router_jitter_noise": 0.1, "attention_bias": None}),
+    "windows of qwen3": ("X522", "use_sliding_window", {"model_type": "qwen3", "architectures": "null",
+                                                        "use_sliding_window": True}),
+    "windows of some layers": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
+                                                       "layer_types": ["full_attention", "sliding_attention"]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_key_that_changes_the_model_is_passed_over(folder: Folder, name: str):
+    code, word, changes = CONFIGS[name]
+    folder.config(**changes)
+    found = errors(folder.plan('"model" { weights = none }'))
+    assert [(each, word in text) for each, text in found] == [(code, True)], found
+
+
+TEXTS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "not a JSON object"),
+    "no JSON": (b"{'a': 1}", "not a JSON object"),
+    "a list": (b"[]", "not a JSON object"),
+    "cut off": (b'{"model_type": "llama", ', "not a JSON object"),
+    "a key twice": (b'{"model_type": "llama", "model_type": "qwen3"}', "given twice"),
+    "two objects": (b'{"model_type": "llama"} {}', "something follows"),
+    "a comma too much": (b'{"model_type": "llama",}', "not a JSON object"),
+    "NaN": (b'{"model_type": "llama", "rms_norm_eps": NaN}', "NaN"),
+    "no UTF-8": (b'{"model_type": "\xff"}', "UTF-8"),
+    "deep": (b'{"a":' + b"[" * 100_000, "not a JSON object"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_config_that_cannot_be_read(folder: Folder, name: str):
+    content, word = TEXTS[name]
+    (folder.path / "model" / "config.json").write_bytes(content)
+    ((code, text),) = errors(folder.plan())
+    assert code == "X520" and "model/config.json" in text and word in text
+
+
+def test_a_folder_that_is_not_there(folder: Folder):
+    ((code, text),) = errors(folder.plan('"modle"'))
+    assert code == "X520" and "modle" in text
+    ((code, text),) = errors(folder.plan('"lama"'))
+    assert code == "X520" and "did you mean `llama`" in text
+    config = folder.path / "model" / "config.json"
+    config.unlink()
+    for make, word in (
+        (lambda: None, "No such file"),
+        (lambda: config.symlink_to("config.json"), "symbolic links"),
+        (lambda: (config.unlink(), config.mkdir()), "directory"),
+    ):
+        make()
+        ((code, text),) = errors(folder.plan())
+        assert code == "X520" and word in text, text
+
+
+LLAMA = shapes()
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+OTHERS = {name: shape for name, shape in LLAMA.items() if name != QUERY}
+ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+IN_A = dict.fromkeys(LLAMA, "a.safetensors")
+# What is damaged → the folder with it, and what is said.
+FILES: dict[str, tuple[bytes, tuple[str, ...]]] = {
+    "a tensor is missing": (safetensors(OTHERS), (QUERY, "missing")),
+    "a tensor too much": (safetensors({**LLAMA, "model.layers.2.x": [3]}), ("layers.2.x", "not of this model")),
+    "another shape": (safetensors({**LLAMA, QUERY: [16, 32]}), (QUERY, "16 × 32", "32 × 32")),
+    "whole numbers": (safetensors(LLAMA, {QUERY: "I8"}), (QUERY, "I8")),
+    "quantised": (safetensors(LLAMA, {QUERY: "F8_E4M3"}), (QUERY, "F8_E4M3")),
+    "cut off": (safetensors(LLAMA)[:-10], ("cut off", ONE)),
+    "cut off in its header": (safetensors(LLAMA)[:100], ("header", ONE)),
+    "something behind": (safetensors(LLAMA) + b"x", ("behind its last tensor",)),
+    "empty": (b"", (ONE, "no safetensors file")),
+    "a zip": (b"PK\3\4" + bytes(100), ("pickle", "save_pretrained")),
+    "a pickle": (pickle.dumps({"a": 1}, protocol=2), ("pickle", "save_pretrained")),
+    "a huge header": (struct.pack("<Q", 2**62) + bytes(100), ("header",)),
+    "a header of nonsense": (struct.pack("<Q", 4) + b"nope", ("header cannot be read",)),
+    "a header of a list": (struct.pack("<Q", 2) + b"[]", ("header cannot be read",)),
+    "a hole": (safetensors(LLAMA).replace(b'"data_offsets": [0, ', b'"data_offsets": [2, ', 1), ("damaged",)),
+    "an unknown format": (safetensors({"a": [1]}).replace(b"BF16", b"BF99"), ("BF99",)),
+}
+CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "another width": ({"intermediate_size": 40}, ("gate_proj", "48 × 32", "40 × 32")),
+    "more layers": ({"num_hidden_layers": 3}, ("layers.2.", "are missing")),
+    "fewer layers": ({"num_hidden_layers": 1}, ("layers.1.", "not of this model")),
+}
+PLACES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "no map": ([], ("no index",)),
+    "nothing": ({}, ("names no tensor",)),
+    "another folder": ({"a": "../a.safetensors"}, ("../a.safetensors", "no file of the folder")),
+    "an absolute path": ({"a": "/etc/passwd.safetensors"}, ("/etc/passwd", "no file of the folder")),
+    "no text": ({"a": 3}, ("no file of the folder",)),
+    "a file that is missing": ({"a": "model-00001-of-00001.safetensors"}, ("model-00001-of-00001", "No such file")),
+    "a pickle": ({"a": "pytorch_model.bin"}, ("pytorch_model.bin",)),
+    "a tensor that is missing": ({**IN_A, "b": "a.safetensors"}, ("`b`", "not there")),
+    "a tensor too little": (dict.fromkeys(OTHERS, "a.safetensors"), ("does not name", QUERY)),
+    "a tensor in another file": ({**IN_A, QUERY: "b.safetensors"}, (QUERY, "a.safetensors", "b.safetensors")),
+}
+CLUTTER: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
+    "nothing": (lambda model: None, ("has no weights", "weights = none")),
+    "pickles": (
+        lambda model: (model / "pytorch_model.bin").write_bytes(b"PK"),
+        ("pytorch_model.bin", "save_pretrained"),
+    ),
+    "a loop of links": (lambda model: (model / ONE).symlink_to(ONE), ("symbolic links",)),
+    "a link to nothing": (lambda model: (model / ONE).symlink_to("nothing"), ("No such file",)),
+    "a folder": (lambda model: (model / ONE).mkdir(), ("directory",)),
+    "an index and one file": (lambda model: [(model / each).touch() for each in (ONE, INDEX)], ("remove the one",)),
+}
+
+
+def check(folder: Folder, words: tuple[str, ...]) -> None:
+    ((code, text),) = errors(folder.plan())
+    assert code == "X524" and all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file(folder: Folder, name: str):
+    content, words = FILES[name]
+    folder.weights(content)
+    check(folder, words)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_weights_of_another_model(folder: Folder, name: str):
+    changes, words = CHANGES[name]
+    folder.config(**changes)
+    check(folder, words)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_index_that_is_wrong(folder: Folder, name: str):
+    places, words = PLACES[name]
+    folder.weights(safetensors(LLAMA), "a.safetensors")
+    folder.weights(safetensors({QUERY: LLAMA[QUERY]}), "b.safetensors")
+    folder.index(places)
+    check(folder, words)
+
+
+@pytest.mark.parametrize("name", CLUTTER)
+def test_a_folder_without_weights(folder: Folder, name: str):
+    make, words = CLUTTER[name]
+    (folder.path / "model" / ONE).unlink()
+    make(folder.path / "model")
+    check(folder, words)
+
+
+def test_a_tied_model_may_have_its_head_twice(folder: Folder):
+    folder.config(tie_word_embeddings=True)
+    assert folder.plan().plan is not None  # the run compares them
+    folder.weights(safetensors({name: shape for name, shape in shapes().items() if name != "lm_head.weight"}))
+    assert folder.plan().plan is not None
+    folder.weights(safetensors({**shapes(), "lm_head.weight": [264, 16]}))
+    ((_, text),) = errors(folder.plan())
+    assert "lm_head.weight" in text
+
+
+def test_other_files_are_another_experiment(folder: Folder):
+    before, other = folder.plan().plan, folder.plan('"./model/"').plan
+    assert before is not None and other is not None and before.id == other.id
+    folder.weights(safetensors(shapes(), {QUERY: "F32"}))
+    after = folder.plan().plan
+    assert after is not None and after.config_id != before.config_id
+
+
+def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repo = folder.path / "cache" / "models--org--name"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    (repo / "blobs").mkdir()
+    (repo / "snapshots" / commit).mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):  # snapshots have links to what was downloaded
+        (folder.path / "model" / name).rename(repo / "blobs" / name)
+        (repo / "snapshots" / commit / name).symlink_to(Path("../../blobs", name))
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder.path / "cache"))
+    for model in (
+        'hub("org/name")',
+        f'hub("org/name", revision = "{commit}")',
+        'hub("org/name", revision = "main") { dim = 32 }',
+    ):
+        plan = folder.plan(model).plan
+        assert plan is not None and f'model hub("org/name", revision = "{commit}")' in plan.spec_text
+        assert plan.node("setup.read_weights").args["folder"].endswith(f"snapshots/{commit}")
+    for model, word in (
+        ('hub("org/other")', "hf download org/other"),
+        ('hub("org/name", revision = "v2")', "--revision v2"),
+        ('hub("../../etc")', "no repository"),
+        ('hub("org/name", revision = "../main")', "no repository"),
+    ):
+        ((code, text),) = errors(folder.plan(model))
+        assert code == "X520" and word in text, text
+    for model in ("hub()", 'hub("org/name", version = "1")', 'hub("org/name", revision = 3)'):
+        ((code, _),) = errors(folder.plan(model))
+        assert code == "X220"

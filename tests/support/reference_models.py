@@ -1,0 +1,92 @@
+"""Tiny models of transformers, saved by it, and what it computes of the rows of a step."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+# Of every model; the vocabulary is one that no even number of ranks divides, and has the ids of the bytes.
+SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 263}
+DENSE = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+# Family → name → keys of its config: a plain one, and two with what is odd.
+CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "plain": DENSE,
+        "odd heads, tied": {
+            **DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10, "tied": True
+        },
+        "every head its own": {**DENSE, "num_key_value_heads": 4, "rope_theta": 500.0, "rms_norm_eps": 1e-3},
+    },
+    "qwen3": {
+        "plain": {**DENSE, "head_dim": 8},
+        "wide heads, tied": {**DENSE, "head_dim": 20, "tied": True, "rope_theta": 1e6},
+        "odd heads": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6},
+    },
+    "mixtral": {
+        "plain": {**DENSE, **EXPERTS},
+        "odd heads": {**DENSE, **EXPERTS, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 12},
+        "all experts a token, tied": {**DENSE, "num_local_experts": 3, "num_experts_per_tok": 3, "tied": True},
+    },
+    "qwen3_moe": {
+        "plain": {**DENSE, **EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        "scores as they are, tied": {**DENSE, **EXPERTS, "moe_intermediate_size": 12, "head_dim": 14, "tied": True},
+        "odd heads": {
+            **DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6, "num_local_experts": 6,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True,
+        },
+    },
+}  # fmt: skip
+
+
+def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
+    """A random model in fp32, saved into a folder. saving: arguments of `save_pretrained`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    keys = dict(CONFIGS[family][name])
+    keys["tie_word_embeddings"] = keys.pop("tied", False)
+    rope = {"rope_type": "default", "rope_theta": keys.pop("rope_theta", 10_000.0)}
+    config = AutoConfig.for_model(family, **keys, rope_parameters=rope, initializer_range=0.2)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms that are 1 would hide that they are not read
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder, **saving)
+    return model
+
+
+def gradients(model: Any, rows: list[dict[str, np.ndarray]]) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss of the rows of a step and its gradients, by their names in xtrain; each document goes through the model
+    by itself.
+
+    rows: of each microbatch `ids` and `labels` [B, S], and `bounds` of documents over B · S positions.
+    """
+    model.zero_grad()
+    total, count = torch.zeros(()), 0
+    for each in rows:
+        ids, labels = (torch.from_numpy(each[name]).flatten() for name in ("ids", "labels"))
+        for begin, end in zip(each["bounds"][:-1], each["bounds"][1:], strict=True):
+            wanted = labels[begin:end]
+            count += int((wanted >= 0).sum())
+            logits = model(ids[None, begin:end]).logits[0]
+            total = total + F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
+    loss = total / count
+    loss.backward()
+    return loss.item(), dict(_in_our_names(model))
+
+
+def _in_our_names(model: Any):
+    """(name, gradient) of every parameter: experts are stacked [E, in, out], with gate and up apart."""
+    for name, parameter in model.named_parameters():
+        name, value = name.removeprefix("model."), parameter.grad.numpy()
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(value.transpose(0, 2, 1), 2, axis=2)
+            yield name.replace("gate_up_proj", "gate_proj"), gate
+            yield name.replace("gate_up_proj", "up_proj"), up
+        elif name.endswith("experts.down_proj"):
+            yield name, value.transpose(0, 2, 1)
+        else:
+            yield name, value
