@@ -54,8 +54,7 @@ _WORDS: dict[type[Event], str] = {
 # Events that belong to the run, and to none of its steps.
 _OF_NO_STEP = (
     RunStartEvent, SetupBeginEvent, SetupEvent, DeviceEvent, DataEvent, HorizonEvent, SetupDoneEvent, TokeniseEvent,
-    WeightsEvent,
-    RunEndEvent,
+    WeightsEvent, RunEndEvent,
 )  # fmt: skip
 
 
