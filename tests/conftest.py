@@ -20,7 +20,17 @@ ALONE = tuple(
 )
 TOGETHER = ("tests/planner/test_diff_resume.py",)
 # The longest first, so that no process is left alone with one of them at the end.
-FIRST = (RANKS, "tests/test_quickstart.py", *ALONE)
+LONG = (
+    "tests/runtime/test_trace.py",
+    "tests/planner/test_agreement.py",
+    "tests/runtime/test_experts.py",
+    "tests/tui/board/test_keys.py",
+    "tests/components/test_families.py",
+    "tests/planner/test_every_setting.py",
+    "tests/tui/board/test_terminal.py",
+    "tests/runtime/checkpoint/test_layout.py",
+)
+FIRST = (RANKS, "tests/test_quickstart.py", *ALONE, *LONG)
 
 
 class Dealt(LoadScopeScheduling):

@@ -39,30 +39,31 @@ def find(topic: str) -> tuple[Topic, ...]:
     if block is not None and len(parts) == 2 and open_setting(block) and parts[1] not in settings_of(block):
         parts = [parts[0], "NAME"]
     path = ".".join(parts)
-    entries = list(_entries())
+    pages = tuple(every_page())
+    entries = list(_entries(pages))
     found = [entry for key, entry in entries if key == path]
     if found and len(parts) > 1:
         return tuple(found)
     found += [entry for key, entry in entries if key.endswith(f".{path}") and key != f"{path}.{path}"]
     if any(isinstance(entry, ReferencePage) for entry in found):
         return tuple(found)
-    return (*found, *_choices(path))
+    return (*found, *_choices(path, pages))
 
 
 def near(topic: str) -> str | None:
     """The topic that a wrong one was probably meant to be."""
-    entries = list(_entries())
+    entries = list(_entries(tuple(every_page())))
     names = [key for key, _ in entries]
     names += [key.rpartition(".")[2] for key in names]
     names += [word for _, entry in entries if isinstance(entry, Field) for word in entry.choices]
     return closest(topic.strip(), dict.fromkeys(names))
 
 
-def _entries() -> Iterator[tuple[str, Topic]]:
+def _entries(pages: tuple[ReferencePage, ...]) -> Iterator[tuple[str, Topic]]:
     """Path → what it leads to; a path may lead to several things, as `checkpoint` to a block and an action."""
-    for page in every_page():
+    for page in pages:
         yield page.path, page
-    for page in every_page():
+    for page in pages:
         for field in (*((page.label,) if page.label else ()), *page.fields):
             yield field.path, field
     for word in words():
@@ -92,9 +93,9 @@ def words() -> Iterator[TopicWord]:
             yield TopicWord("later", name, name, f"{kind}; reserved, and not supported by this version (X209)")
 
 
-def _choices(word: str) -> Iterator[TopicWord]:
+def _choices(word: str, pages: tuple[ReferencePage, ...]) -> Iterator[TopicWord]:
     """The settings and labels that know a fixed word."""
-    for page in every_page():
+    for page in pages:
         for field in (*((page.label,) if page.label else ()), *page.fields):
             if word in field.choices:
                 yield TopicWord("choice", word, field.path, field.doc)

@@ -230,11 +230,14 @@ class Fuzzer:
         self.findings: dict[str, tuple[Text, str]] = {}
         self.executions = 0
 
-    def run(self, mutator: Mutator, seconds: float) -> None:
+    def run(self, mutator: Mutator, seconds: float, texts: int | None = None) -> None:
+        """Try all seeds, then mutants for so long, or so many of them."""
         for text in seeds():
             self.offer(text, fix=True)
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        tried = 0
+        while tried < texts if texts is not None else time.monotonic() < end:
+            tried += 1
             self.offer(mutator.mutate(self.corpus), fix=self.executions % 4 == 0)
 
     def offer(self, text: Text, *, fix: bool) -> None:
@@ -308,6 +311,7 @@ def _alarm(*_) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--texts", type=int, help="so many mutants instead, however long they take")
     parser.add_argument("--seed", type=int, default=None, help="of the mutations; without it, another one each time")
     parser.add_argument("--out", type=Path, help="folder for the texts of findings")
     parser.add_argument("--unreached", action="store_true", help="list the branches that no text has reached")
@@ -324,7 +328,7 @@ def main() -> int:
     mutator = Mutator(dice)
     with tempfile.TemporaryDirectory() as folder:  # patterns of datasets are looked up in the working folder
         os.chdir(folder)
-        fuzzer.run(mutator, arguments.seconds)
+        fuzzer.run(mutator, arguments.seconds, arguments.texts)
         os.chdir(ROOT)
     print(fuzzer.report(time.monotonic() - begin))
     if arguments.unreached:
