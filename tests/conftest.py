@@ -54,6 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker("slow")
+                item.add_marker(pytest.mark.timeout(3600))
 
     def place(item: pytest.Item) -> int:
         group = _group(item.nodeid)
