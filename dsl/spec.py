@@ -9,7 +9,6 @@ from .diagnostics.source import Span
 from .evaluation.values import Value
 from .schema.actions import OnEvent, Tick
 from .schema.alerts import Alerts
-from .schema.calls import UserCall
 from .schema.cluster import CLUSTERS, Cluster
 from .schema.collators import Link, usual_chain
 from .schema.component import UserComponent
@@ -96,4 +95,4 @@ class Spec:
         actions = (action for each in (*self.ticks, *self.events) for action in each.actions)
         sources = (dataset.source for dataset in self.datasets.values())
         named = (*sources, *self.collate, *chosen, *actions, *self.log.trackers())
-        return list(dict.fromkeys(each.module for each in named if isinstance(each, UserCall | UserComponent)))
+        return list(dict.fromkeys(each.module for each in named if isinstance(each, UserComponent)))

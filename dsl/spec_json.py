@@ -13,8 +13,8 @@ from .evaluation.values import quantity_text
 from .interval import Interval
 from .quantity import Quantity
 from .schema.actions import Action
-from .schema.calls import UserCall
 from .schema.collators import Link
+from .schema.component import UserComponent
 from .schema.model import FOLDER
 from .schema.setting import AUTO, spelled
 from .schema.sources import Source
@@ -72,8 +72,8 @@ def value_json(value: Any) -> Any:
             return [value_json(item) for item in value]
         case dict():
             return {name: value_json(item) for name, item in value.items()}
-        case UserCall():
-            return {value.function: value_json(value.arguments)}
+        case Source() | Link() if isinstance(value, UserComponent):
+            return {value.function: value_json(value.given())}
         case None | bool() | int() | float() | str():
             return value
     name = value.kind if isinstance(value, Action | Source | Link) else None

@@ -11,8 +11,7 @@ from .interval import Interval
 from .metric import Metric
 from .quantity import Quantity
 from .schema.actions import Action, OnEvent, Tick
-from .schema.calls import UserCall
-from .schema.component import Component
+from .schema.component import Component, UserComponent
 from .schema.model import Model, ModelFolder
 from .schema.setting import AUTO, is_unspoken, open_setting, settings_of
 from .spec import Spec
@@ -121,8 +120,8 @@ def value_text(value: Any) -> str:
         case dict():
             entries = [f"{_label(name)}: {value_text(item)}" for name, item in value.items()]
             return f"{{ {', '.join(entries)} }}" if entries else "{}"
-        case UserCall():
-            return f"{value.function}({', '.join(f'{k} = {value_text(v)}' for k, v in value.arguments.items())})"
+        case UserComponent():
+            return f"{value.function}({', '.join(f'{k} = {value_text(v)}' for k, v in value.given().items())})"
     return _call(value)
 
 

@@ -83,8 +83,8 @@ def _component(chosen: Component) -> dict[str, Any]:
 
 def _changing_hooks(spec: Spec) -> list[Any]:
     """The hooks that change what is learned."""
-    changing = (hook for hook in spec.hooks.values() if hook.options["changes"] != NOTHING)
-    return [[hook.options["place"], hook.digest, hook.function, experiment_settings(hook)] for hook in changing]
+    changing = (hook for hook in spec.hooks.values() if hook.declared["changes"] != NOTHING)
+    return [[hook.declared["place"], hook.digest, hook.function, experiment_settings(hook)] for hook in changing]
 
 
 def _mixture(run: Resolved) -> dict[str, Any]:

@@ -2,31 +2,36 @@
 
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
-from ...dsl.schema.calls import UserCall
 from ...dsl.schema.collators import LINKS, Link
+from ...dsl.schema.component import UserComponent
 
 
 @LINKS.user
 @frozen
-class UserCollator(UserCall, Link):
+class UserCollator(UserComponent, Link):
     """`NAME`: a function of your own, called row by row."""
 
-    takes: str = field(kw_only=True)
-    gives: str = field(kw_only=True)
-
     kind = "user"
+
+    @property
+    def takes(self) -> str:  # type: ignore[override]
+        return self.declared["takes"]
+
+    @property
+    def gives(self) -> str:  # type: ignore[override]
+        return self.declared["gives"]
 
     @property
     def name(self) -> str:
         return self.function
 
     def args(self, run: Any) -> dict[str, Any]:
-        return {**self.called(), "takes": self.takes, "gives": self.gives}
+        return {**self.call(), "takes": self.takes, "gives": self.gives}
 
     def does(self, run: Any) -> str:
-        return self.summary.removesuffix(".") or f"{self.function} of {self.module}, row by row"
+        return self.purpose.removesuffix(".") or f"{self.function} of {self.module}, row by row"
 
     def identity(self, align: int) -> list[Any]:
-        return ["UserCall", {"call": self.identified()}]
+        return ["UserCall", {"call": self.identified()}]  # which identities of experiments have always called it

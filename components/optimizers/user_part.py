@@ -21,11 +21,11 @@ class UserOptimizer(UserComponent, Optimizer):
     resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
 
     def args(self) -> dict[str, Any]:
-        return {"user": self.call(), "state": list(self.options["state"]), "scalars": list(self.options["scalars"])}
+        return {"user": self.call(), "state": list(self.declared["state"]), "scalars": list(self.declared["scalars"])}
 
     def does(self, number_format: str) -> str:
-        tensors = f"{', '.join(self.options['state'])} in {number_format}" if self.options["state"] else "no tensors"
-        scalars = f", {' and '.join(self.options['scalars'])}" if self.options["scalars"] else ""
+        tensors = f"{', '.join(self.declared['state'])} in {number_format}" if self.declared["state"] else "no tensors"
+        scalars = f", {' and '.join(self.declared['scalars'])}" if self.declared["scalars"] else ""
         decay = self.call()["arguments"].get("weight_decay", 0)
         decays = f"matrices decay by {decay:g}" if isinstance(decay, int | float) and decay else "nothing decays"
         return f"{self.kind} of {self.module} ({tensors}{scalars} for each parameter), {decays}"

@@ -5,13 +5,13 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.schema.calls import UserCall
+from ...dsl.schema.component import UserComponent
 from ...dsl.schema.sources import SOURCES, Source
 
 
 @SOURCES.user
 @frozen
-class UserSource(UserCall, Source):
+class UserSource(UserComponent, Source):
     """`NAME(…)`: texts or records that a function of your own yields."""
 
     kind = "python"
@@ -22,7 +22,7 @@ class UserSource(UserCall, Source):
     former_options = ("module", "function", "digest", "arguments")
 
     def options(self, seed: int) -> dict[str, Any]:
-        return self.called()
+        return self.call()
 
     def does(self) -> str:
         return f"what {self.function}() of {self.module} gives"

@@ -13,7 +13,7 @@ from ..evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Wo
 from ..interval import Interval
 from ..metric import FORM, Metric
 from ..quantity import Quantity
-from ..schema.calls import is_call
+from ..schema.component import is_call
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Setting
 from .calls import convert_call, convert_links

@@ -9,13 +9,13 @@ from ..diagnostics.source import Span
 from ..diagnostics.suggest import closest
 from ..evaluation.values import FAILED, Called, Items, Mapping, Value, Word, describe, is_number, show_number
 from ..quantity import Quantity
-from ..schema.calls import UserCall
-from ..schema.component import Registry
+from ..schema.component import Registry, UserComponent, parameters_of
 from ..schema.setting import Setting
 from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Parameter
+from ..user_parts.reader import REQUIRED, Declared
 from .context import Context, Converter, report
 from .type_errors import TypeMismatch, joined, list_mismatch, map_mismatch
+from .user_components import component_of
 
 
 @define(eq=False)
@@ -49,18 +49,16 @@ class DeclaredPart:
         if missing:
             needed = joined([f"`{each}`" for each in missing], "and")
             raise TypeMismatch("X220", f"`{name}` needs {needed}", place, hint=f"write `{self.form()}`", notes=note)
-        arguments: dict[str, Any] = {}
-        for parameter in declared.parameters:
-            if parameter.name in given:
-                arguments[parameter.name] = self._argument(parameter, given[parameter.name], around)
-            elif parameter.default is not COMPUTED:
-                arguments[parameter.name] = parameter.default
-        if any(argument is FAILED for argument in arguments.values()):
-            return FAILED
-        return kinds.of_users(
-            module=self.module, function=name, digest=self.digest, arguments=arguments, summary=declared.does,
-            **declared.options,
-        )  # fmt: skip
+        component, arguments = self.component(), {}
+        for each, attribute in parameters_of(component).items():
+            if each in given:
+                context = Context(each, name, component, Setting(doc=f"argument of {name}"))
+                arguments[attribute.alias] = convert_argument(attribute.type, given[each], context, around)
+        return FAILED if any(each is FAILED for each in arguments.values()) else component(**arguments)
+
+    def component(self) -> type[UserComponent]:
+        """Its class."""
+        return component_of(self.declared, self.module, self.digest)
 
     def form(self) -> str:
         """How it is written: its name with what must be given."""
@@ -98,13 +96,6 @@ class DeclaredPart:
                 continue
             good = False
         return given if good else None
-
-    def _argument(self, parameter: Parameter, value: Value, around: Converter) -> Any:
-        """The value for a parameter, lists as tuples; FAILED after reporting that it does not fit."""
-        context = Context(
-            parameter.name, self.declared.name, UserCall, Setting(doc=f"argument of {self.declared.name}")
-        )
-        return convert_argument(parameter.type, value, context, around)
 
 
 def convert_argument(kind: Any, value: Value, context: Context, around: Converter) -> Any:

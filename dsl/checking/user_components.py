@@ -7,21 +7,23 @@ import attrs
 from .. import blocks
 from ..schema import later
 from ..schema.actions import ACTIONS
+from ..schema.collators import LINKS
 from ..schema.component import UserComponent, parameter, registry_of
 from ..schema.log import TRACKERS
+from ..schema.sources import SOURCES
 from ..syntax.numbers import UNIT_WORDS
 from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import REQUIRED, Declared
 
-# Kinds that no word opens a block of: they stand inside others.
-_INSIDE: Final = {ACTIONS.word: ACTIONS, TRACKERS.word: TRACKERS}
+# Kinds that no word opens a block of: they stand inside others, or are called.
+_INSIDE: Final = {registry.word: registry for registry in (ACTIONS, TRACKERS, SOURCES, LINKS)}
 # (kind of block, module, name, digest) → its class: the same text makes equal objects.
 _COMPONENTS: dict[tuple[str, str, str, str], type[UserComponent]] = {}
 
 
 def component_of(declared: Declared, module: str, digest: str) -> type[UserComponent]:
-    """The class of blocks that choose a function."""
-    block = PART_KINDS[declared.kind].block
+    """The class of blocks and calls that choose a function."""
+    block = PART_KINDS[declared.kind].block or declared.kind
     key = (block, module, declared.name, digest)
     if key not in _COMPONENTS:
         registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
@@ -34,8 +36,8 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
         component = attrs.make_class(declared.name, attributes, bases=(base,), frozen=True, slots=True)
         component.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
         component.module, component.function, component.digest = module, declared.name, digest
-        component.options, component.filled, component.purpose = declared.options, declared.filled, declared.does
-        if not labelled:
+        component.declared, component.filled, component.purpose = declared.options, declared.filled, declared.does
+        if not labelled and PART_KINDS[declared.kind].block:  # else the kind is the same for all
             component.kind = declared.name
         _COMPONENTS[key] = component
     return _COMPONENTS[key]

@@ -26,7 +26,7 @@ from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, 
 from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import read_parts
 from .part_calls import DeclaredPart
-from .user_components import component_of, names_taken
+from .user_components import names_taken
 
 # Words that a spec understands in another way, beside the names of components; nodes of a plan go by some of them.
 _TAKEN: Final = frozenset((
@@ -55,7 +55,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
         if part is None or blocks.KINDS.get(PART_KINDS[part.declared.kind].block) is not block:
             return block
         part.used = True
-        return component_of(part.declared, part.module, part.digest)
+        return part.component()
 
     def actions(self) -> dict[str, type[Action]]:
         """All actions, by their names."""
@@ -71,7 +71,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
     def _own(self, registry: Registry[Any]) -> dict[str, Any]:
         """The components of a kind that are the user's own, by their names."""
         own = {name: part for name, part in self.items() if PART_KINDS[part.declared.kind].block == registry.word}
-        return {name: component_of(part.declared, part.module, part.digest) for name, part in own.items()}
+        return {name: part.component() for name, part in own.items()}
 
     def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
         """Whether the label of a block may be what it is; False after reporting a function of another kind."""

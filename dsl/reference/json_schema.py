@@ -15,9 +15,8 @@ from ..interval import Interval
 from ..metric import Metric
 from ..quantity import UNITS, Quantity
 from ..schema import actions
-from ..schema.calls import is_call
 from ..schema.collators import LINKS, usual_chain
-from ..schema.component import UserComponent, members_of, registry_of
+from ..schema.component import UserComponent, is_call, members_of, registry_of
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
 from ..schema.sources import SOURCES
@@ -147,7 +146,8 @@ def _with_own(schema: Schema, names: list[str], label: str) -> Schema:
     return {"properties": properties, "additionalProperties": True, "if": known, "then": only_known}
 
 
-def _rules_of_labels(known: dict[str, tuple[attrs.Attribute, Setting]], label: attrs.Attribute | None) -> list[Schema]:
+def _rules_of_labels(
+    known: Mapping[str, tuple[attrs.Attribute, Setting]], label: attrs.Attribute | None) -> list[Schema]:
     """For each label: which settings it must give, and which it does not have."""
     rules: list[Schema] = []
     for choice in blocks.choices_of(label.type) if label is not None else ():

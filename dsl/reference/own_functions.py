@@ -5,9 +5,10 @@ from typing import Any, Union, get_args, get_origin
 
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText
+from ..schema.component import COMPUTED
 from ..spec_text import value_text
 from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Parameter, read_parts
+from ..user_parts.reader import REQUIRED, Declared, Parameter, read_parts
 
 _WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
 

@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar
 
 import attrs
 
@@ -20,6 +20,10 @@ from .setting import Setting, complete
 C = TypeVar("C", bound="Component")
 PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"
 ENTRY_POINTS: Final = "xtrain.components"
+
+
+# The default of a parameter that only running the file would tell.
+COMPUTED: Final = object()
 
 
 class Component:
@@ -47,21 +51,31 @@ class Component:
 class UserComponent(Component):
     """A component that is a function of the user's own, from a module that `use` names; a class of its own for each.
 
-    options: the arguments of its decorator. purpose: the first line of its docstring. filled: names of the parameters
+    declared: the arguments of its decorator. purpose: the first line of its docstring. filled: names of the parameters
     that the run fills. Its settings are the others, each with a `_` behind its name.
     """
 
     module: ClassVar[str] = ""
     function: ClassVar[str] = ""
     digest: ClassVar[str] = ""
-    options: ClassVar[Mapping[str, Any]] = {}
+    declared: ClassVar[Mapping[str, Any]] = {}
     filled: ClassVar[tuple[str, ...]] = ()
     purpose: ClassVar[str] = ""
 
+    def given(self) -> dict[str, Any]:
+        """The arguments of the function by name, in the order of its parameters; without those whose default only the
+        code knows."""
+        values = {name: getattr(self, a.name) for name, a in parameters_of(type(self)).items()}
+        return {name: value for name, value in values.items() if value is not COMPUTED}
+
     def call(self) -> dict[str, Any]:
-        """The argument `user` of its node: what the run calls, and with what."""
-        given = {a.name[:-1]: _plain(getattr(self, a.name)) for a in attrs.fields(type(self)) if is_parameter(a)}
-        return {"module": self.module, "function": self.function, "digest": self.digest, "arguments": given}
+        """What the run calls, and with what, as JSON: the argument `user` of its node."""
+        return {"module": self.module, "function": self.function, "digest": self.digest,
+                "arguments": _plain(self.given())}  # fmt: skip
+
+    def identified(self) -> list[Any]:
+        """As JSON: what identifies it, wherever its file lies."""
+        return [self.digest, self.function, _plain(self.given())]
 
 
 def parameter(name: str, kind: Any, default: Any) -> Any:
@@ -70,6 +84,11 @@ def parameter(name: str, kind: Any, default: Any) -> Any:
     return attrs.field(
         default=default, type=kind, kw_only=True, alias=f"{name}_", metadata={"setting": meta, "parameter": True}
     )
+
+
+def parameters_of(component: type[UserComponent]) -> dict[str, attrs.Attribute]:
+    """The parameters of a function of the user's own by their names, as attributes of its component."""
+    return {a.name[:-1]: a for a in attrs.fields(component) if is_parameter(a)}
 
 
 def is_parameter(attribute: attrs.Attribute) -> bool:
@@ -145,8 +164,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         return add
 
     def user(self, component: type[C]) -> type[C]:
-        """Decorates the class that functions of the user's own inherit from, a `UserComponent`; of a kind that is
-        chosen by calls the class that a call of any of them becomes."""
+        """Decorates the class that functions of the user's own inherit from, a `UserComponent`."""
         self._user = component
         return component
 
@@ -263,6 +281,11 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 def registry_of(block: type) -> "Registry[Any] | None":
     """The registry that a block class is the base of; None for any other class, components themselves among them."""
     return block.__dict__.get("components")
+
+
+def is_call(kind: Any) -> TypeGuard[type[Component]]:
+    """Whether an annotation is the base class of components that are chosen by calls, as `source = text("*.txt")`."""
+    return isinstance(kind, type) and issubclass(kind, Component) and bool(kind.components.call)
 
 
 def members_of(block: type) -> "Registry[Any] | None":

@@ -18,7 +18,7 @@ class Hook(UserComponent):
 
     def args(self) -> dict[str, Any]:
         """The JSON arguments of its node."""
-        return {"user": self.call(), **self.options}
+        return {"user": self.call(), **self.declared}
 
 
 @frozen

@@ -11,13 +11,13 @@ from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import did_you_mean
 from ..schema.collators import LOCAL_MICROBATCH, MICROBATCH, may_give
+from ..schema.component import COMPUTED
 from .files import parse_quietly
 from .kinds import GENERATOR, PART_KINDS, Kind, Option, PartKind, names_of
 from .places import MAY_CHANGE, NOTHING, may_change
 from .types import parameter_type, widened
 
 REQUIRED: Final = object()
-COMPUTED: Final = object()  # a default that only running the file would tell
 
 
 @frozen

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...dsl.schema.calls import UserCall
 from ...dsl.schema.collators import KINDS, LINKS, LOCAL_MICROBATCH, MICROBATCH, RAW_ROWS, Link, usual_chain
+from ...dsl.schema.component import UserComponent
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..plan import Plan
@@ -60,9 +60,9 @@ def check_chain(spec: Spec, found: Findings) -> None:
 
 def _hint(spec: Spec, link: Link | None, given: str) -> str:
     """The chain as it is usually written; with collators of the user's own, what this place or the other is for."""
-    if not any(isinstance(each, UserCall) for each in spec.collate):
+    if not any(isinstance(each, UserComponent) for each in spec.collate):
         return f"write `collate = {' -> '.join(each.name for each in usual_chain())}`"
-    if isinstance(link, UserCall):
+    if isinstance(link, UserComponent):
         giver = next((name for name, each in LINKS.items() if each.gives == link.takes), None)
         return f"put `{link.function}` behind `{giver}`" if giver else f"put `{link.function}` first"
     if link is not None and KINDS.index(link.takes) < KINDS.index(given):

@@ -11,7 +11,7 @@ from .builder import Builder
 
 def hook_text(hook: Hook) -> str:
     """What the node of a hook does, in words."""
-    place, changes = hook.options["place"], hook.options["changes"]
+    place, changes = hook.declared["place"], hook.declared["changes"]
     purpose = hook.purpose.removesuffix(".")
     does = f"{hook.function} of {hook.module}, {PLACES[place]}{f': {purpose}' if purpose else ''}"
     return does if changes == NOTHING else f"{does}; changes {changes}"
@@ -20,7 +20,7 @@ def hook_text(hook: Hook) -> str:
 def add_hooks(graph: Builder, spec: Spec, after: str) -> None:
     """Add the hooks that have no place within a step; those around nodes say around which."""
     for hook in spec.hooks.values():
-        place = hook.options["place"]
+        place = hook.declared["place"]
         if place in IN_STEP:
             continue
         args: dict[str, Any] = hook.args()

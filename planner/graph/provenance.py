@@ -8,8 +8,8 @@ from attrs import evolve
 from ...dsl.blocks import is_block, label_of
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import Action
-from ...dsl.schema.calls import UserCall
 from ...dsl.schema.collators import Link, row_link
+from ...dsl.schema.component import UserComponent
 from ...dsl.schema.data import Dataset
 from ...dsl.schema.setting import Auto, is_unspoken, settings_of
 from ...dsl.schema.sources import Source
@@ -146,8 +146,8 @@ def spell(value: Any) -> str:
                 if value
                 else "{}"
             )
-        case UserCall():
-            return f"{value.function}({', '.join(f'{name} = {spell(item)}' for name, item in value.arguments.items())})"
+        case UserComponent():
+            return f"{value.function}({', '.join(f'{name} = {spell(item)}' for name, item in value.given().items())})"
     if isinstance(value, Source):
         return _spell_source(value)
     if isinstance(value, Link):

@@ -35,7 +35,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
 
     def hooks(place: Place) -> None:
         for hook in spec.hooks.values():
-            if hook.options["place"] == place:
+            if hook.declared["place"] == place:
                 then("step.hook", hook_text(hook), hook.args(), everyone, f"hook.{hook.name}")
 
     readers = run.pipeline.readers
@@ -93,7 +93,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         then("step.router_bias", does, {"speed": speed}, everyone)
     if spec.ema is not None:
         then("step.ema", update_text(run))
-    keeps = any(hook.options["place"] == "after_step" for hook in spec.hooks.values())
+    keeps = any(hook.declared["place"] == "after_step" for hook in spec.hooks.values())
     does = "add the step to what the next log line and alerts speak of"
     then("step.measure", does, {"lets_go": False} if keeps else None)
     hooks("after_step")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.calls import UserCall
+from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.spec_json import spec_json
 from xtrain.dsl.user_parts.files import ModuleMissing, find_module, module_digest
 
@@ -75,16 +75,22 @@ def test_a_spec_names_parts_of_the_users(own):
     )
     assert loaded.spec is not None, loaded.diagnostics.render()
     source = loaded.spec.datasets["own"].source
-    assert isinstance(source, UserCall)
-    assert (source.module, source.function, source.summary) == ("parts.py", "my_documents", "Short documents.")
+    assert isinstance(source, UserComponent)
+    assert (source.module, source.function, source.purpose) == ("parts.py", "my_documents", "Short documents.")
     assert len(source.digest) == 32
     deep = {"a": (1, 2.5, True, None)}
-    assert source.arguments == {"path": "x", "limit": 3, "share": 1.0, "names": ("b", "c"), "deep": deep}
+    assert source.given() == {"path": "x", "limit": 3, "share": 1.0, "names": ("b", "c"), "deep": deep}
     assert source.kind == "python"
-    shift, *drops = (link for link in loaded.spec.collate if isinstance(link, UserCall))
-    assert (shift.takes, shift.gives, shift.arguments) == ("token samples", "labelled samples", {"strict": False})
-    assert [link.arguments for link in drops] == [{"least": 8, "mode": "soft"}, {"least": 4, "mode": "hard"}]
+    shift, *drops = (link for link in loaded.spec.collate if isinstance(link, UserComponent))
+    assert (shift.takes, shift.gives, shift.given()) == ("token samples", "labelled samples", {"strict": False})
+    assert [link.given() for link in drops] == [{"least": 8, "mode": "soft"}, {"least": 4, "mode": "hard"}]
     assert drops[0].takes == drops[0].gives == "labelled samples"
+
+
+def test_a_default_that_only_the_code_knows_is_left_to_it(own):
+    parts = "from xtrain import source\nN = 3\n@source\ndef numbers(path: str, limit=N, share=0.5): ...\n"
+    source = own(USE.replace("my_documents", "numbers"), parts).require().datasets["own"].source
+    assert source.call()["arguments"] == {"path": "x", "share": 0.5}
 
 
 def test_the_resolved_text_is_the_same_spec(own, tmp_path):
