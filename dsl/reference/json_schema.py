@@ -147,7 +147,8 @@ def _with_own(schema: Schema, names: list[str], label: str) -> Schema:
 
 
 def _rules_of_labels(
-    known: Mapping[str, tuple[attrs.Attribute, Setting]], label: attrs.Attribute | None) -> list[Schema]:
+    known: Mapping[str, tuple[attrs.Attribute, Setting]], label: attrs.Attribute | None
+) -> list[Schema]:
     """For each label: which settings it must give, and which it does not have."""
     rules: list[Schema] = []
     for choice in blocks.choices_of(label.type) if label is not None else ():
