@@ -5,21 +5,38 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .dsl.schema.setting import at_least as at_least
+    from .dsl.schema.setting import between as between
+    from .dsl.schema.setting import not_negative as not_negative
+    from .dsl.schema.setting import positive as positive
+    from .dsl.schema.setting import proper_fraction as proper_fraction
+    from .planner.blocks.attention import AttentionLayer as AttentionLayer
+    from .planner.blocks.block import Chain as Chain
+    from .planner.blocks.block import Residual as Residual
+    from .planner.blocks.block import Sum as Sum
+    from .planner.blocks.experts import ExpertsLayer as ExpertsLayer
+    from .planner.blocks.feed_forward import SwiGLULayer as SwiGLULayer
+    from .planner.blocks.norm import NormLayer as NormLayer
+    from .planner.blocks.norm import pre_norm as pre_norm
     from .runtime.data.collate.batch import IGNORE_INDEX as IGNORE_INDEX
     from .runtime.data.collate.batch import Microbatch as Microbatch
     from .runtime.data.collate.collators import Sample as Sample
     from .runtime.data.part_decorators import action as action
     from .runtime.data.part_decorators import collator as collator
     from .runtime.data.part_decorators import evaluation_step as evaluation_step
+    from .runtime.data.part_decorators import family as family
     from .runtime.data.part_decorators import hook as hook
+    from .runtime.data.part_decorators import layer as layer
     from .runtime.data.part_decorators import loss as loss
     from .runtime.data.part_decorators import optimizer as optimizer
     from .runtime.data.part_decorators import schedule as schedule
     from .runtime.data.part_decorators import source as source
     from .runtime.data.part_decorators import step as step
     from .runtime.data.part_decorators import tracker as tracker
+    from .runtime.data.part_decorators import weight as weight
     from .runtime.hooks.bodies import StepContext as StepContext
     from .runtime.hooks.context import RunContext as RunContext
+    from .runtime.models.rms_norm import rms_norm as rms_norm
     from .runtime.reporting.trackers import TrackerContext as TrackerContext
 
 # What parts of a user's own are written with → its module. Loaded when asked for: a file of sources needs no torch.
@@ -27,6 +44,9 @@ _OFFERED = {
     "source": "runtime.data.part_decorators",
     "action": "runtime.data.part_decorators",
     "collator": "runtime.data.part_decorators",
+    "family": "runtime.data.part_decorators",
+    "layer": "runtime.data.part_decorators",
+    "weight": "runtime.data.part_decorators",
     "loss": "runtime.data.part_decorators",
     "hook": "runtime.data.part_decorators",
     "optimizer": "runtime.data.part_decorators",
@@ -40,6 +60,13 @@ _OFFERED = {
     "Sample": "runtime.data.collate.collators",
     "Microbatch": "runtime.data.collate.batch",
     "IGNORE_INDEX": "runtime.data.collate.batch",
+    "rms_norm": "runtime.models.rms_norm",
+    **dict.fromkeys(("at_least", "between", "positive", "not_negative", "proper_fraction"), "dsl.schema.setting"),
+    "AttentionLayer": "planner.blocks.attention",
+    "ExpertsLayer": "planner.blocks.experts",
+    "SwiGLULayer": "planner.blocks.feed_forward",
+    **dict.fromkeys(("NormLayer", "pre_norm"), "planner.blocks.norm"),
+    **dict.fromkeys(("Chain", "Residual", "Sum"), "planner.blocks.block"),
 }
 
 

@@ -91,7 +91,15 @@ class Spec:
     @property
     def used(self) -> list[str]:
         """The modules of the user's own parts, each once, in the order in which they are needed."""
-        chosen = (self.optimizer, self.scheduler, self.loss, *self.hooks.values(), self.step, self.evaluation_step)
+        chosen = (
+            self.model,
+            self.optimizer,
+            self.scheduler,
+            self.loss,
+            *self.hooks.values(),
+            self.step,
+            self.evaluation_step,
+        )
         actions = (action for each in (*self.ticks, *self.events) for action in each.actions)
         sources = (dataset.source for dataset in self.datasets.values())
         named = (*sources, *self.collate, *chosen, *actions, *self.log.trackers())

@@ -58,7 +58,13 @@ class Architecture:
     @property
     def block(self) -> "BlockPiece":
         """The decoder block of its family. Raises KeyError for a family that is not registered."""
-        return FAMILIES[self.family].block(self)
+        return (FAMILIES.of_users if "user" in self.own else FAMILIES[self.family]).block(self)
+
+    @property
+    def title(self) -> str:
+        """Its family, one of the user's own with its place."""
+        user = self.own.get("user")
+        return self.family if user is None else f"{self.family} of {user['module']}:{user['line']}"
 
     def to_json(self) -> dict[str, Any]:
         """All numbers by name, those of its family alone beside the others."""

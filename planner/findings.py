@@ -50,12 +50,14 @@ class Findings:
         message: str,
         hint: str,
         fix_at: Callable[[Span], Fix | None] | None = None,
+        span: Span | None = None,
     ) -> None:
         """The rule is broken: `message` names the field and the numbers, `hint` a value that would work.
 
-        fix_at: what to write in the place of what stands at the path, where that is certain.
+        fix_at: what to write in the place of what stands at the path, where that is certain. span: the place, where it
+        is not that of the path.
         """
-        self._report(rule, "error", code, path, message, hint, fix_at)
+        self._report(rule, "error", code, path, message, hint, fix_at, span)
 
     def warn(self, rule: str, code: str, path: str, message: str, hint: str) -> None:
         """The plan can be made, but the user should know."""
@@ -74,13 +76,14 @@ class Findings:
         message: str,
         hint: str,
         fix_at: Callable[[Span], Fix | None] | None = None,
+        at: Span | None = None,
     ) -> None:
         if not self._can_tell(rule):
             self.unknown(rule, "it rests on a setting that is wrong")
             return
         origin = origin_of(self.spec, path)
-        span = origin.span if origin else None
-        notes = origin.notes if origin else ()
+        span = at or (origin.span if origin else None)
+        notes = origin.notes if origin and at is None else ()
         fix = fix_at(span) if fix_at is not None and span is not None else None
         self.diagnostics.add(
             Diagnostic(severity=severity, code=code, message=message, span=span, hint=hint, notes=notes, fix=fix)

@@ -123,7 +123,8 @@ class Structurer:
             if len(self.diagnostics) > before:
                 self.unknown.paths.add(f"{path}.folder")
         label = self._label(block, section, path, arguments)
-        if label is FAILED and issubclass(block, UserComponent):
+        if label is FAILED and (issubclass(block, UserComponent) or self.parts.may_be_missing(block, section)):
+            self.unknown.kind(path)
             return stand_in_block(block)  # nobody knows its settings
         known = settings_of(block)
         self._free_names(block, section, path, arguments)

@@ -24,23 +24,25 @@ _COMPONENTS: dict[tuple[str, str, str, str], type[UserComponent]] = {}
 def component_of(declared: Declared, module: str, digest: str) -> type[UserComponent]:
     """The class of blocks and calls that choose a function."""
     block = PART_KINDS[declared.kind].block or declared.kind
-    key = (block, module, declared.name, digest)
-    if key not in _COMPONENTS:
+    place = (block, module, declared.name, digest)
+    if place not in _COMPONENTS:
         registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
-        base: type = blocks.KINDS[block] if registry is None else registry.of_users
-        labelled = "kind" in attrs.fields_dict(base)
-        attributes: dict[str, Any] = {"kind": attrs.field(default=declared.name, type=str)} if labelled else {}
+        base: type = blocks.KINDS[block] if registry is None else registry.of_users.base_of(declared)
+        key = "kind" if registry is None else registry.key
+        labelled = key in attrs.fields_dict(base)
+        attributes: dict[str, Any] = {key: attrs.field(default=declared.name, type=str)} if labelled else {}
         for each in declared.parameters:
             default = attrs.NOTHING if each.default is REQUIRED else each.default
-            attributes[f"{each.name}_"] = parameter(each.name, each.type, default)
+            attributes[f"{each.name}_"] = parameter(each.name, each.type, default, each.check, each.doc)
         component = attrs.make_class(declared.name, attributes, bases=(base,), frozen=True, slots=True)
         component.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
         component.module, component.function, component.digest = module, declared.name, digest
         component.declared, component.filled, component.purpose = declared.options, declared.filled, declared.does
+        component.declaration = declared
         if not labelled and PART_KINDS[declared.kind].block:  # else the kind is the same for all
             component.kind = declared.name
-        _COMPONENTS[key] = component
-    return _COMPONENTS[key]
+        _COMPONENTS[place] = component
+    return _COMPONENTS[place]
 
 
 def names_taken(block: str) -> tuple[str, ...]:

@@ -76,9 +76,10 @@ class DeclaredParts(dict[str, DeclaredPart]):
     def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
         """Whether the label of a block may be what it is; False after reporting a function of another kind."""
         registry, part = registry_of(block), self.get(label_text(section))
+        if self.may_be_missing(block, section):
+            return False
         if block in _OF_USERS and part is None:
-            if not self.unread:
-                self._unknown(block, section, diagnostics)
+            self._unknown(block, section, diagnostics)
             return False
         if not (registry or block in _OF_USERS) or part is None or part.declared.name in (registry or ()):
             return True
@@ -88,6 +89,12 @@ class DeclaredParts(dict[str, DeclaredPart]):
         part.used = True
         diagnostics.error("X219", message, span, hint=f"{own.noun} {own.chosen}", notes=notes)
         return False
+
+    def may_be_missing(self, block: type, section: Section) -> bool:
+        """Whether the label may be a name that could not be read, so that nothing is known of its block."""
+        registry, name = registry_of(block), label_text(section)
+        choosable = block in _OF_USERS if registry is None else registry.takes_functions and name not in registry
+        return self.unread and bool(name) and choosable and name not in self
 
     def _unknown(self, block: type, section: Section, diagnostics: Diagnostics) -> None:
         name, span = label_text(section), section.labels[0].value.span

@@ -8,7 +8,7 @@ from ..diagnostics.source import SourceText
 from ..schema.component import COMPUTED
 from ..spec_text import value_text
 from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import REQUIRED, Declared, Parameter, read_parts
+from ..user_parts.reader import REQUIRED, Declared, Parameter, Weight, read_parts
 
 _WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
 
@@ -31,6 +31,7 @@ def _function(declared: Declared, path: str) -> str:
     lines += [f"  {declared.does}", ""] if declared.does else []
     lines.append(f"  {about.noun} {about.chosen.replace('NAME', declared.name).replace('name', declared.name)}")
     lines += [f"  {name} = {_given(value)}" for name, value in declared.options.items() if value]
+    lines += ["", *map(_weight, declared.weights)] if declared.weights else []
     lines += (
         ["", *(f"  {each.name}  {_parameter(each)}" for each in declared.parameters)] if declared.parameters else []
     )
@@ -49,7 +50,13 @@ def _parameter(parameter: Parameter) -> str:
         default = "default: computed by the code"
         if parameter.default is not COMPUTED:
             default = f"default {value_text(parameter.default)}"
-    return f"{_type(parameter.type)}; {default}"
+    bounds = f", {parameter.check.words}" if parameter.check is not None else ""
+    return f"{_type(parameter.type)}{bounds}; {default}" + (f"  {parameter.doc}" if parameter.doc else "")
+
+
+def _weight(weight: Weight) -> str:
+    cut = f"cut by {weight.cut}" if weight.cut else "whole"
+    return f"  {weight.name}  weight {' × '.join(map(str, weight.shape))}, {cut}, {weight.initial}"
 
 
 def _type(kind: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar
 
 import attrs
 
-from .setting import Setting, complete
+from .setting import Range, Setting, complete
 
 C = TypeVar("C", bound="Component")
 PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"
@@ -61,6 +61,13 @@ class UserComponent(Component):
     declared: ClassVar[Mapping[str, Any]] = {}
     filled: ClassVar[tuple[str, ...]] = ()
     purpose: ClassVar[str] = ""
+    declaration: ClassVar[Any] = None
+    """What was read of its text, a `Declared`."""
+
+    @classmethod
+    def base_of(cls, declared: Any) -> type:
+        """The class that a function which was read becomes a subclass of."""
+        return cls
 
     def given(self) -> dict[str, Any]:
         """The arguments of the function by name, in the order of its parameters; without those whose default only the
@@ -78,9 +85,9 @@ class UserComponent(Component):
         return [self.digest, self.function, _plain(self.given())]
 
 
-def parameter(name: str, kind: Any, default: Any) -> Any:
+def parameter(name: str, kind: Any, default: Any, check: Range | None = None, doc: str = "") -> Any:
     """A parameter of a function of the user's own as an attribute, which may have any name."""
-    meta = Setting(doc="argument of your function", example="…")
+    meta = Setting(doc=doc or "argument of your function", check=check, example="…")
     return attrs.field(
         default=default, type=kind, kw_only=True, alias=f"{name}_", metadata={"setting": meta, "parameter": True}
     )

@@ -1,6 +1,6 @@
 """What is trained: `model` and its `router`, `tokenizer`, `precision`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Literal
 
 import attrs
@@ -76,14 +76,20 @@ class Model(Component):
     stored: ClassVar[Any] = None
     """The names of its parameters in files (`planner/weights/stored.py`); given with `config`."""
     resuming: ClassVar[Mapping[str, Resuming]] = {}
-    """Setting, as `resolved` names it → what another value means for a checkpoint; of those that are not here, that the
-    same weights would give other results."""
+    """Setting, as `resolved` names it → what another value means for a checkpoint; `other` of those that are not
+    here."""
+    other: ClassVar[Resuming] = "meaning"
 
     @classmethod
     def block(cls, arch: Any) -> Any:
         """The decoder block, which all layers share, as pieces (`planner/blocks`): its parameters, what it costs and
         its modules follow from them. arch: the `Architecture` of the plan."""
         raise NotImplementedError
+
+    def composed(self, arch: Any, report: Callable[[Any], None]) -> dict[str, Any]:
+        """What a plan has to say of its block beside the settings, as JSON. report: takes the `BodyError` of one of
+        the user's own that is none."""
+        return {}
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         """The values of settings that may be `auto` and follow from others of the model alone, each with the reason."""

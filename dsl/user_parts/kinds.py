@@ -6,6 +6,8 @@ from typing import Any, Final, Literal
 from attrs import field, frozen
 
 from ..schema.collators import KINDS as LINK_KINDS
+from ..schema.model import ExpertTransformer
+from ..schema.setting import settings_of
 from .places import CHANGES, PLACES
 
 Kind = Literal[
@@ -19,6 +21,8 @@ Kind = Literal[
     "step",
     "evaluation_step",
     "tracker",
+    "family",
+    "layer",
 ]
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
@@ -48,7 +52,7 @@ class PartKind:
     inputs: names of the first parameters of a function, which the run gives by place. filled: names of parameters that
     the run gives to a function that has them. refused: names that a parameter may not have, and what to do instead.
     options: the arguments of the decorator. chosen: where a spec names it, in words. block: the kind of block whose
-    label names it; empty where it is called.
+    label names it; empty where it is called. composes: what it computes is read from the text of its body.
     methods: of a class: those it may have beside `open`, one at least, with their parameters. What is said of the
     parameters of a function holds for those of `open`, behind `self`.
     """
@@ -62,6 +66,7 @@ class PartKind:
     options: Mapping[str, Option] = field(factory=dict)
     block: str = ""
     methods: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    composes: bool = False
 
     @property
     def noun(self) -> str:
@@ -164,6 +169,19 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             block="tracker",
             methods={"metrics": ("record",), "event": ("record",), "close": ("exit_code",)},
         ),
+        PartKind(
+            "family",
+            "@family",
+            "is chosen by `model NAME { … }`",
+            inputs=("arch",),
+            refused=dict.fromkeys(
+                ("family", "user", "block", "own", *settings_of(ExpertTransformer)),
+                "give it another name: `arch` has the settings that every family has",
+            ),
+            block="model",
+            composes=True,
+        ),
+        PartKind("layer", "@layer", "is called in a function with `@family`", inputs=("x",), composes=True),
     )
 }
 

@@ -10,24 +10,52 @@ from attrs import field, frozen
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import did_you_mean
+from ..schema import setting
 from ..schema.collators import LOCAL_MICROBATCH, MICROBATCH, may_give
 from ..schema.component import COMPUTED
+from ..schema.setting import Range
+from .bodies import FunctionBody, ModuleText, offset
 from .files import parse_quietly
 from .kinds import GENERATOR, PART_KINDS, Kind, Option, PartKind, names_of
 from .places import MAY_CHANGE, NOTHING, may_change
-from .types import parameter_type, widened
+from .types import annotated, parameter_type, widened
 
 REQUIRED: Final = object()
+WEIGHT: Final = "weight"  # what declares a parameter of a layer to be one of the model
+CUTS: Final = ("column", "row")
+INITIALS: Final = ("normal", "residual", "ones", "zeros")
+# What an annotation may bound a number by, `Annotated[int, at_least(1)]`; numbers are given to those of the first line.
+_BOUNDS: Final[dict[str, Any]] = {
+    "at_least": setting.at_least, "between": setting.between,
+    "positive": setting.positive, "not_negative": setting.not_negative, "proper_fraction": setting.proper_fraction,
+}  # fmt: skip
 
 
 @frozen
 class Parameter:
-    """type: an annotation of `convert`, or Any. default: a value, REQUIRED or COMPUTED. named: by its name alone."""
+    """type: an annotation of `convert`, or Any. default: a value, REQUIRED or COMPUTED. named: by its name alone.
+    check: the bounds of its annotation. doc: the text of its annotation."""
 
     name: str
     type: Any
     default: Any
     named: bool
+    span: Span = field(repr=False)
+    check: Range | None = None
+    doc: str = ""
+
+
+@frozen
+class Weight:
+    """A parameter of a layer that is one of the model.
+
+    shape: numbers, and texts of what a plan computes of settings. cut, initial: as of a `BlockParameter` of the plan.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    cut: str | None
+    initial: str
     span: Span = field(repr=False)
 
 
@@ -36,7 +64,8 @@ class Declared:
     """A function or class that a decorator makes a part.
 
     parameters: those that a spec gives; filled: names of those that the run fills. options: the arguments of the
-    decorator. does: the first line of its docstring, empty if there is none.
+    decorator. does: the first line of its docstring, empty if there is none. weights: of a layer. body: of what is
+    composed.
     """
 
     kind: Kind
@@ -46,6 +75,8 @@ class Declared:
     options: dict[str, Any]
     does: str
     span: Span = field(repr=False)
+    weights: tuple[Weight, ...] = ()
+    body: FunctionBody | None = field(default=None, repr=False, eq=False)
 
 
 def read_parts(source: SourceText, diagnostics: Diagnostics) -> list[Declared] | None:
@@ -65,10 +96,12 @@ class _PartReader:
         self.source, self.diagnostics = source, diagnostics
         self.names: dict[str, Kind] = {}  # what the decorators are called here
         self.packages: set[str] = set()  # what `xtrain` is called here
+        self.module = ModuleText(source)
 
     def run(self, tree: ast.Module) -> list[Declared]:
         for node in ast.walk(tree):
             self._note_import(node)
+        self.module.functions.update({node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)})
         found: dict[str, Declared] = {}
         top = set(map(id, tree.body))
         for node in _definitions(tree):
@@ -79,6 +112,8 @@ class _PartReader:
                 declared = self._declared(node, kind, decorator, top=id(node) in top)
                 if declared is None:
                     break
+                if kind == "layer":
+                    self.module.layers.setdefault(declared.name, declared)
                 first = found.setdefault(declared.name, declared)
                 if first is not declared:
                     notes = [("the first is here", first.span)]
@@ -91,7 +126,12 @@ class _PartReader:
             for alias in node.names:
                 if alias.name == "xtrain":
                     self.packages.add(alias.asname or alias.name)
-        elif (
+                name = alias.asname or alias.name.partition(".")[0]
+                self.module.imports[name] = alias.name if alias.asname else name
+            return
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            self.module.imports.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+        if (
             isinstance(node, ast.ImportFrom)
             and node.module in ("xtrain", "xtrain.runtime.data.part_decorators")
             and not node.level
@@ -134,13 +174,15 @@ class _PartReader:
             opened = self._opened(node, about)
             parameters = None if opened is None else self._parameters(opened, kind)
             return None if parameters is None else Declared(kind, node.name, parameters, (), options, does, name)
+        weights = self._weights(node) if kind == "layer" else ()
         parameters = self._parameters(node, kind)
-        if parameters is None or self._random_part(node, options.get("takes", "")):
+        if weights is None or parameters is None or self._random_part(node, options.get("takes", "")):
             return None
         placed = [*node.args.posonlyargs, *node.args.args]
         asked = {each.arg for each in (*placed[len(about.inputs) :], *node.args.kwonlyargs)}
         filled = tuple(each for each in about.filled if each in asked)
-        return Declared(kind, node.name, parameters, filled, options, does, name)
+        body = FunctionBody(self.module, node) if about.composes else None
+        return Declared(kind, node.name, parameters, filled, options, does, name, weights, body)
 
     def _opened(self, node: ast.ClassDef, about: PartKind) -> ast.FunctionDef | None:
         """`open` of a class, whose methods are those of its kind; None after reporting that they are not."""
@@ -277,22 +319,101 @@ class _PartReader:
         pairs += [
             (each, default, True) for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         ]
-        given = [self._parameter(*pair) for pair in pairs if pair[0].arg not in about.filled]
+        given = [
+            self._parameter(*pair)
+            for pair in pairs
+            if pair[0].arg not in about.filled and not (kind == "layer" and self._weight_call(pair[1]))
+        ]
+        if None in given:
+            return None
         for each in given:
+            assert each is not None
             if each.name in about.refused:
                 message = f"a parameter of {about.noun} cannot be called `{each.name}`"
                 self._wrong(message, each.span, about.refused[each.name])
                 return None
-            if about.block and each.default is COMPUTED:
+            if (about.block or about.composes) and each.default is COMPUTED:
                 message = f"the default of `{each.name}` is known only when the code is run"
                 self._wrong(message, each.span, "write a plain value: a number, a string, a list, `True`, `None`")
                 return None
-        return tuple(given)
+        return tuple(each for each in given if each is not None)
 
-    def _parameter(self, node: ast.arg, default: ast.expr | None, named: bool) -> Parameter:
+    def _parameter(self, node: ast.arg, default: ast.expr | None, named: bool) -> Parameter | None:
+        """A parameter; None after reporting what its annotation says that cannot be read."""
         kind, value = parameter_type(node.annotation), _default(default)
         kind = kind if value in (REQUIRED, COMPUTED) else widened(kind, value)
-        return Parameter(node.arg, kind, value, named, self._span(node))
+        check, doc = None, ""
+        for extra in annotated(node.annotation):
+            if isinstance(extra, ast.Constant) and isinstance(extra.value, str):
+                doc = extra.value
+                continue
+            check = self._bounds(extra)
+            if check is None:
+                known = "`at_least(1)`, `between(0, 1)`, `positive`, `not_negative` or `proper_fraction`"
+                self._wrong(f"`{ast.unparse(extra)}` bounds no number", self._span(extra), f"write {known} of xtrain")
+                return None
+            if kind not in (int, float):
+                message = f"`{node.arg}` is no number that could be bounded"
+                self._wrong(message, self._span(extra), "annotate `int` or `float`, with a default of it if any")
+                return None
+            problem = None if value in (REQUIRED, COMPUTED) else check(value)
+            if problem is not None:
+                self._wrong(f"the default of `{node.arg}` {problem}", self._span(node), "give another default")
+                return None
+        return Parameter(node.arg, kind, value, named, self._span(node), check, doc)
+
+    def _bounds(self, node: ast.expr) -> Range | None:
+        """The bounds that a part of an annotation stands for."""
+        call = node if isinstance(node, ast.Call) and not node.keywords else None
+        package, _, name = self.module.dotted(call.func if call else node).rpartition(".")
+        known = _BOUNDS.get(name) if package == "xtrain" else None
+        if call is None:
+            return known if isinstance(known, Range) else None
+        numbers = [_default(each) for each in call.args]
+        good = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+        wanted = {"at_least": 1, "between": 2}.get(name)
+        return known(*numbers) if known is not None and good and len(numbers) == wanted else None
+
+    def _weight_call(self, node: ast.expr | None) -> ast.Call | None:
+        """`weight(…)` of xtrain."""
+        named = isinstance(node, ast.Call) and self.module.dotted(node.func) == f"xtrain.{WEIGHT}"
+        return node if named and isinstance(node, ast.Call) else None
+
+    def _weights(self, node: ast.FunctionDef) -> tuple[Weight, ...] | None:
+        """The parameters of a layer that are those of the model; None after reporting what is wrong with one."""
+        arguments = node.args
+        placed = [*arguments.posonlyargs, *arguments.args]
+        pairs = [*zip(placed[len(placed) - len(arguments.defaults) :], arguments.defaults, strict=True)]
+        pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+        found = []
+        for argument, default in pairs:
+            call = self._weight_call(default)
+            if call is not None:
+                weight = self._weight(argument, call)
+                if weight is None:
+                    return None
+                found.append(weight)
+        return tuple(found)
+
+    def _weight(self, argument: ast.arg, call: ast.Call) -> Weight | None:
+        span, example = self._span(call), 'write `weight("ffn", "dim", cut="column")`'
+        shape = [_default(each) for each in call.args]
+        strange = [each.arg for each in call.keywords if each.arg not in ("cut", "initial")]
+        if strange or not all(_is_extent(each) for each in shape) or len(shape) not in (1, 2):
+            what = f"`{strange[0]}` is no argument of `weight`" if strange else "a weight has one or two extents"
+            self._wrong(f"{what}, numbers or texts of what is computed of settings", span, example)
+            return None
+        given = {str(each.arg): _default(each.value) for each in call.keywords}
+        cut, initial = given.get("cut"), given.get("initial", "ones" if len(shape) == 1 else "normal")
+        if (cut is not None and cut not in CUTS) or initial not in INITIALS:
+            name, words = ("initial", INITIALS) if initial not in INITIALS else ("cut", CUTS)
+            hint = f"write one of {', '.join(words)} as a plain string"
+            self._wrong(f"there is no `{name}` called `{given[name]}`", span, hint)
+            return None
+        if cut == "row" and len(shape) == 1:
+            self._wrong("a row cut divides the input of a matrix, and a vector has none", span, 'write `cut="column"`')
+            return None
+        return Weight(argument.arg, tuple(shape), cut, initial, self._span(argument))
 
     def _random_part(self, node: ast.FunctionDef, takes: str) -> bool:
         """Whether a collator wants random numbers where each rank holds other positions of a row; reported."""
@@ -306,11 +427,10 @@ class _PartReader:
     # Places -----------------------------------------------------------------------------------------------------------
 
     def _span(self, node: Any) -> Span:
-        start = _offset(self.source, node.lineno, node.col_offset)
-        return Span(self.source, start, max(start + 1, _offset(self.source, node.end_lineno, node.end_col_offset)))
+        return self.module.span(node)
 
     def _name_span(self, node: "Definition") -> Span:
-        begin = _offset(self.source, node.lineno, node.col_offset)
+        begin = offset(self.source, node.lineno, node.col_offset)
         start = self.source.text.find(node.name, begin + len("class" if isinstance(node, ast.ClassDef) else "def"))
         return Span(self.source, start, start + len(node.name))
 
@@ -352,6 +472,10 @@ def _default(node: ast.expr | None) -> Any:
         return COMPUTED
 
 
+def _is_extent(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
@@ -367,9 +491,3 @@ def _point(source: SourceText, line: int, column: int) -> Span:
     lines = source.text.count("\n") + 1
     start = min(source.line_start(min(line, lines)) + column - 1, len(source.text))
     return Span(source, start, start)
-
-
-def _offset(source: SourceText, line: int, column: int) -> int:
-    """Where a line (from 1) and a column in bytes of UTF-8 (from 0), as Python counts them, lie in the text."""
-    text = source.line(line)
-    return source.line_start(line) + len(text.encode()[:column].decode(errors="ignore"))

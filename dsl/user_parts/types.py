@@ -19,10 +19,7 @@ def type_of(node: ast.expr | None) -> Any:
     """The type that an annotation, or a part of one, stands for."""
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str):
-            try:
-                return type_of(ast.parse(node.value, mode="eval").body)
-            except (SyntaxError, ValueError, RecursionError):
-                return Any
+            return type_of(expression(node.value))
         return NoneType if node.value is None else Any
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return _union([type_of(node.left), type_of(node.right)])
@@ -34,6 +31,21 @@ def type_of(node: ast.expr | None) -> Any:
     if name in _MAPS:
         return dict[str, Any]
     return _SCALARS.get(name, Any)
+
+
+def expression(text: str) -> ast.expr | None:
+    """What a text is as an expression of Python; None if it is none."""
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def annotated(annotation: ast.expr | None) -> list[ast.expr]:
+    """What `Annotated` says beside the type."""
+    if isinstance(annotation, ast.Subscript) and _name(annotation.value) == "Annotated":
+        return _parts(annotation.slice)[1:]
+    return []
 
 
 def widened(kind: Any, default: Any) -> Any:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class AttentionLayer(Layer):
     """qk_norm: RMSNorm on queries and keys, head by head. bias: one on queries, keys and values."""
 
+    attends = True
+
     qk_norm: bool = False
     bias: bool = False
 

@@ -4,11 +4,13 @@ A family composes its block of them. The inventory, the cost and the modules of 
 Every piece takes activations [tokens, dim], and gives as many.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
+import attrs
 from attrs import frozen
 
+from ...dsl.schema.model import Model, TransformerSettings
 from ..architecture import Architecture, BlockParameter
 from ..costs.op_trace import TracedTensor
 
@@ -16,8 +18,35 @@ if TYPE_CHECKING:
     from ..costs.block_trace import Tracer
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+# Class of pieces, or function that puts some together → itself, by its name: what a plan is read back by, and what a
+# family in a module of the user's is put together of.
+PIECES: Final[dict[str, Callable[..., Any]]] = {}
+
+
+def composed(function: F) -> F:
+    """Registers a function that puts pieces together."""
+    PIECES[function.__name__] = function
+    return function
+
+
 class BlockPiece:
     """A part of a block, or all of it. Two with equal settings compute the same with the same parameters."""
+
+    def __init_subclass__(cls) -> None:
+        PIECES[cls.__name__] = cls
+
+    def to_json(self) -> dict[str, Any]:
+        """The piece as JSON, which `from_json` makes it of again."""
+        return {
+            "piece": type(self).__name__,
+            **{a.name: _json(getattr(self, a.name)) for a in attrs.fields(type(self))},
+        }
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "BlockPiece":
+        values = {name: _value(each) for name, each in content.items() if name != "piece"}
+        return PIECES[content["piece"]](**values)
 
     def layers(self) -> "Iterator[Layer]":
         """The pieces with a name inside it, in the order in which modules are registered."""
@@ -40,7 +69,15 @@ class BlockPiece:
 @frozen
 class Layer(BlockPiece):
     """A piece that is a module, under its name. `runtime/models/block.py` builds those of this folder; a piece that a
-    family defines itself is built by the module that `torch_module` names."""
+    family defines itself is built by the module that `torch_module` names.
+
+    settings: those of the families that can have it. reads: the settings that it reads which no layer has to.
+    attends: it mixes positions, which one layer of a block does.
+    """
+
+    settings: ClassVar[type[Model]] = TransformerSettings
+    reads: ClassVar[tuple[str, ...]] = ()
+    attends: ClassVar[bool] = False
 
     name: str
 
@@ -97,3 +134,19 @@ class Sum(Chain):
         for piece in others:
             total = on.ops.add(total, piece.trace(on, x))
         return total
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, BlockPiece):
+        return value.to_json()
+    if isinstance(value, tuple | list):
+        return [_json(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _json(each) for name, each in value.items()}
+    return attrs.asdict(value, value_serializer=lambda _, __, each: _json(each)) if attrs.has(type(value)) else value
+
+
+def _value(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return BlockPiece.from_json(content) if "piece" in content else {n: _value(each) for n, each in content.items()}
+    return tuple(map(_value, content)) if isinstance(content, list | tuple) else content

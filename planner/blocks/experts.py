@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ...dsl.schema.model import ExpertTransformer
 from ..architecture import Architecture, BlockParameter
 from ..costs.op_trace import ALL_TO_ALL, INDEX, TP, CollectiveCall, TracedTensor
 from .block import Layer
@@ -24,6 +25,9 @@ MOST_PARTS = 8  # experts of a rank that are played one by one; of more, several
 @frozen
 class ExpertsLayer(Layer):
     """As the settings of an `ExpertTransformer` say."""
+
+    settings = ExpertTransformer
+    reads = ("ffn",)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         yield BlockParameter(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class SwiGLULayer(Layer):
     """Of width `ffn`, which tensor parallelism cuts."""
 
+    reads = ("ffn",)
+
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True)
 

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter, Partial
 from ..costs.op_trace import TracedTensor
-from .block import BlockPiece, Chain, Layer, Residual
+from .block import BlockPiece, Chain, Layer, Residual, composed
 
 if TYPE_CHECKING:
     from ..costs.block_trace import Tracer
@@ -24,6 +24,7 @@ class NormLayer(Layer):
         return on.norm(x, self.name, on.local.between)
 
 
+@composed
 def pre_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
     return Chain.of(

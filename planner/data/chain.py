@@ -23,7 +23,8 @@ def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
 def own_modules(plan: Plan) -> dict[str, str]:
     """Module of the user's, as the plan names it → its digest."""
     calls = (node.args.get("options") or node.args.get("user") or node.args for node in plan.nodes)
-    return {call["module"]: call["digest"] for call in calls if "module" in call and "digest" in call}
+    family = plan.architecture.own.get("user", {})
+    return {call["module"]: call["digest"] for call in (family, *calls) if "module" in call and "digest" in call}
 
 
 def call_text(call: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...dsl.schema.model import FAMILIES, Resuming
+from ...dsl.schema.model import FAMILIES, Model, Resuming
 from ..architecture import Architecture
 from ..plan import Plan
 
@@ -98,7 +98,7 @@ def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Ch
 
 def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
     before, after = saved["model"], planned["model"]
-    changed = [name for name in after if before.get(name) != after[name] and name != "family"]
+    changed = [name for name in after if before.get(name) != after[name] and name not in ("family", "user", "block")]
     meaning = resuming(before, after)
     found = []
     shapes = saved["tensors"] != planned["tensors"]
@@ -115,6 +115,8 @@ def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMis
         found.append(CheckpointMismatch(path=path, text=f"{values}: {difference}" if values else difference))
     elif not _same_block(before, after):
         text = f"{before['family']} → {after['family']}: the same weights would give other results"
+        if before["family"] == after["family"]:
+            text = f"{after['family']} computes something else: the same weights would give other results"
         found.append(CheckpointMismatch(path="model.family", text=text))
     for name in changed:
         if meaning(name) == "meaning" or (meaning(name) == "width" and not shapes):
@@ -125,16 +127,22 @@ def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMis
 
 def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], Resuming]:
     """What another value of a setting means for a checkpoint, by what the families of two models say."""
-    families = [FAMILIES[model["family"]] for model in (before, after) if model["family"] in FAMILIES]
+    families = [family for model in (before, after) if (family := _family(model)) is not None]
     known: dict[str, Resuming] = {name: what for family in families for name, what in family.resuming.items()}
-    return lambda name: known.get(name, "meaning")
+    others: list[Resuming] = [family.other for family in families if family.other != Model.other]
+    other = others[0] if others else Model.other
+    return lambda name: known.get(name, other)
+
+
+def _family(model: Mapping[str, Any]) -> type[Model] | None:
+    return FAMILIES.of_users if "user" in model else FAMILIES.get(model["family"])
 
 
 def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether blocks of two models with the same parameters compute the same; other numbers are compared one by one."""
-    if before["family"] == after["family"]:
+    if before["family"] == after["family"] and before.get("block") == after.get("block"):
         return True
-    if before["family"] not in FAMILIES:
+    if _family(before) is None:
         return False
     one, other = (Architecture.from_values(model) for model in (before, after))
     return one.block == other.block

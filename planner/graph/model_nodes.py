@@ -59,7 +59,7 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
     size = f"{count_text(run.inventory.total)} parameters"
     if arch.is_moe:
         size += f", {count_text(run.inventory.active)} active"
-    does = f"{arch.family}: {plural(arch.layers, 'block')} of width {arch.dim}, {size}"
+    does = f"{arch.title}: {plural(arch.layers, 'block')} of width {arch.dim}, {size}"
     if run.size("pp") > 1:
         does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
     does += f", {run.formats.params}, on the meta device"

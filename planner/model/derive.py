@@ -1,6 +1,6 @@
 """`model` of a spec → `Architecture`: every number of the model resolved, with the reason for those nobody wrote."""
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ...dsl.schema.setting import Auto
 from ...dsl.schema.tokenizers import tokenizer_kind
@@ -28,6 +28,11 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     reasons = {f"model.{name}": reason for name, reason in why.items()}
     values |= {"head_dim": _head_dim(spec, reasons, found), "vocab": _vocab(spec, reasons, found)}
     architecture = Architecture.from_values({"family": spec.model.family, **values})
+    composed = spec.model.composed(
+        architecture,
+        lambda wrong: found.fail("model.block", "X223", "model.family", wrong.message, wrong.hint, span=wrong.span),
+    )
+    architecture = evolve(architecture, own={**architecture.own, **composed})
     if architecture.is_moe:
         _check_routing(architecture, found)
     _check_heads(architecture, found)

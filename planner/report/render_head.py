@@ -105,7 +105,7 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
         heads += f" ({arch.kv_heads} kv)"
     wide = f"{arch.experts} experts of {arch.expert_ffn}, {arch.experts_per_token} a token"
     parts = [
-        arch.family,
+        arch.title,
         f"{plural(arch.layers, 'block')} of width {arch.dim}",
         heads,
         wide if arch.is_moe else f"ffn {arch.ffn}",

@@ -11,7 +11,7 @@ from ..findings import Findings
 from ..mesh.context import heads_allow
 from ..mesh.layout import Layout
 from ..mesh.mesh import largest_divisor, nearest_multiples
-from ..mesh.sharding import found_again, piece, shard_axes
+from ..mesh.sharding import DIMENSION, found_again, piece, shard_axes
 from ..resolved import resolve_align
 from ..schedule.arithmetic import Arithmetic
 
@@ -58,12 +58,13 @@ def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found:
     tp, ffn, vocab = layout.size("tp"), architecture.ffn, architecture.vocab
     if tp == 1:
         return
-    if not architecture.is_moe:
+    if not architecture.is_moe and any("ffn" in layer.reads for layer in architecture.block.layers()):
         if ffn % tp:
             hint = f"use ffn {nearest_multiples(ffn, tp)}, or tp {_smaller_tp(architecture, tp)}"
             found.fail("mesh.tp.ffn", "X420", "model.ffn", f"ffn {ffn} cannot be split over tp {tp}", hint)
         else:
             found.passed("mesh.tp.ffn", f"ffn {ffn} / tp {tp} = {ffn // tp}")
+    _check_weights(architecture, tp, found)
     last = piece(vocab, tp, tp - 1)
     if last == 0:
         each = piece(vocab, tp, 0)
@@ -79,6 +80,21 @@ def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found:
         found.fail("mesh.tp.vocab", "X420", "model.vocab", message, f"use vocab {-(-vocab // tp) * tp}")
     else:
         found.passed("mesh.tp.vocab", f"vocab {vocab} / tp {tp}: {piece(vocab, tp, 0)} rows a rank, the last {last}")
+
+
+def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None:
+    """What a block has of other widths than heads and ffn is cut evenly too."""
+    if found.failed:
+        return
+    for weight in architecture.block.parameters(architecture):
+        extent = weight.shape[min(DIMENSION[weight.cut], len(weight.shape) - 1)] if weight.cut else 0
+        if extent % tp:
+            shape = " × ".join(map(str, weight.shape))
+            side = "inputs" if weight.cut == "row" else "outputs"
+            message = f"the {extent} {side} of {weight.name} ({shape}) cannot be split over tp {tp}"
+            hint = f"use tp {largest_divisor(extent, tp)}, or a width that is a multiple of {tp}"
+            found.fail("mesh.tp.weights", "X420", "parallel.tp.size", message, hint)
+            return
 
 
 def _check_ulysses(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:

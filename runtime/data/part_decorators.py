@@ -187,6 +187,50 @@ def tracker(kind: C | None = None) -> C | Callable[[C], C]:
     return mark if kind is None else mark(kind)
 
 
+@overload
+def family(function: F) -> F: ...
+@overload
+def family() -> Callable[[F], F]: ...
+def family(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function a model family: `model name { dim = 64, … }`.
+
+    Its first parameter stands for the settings that every family has; the others are settings of its own. It returns
+    the decoder block, put together of pieces (`pre_norm`, `AttentionLayer`, …) and of functions with `@layer`. It is
+    read from its text and never called.
+    """
+    mark = _marker(Mark("family"))
+    return mark if function is None else mark(function)
+
+
+@overload
+def layer(function: Callable[..., Any]) -> Callable[..., Any]: ...
+@overload
+def layer() -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def layer(function: Any = None) -> Any:
+    """Make a function a layer, which a function with `@family` calls with a name and its settings.
+
+    Its first parameter takes activations [B, S, D] and the function returns as many, each position by itself.
+    Parameters whose default is a `weight` are parameters of the model; the others are settings. What it computes, keeps
+    for its backward and costs is read from its text.
+    """
+    mark = _marker(Mark("layer"))
+    return mark if function is None else mark(function)
+
+
+def weight(
+    *shape: int | str,
+    cut: Literal["column", "row"] | None = None,
+    initial: Literal["normal", "residual", "ones", "zeros"] | None = None,
+) -> Any:
+    """Declare a parameter of a layer, as a default: `up=weight("ffn", "dim", cut="column")`.
+
+    shape: of a matrix [output, input], or of a vector, as numbers or texts of what is computed of settings. cut: how
+    tensor parallelism cuts it, by output features or by input features; None: each rank has all of it. initial: its
+    first values; `residual`: normal, scaled down, of matrices whose output is added to the residual stream. Without it
+    vectors are ones, and matrices normal.
+    """
+
+
 def _marker(mark: Mark) -> Callable[[F], F]:
     def set_mark(function: F) -> F:
         setattr(function, MARK, mark)

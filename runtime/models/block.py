@@ -7,6 +7,7 @@ is what this rank holds of a row, under tensor parallel H and K are its heads.
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from attrs import frozen
@@ -18,12 +19,15 @@ from ...planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
 from ...planner.blocks.experts import ExpertsLayer
 from ...planner.blocks.feed_forward import SwiGLULayer
 from ...planner.blocks.norm import NormLayer
+from ...planner.blocks.user_layer import UserLayer
+from ..data.user_parts import UserPart
 from ..ops import PlanMismatch
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, row_parallel_output
 from .attention import AttentionKernel, DocumentLayout
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
+from .own_layer import OwnLayer
 
 
 class Attention(nn.Module):
@@ -65,12 +69,14 @@ class BlockInput(NamedTuple):
 
 @frozen(eq=False)
 class BlockSettings:
-    """What the modules of a block are built with. rows: those of a step, for the means of a router's losses."""
+    """What the modules of a block are built with. rows: those of a step, for the means of a router's losses. base: the
+    folder that modules of the user's start at."""
 
     arch: Architecture
     kernel: AttentionKernel
     axes: Axes
     rows: int
+    base: Path
 
 
 Call = Callable[[Tensor, BlockInput], Tensor]
@@ -115,6 +121,14 @@ def _experts(layer: ExpertsLayer, of: BlockSettings) -> Built:
     return module, lambda x_BSD, given: module(x_BSD, given.real_BS)
 
 
+@builds(UserLayer)
+def _of_user(layer: UserLayer, of: BlockSettings) -> Built:
+    user = of.arch.own["user"]
+    part = UserPart("layer", user["module"], layer.function, user["digest"], dict(layer.arguments), of.base.absolute())
+    module = OwnLayer(layer, part, of.axes)
+    return module, lambda x_BSD, _: module(x_BSD)
+
+
 def built(layer: Layer, of: BlockSettings) -> Built:
     """The module of a piece. Raises PlanMismatch where nothing builds it."""
     if type(layer) not in BUILDERS:
@@ -127,9 +141,11 @@ def built(layer: Layer, of: BlockSettings) -> Built:
 class DecoderBlock(nn.Module):
     """One decoder block. `recompute`, where it is set, runs `compute` so that the backward can run it again."""
 
-    def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, rows: int) -> None:
+    def __init__(
+        self, arch: Architecture, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
+    ) -> None:
         super().__init__()
-        block, settings = arch.block, BlockSettings(arch, kernel, axes, rows)
+        block, settings = arch.block, BlockSettings(arch, kernel, axes, rows, base or Path())
         calls: dict[str, Call] = {}
         for layer in block.layers():
             module, calls[layer.name] = built(layer, settings)

@@ -4,6 +4,7 @@ import torch
 
 from ...planner.architecture import Architecture
 from ...planner.plan import Plan
+from ..data.user_parts import spec_folder
 from ..ops import PlanMismatch, op
 from ..parallel.axes import Axes
 from ..state import Rank
@@ -37,7 +38,9 @@ def build_model(
     kernel = attention[rank.device.type]
     with torch.device("meta"):
         parts = tuple(
-            Transformer(architecture, span, axes=axes, kernel=kernel, head=head, rows=rows).to(DTYPES[params])
+            Transformer(
+                architecture, span, axes=axes, kernel=kernel, head=head, rows=rows, base=spec_folder(plan.spec)
+            ).to(DTYPES[params])
             for span in spans(stages, owners[rank.coordinates["pp"]])
         )
     model = ModelParts(parts, axes)

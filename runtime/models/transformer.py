@@ -5,6 +5,7 @@ Module names are those of Hugging Face's files, without the leading `model.`.
 """
 
 from collections import deque
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -39,14 +40,24 @@ class Transformer(nn.Module):
     embedding; a stage that predicts without embedding holds a copy of it.
     """
 
-    def __init__(self, arch: Architecture, span: StageSpan, *, axes: Axes, kernel: str, head: Head, rows: int) -> None:
+    def __init__(
+        self,
+        arch: Architecture,
+        span: StageSpan,
+        *,
+        axes: Axes,
+        kernel: str,
+        head: Head,
+        rows: int,
+        base: Path | None = None,
+    ) -> None:
         super().__init__()
         self.arch, self.span, self.axes, self.head = arch, span, axes, head
         self.uses_flex = kernel == "flex"
         if span.embeds or (span.predicts and arch.tie_embeddings):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
-        self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, KERNELS[kernel], axes, rows) for i in numbers})
+        self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, KERNELS[kernel], axes, rows, base) for i in numbers})
         if span.predicts:
             self.norm = RMSNorm(arch.dim, arch.norm_eps)
             if not arch.tie_embeddings:

@@ -146,7 +146,7 @@ def test_the_examples_of_the_documentation_run(lab, tmp_path):
     text = (ROOT / "docs" / "own_parts.md").read_text()
     blocks = dict(re.findall(r"```(?:python)?\n# (\S+)\n(.*?)```", text, re.DOTALL))
     specs = [name for name in blocks if name.endswith(".xtrain")]
-    assert {"squares.xtrain", "focal.xtrain", "learning.xtrain"} <= {*specs}
+    assert {"squares.xtrain", "focal.xtrain", "learning.xtrain", "modelling.xtrain"} <= {*specs}
     for name, block in blocks.items():
         (tmp_path / name).write_text(block)
     for spec in specs:

@@ -1,0 +1,222 @@
+"""`model NAME { … }` of the user's own: a function with `@family` in a module that `use` names.
+
+The block is read from the text of the function, which is never called; the plan has it as data.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, get_origin
+
+from attrs import frozen
+
+from ...dsl.diagnostics.suggest import did_you_mean
+from ...dsl.schema.component import UserComponent, named
+from ...dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, TransformerSettings
+from ...dsl.schema.setting import Auto
+from ...dsl.user_parts.bodies import BodyError, BodyReader, FunctionBody
+from ...dsl.user_parts.reader import COMPUTED, REQUIRED, Declared
+from ...dsl.user_parts.types import expression
+from ...planner.architecture import Architecture
+from ...planner.blocks.block import PIECES, BlockPiece, Chain, Layer
+from ...planner.blocks.user_layer import RESERVED, UserLayer, check_argument, read_layer
+
+_OWN: Final = ("own", "family", "vocab")  # what of an architecture no block is made of
+
+
+class _OwnFamily(UserComponent):
+    """What a family of the user's own has, whatever its settings."""
+
+    family: str
+    other: ClassVar[Resuming] = "width"
+
+    @classmethod
+    def base_of(cls, declared: Declared) -> type:
+        """One with the settings of experts, where a piece of the block needs them."""
+        pieces = (each for each in _pieces_of(declared.body) if isinstance(each, type) and issubclass(each, Layer))
+        return UserExpertFamily if any(issubclass(each.settings, ExpertTransformer) for each in pieces) else UserFamily
+
+    @classmethod
+    def block(cls, arch: Architecture) -> BlockPiece:
+        return BlockPiece.from_json(arch.own["block"])
+
+    def composed(self, arch: Architecture, report: Callable[[BodyError], None]) -> dict[str, Any]:
+        user = {"module": self.module, "function": self.function, "digest": self.digest}
+        try:
+            block = _FamilyReader(self.declaration, arch).block()
+        except BodyError as wrong:
+            report(wrong)
+            block = Chain.of()
+        return {"user": {**user, "line": self.declaration.span.line}, "block": block.to_json()}
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        found = dict(super().idle())  # type: ignore[misc]
+        read = set(_settings_read(self.declaration.body))
+        for name in ("ffn", "qk_norm"):
+            if name not in read and not isinstance(getattr(self, name), Auto):
+                found[name] = (f"the block of {self.family} does not read it", "remove it")
+        return found
+
+
+@FAMILIES.user
+@frozen
+class UserFamily(_OwnFamily, TransformerSettings):
+    """`model NAME { … }`: a block that a function of your own puts together."""
+
+    family: str = named("")
+
+
+@frozen
+class UserExpertFamily(_OwnFamily, ExpertTransformer):
+    """The same of blocks with experts."""
+
+    family: str = named("")
+
+
+def _pieces_of(body: FunctionBody | None) -> Iterator[Any]:
+    """The pieces and functions of pieces that a body names, anywhere."""
+    assert body is not None
+    for node in ast.walk(body.node):
+        if isinstance(node, ast.Name | ast.Attribute) and (found := _piece(body.module.dotted(node))) is not None:
+            yield found
+
+
+def _settings_read(body: FunctionBody) -> Iterator[str]:
+    """Settings that a block is made of: by pieces, by layers, and by name."""
+    for piece in _pieces_of(body):
+        yield from getattr(piece, "reads", ())
+    for node in ast.walk(body.node):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        if isinstance(node, ast.Name) and node.id in body.module.layers:
+            for weight in body.module.layers[node.id].weights:
+                texts = (expression(each) for each in weight.shape if isinstance(each, str))
+                yield from (n.id for each in texts if each for n in ast.walk(each) if isinstance(n, ast.Name))
+
+
+def _piece(name: str) -> Any:
+    """The piece, the function of pieces, or the class method that an imported name stands for."""
+    *package, last = name.split(".")
+    if last == "of" and package:
+        cls = _piece(".".join(package))
+        return getattr(cls, "of", None)
+    found = PIECES.get(last)
+    known = found is not None and ".".join(package) in ("xtrain", getattr(found, "__module__", ""))
+    return found if known and found is not UserLayer else None
+
+
+class _FamilyReader(BodyReader):
+    """The block that the body of a family returns."""
+
+    what = "pieces of a block"
+
+    def __init__(self, declared: Declared, arch: Architecture) -> None:
+        assert declared.body is not None
+        super().__init__(declared.body.module)
+        self.declared, self.arch, self.body = declared, arch, declared.body
+        self.known = {name: each for name, each in arch.to_json().items() if name not in _OWN}
+        self.places: dict[str, ast.Call] = {}
+
+    def block(self) -> BlockPiece:
+        """Raises BodyError for what cannot be read, or what is no block."""
+        own = {each.name: self.arch.own[each.name] for each in self.declared.parameters}
+        block = self.returned(self.body.node, {self.body.first: self.arch, **own})
+        if not isinstance(block, BlockPiece):
+            raise BodyError(f"`{self.declared.name}` returns no piece", self.declared.span, "return the decoder block")
+        layers = list(block.layers())
+        names = [layer.name for layer in layers]
+        for name in names:
+            if names.count(name) > 1:
+                raise self._fault(f"two layers of the block are called `{name}`", name, "give each a name of its own")
+        mixing = [layer for layer in layers if layer.attends]
+        if len(mixing) != 1:
+            message = f"a block has one layer of attention, and that of `{self.declared.name}` has {len(mixing)}"
+            raise BodyError(message, self.declared.span, 'put one `AttentionLayer("self_attn")` into it')
+        routed = [layer for layer in layers if issubclass(layer.settings, ExpertTransformer)]
+        if len(routed) != int(self.arch.is_moe):
+            message = f"a block has one layer of experts or none, and that of `{self.declared.name}` has {len(routed)}"
+            raise BodyError(message, self.declared.span, "let each way through the function have one `ExpertsLayer`")
+        return block
+
+    # What there is beside numbers -------------------------------------------------------------------------------------
+
+    def attribute(self, value: Any, node: ast.Attribute) -> Any:
+        if value is not self.arch:
+            return super().attribute(value, node)
+        if node.attr not in self.known or node.attr in {each.name for each in self.declared.parameters}:
+            hint = did_you_mean(node.attr, self.known) or f"there are {', '.join(self.known)}"
+            raise self.wrong(f"`{self.body.first}` has no setting `{node.attr}`", node, hint)
+        return self.known[node.attr]
+
+    def call(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
+        piece = _piece(name)
+        if piece is None:
+            raise self.unknown(node, name, [*(n for n in PIECES if n != UserLayer.__name__), *self.module.layers])
+        title = ast.unparse(node.func)
+        try:
+            signature = inspect.signature(piece)
+            bound = signature.bind(*given, **named)
+        except TypeError as error:
+            takes = ", ".join(inspect.signature(piece).parameters)
+            raise self.wrong(f"`{title}`: {error}", node, f"it takes {takes}") from None
+        for each, value in bound.arguments.items():
+            kind = signature.parameters[each].annotation
+            many = value if signature.parameters[each].kind is inspect.Parameter.VAR_POSITIONAL else (value,)
+            for one in many:
+                self._check(each, kind, one, node)
+        found = piece(*given, **named)
+        if not getattr(found, "pieces", (found,)):
+            raise self.wrong(f"`{title}` has no pieces", node, "put one in")
+        if isinstance(found, Layer):
+            self._name(found.name, node)
+        return found
+
+    def own(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
+        """A layer of the module; other functions are read as part of this one."""
+        layer = self.module.layers.get(name)
+        if layer is None:
+            return super().own(name, node, given, named)
+        if len(given) != 1 or not isinstance(given[0], str):
+            raise self.wrong(f"`{name}` takes its name in the block, and settings", node, f'write `{name}("mlp")`')
+        self._name(given[0], node)
+        known = {each.name: each for each in layer.parameters}
+        for each, value in named.items():
+            if each not in known:
+                hint = did_you_mean(each, known) or f"it takes {', '.join(known) or 'none'}"
+                raise self.wrong(f"`{name}` has no setting `{each}`", node, hint)
+            parameter = known[each]
+            problem = check_argument(each, parameter.type, value)
+            if problem is None and parameter.check is not None and value is not None:
+                bad = parameter.check(value)
+                problem = f"`{each}` {bad}" if bad else None
+            if problem is not None:
+                raise self.wrong(problem, node, "give another value")
+        values = {each: named.get(each, parameter.default) for each, parameter in known.items()}
+        missing = [each for each, value in values.items() if value is REQUIRED or value is COMPUTED]
+        if missing:
+            raise self.wrong(f"`{name}` needs `{missing[0]}`", node, f'write `{name}("{given[0]}", {missing[0]}=…)`')
+        return read_layer(layer, given[0], values, self.known, self.arch.dim)
+
+    def _check(self, name: str, kind: Any, value: Any, node: ast.Call) -> None:
+        """Whether an argument of a piece is what its class says."""
+        if isinstance(kind, type) and issubclass(kind, BlockPiece):
+            if not isinstance(value, BlockPiece):
+                raise self.wrong(
+                    f"`{name}` is a piece of a block", node, "put a piece there, not its class or a number"
+                )
+            return
+        plain = kind in (int, float, str, bool) or get_origin(kind) is not None
+        problem = check_argument(name, kind, value) if plain else None
+        if isinstance(value, BlockPiece | Architecture):
+            problem = f"`{name}` takes no piece"
+        if problem is not None:
+            raise self.wrong(problem, node, "give another value")
+
+    def _name(self, name: str, node: ast.Call) -> None:
+        if not name.isidentifier() or name in RESERVED:
+            why = "which modules of torch have already" if name in RESERVED else "which is no name"
+            raise self.wrong(f"a layer cannot be called `{name}`, {why}", node, 'give it another, as "mlp"')
+        self.places[name] = node
+
+    def _fault(self, message: str, name: str, hint: str) -> BodyError:
+        return self.wrong(message, self.places[name], hint)

@@ -1,0 +1,63 @@
+"""The module of a `@layer` of the user's own: its parameters, and a call of the function with this rank's pieces."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError  # pyright: ignore[reportPrivateUsage]
+
+from ...planner.blocks.user_layer import UserLayer
+from ..data.user_parts import UserPart, failures_of
+from ..parallel.axes import Axes
+from ..parallel.tensor import column_parallel_input, local, row_parallel_output
+
+
+class WeightHolder(nn.Module):
+    """A parameter under a name of its own, so that tensor parallelism can cut it by itself."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+
+
+class OwnLayer(nn.Module):
+    """What a function makes of activations [B, S, D]."""
+
+    def __init__(self, layer: UserLayer, part: UserPart, axes: Axes) -> None:
+        super().__init__()
+        self.is_cut, self.axes, self.part, self.function = layer.is_cut, axes, part, part.load()
+        self.is_whole = {weight.owner: weight.cut is None for weight in layer.weights}
+        for weight in layer.weights:
+            self.add_module(weight.owner, WeightHolder(weight.shape))
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Raises PartFailed for what the function raises, and for a result of another shape or number format."""
+        tensor = self.axes.tensor
+        if self.is_cut:
+            x_BSD = column_parallel_input(x_BSD, tensor)
+        # A rank has only a summand of the gradient of what is not cut: of its own matrices, or of its own positions.
+        partial = tensor is not None and (self.is_cut or tensor.sequence)
+        weights = {
+            name: local(getattr(self, name).weight, partial=partial and whole) for name, whole in self.is_whole.items()
+        }
+        out_BSD = self._call(x_BSD, weights)
+        return row_parallel_output(out_BSD, tensor) if self.is_cut else out_BSD
+
+    def _call(self, x_BSD: Tensor, weights: dict[str, Any]) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.function(x_BSD, **weights, **self.part.arguments)
+        out_BSD: Any = None
+        stopped: _StopRecomputationError | None = None
+        with failures_of(self.part):
+            try:
+                out_BSD = self.function(x_BSD, **weights, **self.part.arguments)
+            except _StopRecomputationError as stop:  # a backward has all that it computes again
+                stopped = stop
+        if stopped is not None:
+            raise stopped
+        if not isinstance(out_BSD, Tensor) or out_BSD.shape != x_BSD.shape or out_BSD.dtype != x_BSD.dtype:
+            found = type(out_BSD).__name__
+            if isinstance(out_BSD, Tensor):
+                found = f"{out_BSD.dtype} of shape {tuple(out_BSD.shape)}"
+            raise self.part.failed(f"gave {found} for {x_BSD.dtype} of shape {tuple(x_BSD.shape)}, and gives as many")
+        return out_BSD

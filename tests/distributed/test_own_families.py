@@ -1,0 +1,104 @@
+"""Families of the user's own compute on layouts what they compute in one process, and go on as if never stopped."""
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from trials import gaps
+
+from xtrain.planner.load import plan_from_path
+
+pytestmark = pytest.mark.distributed
+
+OWN = Path(__file__).parents[1] / "support" / "own_families" / "parts.py"
+SPEC = """
+use "parts.py"
+experiment own { seed = 3, budget = 4 steps }
+model gated { dim = 32, layers = 4, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
+tokenizer bytes
+dataset made { source = synthetic(), holdout = 10% }
+batch { sequence = 64, micro = 1, rows = 8 }
+collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, align = 4)
+optimizer adamw { lr = 1e-2, eps = 1e-3, clip = 0.5 }
+precision { params = fp64 }
+every 1 step log
+every 1000 steps checkpoint
+on finish eval made
+"""
+ROUTED = SPEC.replace("model gated {", "model routed { experts = 4, expert_ffn = 24,")
+LAYOUTS = {
+    "tp 2, beside": ("parallel.tp=2", "model.beside=true"),
+    "tp 2, whole sequences": ("parallel.tp=2", "parallel.tp.sequence=false"),
+    "fsdp 2, full": ("parallel.fsdp=2", "activation=full"),
+    "pp 2": ("parallel.pp=2",),
+    "ulysses 2": ("parallel.cp=2", "parallel.cp.ulysses=2"),
+    "ring 2, tp 2": ("parallel.cp=2", "parallel.cp.ring=2", "parallel.tp=2"),
+    "fsdp 2, tp 2": ("parallel.fsdp=2", "parallel.tp=2"),
+    "ddp": ("parallel.stack=ddp", "parallel.fsdp=1", "parallel.fsdp.replicate=2"),
+}
+BY_DEFAULT = ("tp 2, whole sequences", "ring 2, tp 2")
+
+
+@pytest.fixture(scope="module")
+def train(lab, tmp_path_factory):
+    """Train a spec under `--set` texts as the job `name`: its plan, and what came of it."""
+    folder = tmp_path_factory.mktemp("own")
+    shutil.copy(OWN, folder)
+
+    def run(name, *sets, spec=SPEC):
+        (folder / "own.xtrain").write_text(spec)
+        compiled = plan_from_path(folder / "own.xtrain", sets)
+        assert compiled.plan is not None, compiled.diagnostics.render()
+        return compiled.plan, lab.ranks.run(compiled.plan, folder, name=name)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(train):
+    """What one process computes of a spec under `--set` texts."""
+
+    @cache
+    def run(*sets, spec=SPEC):
+        return train(f"alone {hash((sets, spec))}", *sets, spec=spec)
+
+    return run
+
+
+def test_llama_out_of_pieces_is_llama(train):
+    """The same parameters, costs, losses and weights bit for bit."""
+    plan, found = train("plain", spec=SPEC.replace("gated", "plain"))
+    llama, expected = train("llama", spec=SPEC.replace("gated", "llama"))
+    assert plan.parameters == llama.parameters and plan.estimates == llama.estimates
+    assert evolve(plan.architecture, family="llama", own={}) == llama.architecture
+    assert found.curve == expected.curve and len(found.curve) == 4
+    assert gaps(found, expected).worst == 0.0
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.matrix) for name in LAYOUTS]
+)
+def test_a_layout_learns_the_same(train, alone, layout):
+    sets = LAYOUTS[layout]
+    _, expected = alone(*(each for each in sets if each.startswith("model")))
+    _, found = train(layout, *sets)
+    assert gaps(found, expected).worst < 1e-10
+
+
+@pytest.mark.parametrize("layout", ["ep 2", pytest.param("ep 2, tp 2, full", marks=pytest.mark.matrix)])
+def test_with_experts_too(train, alone, layout):
+    _, expected = alone(spec=ROUTED)
+    more = ("parallel.tp=2", "activation=full") if "tp" in layout else ()
+    _, found = train(f"routed {layout}", "parallel.fsdp=2", "parallel.ep=2", *more, spec=ROUTED)
+    assert gaps(found, expected).worst < 1e-10
+
+
+def test_it_goes_on_exactly(train, alone):
+    _, whole = alone()
+    train("parts", "experiment.budget=2 steps")
+    _, found = train("parts")
+    assert found.curve == whole.curve and len(found.curve) == 4
+    assert found.evals[-1]["loss"] == whole.evals[-1]["loss"]
+    assert all((found.tensors[name] == value).all() for name, value in whole.tensors.items())
