@@ -140,10 +140,13 @@ def _experts(on: "Tracer", rows: TracedTensor, count: int, name: str) -> TracedT
 
     def product(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
         weight = f"{name}.{matrix}"
-        return ops.linear(x, makes, weight=on.bytes_of(weight) // parts, flops=flops, parameters=(weight,))
+        size, added = on.bytes_of(weight) // parts, None if local.grouped else 0
+        return ops.linear(x, makes, weight=size, flops=flops, parameters=(weight,), added=added)
 
-    whole = on.bytes_of(f"{name}.gate_proj")
-    pieces = [rows] if local.grouped else ops.views(rows, parts, scratch=whole)  # slices of gradients, then whole
+    pieces = [rows]
+    if not local.grouped:
+        pieces = ops.views(rows, parts)
+        ops.slices(*(on.bytes_of(f"{name}.{matrix}") for matrix in ("gate_proj", "up_proj", "down_proj")))
     found = []
     for piece in pieces:
         gate = product(piece, "gate_proj", inner)

@@ -242,7 +242,7 @@ class _Player:
             gradient.holders += len(op.inputs) - 1
             new = [gradient] * len(op.inputs)
         if self.handling.again and not self.handling.casts and self.handling.sums != "each":
-            self.free(op.weights)  # added in place
+            self.free(op.added)  # in place
         for value, gradient in zip(op.inputs, new, strict=True):
             self._give(value, gradient)
 

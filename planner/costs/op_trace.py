@@ -88,7 +88,8 @@ class TracedOp:
 
     inputs, outputs: what gradients flow to and from. extra: what it makes beside. keeps: what it needs in the backward.
     fresh: it makes new gradients of its inputs, where others hand on that of their output. weights: bytes of gradients
-    of `parameters`, which are named as inside the block. scratch: what is alive only while its forward, and its
+    of `parameters`, which are named as inside the block. added: bytes of gradients of parameters that are complete
+    behind its backward, as those of slices are not. scratch: what is alive only while its forward, and its
     backward, runs. saved: the word under which selective recomputation keeps its results. flops: of its forward.
     attends: they grow with the pairs of positions of a document. opens, closes: an FSDP unit whose module begins here,
     or ends.
@@ -100,6 +101,7 @@ class TracedOp:
     keeps: tuple[TracedTensor, ...] = ()
     fresh: bool = True
     weights: int = 0
+    added: int = 0
     parameters: tuple[str, ...] = ()
     scratch: tuple[int, int] = (0, 0)
     saved: str = ""
@@ -128,6 +130,7 @@ class OpTrace:
         extra: Sequence[int] = (),
         fresh: bool = True,
         weights: int = 0,
+        added: int | None = None,
         parameters: Sequence[str] = (),
         scratch: tuple[int, int] = (0, 0),
         saved: str = "",
@@ -150,6 +153,7 @@ class OpTrace:
                 keeps=storages,
                 fresh=fresh,
                 weights=weights,
+                added=weights if added is None else added,
                 parameters=tuple(parameters),
                 scratch=scratch,
                 saved=saved,
@@ -162,22 +166,36 @@ class OpTrace:
         return output
 
     def views(
-        self, x: TracedTensor, parts: int = 1, *, scratch: int = 0, back_calls: Sequence[CollectiveCall] = ()
+        self, x: TracedTensor, parts: int = 1, *, back_calls: Sequence[CollectiveCall] = ()
     ) -> list[TracedTensor]:
-        """`x` in equal parts that share its storage, whose gradients are put together anew; `scratch`: meanwhile."""
+        """`x` in equal parts that share its storage, whose gradients are put together anew."""
         outputs = tuple(TracedTensor(0, x.gradient // parts, x) for _ in range(parts))
-        self.ops.append(TracedOp(inputs=(x,), outputs=outputs, scratch=(0, scratch), back_calls=tuple(back_calls)))
+        self.ops.append(TracedOp(inputs=(x,), outputs=outputs, back_calls=tuple(back_calls)))
         return list(outputs)
+
+    def slices(self, *weights: int) -> None:
+        """Parameters cut into slices, whose gradients stay until those of each parameter, of so many bytes, are put
+        together anew."""
+        self.ops.append(TracedOp(added=sum(weights), scratch=(0, max(weights))))
 
     def add(self, left: TracedTensor, right: TracedTensor) -> TracedTensor:
         """A sum, whose gradient is that of both."""
         return self.op(left, right, makes=left.gradient, fresh=False)
 
     def linear(
-        self, x: TracedTensor, makes: int, *, weight: int, flops: int, parameters: Sequence[str] = ()
+        self,
+        x: TracedTensor,
+        makes: int,
+        *,
+        weight: int,
+        flops: int,
+        parameters: Sequence[str] = (),
+        added: int | None = None,
     ) -> TracedTensor:
         """x · Wᵀ, which keeps x; `weight`: bytes of the gradient of W."""
-        return self.op(x, makes=makes, keeps=(x,), weights=weight, parameters=parameters, saved=MATMUL, flops=flops)
+        return self.op(
+            x, makes=makes, keeps=(x,), weights=weight, added=added, parameters=parameters, saved=MATMUL, flops=flops
+        )
 
     @property
     def parameters(self) -> list[str]:

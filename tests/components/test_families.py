@@ -43,20 +43,23 @@ LAYOUTS = {
 }
 NAMES = [*FAMILIES, "side_by_side"]
 WITH_EXPERTS = expert_families()
-# Where a rank adds up whole gradients of experts itself, and these are most of the model, the plan has too little for
-# the parts that they are put together of, and the first step's buckets of ddp are others.
-DENSE = ("ddp", "pp 2")
 # One of two layouts each by default, in turns; the installed family is tried under all.
 IN_TURN = ("tp 2 · fsdp 2", "ring 2 · ulysses 2, full")
+ADDED = (WITH_EXPERTS[0], "pp 2")  # a rank adds up whole gradients of experts, which are most of the model
+
+
+def _by_default(place: int, name: str, layout: str) -> bool:
+    return name == "side_by_side" or layout == IN_TURN[place // 2 % 2] or (name, layout) == ADDED
+
+
 COSTS = [
     pytest.param(
         *(name, layout),
-        marks=() if name == "side_by_side" or layout == IN_TURN[place // 2 % 2] else pytest.mark.matrix,
+        marks=() if _by_default(place, name, layout) else pytest.mark.matrix,
         id=f"{name}, {layout}",
     )
     for place, name in enumerate(NAMES)
     for layout in LAYOUTS
-    if not (name in WITH_EXPERTS and layout in DENSE)
 ]
 
 
@@ -151,7 +154,9 @@ def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: P
 @pytest.mark.parametrize(("name", "layout"), COSTS)
 def test_it_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    hold_against_the_trace(plan_of(tmp_path, name, LAYOUTS[layout]))
+    # Of large models DDP has one bucket in the first step, which is traced, and those of the plan from the second on.
+    one_bucket = layout == "ddp" and name in WITH_EXPERTS
+    hold_against_the_trace(plan_of(tmp_path, name, LAYOUTS[layout]), traffic=not one_bucket)
 
 
 def test_experts_cost_what_their_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

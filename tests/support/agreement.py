@@ -13,11 +13,11 @@ ACTIVATIONS = 0.015  # single numbers that are alive for long; gradients that a 
 TOTAL = 0.06
 
 
-def hold_against_the_trace(plan: Plan) -> None:
+def hold_against_the_trace(plan: Plan, *, traffic: bool = True) -> None:
     for closed, traced in zip(plan.estimates.classes, trace_plan(plan), strict=True):
         is_as_planned(plan, traced)
         _compare(closed.memory, traced.memory)
-        assert calls(plan, closed) == calls(plan, traced)
+        assert not traffic or calls(plan, closed) == calls(plan, traced)
 
 
 def _compare(closed: Memory, traced: Memory) -> None:
