@@ -4,13 +4,13 @@ from typing import Final
 
 from attrs import evolve
 
+from ..mesh.cluster import device_kind
 from ..model.inventory import block_matmul_parameters, training_work
 from ..plan import Estimates, Hardware, RankClass, Traffic, Work
 from ..resolved import Resolved
 from .bubble import bubble
 from .memory import memory_of, stage_plays
 from .memory_simulator import second_run
-from .reserve import reserve_of
 from .stage_play import StagePlay
 from .times import is_exposed, predict, timed
 from .traffic import CollectiveCounts, collective_counts
@@ -131,3 +131,24 @@ def _again(stage: StagePlay) -> tuple[int, int]:
     found, blocks = second_run(stage.plays.trace, recompute), sum(stage.blocks)
     attention = sum(op.flops for op in found if op.attends)
     return blocks * (sum(op.flops for op in found) - attention), blocks * attention
+
+
+# memory that no tensor has -------------------------------------------------------------------------------------------
+
+# What libraries take, and what the allocator cannot use.
+
+
+CONTEXT: Final = 2**29 + 2**28  # CUDA's context and the workspaces of cuBLAS
+COMMUNICATOR: Final = 2**28  # NCCL's buffers for one group of ranks
+FRAGMENTED: Final = 0.04  # of what is alive at the peak, in blocks that are too small or at the wrong place
+
+
+def reserve_of(run: Resolved, peak: int) -> int:
+    """Bytes on a CUDA device beside the `peak` of what is alive; 0 where the device is no CUDA device, or not known."""
+    if device_kind(run.spec) != "cuda":
+        return 0
+    axes = run.wide("pp", "replicate", "fsdp", "ring", "ulysses", "tp")
+    groups = len(axes) + (len(axes) > 1)  # and all ranks
+    if run.architecture.is_moe:
+        groups += len(run.wide("ep_replicate", "ep_fsdp", "ep"))
+    return CONTEXT + groups * COMMUNICATOR + int(FRAGMENTED * peak)

@@ -4,20 +4,21 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from ...dsl.schema.actions import ACTIONS
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..mesh.cluster import device_kind
 from ..mesh.mesh import AXES
-from ..plan import Edge, Estimates, Node, Timeline
+from ..plan import Command, Edge, Estimates, Node, Timeline
 from ..resolved import Resolved
 from ..schedule.horizon import waits_for_data
 from ..schedule.learning_rate import scheduler_args
 from ..units import amount_in_epochs, plural, seconds_text
+from .action_node import CONTROL
 from .actions import ActionNodes
 from .alerts import alert_args, alert_text
 from .averaging import add_average
 from .builder import Builder, check_graph
-from .commands import build_commands
 from .data_nodes import add_data
 from .hook_nodes import add_hooks
 from .model_nodes import add_model
@@ -183,3 +184,23 @@ def _length_text(length: dict[str, Any]) -> str:
     if "epochs" in length:
         return amount_in_epochs(length["epochs"])
     return plural(length["steps"], "step") if "steps" in length else f"{length['fraction']:.0%} of the budget"
+
+
+# commands of a live run ----------------------------------------------------------------------------------------------
+
+
+def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> tuple[Command, ...]:
+    """Everything that can be asked of this run, each with the nodes that carry it out between two steps.
+
+    training: the datasets that are trained on. Actions say which commands there are of them.
+    """
+    declared = [action for trigger in (*spec.ticks, *spec.events) for action in trigger.actions]
+    commands: list[Command] = []
+    saves: tuple[str, ...] = ()
+    for kind in ACTIONS.values():
+        for name, action, counts in kind.commands(declared, spec, training):
+            commands.append(Command(name=name, nodes=(nodes.add(action, CONTROL),), counts=counts))
+            saves += commands[-1].nodes if action.saves else ()
+    pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is to go on or to stop")
+    stop = Command(name="stop", nodes=saves, stop=True)
+    return stop, *commands, Command(name="pause", nodes=(pause,)), Command(name="resume", nodes=())

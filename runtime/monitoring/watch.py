@@ -25,10 +25,9 @@ from ..state import Rank
 from . import collectives_in_flight
 from .failing import say
 from .heartbeat import BeatFile, HeartbeatWriter, process_state
-from .judge import PAUSE, HealthVerdict, SeenRank, State, judge
+from .judge import PAUSE, HealthVerdict, SeenRank, State, explained, judge, whereabouts_of
 from .pace import Pace
 from .stacks import ASK, answer_when_asked, end, here, save_of, save_own, whereabouts
-from .verdict_text import explained, whereabouts_of
 
 # Seconds between two lines. A longer gap is one of the whole machine, which was asleep, and nobody's fault.
 INTERVAL: Final = 1.0

@@ -27,6 +27,7 @@ from ..monitoring.alert_actions import AlertActions
 from ..monitoring.poller import Poller
 from ..ops import PlanMismatch, op_of
 from ..parallel.fake import FakeDevice
+from ..parallelize.pipeline import PipelineSchedule
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
 from .batch import FullRows
@@ -34,7 +35,6 @@ from .collective_recorder import CollectiveRecorder
 from .ledger import Ledger
 from .memory_owners import MemoryOwners
 from .observer import TraceObserver
-from .schedule import skip_vote
 
 # What a trace does without: data, time, files, compiling, and hooks of the user's own.
 LEFT_OUT = frozenset(
@@ -197,3 +197,24 @@ def device_kind(plan: Plan) -> str:
     """The device that the run is for; where that is left to the machine, the one that training is done on."""
     device = plan.node("setup.bootstrap").args["device"]
     return "cpu" if device == "cpu" else "cuda"
+
+
+# pipelines in a world of one rank ------------------------------------------------------------------------------------
+
+
+def skip_vote(pipeline: PipelineSchedule) -> None:
+    """Leave out the messages by which stages agree, in their first step, on who works out shapes.
+
+    Stages that are told their shapes vote alike, and here there is nobody to hear it from.
+    """
+    for schedule in pipeline._schedules.values():
+        if hasattr(schedule, "_warmup_p2p"):  # from torch 2.13 on
+            schedule._warmup_p2p = _decide
+
+
+def _decide(stages: list[Any], has_backward: bool, done: bool) -> None:
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    for stage in stages:
+        assert not InferenceMode.needs_dynamic(stage._user_meta, has_backward), "stages are told their shapes"
+        stage._inference_mode = InferenceMode.STATIC

@@ -8,13 +8,19 @@ those of its first step, which later ones order anew.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from attrs import evolve
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ...planner.plan import Plan, Traced
 from ..ops import load_ops
+from ..state import Rank
 from .program import Program
-from .shorten import shortened
-from .world import fake_world
 
 
 def trace_plan(plan: Plan, ranks: Sequence[int] | None = None) -> tuple[Traced, ...]:
@@ -41,3 +47,50 @@ def trace_rank(plan: Plan, number: int) -> Traced:
     pp = rank.coordinates["pp"]
     traffic = program.collectives.traffic(pp, left_out)
     return Traced(rank=number, pp=pp, memory=memory, traffic=traffic, seconds=time.perf_counter() - begin)
+
+
+# fewer microbatches --------------------------------------------------------------------------------------------------
+
+
+# The first, two that are alike, and the last, in which gradients are exchanged.
+ENOUGH = 4
+
+
+def shortened(plan: Plan) -> tuple[Plan, int]:
+    """The plan with at most ENOUGH microbatches in a step, and how many of those between were left out.
+
+    Without a pipeline one follows the other, and between the first and the last each finds what the one before it
+    found. A pipeline runs all of them.
+    """
+    count = plan.node("setup.loader").args["accumulate"]
+    if plan.mesh.size("pp") > 1 or count <= ENOUGH:
+        return plan, 0
+    nodes = [evolve(n, args={**n.args, "accumulate": ENOUGH}) if "accumulate" in n.args else n for n in plan.nodes]
+    return evolve(plan, nodes=tuple(nodes)), count - ENOUGH
+
+
+# one rank of a world -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def fake_world(plan: Plan, rank: int) -> Iterator[Rank]:
+    """This process as rank `rank` of the plan. Raises RuntimeError if it is part of a process group already."""
+    if dist.is_initialized():
+        raise RuntimeError("a trace needs a process that is not part of a process group")
+    mesh = plan.mesh
+    dist.init_process_group("fake", rank=rank, world_size=mesh.world_size, store=FakeStore())
+    try:
+        yield Rank(
+            rank=rank,
+            local_rank=rank % mesh.ranks_per_node,
+            world_size=mesh.world_size,
+            data_rank=mesh.data_rank(rank),
+            data_ranks=mesh.data_ranks,
+            device=torch.device("cpu"),
+            pipeline_ranks=mesh.size("pp"),
+            coordinates=mesh.coordinates(rank),
+        )
+    finally:
+        dist.destroy_process_group()
+        # What DTensor remembers speaks of groups that are gone, by names that the next world uses again.
+        _clear_sharding_prop_cache()

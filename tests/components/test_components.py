@@ -38,7 +38,7 @@ ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry i
 # Files of dsl, planner and runtime in which the name of an action is that of another thing. In the dashboard and the
 # command line they are words of `xtrain control`, verbs and kinds of events, which are named as what they are of.
 BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
-COMMANDS = ("planner/graph/commands.py", "runtime/control/inbox.py", "runtime/control/commands.py",
+COMMANDS = ("planner/graph/graph.py", "runtime/control/inbox.py", "runtime/control/commands.py",
             "runtime/launch/failure_cause.py")  # of `xtrain control`  # fmt: skip
 OTHER_THINGS = {
     "ddp": ("dsl/starter.py",),  # a starter

@@ -13,7 +13,7 @@ from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.ops import load_ops, op_of
 from xtrain.runtime.parallelize import outline
 from xtrain.runtime.state import Rank
-from xtrain.runtime.tracing import program, shorten
+from xtrain.runtime.tracing import program, trace
 from xtrain.runtime.tracing.batch import full_rows
 from xtrain.runtime.tracing.trace import trace_plan
 
@@ -202,7 +202,7 @@ def test_one_kernel_for_all_experts_is_told_where_each_begins(tmp_path):
 def test_microbatches_that_are_alike_are_counted_without_being_run(tmp_path, monkeypatch):
     plan = plan_of(tmp_path, Topology(fsdp=2, accumulate=5, rows=10), params="fp32")
     (some,) = trace_plan(plan)
-    monkeypatch.setattr(shorten, "ENOUGH", 5)
+    monkeypatch.setattr(trace, "ENOUGH", 5)
     (every,) = trace_plan(plan)
     assert set(some.traffic) == set(every.traffic)
     assert evolve(some.memory, activations=0) == evolve(every.memory, activations=0)

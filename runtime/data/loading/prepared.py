@@ -16,7 +16,7 @@ from ..packing.pack import pack_rows
 from ..packing.row_reader import RowReader
 from ..packing.rows import Oversized, Rows
 from ..packing.rows_cache import cached_rows, num_rows, rows_key
-from ..packing.split_cache import cached_split
+from ..packing.split import cached_split
 from ..sources.source import DataSource, open_source
 from ..stores.progress import Report
 from ..stores.store import TokenStore, open_named

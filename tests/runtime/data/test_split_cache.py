@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.split import split_holdout
-from xtrain.runtime.data.packing.split_cache import FILES, cached_split
+from xtrain.runtime.data.packing.split import FILES, cached_split, split_holdout
 
 
 @pytest.mark.parametrize("holdout", [0.0, 0.3, 1.0])
