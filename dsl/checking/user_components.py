@@ -1,6 +1,6 @@
 """Functions of the user's own as components: a class for each, with its parameters as settings."""
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 
@@ -27,7 +27,9 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
     place = (block, module, declared.name, digest)
     if place not in _COMPONENTS:
         registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
-        base: type = blocks.KINDS[block] if registry is None else registry.of_users.base_of(declared)
+        base: type = blocks.KINDS[block]
+        if registry is not None:
+            base = cast(type[UserComponent], registry.of_users).base_of(declared)
         key = "kind" if registry is None else registry.key
         labelled = key in attrs.fields_dict(base)
         attributes: dict[str, Any] = {key: attrs.field(default=declared.name, type=str)} if labelled else {}
