@@ -27,8 +27,9 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
     place = (block, module, declared.name, digest)
     if place not in _COMPONENTS:
         registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
-        base: type = blocks.KINDS[block]
-        if registry is not None:
+        if registry is None:
+            base: type = blocks.KINDS[block]
+        else:
             base = cast(type[UserComponent], registry.of_users).base_of(declared)
         key = "kind" if registry is None else registry.key
         labelled = key in attrs.fields_dict(base)
