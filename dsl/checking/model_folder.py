@@ -4,6 +4,7 @@ Each is a value with a place in that file, as if the file were included; what is
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from json.decoder import JSONDecodeError, JSONDecoder
@@ -128,7 +129,7 @@ def _entries(source: SourceText) -> dict[str, _Entry]:
 def _scan(source: SourceText) -> Iterator[tuple[str, _Entry]]:
     """Every key of the object with its place, each once. Raises ValueError."""
     text, names = source.text, set()
-    decoder = JSONDecoder(parse_constant=_refuse_constant)
+    decoder = JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
     def blank(place: int) -> int:
         while text[place : place + 1] in (" ", "\t", "\n"):
@@ -156,6 +157,12 @@ def _scan(source: SourceText) -> Iterator[tuple[str, _Entry]]:
             expect('"', place)
     if blank(place + 1) != len(text):
         raise JSONDecodeError("something follows the object", text, place + 1)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text} is too large")
+    return number
 
 
 def _refuse_constant(name: str) -> Any:
@@ -219,7 +226,7 @@ class _Reading:
         theta = self._rope()
         self._set("rope_theta", theta.value if theta else config.rope_theta, theta, "rope_theta")
         for setting, value in config.constant.items():
-            self._set(setting, value, self.entries["model_type"], "model_type")
+            self._set(setting, value, None, "model_type")
         understood = {name for key in config.keys for name in key.names} | {"rope_theta", *ROPE}
         for name, entry in self.entries.items():
             if name in understood or name in config.harmless:
@@ -236,7 +243,10 @@ class _Reading:
         entry = self.entries.get(name)
         other = next((self.entries[each] for each in key.names if each in self.entries and each != name), None)
         if entry is not None and other is not None and entry.value != other.value:
-            self._refuse(name, entry, f"`{' and '.join(key.names)}` are the same setting and must agree")
+            message = (
+                f"{' and '.join(f'`{each}`' for each in key.names)} of {self.source.path} are one setting and differ"
+            )
+            self.diagnostics.error("X522", message, entry.span, hint="keep the one that is meant")
         value = key.default if entry is None else key.null if entry.value is None else entry.value
         if callable(value):
             value = value({name: entry.value for name, entry in self.entries.items()})
@@ -290,11 +300,11 @@ class _Reading:
             return
         if self.family.resuming.get(setting.replace(".", "_")) in FREE or _agree(written.value, theirs):
             return
-        what = f"`{key}`" if entry is not None else "the default, as it has no such key,"
+        says = f"`{key}` of {self.source.path} is" if entry is not None else f"with {self.source.path} it is"
         self.diagnostics.error(
-            "X523", f"`{name}` is {written.value.span.text}, and {what} of {self.source.path} is {json.dumps(value)}",
+            "X523", f"`{name}` is {written.value.span.text}, and {says} {json.dumps(value)}",
             written.value.span, hint="leave it out: the file says it",
-            notes=((f"this is {json.dumps(value)}", span), *written.value.notes),
+            notes=((f"a {self._model} has {json.dumps(value)}", span), *written.value.notes),
         )  # fmt: skip
         section.entries[name] = SectionEntry(span, theirs)
 

@@ -222,6 +222,7 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "two objects": (b'{"model_type": "llama"} {}', "something follows"),
     "a comma too much": (b'{"model_type": "llama",}', "not a JSON object"),
     "NaN": (b'{"model_type": "llama", "rms_norm_eps": NaN}', "NaN"),
+    "infinity": (b'{"model_type": "llama", "rms_norm_eps": 1e999}', "1e999"),
     "no UTF-8": (b'{"model_type": "\xff"}', "UTF-8"),
     "deep": (b'{"a":' + b"[" * 100_000, "not a JSON object"),
 }

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -327,6 +328,7 @@ def main() -> int:
     dice = random.Random(arguments.seed)
     mutator = Mutator(dice)
     with tempfile.TemporaryDirectory() as folder:  # patterns of datasets are looked up in the working folder
+        shutil.copytree(ROOT / "tests" / "dsl" / "gallery" / "models", Path(folder, "models"))
         os.chdir(folder)
         fuzzer.run(mutator, arguments.seconds, arguments.texts)
         os.chdir(ROOT)
