@@ -1,0 +1,70 @@
+"""Reading pieces of stored tensors: any rows and columns, in chunks of any size, as no more bytes than they have."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from xtrain.planner.weights.files import read_weight_files
+from xtrain.planner.weights.fit import Assignment
+from xtrain.planner.weights.stored import StoredPart
+from xtrain.runtime.checkpoint import stored_weights
+from xtrain.runtime.checkpoint.stored_weights import WeightReader, runs
+
+STORED = {
+    "vector": torch.randn(29),
+    "matrix": torch.randn(13, 37).bfloat16(),
+    "stacked": torch.randn(3, 10, 7, dtype=torch.float64),
+    "expert.0": torch.randn(5, 6).half(),
+    "expert.1": torch.randn(5, 6).half(),
+}
+# Parameter → its whole value, and where it is read.
+PARTS = {
+    "vector": (STORED["vector"], (StoredPart("vector", (29,)),)),
+    "matrix": (STORED["matrix"], (StoredPart("matrix", (13, 37)),)),
+    "up": (
+        STORED["stacked"][:, 6:].transpose(1, 2),
+        tuple(StoredPart("stacked", (3, 10, 7), expert=e, stacked=True, row=6, transposed=True) for e in range(3)),
+    ),
+    "experts": (
+        torch.stack([STORED["expert.0"].t(), STORED["expert.1"].t()]),
+        tuple(StoredPart(f"expert.{e}", (5, 6), expert=e, transposed=True) for e in range(2)),
+    ),
+}
+# Which indices of a dimension a piece has: all, one half, those of a shard that is cut again, none.
+CUTS = (lambda n: range(n), lambda n: range(n // 2, n), lambda n: range(0, n, 2), lambda n: range(0))
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 64, 2**24])
+def test_pieces_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int):
+    save_file({name: value.contiguous() for name, value in STORED.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    files = read_weight_files(str(tmp_path))
+    assignment = Assignment({name: parts for name, (_, parts) in PARTS.items()})
+    monkeypatch.setattr(stored_weights, "CHUNK_BYTES", chunk)
+    for name, (whole, _) in PARTS.items():
+        for cuts in product(CUTS, repeat=whole.ndim):
+            indices = [torch.tensor(list(cut(n)), dtype=torch.int64) for cut, n in zip(cuts, whole.shape, strict=True)]
+            expected = whole
+            for dim, chosen in enumerate(indices):
+                expected = expected.index_select(dim, chosen)
+            monkeypatch.setattr(stored_weights, "own_indices", lambda parameter, dim, own=indices: own[dim])
+            piece = torch.full(expected.shape, float("nan"))
+            with WeightReader(files, assignment, report=lambda done: None) as reader:
+                reader.read(name, piece)
+            assert torch.equal(piece, expected.float()), (name, indices)
+            assert reader.bytes == expected.numel() * whole.element_size()
+            assert reader.total([(name, piece)]) == reader.bytes
+            longest = max(size for tensor in STORED.values() for size in (tensor.shape[-1] * tensor.element_size(),))
+            assert len(reader._buffer) <= max(chunk, longest)
+
+
+def test_runs_are_stretches_of_neighbours():
+    def found(*indices: int, most: int | None = None) -> list[tuple[int, int]]:
+        return list(runs(Tensor(indices).long(), most))
+
+    assert found(3, 4, 5) == [(0, 3)] and found(3, 5, 6) == [(0, 1), (1, 3)] and found() == []
+    assert found(0, 1, 2, 3, 4, 9, most=2) == [(0, 2), (2, 4), (4, 5), (5, 6)]
