@@ -46,7 +46,7 @@ def compiled(load: Callable[..., Spec]) -> Callable[..., Compiled]:
 
 
 @pytest.fixture
-def plan(compiled: Callable[..., Compiled]):
+def make_plan(compiled: Callable[..., Compiled]):
     """Like `compiled`, for specs that have a plan."""
 
     def build(world: int | None = None, **blocks: str):

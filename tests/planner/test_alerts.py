@@ -16,27 +16,27 @@ def thresholds(plan: Plan) -> dict:
     return plan.node("setup.alerts").args
 
 
-def reactions(plan: Plan, event: str):
+def triggers(plan: Plan, event: str):
     return [each for each in plan.timeline.triggers if each.event == event]
 
 
-def test_what_is_raised_unless_the_spec_says_otherwise(plan):
-    made = plan(launch="launch { device = cuda }")
-    args = thresholds(made)
+def test_what_is_raised_unless_the_spec_says_otherwise(make_plan):
+    plan = make_plan(launch="launch { device = cuda }")
+    args = thresholds(plan)
     assert args == {
         "window": 100, "loss_spike": 6.0, "slow": 2.0, "starvation": 0.3, "memory": 1.05, "disk_share": 0.05,
         "disk_most_bytes": 100 * 2**30, "disk_bytes": None,
-        "checkpoint_bytes": made.estimates.checkpoint_bytes, "stalled_seconds": 60.0,
+        "checkpoint_bytes": plan.estimates.checkpoint_bytes, "stalled_seconds": 60.0,
     }  # fmt: skip
-    does = made.node("setup.alerts").does
+    does = plan.node("setup.alerts").does
     for words in ("6 deviations above the median of 100 steps", "30% of steps", "105% of the planned memory", "60"):
         assert words in does
 
 
-def test_each_can_be_left_out(plan):
-    made = plan(more=OFF)
-    assert {value for name, value in thresholds(made).items() if name != "window"} == {None}
-    assert made.node("setup.alerts").does == "raise an alert about a loss or norm that is no number"
+def test_each_can_be_left_out(make_plan):
+    plan = make_plan(more=OFF)
+    assert {value for name, value in thresholds(plan).items() if name != "window"} == {None}
+    assert plan.node("setup.alerts").does == "raise an alert about a loss or norm that is no number"
 
 
 @pytest.mark.parametrize(
@@ -52,68 +52,68 @@ def test_each_can_be_left_out(plan):
         ("stalled = 2 min", "stalled_seconds", 120.0),
     ],
 )
-def test_thresholds_are_those_of_the_spec(plan, written, name, value):
-    assert thresholds(plan(more=f"alerts {{ {written} }}"))[name] == value
+def test_thresholds_are_those_of_the_spec(make_plan, written, name, value):
+    assert thresholds(make_plan(more=f"alerts {{ {written} }}"))[name] == value
 
 
-def test_a_share_of_the_disk_asks_for_no_more_than_some_checkpoints(plan):
-    made = plan()
-    assert thresholds(made)["disk_most_bytes"] == 100 * 2**30 > 10 * made.estimates.checkpoint_bytes
-    assert "less than 5% of the disk free, or 100 GiB if that is less" in made.node("setup.alerts").does
+def test_a_share_of_the_disk_asks_for_no_more_than_some_checkpoints(make_plan):
+    plan = make_plan()
+    assert thresholds(plan)["disk_most_bytes"] == 100 * 2**30 > 10 * plan.estimates.checkpoint_bytes
+    assert "less than 5% of the disk free, or 100 GiB if that is less" in plan.node("setup.alerts").does
     large = plan_from_spec(str(SPECS / "llama_405b_16k.xtrain")).plan
     assert large is not None
     assert thresholds(large)["disk_most_bytes"] == 10 * large.estimates.checkpoint_bytes > 2**40
 
 
-def test_on_a_cpu_memory_is_not_held_against_the_plan(plan):
-    assert thresholds(plan(launch="launch { device = cpu }"))["memory"] is None
-    assert thresholds(plan(launch="launch { device = auto }"))["memory"] == 1.05
+def test_on_a_cpu_memory_is_not_held_against_the_plan(make_plan):
+    assert thresholds(make_plan(launch="launch { device = cpu }"))["memory"] is None
+    assert thresholds(make_plan(launch="launch { device = auto }"))["memory"] == 1.05
 
 
-def test_nothing_is_said_of_checkpoints_that_are_not_saved(plan):
-    assert thresholds(plan(more="checkpoint { enabled = false }"))["checkpoint_bytes"] is None
+def test_nothing_is_said_of_checkpoints_that_are_not_saved(make_plan):
+    assert thresholds(make_plan(more="checkpoint { enabled = false }"))["checkpoint_bytes"] is None
 
 
 @pytest.mark.parametrize(
     ("stuck", "seconds"), [("10 min", 60.0), ("2 min", 60.0), ("90 s", 45.0), ("4 s", 2.0), ("none", 60.0)]
 )
-def test_ranks_are_named_before_they_are_given_up(plan, stuck, seconds):
-    made = plan(more=f"fault_tolerance {{ stuck = {stuck} }}")
-    assert thresholds(made)["stalled_seconds"] == seconds
-    (entry,) = [each for each in made.provenance if each.path == "alerts.stalled"]
+def test_ranks_are_named_before_they_are_given_up(make_plan, stuck, seconds):
+    plan = make_plan(more=f"fault_tolerance {{ stuck = {stuck} }}")
+    assert thresholds(plan)["stalled_seconds"] == seconds
+    (entry,) = [each for each in plan.provenance if each.path == "alerts.stalled"]
     assert entry.origin == "derived" and entry.how
 
 
 def test_an_alert_that_never_comes_is_a_warning(compiled):
-    made = compiled(more="fault_tolerance { stuck = 5 min }\nalerts { stalled = 5 min }")
-    assert [each.code for each in made.diagnostics] == ["W607"] and made.plan is not None
+    result = compiled(more="fault_tolerance { stuck = 5 min }\nalerts { stalled = 5 min }")
+    assert [each.code for each in result.diagnostics] == ["W607"] and result.plan is not None
 
 
-def test_a_command_is_a_node_with_its_limit(plan):
-    made = plan(more='on loss_spike notify("./page.sh") then checkpoint')
-    (found,) = reactions(made, "loss_spike")
+def test_a_command_is_a_node_with_its_limit(make_plan):
+    plan = make_plan(more='on loss_spike notify("./page.sh") then checkpoint')
+    (found,) = triggers(plan, "loss_spike")
     assert found.nodes == ("event.loss_spike.notify", "event.loss_spike.checkpoint") and not found.stop
-    node = made.node("event.loss_spike.notify")
+    node = plan.node("event.loss_spike.notify")
     assert (node.op, node.args) == ("tick.notify", {"command": "./page.sh", "limit_seconds": 30.0})
-    assert made.node("event.loss_spike.checkpoint").args["must"] is False, "the run goes on behind it"
-    assert "on loss_spike" in render(made)
+    assert plan.node("event.loss_spike.checkpoint").args["must"] is False, "the run goes on behind it"
+    assert "on loss_spike" in render(plan)
 
 
-def test_two_commands_are_two_nodes(plan):
-    made = plan(more='on disk notify("a") then notify("b")\non disk notify("a")')
-    (found,) = reactions(made, "disk")
-    assert [made.node(node).args["command"] for node in found.nodes] == ["a", "b", "a"]
+def test_two_commands_are_two_nodes(make_plan):
+    plan = make_plan(more='on disk notify("a") then notify("b")\non disk notify("a")')
+    (found,) = triggers(plan, "disk")
+    assert [plan.node(node).args["command"] for node in found.nodes] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("event", ["sigterm", "sigint", "sigusr1"])
-def test_telling_somebody_takes_the_place_of_nothing(plan, event):
-    made = plan(more=f'on {event} notify("a")')
-    (found,) = reactions(made, event)
+def test_a_notification_replaces_no_default_action(make_plan, event):
+    plan = make_plan(more=f'on {event} notify("a")')
+    (found,) = triggers(plan, event)
     assert found.nodes == (f"event.{event}.notify", f"event.{event}.checkpoint") and found.stop
 
 
-def test_at_the_end_somebody_is_told_behind_the_save(plan):
-    (found,) = reactions(plan(more='on finish notify("a")'), "finish")
+def test_at_the_end_a_notification_comes_after_the_save(make_plan):
+    (found,) = triggers(make_plan(more='on finish notify("a")'), "finish")
     assert found.nodes[:2] == ("event.finish.checkpoint", "event.finish.notify")
 
 
@@ -128,10 +128,10 @@ def test_at_the_end_somebody_is_told_behind_the_save(plan):
         ('on nan(2) notify("a")\non nan(4) stop', [(4, (), True), (2, ("event.nan.notify",), False)]),
     ],
 )
-def test_bad_steps_are_told_by_their_number(plan, written, expected):
-    made = plan(more=written, every="every 10 steps checkpoint")
-    assert [(each.count, each.nodes, each.stop) for each in reactions(made, "nan")] == expected
-    assert made.node("step.check_finite").args["limit"] == expected[0][0]
+def test_notifications_after_a_number_of_bad_steps(make_plan, written, expected):
+    plan = make_plan(more=written, every="every 10 steps checkpoint")
+    assert [(each.count, each.nodes, each.stop) for each in triggers(plan, "nan")] == expected
+    assert plan.node("step.check_finite").args["limit"] == expected[0][0]
 
 
 @pytest.mark.parametrize(
@@ -148,15 +148,15 @@ def test_bad_steps_are_told_by_their_number(plan, written, expected):
     ],
 )
 def test_what_cannot_be(compiled, written, code):
-    made = compiled(more=written)
-    assert [each.code for each in made.diagnostics if each.severity == "error"] == [code]
-    assert made.plan is None
+    result = compiled(more=written)
+    assert [each.code for each in result.diagnostics if each.severity == "error"] == [code]
+    assert result.plan is None
 
 
 @pytest.mark.parametrize(("written", "more"), [('on disk notify("a")', 0), ("on disk checkpoint then stop", 1)])
-def test_ranks_exchange_a_number_only_where_they_act(plan, written, more):
-    def bytes_of(made: Plan) -> int:
-        return sum(each.bytes for each in made.estimates.classes[0].traffic if each.node == "step.agree")
+def test_ranks_exchange_a_number_only_where_they_act(make_plan, written, more):
+    def bytes_of(plan: Plan) -> int:
+        return sum(each.bytes for each in plan.estimates.classes[0].traffic if each.node == "step.agree")
 
     two = {"parallel": "parallel { fsdp 2 }"}
-    assert bytes_of(plan(more=written, **two)) - bytes_of(plan(**two)) == 8 * more
+    assert bytes_of(make_plan(more=written, **two)) - bytes_of(make_plan(**two)) == 8 * more

@@ -446,7 +446,7 @@ def verdicts(spec, unknown_settings=frozenset()):
     return {(d.code, d.message) for d in check_spec(spec, unknown_settings=unknown_settings)}
 
 
-def test_what_a_setting_changes_is_not_said_while_it_is_in_doubt(tmp_path):
+def test_what_a_setting_changes_is_not_said_while_it_is_unknown(tmp_path):
     """Whatever a rule says of one value of a setting but not of another rests on the setting."""
     path = tmp_path / "spec.xtrain"
 

@@ -124,7 +124,7 @@ def test_the_search_starts_from_what_the_spec_says(write):
     assert plain.sets == ()
 
 
-def test_what_is_too_large_falls_for_memory(write):
+def test_what_is_too_large_is_rejected_for_memory(write):
     path = write(**SMALL | {"cluster": "cluster h100 { memory = 6 GiB }"})
     spec = load_spec(path).require()
     found = search(spec, compile_plan(spec).plan)

@@ -14,11 +14,11 @@ LOOKED_AT = 'every 10 steps eval code\non finish generate { prompts = ["a"] }'
 
 
 @pytest.fixture
-def plan(load):
+def make_plan(load):
     def make(ema: str = "", **blocks: str) -> Plan:
-        made = compile_plan(load(every=LOOKED_AT, ema=ema, **blocks)).plan
-        assert made is not None
-        return made
+        plan = compile_plan(load(every=LOOKED_AT, ema=ema, **blocks)).plan
+        assert plan is not None
+        return plan
 
     return make
 
@@ -34,62 +34,62 @@ def looks(plan: Plan) -> set[bool]:
     return set(found)
 
 
-def test_without_the_block_there_is_no_trace_of_it(plan):
-    made = plan()
-    assert not any("ema" in id for id in ids(made)) and looks(made) == {False}
-    assert not any(entry.path.startswith("ema") for entry in made.provenance)
-    assert "ema" not in made.spec_text and made.estimates.classes[0].memory.averages == 0
+def test_without_the_block_there_is_no_trace_of_it(make_plan):
+    plan = make_plan()
+    assert not any("ema" in id for id in ids(plan)) and looks(plan) == {False}
+    assert not any(entry.path.startswith("ema") for entry in plan.provenance)
+    assert "ema" not in plan.spec_text and plan.estimates.classes[0].memory.averages == 0
 
 
-def test_the_average_has_nodes_memory_and_a_place_in_checkpoints(plan):
-    without, made = plan(), plan("ema { }")
-    assert ids(made) - ids(without) == {"setup.ema", "step.ema"}
-    order = [node.id for node in made.nodes]
+def test_the_average_has_nodes_memory_and_a_place_in_checkpoints(make_plan):
+    without, averaged = make_plan(), make_plan("ema { }")
+    assert ids(averaged) - ids(without) == {"setup.ema", "step.ema"}
+    order = [node.id for node in averaged.nodes]
     assert order.index("step.optimizer") < order.index("step.ema") < order.index("step.measure")
-    assert ("setup.ema", "setup.resume") in {(edge.before, edge.after) for edge in made.edges}
-    size = 4 * made.parameters.total
-    ours, theirs = (each.estimates.classes[0].memory for each in (made, without))
+    assert ("setup.ema", "setup.resume") in {(edge.before, edge.after) for edge in averaged.edges}
+    size = 4 * averaged.parameters.total
+    ours, theirs = (each.estimates.classes[0].memory for each in (averaged, without))
     assert ours.averages == size and ours.total_bytes == theirs.total_bytes + size
-    assert made.estimates.checkpoint_bytes == without.estimates.checkpoint_bytes + size
-    assert looks(made) == {True}
+    assert averaged.estimates.checkpoint_bytes == without.estimates.checkpoint_bytes + size
+    assert looks(averaged) == {True}
 
 
-def test_in_bf16_the_average_is_kept_in_finer_numbers(plan):
-    made = plan("ema { }", precision="precision { params = bf16 }")
-    assert made.node("setup.ema").args["format"] == "fp32"
-    assert "bf16 would round updates away" in made.node("setup.ema").does
-    assert made.estimates.classes[0].memory.averages == 4 * made.parameters.total
-    assert made.estimates.checkpoint_bytes == (3 * 2 + 4) * made.parameters.total
+def test_in_bf16_the_average_is_kept_in_finer_numbers(make_plan):
+    plan = make_plan("ema { }", precision="precision { params = bf16 }")
+    assert plan.node("setup.ema").args["format"] == "fp32"
+    assert "bf16 would round updates away" in plan.node("setup.ema").does
+    assert plan.estimates.classes[0].memory.averages == 4 * plan.parameters.total
+    assert plan.estimates.checkpoint_bytes == (3 * 2 + 4) * plan.parameters.total
 
 
-def test_who_looks_at_averages_is_no_part_of_the_experiment_and_what_they_are_is(plan):
-    made = plan("ema { }")
+def test_who_looks_at_averages_is_no_part_of_the_experiment_and_what_they_are_is(make_plan):
+    plan = make_plan("ema { }")
     for settings, another in (
         ("eval = false", False),
         ("publish = false", False),
         ("decay = 0.99", True),
         ("every = 2", True),
     ):
-        other = plan(f"ema {{ {settings} }}")
-        assert other.id != made.id and (other.config_id != made.config_id) is another, settings
-    assert plan().config_id != made.config_id
-    assert looks(plan("ema { eval = false }")) == {False}
-    published = [node.does for node in made.nodes if node.op == "tick.model"]
+        other = make_plan(f"ema {{ {settings} }}")
+        assert other.id != plan.id and (other.config_id != plan.config_id) is another, settings
+    assert make_plan().config_id != plan.config_id
+    assert looks(make_plan("ema { eval = false }")) == {False}
+    published = [node.does for node in plan.nodes if node.op == "tick.model"]
     assert published and all("averaged weights" in does for does in published)
 
 
-def test_what_a_change_means_for_a_checkpoint(plan):
-    without, made = plan(), plan("ema { }")
+def test_what_a_change_means_for_a_checkpoint(make_plan):
+    without, averaged = make_plan(), make_plan("ema { }")
 
     def said(before: Plan, after: Plan) -> tuple[str, dict[str, str]]:
         verdict = resumable(before, after)
         return verdict.kind, {reason.path: reason.text for reason in verdict.reasons}
 
-    kind, reasons = said(without, made)
+    kind, reasons = said(without, averaged)
     assert kind == "safe" and reasons["ema"] == "none → ema: the average starts from the weights of the checkpoint"
-    kind, reasons = said(made, without)
+    kind, reasons = said(averaged, without)
     assert kind == "safe" and reasons["ema"] == "ema → none: the averaged weights of the checkpoint are dropped"
-    kind, reasons = said(made, plan("ema { decay = 0.9, every = 4, publish = false, eval = false }"))
+    kind, reasons = said(averaged, make_plan("ema { decay = 0.9, every = 4, publish = false, eval = false }"))
     assert kind == "safe" and {"ema.decay", "ema.every", "ema.publish", "ema.eval"} <= reasons.keys()
 
 
@@ -102,7 +102,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_bad_values_are_told_where_they_are(wrong, tmp_path):
+def test_bad_values_are_reported_where_they_are(wrong, tmp_path):
     path = tmp_path / "spec.xtrain"
     path.write_text(f'include "{QUICKSTART}"\nema {{ {wrong} }}\n')
     loaded = load_spec(path)
@@ -111,10 +111,10 @@ def test_bad_values_are_told_where_they_are(wrong, tmp_path):
     assert (error.code, error.message) == WRONG[wrong]
 
 
-def test_an_average_that_never_takes_in_anything_is_told(load):
+def test_an_average_that_never_takes_in_anything_is_reported(load):
     steps = "experiment tiny { seed = 1, budget = 100 steps }"
-    for every, told in ((100, []), (101, ["W605"])):
+    for every, codes in ((100, []), (101, ["W605"])):
         found = compile_plan(load(experiment=steps, ema=f"ema {{ every = {every} }}"))
-        assert [d.code for d in found.diagnostics.warnings] == told
+        assert [d.code for d in found.diagnostics.warnings] == codes
         assert found.plan is not None
     assert "use 100 or fewer" in found.diagnostics.render()

@@ -39,7 +39,7 @@ def test_the_step_of_a_state_by_its_name(run, path, step):
     assert begins_at(run / path) == step
 
 
-def test_a_damaged_pointer_tells_nothing(run):
+def test_a_damaged_pointer_says_nothing(run):
     (run / "checkpoints" / "latest").write_bytes(b"\xff")
     assert begins_at(run) is None
 

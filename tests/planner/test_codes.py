@@ -133,9 +133,9 @@ def test_rows_that_cannot_be_dealt_by_cost_are_said(compiled, blocks, why):
     assert why is None or why in warned[0]
 
 
-def test_a_valid_spec_passes_every_check(plan):
-    made = plan(
+def test_a_valid_spec_passes_every_check(make_plan):
+    plan = make_plan(
         every="every 10 steps eval code then log", collate="collate = to_tensor -> flatten -> shift_tokens -> pack"
     )
-    assert {check.status for check in made.checks} == {"pass"}
-    assert all(check.evidence for check in made.checks)
+    assert {check.status for check in plan.checks} == {"pass"}
+    assert all(check.evidence for check in plan.checks)

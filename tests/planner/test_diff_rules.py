@@ -52,12 +52,12 @@ def test_every_argument_of_the_examples_has_a_row(path):
 
 
 @pytest.mark.parametrize("blocks", MORE.values(), ids=MORE.keys())
-def test_every_argument_of_other_layouts_has_a_row(plan, blocks):
-    every_argument_has_a_row(plan(**blocks))
+def test_every_argument_of_other_layouts_has_a_row(make_plan, blocks):
+    every_argument_has_a_row(make_plan(**blocks))
 
 
-def test_an_argument_without_a_row_makes_a_checkpoint_incompatible(plan):
-    a = plan()
+def test_an_argument_without_a_row_makes_a_checkpoint_incompatible(make_plan):
+    a = make_plan()
     nodes = tuple(evolve(n, args={**n.args, "new": 1}) if n.id == "step.clip" else n for n in a.nodes)
     verdict = resumable(a, evolve(a, nodes=nodes, id="other"))
     assert verdict.kind == "incompatible" and verdict.reasons[0].path == "step.clip.new"
@@ -65,15 +65,15 @@ def test_an_argument_without_a_row_makes_a_checkpoint_incompatible(plan):
     assert resumable(a, evolve(a, nodes=more, id="other")).kind == "incompatible"
 
 
-def test_another_optimizer_cannot_use_the_state(plan):
-    a = plan()
+def test_another_optimizer_cannot_use_the_state(make_plan):
+    a = make_plan()
     nodes = tuple(evolve(n, args={**n.args, "kind": "muon"}) if n.op == "setup.optimizer" else n for n in a.nodes)
     (reason,) = resumable(a, evolve(a, nodes=nodes, id="other")).reasons
     assert (reason.kind, reason.path) == ("incompatible", "optimizer.kind")
 
 
-def test_an_old_checkpoint_is_not_blamed_for_what_it_does_not_say(plan):
-    planned = checkpoint_contents(plan())
+def test_an_old_checkpoint_is_not_blamed_for_what_it_does_not_say(make_plan):
+    planned = checkpoint_contents(make_plan())
     assert mismatches(planned, planned) == []
     old = {"tensors": planned["tensors"], "loader": {**planned["loader"], "content": "abc", "step": 3}}
     assert mismatches(old, planned) == []
@@ -130,9 +130,11 @@ def test_groups(path, group):
     assert group_of(path) == group
 
 
-def test_values_come_with_where_they_came_from(plan):
-    a = plan(optimizer="optimizer adamw { lr = 1e-3 }")
-    b = plan(2, optimizer="let rate = 2e-3\noptimizer adamw { lr = rate }", batch="batch { sequence = 256, rows = 4 }")
+def test_values_come_with_where_they_came_from(make_plan):
+    a = make_plan(optimizer="optimizer adamw { lr = 1e-3 }")
+    b = make_plan(
+        2, optimizer="let rate = 2e-3\noptimizer adamw { lr = rate }", batch="batch { sequence = 256, rows = 4 }"
+    )
     changes = {change.path: change for change in changed_values(a, b)}
     lr = changes["optimizer.lr"]
     assert lr.before is not None and lr.after is not None
@@ -143,15 +145,15 @@ def test_values_come_with_where_they_came_from(plan):
     assert order == sorted(order)
 
 
-def test_a_tick_more_does_not_move_the_others(plan):
-    a = plan(every="every 10 steps log\nevery 50 steps checkpoint")
-    b = plan(every="every 5 steps eval code then log\nevery 10 steps log\nevery 20 steps checkpoint then stop")
+def test_a_tick_more_does_not_move_the_others(make_plan):
+    a = make_plan(every="every 10 steps log\nevery 50 steps checkpoint")
+    b = make_plan(every="every 5 steps eval code then log\nevery 10 steps log\nevery 20 steps checkpoint then stop")
     assert recurring(b)["every eval code then log"] == "5 steps"
     changed = {change.path for change in changed_values(a, b)}
     assert changed == {"every eval code then log", "every checkpoint", "every checkpoint then stop"}
 
 
-def test_memory_traffic_and_amounts_stand_side_by_side(plan):
+def test_memory_traffic_and_amounts_stand_side_by_side(make_plan):
     """With the parts of an estimate filled in by hand, so that the numbers can be followed."""
 
     def with_costs(one: Plan, activations: int, count: int) -> Plan:
@@ -160,7 +162,7 @@ def test_memory_traffic_and_amounts_stand_side_by_side(plan):
         classes = tuple(evolve(each, memory=memory, traffic=(traffic, traffic)) for each in one.estimates.classes)
         return evolve(one, estimates=evolve(one.estimates, classes=classes))
 
-    a, b = with_costs(plan(), 100, 3), with_costs(plan(parallel="parallel { pp 2 }"), 50, 5)
+    a, b = with_costs(make_plan(), 100, 3), with_costs(make_plan(parallel="parallel { pp 2 }"), 50, 5)
     found = compare_plans(a, b)
     content = to_json(found)
     assert [row["ranks"] for row in content["memory"]] == ["fullest rank", "pp 0", "pp 1"]

@@ -69,8 +69,8 @@ def test_a_plan_that_is_saved_again_keeps_its_note(spec):
     assert main(["plan", "plan.json", "--out", "again.json"]) == 0
     assert load_plan("again.json") == plan
     assert main(["plan", "spec.xtrain", "--world", "2", "--set", SETS[0], "--out", "new.json"]) == 0
-    made = load_plan("new.json").origin
-    assert made is not None and (made.sets, made.world) == (SETS[:1], 2)
+    origin = load_plan("new.json").origin
+    assert origin is not None and (origin.sets, origin.world) == (SETS[:1], 2)
 
 
 def test_a_spec_that_changed_is_refused_with_what_changed(spec):

@@ -68,7 +68,7 @@ def test_a_spec_is_run_with_a_note_of_how_it_was_planned(started):
 
 
 @pytest.mark.parametrize("more", [(), ("--ui", "tui")], ids=["", "tui"])
-def test_of_several_ranks_one_compiles_and_speaks(started, capsys, monkeypatch, more):
+def test_of_several_ranks_one_compiles_and_prints(started, capsys, monkeypatch, more):
     """Any other rank that a launcher has started takes the plan from the first one."""
 
     def compiled(*given, **named):
@@ -98,8 +98,8 @@ def devices(gib: float, name: str = "NVIDIA H100 80GB HBM3") -> Devices:
 
 
 @pytest.fixture
-def h100(plan):
-    return plan(cluster="cluster h100 { nodes = 1 }")
+def h100(make_plan):
+    return make_plan(cluster="cluster h100 { nodes = 1 }")
 
 
 def test_a_device_as_planned_passes(h100):
@@ -120,28 +120,28 @@ def test_another_device_with_enough_memory_is_worth_a_word(h100):
     assert "for h100" in remark and "NVIDIA B200" in remark
 
 
-def test_states_that_cannot_be_held_are_refused_whatever_the_cluster(plan):
-    made = plan()
-    states = made.estimates.classes[0].memory.states
-    assert made.cluster.memory_bytes is None
+def test_states_that_cannot_be_held_are_refused_whatever_the_cluster(make_plan):
+    plan = make_plan()
+    states = plan.estimates.classes[0].memory.states
+    assert plan.cluster.memory_bytes is None
     with pytest.raises(EnvironmentFault) as refused:
-        check_devices(made, devices((states - 1) / GIB))
+        check_devices(plan, devices((states - 1) / GIB))
     assert refused.value.code == "X712"
-    offloaded = evolve(made.estimates.classes[0], memory=evolve(made.estimates.classes[0].memory, offloaded=True))
-    made = evolve(made, estimates=evolve(made.estimates, classes=(offloaded,)))
-    check_devices(made, devices((states - 1) / GIB))
+    offloaded = evolve(plan.estimates.classes[0], memory=evolve(plan.estimates.classes[0].memory, offloaded=True))
+    plan = evolve(plan, estimates=evolve(plan.estimates, classes=(offloaded,)))
+    check_devices(plan, devices((states - 1) / GIB))
 
 
-def test_an_estimate_that_does_not_fit_is_worth_a_word(plan):
-    made = plan()
-    (ranks,) = made.estimates.classes
+def test_an_estimate_that_does_not_fit_is_worth_a_word(make_plan):
+    plan = make_plan()
+    (ranks,) = plan.estimates.classes
     full = evolve(ranks, memory=evolve(ranks.memory, activations=90 * GIB))
-    made = evolve(made, estimates=evolve(made.estimates, classes=(full,)))
-    (remark,) = check_devices(made, devices(79.1))
+    plan = evolve(plan, estimates=evolve(plan.estimates, classes=(full,)))
+    (remark,) = check_devices(plan, devices(79.1))
     assert remark.startswith("the planned memory of a rank is 90.")
 
 
-def test_the_least_device_of_a_machine_counts(plan, monkeypatch):
+def test_the_least_device_of_a_machine_counts(make_plan, monkeypatch):
     import torch
 
     sizes = [80 * GIB, 40 * GIB, 10 * GIB]
@@ -149,21 +149,21 @@ def test_the_least_device_of_a_machine_counts(plan, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
-    made = plan()
-    assert find_devices(made, 2) == Devices(kind="cuda", name="device 1", memory=40 * GIB)
+    plan = make_plan()
+    assert find_devices(plan, 2) == Devices(kind="cuda", name="device 1", memory=40 * GIB)
     with pytest.raises(EnvironmentFault) as refused:
-        find_devices(made, 4)
+        find_devices(plan, 4)
     assert refused.value.code == "X702" and "--world 3" in str(refused.value)
-    cpu = find_devices(plan(launch="launch { device = cpu }"), 2)
+    cpu = find_devices(make_plan(launch="launch { device = cpu }"), 2)
     assert (cpu.kind, cpu.memory) == ("cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
-def test_ranks_on_other_machines_than_planned_are_refused(plan):
-    made = plan(4, launch="launch { nodes = 2 }", parallel="parallel { fsdp auto }")
-    check_world(made, 4)
-    check_world(made, 4, 2)
+def test_ranks_on_other_machines_than_planned_are_refused(make_plan):
+    plan = make_plan(4, launch="launch { nodes = 2 }", parallel="parallel { fsdp auto }")
+    check_world(plan, 4)
+    check_world(plan, 4, 2)
     with pytest.raises(EnvironmentFault) as refused:
-        check_world(made, 4, 4)
+        check_world(plan, 4, 4)
     assert refused.value.code == "X703" and "puts 2 ranks on a machine and 4 were started" in str(refused.value)
     with pytest.raises(EnvironmentFault, match="4 ranks and 8 were started"):
-        check_world(made, 8, 4)
+        check_world(plan, 8, 4)

@@ -33,7 +33,7 @@ def compiled(tmp_path):
 
 
 @pytest.fixture
-def plan(compiled):
+def make_plan(compiled):
     def run(**options):
         found = compiled(**options)
         assert found.plan is not None, found.diagnostics.render()
@@ -46,45 +46,45 @@ def worlds(plan):
     return {each.world: each.accumulate for each in plan.elastic}
 
 
-def test_every_world_takes_the_same_rows_and_the_largest_is_the_plan(plan):
-    made = plan()
-    assert made.mesh.world_size == 4
-    assert worlds(made) == {1: 8, 2: 4, 4: 2}
-    (refused,) = made.refused
+def test_every_world_takes_the_same_rows_and_the_largest_is_the_plan(make_plan):
+    plan = make_plan()
+    assert plan.mesh.world_size == 4
+    assert worlds(plan) == {1: 8, 2: 4, 4: 2}
+    (refused,) = plan.refused
     assert refused.worlds == "3" and "8 rows" in refused.reason
 
 
-def test_the_words_of_a_refusal_are_not_part_of_the_id(plan):
-    made = plan()
-    (refused,) = made.refused
-    reworded = evolve(made, refused=(evolve(refused, reason="other words"),))
-    assert plan_id(reworded) == made.id
-    assert plan_id(evolve(made, refused=(evolve(refused, worlds="5"),))) != made.id
+def test_the_words_of_a_refusal_are_not_part_of_the_id(make_plan):
+    plan = make_plan()
+    (refused,) = plan.refused
+    reworded = evolve(plan, refused=(evolve(refused, reason="other words"),))
+    assert plan_id(reworded) == plan.id
+    assert plan_id(evolve(plan, refused=(evolve(refused, worlds="5"),))) != plan.id
     # A plan that was saved when they were is still read.
-    earlier = evolve(made, id=plan_id(made, with_reasons=True))
-    assert earlier.id != made.id and from_json(to_json(earlier)) == earlier
+    earlier = evolve(plan, id=plan_id(plan, with_reasons=True))
+    assert earlier.id != plan.id and from_json(to_json(earlier)) == earlier
     with pytest.raises(PlanError, match="does not match its id"):
-        from_json(to_json(evolve(made, id="0" * 16)))
+        from_json(to_json(evolve(plan, id="0" * 16)))
 
 
-def test_the_rows_are_those_of_the_largest_world_where_the_spec_gives_microbatches(plan):
-    assert worlds(plan(batch="micro = 1, accumulate = 3", elastic="2..4")) == {2: 6, 3: 4, 4: 3}
-    declared = plan(batch="micro = 1, accumulate = 2", sets=("launch.nodes=1", "launch.ranks_per_node=2"))
+def test_the_rows_are_those_of_the_largest_world_where_the_spec_gives_microbatches(make_plan):
+    assert worlds(make_plan(batch="micro = 1, accumulate = 3", elastic="2..4")) == {2: 6, 3: 4, 4: 3}
+    declared = make_plan(batch="micro = 1, accumulate = 2", sets=("launch.nodes=1", "launch.ranks_per_node=2"))
     assert declared.mesh.world_size == 2 and worlds(declared) == {1: 4, 2: 2, 4: 1}
 
 
-def test_other_axes_stay_and_the_free_one_gives_way(plan):
-    made = plan(parallel="tp 2, pp 2, fsdp auto", elastic="4..16", batch="rows = 32")
-    assert {each.world: each.axes["fsdp"] for each in made.elastic} == {4: 1, 8: 2, 16: 4}
-    assert all(each.axes["tp"] == each.axes["pp"] == 2 for each in made.elastic)
-    reasons = {each.reason: each.worlds for each in made.refused}
+def test_other_axes_stay_and_the_free_one_gives_way(make_plan):
+    plan = make_plan(parallel="tp 2, pp 2, fsdp auto", elastic="4..16", batch="rows = 32")
+    assert {each.world: each.axes["fsdp"] for each in plan.elastic} == {4: 1, 8: 2, 16: 4}
+    assert all(each.axes["tp"] == each.axes["pp"] == 2 for each in plan.elastic)
+    reasons = {each.reason: each.worlds for each in plan.refused}
     assert reasons["not a multiple of pp 2 · tp 2 = 4"].startswith("5..7, 9..11, 13..15")
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_the_plan_of_a_world_has_the_id_that_every_other_one_has_recorded(plan, compiled, world):
-    base = plan()
-    own = plan(world=world)
+def test_the_plan_of_a_world_has_the_id_that_every_other_one_has_recorded(make_plan, compiled, world):
+    base = make_plan()
+    own = make_plan(world=world)
     recorded = {each.world: each.id for each in base.elastic}
     assert own.id == recorded[world]
     assert own.elastic == base.elastic and own.refused == base.refused and own.config_id == base.config_id
@@ -94,21 +94,21 @@ def test_the_plan_of_a_world_has_the_id_that_every_other_one_has_recorded(plan, 
     assert stored == own
 
 
-def test_another_range_is_another_plan_and_the_same_experiment(plan):
-    narrow, wide = plan(elastic="2..4"), plan(elastic="1..4")
+def test_another_range_is_another_plan_and_the_same_experiment(make_plan):
+    narrow, wide = make_plan(elastic="2..4"), make_plan(elastic="1..4")
     assert narrow.id != wide.id and narrow.config_id == wide.config_id
-    assert plan(restarts=3).id != plan(restarts=2).id
+    assert make_plan(restarts=3).id != make_plan(restarts=2).id
 
 
-def test_a_plan_that_names_another_id_for_a_world_is_still_the_plan_it_says_and_no_other_number_is(plan):
-    content = to_json(plan())
+def test_a_plan_that_names_another_id_for_a_world_is_still_the_plan_it_says_and_no_other_number_is(make_plan):
+    content = to_json(make_plan())
     content["elastic"][0]["accumulate"] += 1
     with pytest.raises(Exception, match="does not match its id"):
         from_json(content)
 
 
-def test_the_page_says_which_worlds_there_are_and_why_others_are_not(plan):
-    page = render(plan(parallel="tp 2, fsdp auto", elastic="2..8"))
+def test_the_page_says_which_worlds_there_are_and_why_others_are_not(make_plan):
+    page = render(make_plan(parallel="tp 2, fsdp auto", elastic="2..8"))
     part = page[page.index("RESTARTS") :].split("\n\n")[0]
     assert "up to 2" in part and "8 ranks" in part and "2 microbatches" in part and "this plan" in part
     assert "not 3, 5, 7: not a multiple of tp 2" in part and "not 6: 8 rows" in part
@@ -155,22 +155,22 @@ def test_a_check_without_a_plan_says_the_same(compiled, tmp_path):
     assert [each.code for each in check_from_spec(tmp_path / "tiny.xtrain")] == ["X430"]
 
 
-def test_a_wide_range_is_planned_at_once(plan):
+def test_a_wide_range_is_planned_at_once(make_plan):
     begin = time.process_time()
-    made = plan(elastic="1..4096", batch="rows = 4096")
-    assert len(made.elastic) == 13 and made.mesh.world_size == 4096
+    plan = make_plan(elastic="1..4096", batch="rows = 4096")
+    assert len(plan.elastic) == 13 and plan.mesh.world_size == 4096
     assert time.process_time() - begin < 20
-    assert len(dumps(made)) < 3_000_000
+    assert len(dumps(plan)) < 3_000_000
 
 
-def test_most_numbers_of_a_wide_range_may_not_work(plan, compiled):
+def test_most_numbers_of_a_wide_range_may_not_work(make_plan, compiled):
     """Rows that are declared say which numbers need no trial."""
-    made = plan(elastic="1..4096", batch="rows = 4")
-    assert worlds(made) == {1: 4, 2: 2, 4: 1} and made.mesh.world_size == 4
+    plan = make_plan(elastic="1..4096", batch="rows = 4")
+    assert worlds(plan) == {1: 4, 2: 2, 4: 1} and plan.mesh.world_size == 4
     found = compiled(elastic="1..3000000")
     assert found.plan is None and "speaks of 3,000,000 numbers of ranks" in found.diagnostics.render()
 
 
-def test_what_is_wrong_on_every_number_of_ranks_is_told_once_and_where_it_stands(compiled):
+def test_what_is_wrong_on_every_number_of_ranks_is_reported_once_and_where_it_stands(compiled):
     found = compiled(more='launch { stop_file = "." }').diagnostics
     assert [each.code for each in found] == ["X304"]

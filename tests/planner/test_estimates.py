@@ -89,20 +89,20 @@ def test_experts_count_by_those_a_token_uses():
     assert matmul_parameters(QWEN3_30B) == dense + experts * 8 // 128
 
 
-def test_memory_of_one_rank_is_sixteen_bytes_a_parameter(plan):
-    made = plan()
-    (only,) = made.estimates.classes
-    assert only.memory.states == 16 * made.parameters.total
-    assert made.estimates.checkpoint_bytes == 12 * made.parameters.total
-    half = plan(precision="precision { params = bf16 }").estimates
-    assert half.classes[0].memory.states == 8 * made.parameters.total
+def test_memory_of_one_rank_is_sixteen_bytes_a_parameter(make_plan):
+    plan = make_plan()
+    (only,) = plan.estimates.classes
+    assert only.memory.states == 16 * plan.parameters.total
+    assert plan.estimates.checkpoint_bytes == 12 * plan.parameters.total
+    half = make_plan(precision="precision { params = bf16 }").estimates
+    assert half.classes[0].memory.states == 8 * plan.parameters.total
 
 
-def test_memory_is_shared_over_fsdp(plan):
+def test_memory_is_shared_over_fsdp(make_plan):
     """Every first dimension of this model divides by 2 (258 rows of the embedding are 129), so sharding is exact."""
-    one, two = plan(), plan(parallel="parallel { fsdp 2 }")
+    one, two = make_plan(), make_plan(parallel="parallel { fsdp 2 }")
     assert two.estimates.classes[0].memory.states * 2 == one.estimates.classes[0].memory.states
-    copies = plan(parallel="parallel { fsdp 2 { replicate = 3 } }")
+    copies = make_plan(parallel="parallel { fsdp 2 { replicate = 3 } }")
     assert copies.estimates.classes[0].memory.states == two.estimates.classes[0].memory.states
 
 
@@ -147,15 +147,15 @@ def test_folded_context_ranks_shard_parameters(fold, ways):
     assert cuts_of(Parallel(cp=Cp(size=6, fold=fold)), mesh, LLAMA_8B).fsdp == ways
 
 
-def test_memory_by_pipeline_rank(plan):
+def test_memory_by_pipeline_rank(make_plan):
     """Four equal blocks on two ranks; the first holds the embedding as well, the last one norm and head."""
-    made = plan(parallel="parallel { pp 2 }")
-    sizes = {tensor.name: tensor.size for tensor in made.parameters.tensors}
+    plan = make_plan(parallel="parallel { pp 2 }")
+    sizes = {tensor.name: tensor.size for tensor in plan.parameters.tensors}
     block = sum(size for name, size in sizes.items() if name.startswith("layers.0."))
-    first, last = (each.memory for each in made.estimates.classes)
+    first, last = (each.memory for each in plan.estimates.classes)
     assert first.parameters == 4 * (2 * block + sizes["embed_tokens.weight"])
     assert last.parameters == 4 * (2 * block + sizes["norm.weight"] + sizes["lm_head.weight"])
-    tied = plan(
+    tied = make_plan(
         parallel="parallel { pp 2 }",
         model="model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, tie_embeddings = true }",
     )

@@ -90,14 +90,14 @@ def test_what_is_there_and_is_something_else_is_a_mistake(compiled, blocks, code
 
 @pytest.mark.parametrize(("blocks", "code"), LATER.values(), ids=LATER.keys())
 def test_what_is_missing_may_come(compiled, blocks, code):
-    made = compiled(**blocks | ({"model": VOCAB} if blocks.get("model") == "" else {}))
-    assert made.plan is not None and [d.code for d in made.diagnostics] == [code], made.diagnostics.render()
+    result = compiled(**blocks | ({"model": VOCAB} if blocks.get("model") == "" else {}))
+    assert result.plan is not None and [d.code for d in result.diagnostics] == [code], result.diagnostics.render()
 
 
 @pytest.mark.parametrize("blocks", GOOD.values(), ids=GOOD.keys())
 def test_nothing_is_said_of_what_can_be_used(compiled, blocks):
-    made = compiled(**blocks)
-    assert made.plan is not None and not list(made.diagnostics), made.diagnostics.render()
+    result = compiled(**blocks)
+    assert result.plan is not None and not list(result.diagnostics), result.diagnostics.render()
 
 
 def test_a_tokenizer_that_is_none_is_a_mistake_whatever_the_vocabulary(compiled):
@@ -109,7 +109,7 @@ def test_a_run_that_has_saved_does_not_need_what_it_began_with(compiled):
     blocks = begins('from = "texts"')
     assert [error.code for error in compiled(**blocks).diagnostics.errors] == ["X720"]
     Path(f"runs/tiny/0123/{FULL}").mkdir(parents=True)
-    made = compiled(**blocks)
-    assert made.plan is not None and [d.code for d in made.diagnostics] == ["W501"]
+    result = compiled(**blocks)
+    assert result.plan is not None and [d.code for d in result.diagnostics] == ["W501"]
     anew = compiled(**begins('from = "texts", resume = false'))
     assert [error.code for error in anew.diagnostics.errors] == ["X720"], "a run that begins anew needs it"

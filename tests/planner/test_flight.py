@@ -36,8 +36,8 @@ def theirs(schedule: str, ranks: int, turns: int, count: int) -> dict:
         )
         for index in own
     ]
-    made = LOOPED[schedule](stages, count)  # type: ignore[arg-type]
-    return {rank: [a for a in actions if a is not None] for rank, actions in made.pipeline_order.items()}
+    torch_schedule = LOOPED[schedule](stages, count)  # type: ignore[arg-type]
+    return {rank: [a for a in actions if a is not None] for rank, actions in torch_schedule.pipeline_order.items()}
 
 
 CASES = [

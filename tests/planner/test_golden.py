@@ -6,14 +6,14 @@ import golden
 import pytest
 
 CASES = [(spec, ending) for spec in golden.SPECS for ending in (".txt", ".json")]
-made: dict[str, dict[str, str]] = {}
+texts_by_spec: dict[str, dict[str, str]] = {}
 
 
 def texts(spec):
     """Each spec is planned once."""
-    if spec.name not in made:
-        made[spec.name] = golden.texts(spec)
-    return made[spec.name]
+    if spec.name not in texts_by_spec:
+        texts_by_spec[spec.name] = golden.texts(spec)
+    return texts_by_spec[spec.name]
 
 
 @pytest.mark.parametrize(("spec", "ending"), CASES, ids=[f"{spec.stem}{ending}" for spec, ending in CASES])

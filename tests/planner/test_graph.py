@@ -20,8 +20,8 @@ def parallel_nodes(plan):
     return [node.id.removeprefix("setup.parallel.") for node in plan.nodes if node.id.startswith("setup.parallel.")]
 
 
-def test_one_rank_in_one_format_has_nothing_parallel(plan):
-    assert parallel_nodes(plan()) == []
+def test_one_rank_in_one_format_has_nothing_parallel(make_plan):
+    assert parallel_nodes(make_plan()) == []
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_one_rank_in_one_format_has_nothing_parallel(plan):
         ),
     ],
 )
-def test_only_what_is_used_has_a_node(plan, blocks, expected):
-    assert parallel_nodes(plan(**blocks)) == expected
+def test_only_what_is_used_has_a_node(make_plan, blocks, expected):
+    assert parallel_nodes(make_plan(**blocks)) == expected
 
 
-def test_setup_follows_the_architecture(plan):
-    made = plan(model=MOE, parallel="parallel { fsdp 2, ep 2, tp 2, pp 2 }")
+def test_setup_follows_the_architecture(make_plan):
+    plan = make_plan(model=MOE, parallel="parallel { fsdp 2, ep 2, tp 2, pp 2 }")
     order = [
         "setup.bootstrap",
         "setup.mesh",
@@ -70,7 +70,7 @@ def test_setup_follows_the_architecture(plan):
         "setup.resume",
         "step.fetch",
     ]
-    graph = networkx.DiGraph([(edge.before, edge.after) for edge in made.edges])
+    graph = networkx.DiGraph([(edge.before, edge.after) for edge in plan.edges])
     for before, after in pairwise(order):
         assert networkx.has_path(graph, before, after), (before, after)
     for before in ("setup.tokenizer", "setup.data.code", "collate.pack", "setup.loader", "setup.observe"):
@@ -78,7 +78,7 @@ def test_setup_follows_the_architecture(plan):
     assert networkx.is_directed_acyclic_graph(graph)
 
 
-def test_the_step_in_its_order(plan):
+def test_the_step_in_its_order(make_plan):
     expected = [
         "step.fetch",
         "step.agree",
@@ -90,8 +90,8 @@ def test_the_step_in_its_order(plan):
         "step.optimizer",
         "step.measure",
     ]
-    assert ids(plan(), "step") == expected
-    unclipped = ids(plan(optimizer="optimizer adamw { lr = 1e-3, clip = none }"), "step")
+    assert ids(make_plan(), "step") == expected
+    unclipped = ids(make_plan(optimizer="optimizer adamw { lr = 1e-3, clip = none }"), "step")
     assert "step.gradient_norm" in unclipped and "step.clip" not in unclipped
 
 
@@ -99,34 +99,34 @@ def test_the_step_in_its_order(plan):
     ("fold", "axes"),
     [("all", None), ("ring_only", ["ulysses"]), ("ulysses_only", ["ring"]), ("none", ["ring", "ulysses"])],
 )
-def test_gradients_are_summed_over_context_ranks_that_fsdp_does_not_cover(plan, fold, axes):
-    made = plan(parallel=f"parallel {{ cp 4 {{ ring = 2, ulysses = 2, fold = {fold} }} }}")
-    steps = ids(made, "step")
+def test_gradients_are_summed_over_context_ranks_that_fsdp_does_not_cover(make_plan, fold, axes):
+    plan = make_plan(parallel=f"parallel {{ cp 4 {{ ring = 2, ulysses = 2, fold = {fold} }} }}")
+    steps = ids(plan, "step")
     if axes is None:
         assert "step.context_grad_sync" not in steps
         return
-    assert made.node("step.context_grad_sync").args == {"axes": axes}
+    assert plan.node("step.context_grad_sync").args == {"axes": axes}
     assert steps.index("step.forward_backward") + 1 == steps.index("step.context_grad_sync")
 
 
-def test_data_of_evaluations_is_prepared_too(plan):
-    made = plan(
+def test_data_of_evaluations_is_prepared_too(make_plan):
+    plan = make_plan(
         dataset="dataset code { source = python_stdlib() }\n"
         "dataset other { source = python_stdlib(), holdout = 100% }\n"
         'dataset idle { source = text("a"), holdout = 100% }',
         every="every 10 steps eval other",
     )
-    data = [node.id for node in made.nodes if node.op == "setup.data"]
+    data = [node.id for node in plan.nodes if node.op == "setup.data"]
     assert data == ["setup.data.code", "setup.data.other"]
-    assert Edge(before="setup.data.other", after="tick.eval.other", data="held-out rows") in made.edges
-    assert made.node("setup.loader").args["datasets"] == ["code"]
+    assert Edge(before="setup.data.other", after="tick.eval.other", data="held-out rows") in plan.edges
+    assert plan.node("setup.loader").args["datasets"] == ["code"]
 
 
-def test_rules_say_how_many_modules_they_match(plan):
+def test_rules_say_how_many_modules_they_match(make_plan):
     """A number for each pipeline coordinate: of blocks there, or of modules that own a matrix."""
-    made = plan(parallel="parallel { fsdp 2, tp 2 }")
-    assert made.node("setup.parallel.fsdp").args["matches"] == [4]
-    rules = {rule["pattern"]: rule for rule in made.node("setup.parallel.tp").args["rules"]}
+    plan = make_plan(parallel="parallel { fsdp 2, tp 2 }")
+    assert plan.node("setup.parallel.fsdp").args["matches"] == [4]
+    rules = {rule["pattern"]: rule for rule in plan.node("setup.parallel.tp").args["rules"]}
     assert len(rules) == 9 and sum(sum(rule["matches"]) for rule in rules.values()) == 4 * 7 + 2
     assert rules["layers.*.mlp.down_proj"] == {"pattern": "layers.*.mlp.down_proj", "style": "row", "matches": [4]}
     assert {name: rules[name]["style"] for name in ("embed_tokens", "lm_head")} == {
@@ -135,41 +135,41 @@ def test_rules_say_how_many_modules_they_match(plan):
     }
 
 
-def test_rules_of_a_pipeline(plan):
-    made = plan(parallel="parallel { pp 3, tp 2, fsdp 2 }", model=TIED.replace("layers = 4", "layers = 5"))
-    assert made.node("setup.build_model").args["stages"] == [[0, 1], [2, 3], [4, 4]]
-    assert made.node("setup.build_model").args["owners"] == [[0], [1], [2]]
-    assert made.node("setup.parallel.fsdp").args["matches"] == [2, 2, 1]
-    rules = {rule["pattern"]: rule["matches"] for rule in made.node("setup.parallel.tp").args["rules"]}
+def test_rules_of_a_pipeline(make_plan):
+    plan = make_plan(parallel="parallel { pp 3, tp 2, fsdp 2 }", model=TIED.replace("layers = 4", "layers = 5"))
+    assert plan.node("setup.build_model").args["stages"] == [[0, 1], [2, 3], [4, 4]]
+    assert plan.node("setup.build_model").args["owners"] == [[0], [1], [2]]
+    assert plan.node("setup.parallel.fsdp").args["matches"] == [2, 2, 1]
+    rules = {rule["pattern"]: rule["matches"] for rule in plan.node("setup.parallel.tp").args["rules"]}
     assert rules["layers.*.self_attn.q_proj"] == [2, 2, 1]
     assert rules["embed_tokens"] == [1, 0, 1] and "lm_head" not in rules
-    loose = plan(parallel="parallel { pp 2, tp 2 }")
+    loose = make_plan(parallel="parallel { pp 2, tp 2 }")
     rules = {rule["pattern"]: rule["matches"] for rule in loose.node("setup.parallel.tp").args["rules"]}
     assert (rules["embed_tokens"], rules["lm_head"]) == ([1, 0], [0, 1])
 
 
-def test_the_mesh_has_a_node_of_its_own(plan):
-    made = plan(model=MOE, parallel="parallel { fsdp 2, cp 2 { ring = 2, fold = ring_only }, tp 2, ep 4 }")
-    node = made.node("setup.mesh")
+def test_the_mesh_has_a_node_of_its_own(make_plan):
+    plan = make_plan(model=MOE, parallel="parallel { fsdp 2, cp 2 { ring = 2, fold = ring_only }, tp 2, ep 4 }")
+    node = plan.node("setup.mesh")
     assert node.args == {
         "axes": [["pp", 1], ["replicate", 1], ["fsdp", 2], ["ring", 2], ["ulysses", 1], ["tp", 2]],
         "expert_axes": [["pp", 1], ["ep_replicate", 1], ["ep_fsdp", 2], ["ep", 4]],
         "shard_axes": ["fsdp", "ring"],
     }
-    assert Edge(before="setup.mesh", after="setup.build_model", data="meshes") in made.edges
-    assert plan().node("setup.mesh").args["shard_axes"] == ["fsdp"]
-    assert plan(4, parallel="parallel { stack = ddp }").node("setup.mesh").args["axes"][1:3] == [
+    assert Edge(before="setup.mesh", after="setup.build_model", data="meshes") in plan.edges
+    assert make_plan().node("setup.mesh").args["shard_axes"] == ["fsdp"]
+    assert make_plan(4, parallel="parallel { stack = ddp }").node("setup.mesh").args["axes"][1:3] == [
         ["replicate", 4],
         ["fsdp", 1],
     ]
 
 
-def test_arguments_of_experts(plan):
-    made = plan(model=MOE, parallel="parallel { fsdp 4, ep 2 }", batch="batch { sequence = 256, accumulate = 4 }")
-    assert made.node("setup.build_model").args["rows"] == 16
-    assert "rows" not in plan().node("setup.build_model").args
-    assert made.node("setup.parallel.ep").args == {"size": 2, "pattern": "layers.*.mlp.experts", "matches": [4]}
-    assert made.node("setup.parallel.expert_fsdp").args == {
+def test_arguments_of_experts(make_plan):
+    plan = make_plan(model=MOE, parallel="parallel { fsdp 4, ep 2 }", batch="batch { sequence = 256, accumulate = 4 }")
+    assert plan.node("setup.build_model").args["rows"] == 16
+    assert "rows" not in make_plan().node("setup.build_model").args
+    assert plan.node("setup.parallel.ep").args == {"size": 2, "pattern": "layers.*.mlp.experts", "matches": [4]}
+    assert plan.node("setup.parallel.expert_fsdp").args == {
         "pattern": "layers.*.mlp.experts",
         "matches": [4],
         "dimension": 1,
@@ -180,93 +180,93 @@ def test_arguments_of_experts(plan):
     }
 
 
-def test_policies_of_fsdp(plan):
-    made = plan(
+def test_policies_of_fsdp(make_plan):
+    plan = make_plan(
         parallel="parallel { fsdp 2 { offload = true, reduce = fp64 } }", precision="precision { compute = bf16 }"
     )
     policy = {"compute": "bf16", "reduce": "fp64", "reshard": True, "offload": True}
-    assert made.node("setup.parallel.fsdp").args == {"pattern": "layers.*", "matches": [4], **policy}
+    assert plan.node("setup.parallel.fsdp").args == {"pattern": "layers.*", "matches": [4], **policy}
     # The root lets go of nothing: its backward follows its forward at once.
-    assert made.node("setup.parallel.root_fsdp").args == {**policy, "reshard": False}
-    piped = plan(parallel="parallel { pp 2, fsdp 2 }")
+    assert plan.node("setup.parallel.root_fsdp").args == {**policy, "reshard": False}
+    piped = make_plan(parallel="parallel { pp 2, fsdp 2 }")
     assert piped.node("setup.parallel.fsdp").args["reshard"] is False
-    asked = plan(parallel="parallel { pp 2, fsdp 2 { reshard = true } }")
+    asked = make_plan(parallel="parallel { pp 2, fsdp 2 { reshard = true } }")
     assert asked.node("setup.parallel.fsdp").args["reshard"] is True
 
 
-def test_recomputation(plan):
+def test_recomputation(make_plan):
     """Of five blocks every second one: 1 and 3."""
     model = MOE.replace("layers = 4", "layers = 5")
     chosen = "activation selective { every = 2 }"
-    made = plan(model=model, activation=chosen, parallel="parallel { fsdp 2, ep 2 }")
-    assert made.node("setup.activation").args == {
+    plan = make_plan(model=model, activation=chosen, parallel="parallel { fsdp 2, ep 2 }")
+    assert plan.node("setup.activation").args == {
         "mode": "selective",
         "every": 2,
         "save": ["matmul", "all_to_all"],
         "pattern": "layers.*",
         "matches": [2],
     }
-    assert made.node("setup.routing_replay").args == {"matches": [2]}
-    on_cpu = plan(activation="activation selective", launch="launch { device = cpu }")
+    assert plan.node("setup.routing_replay").args == {"matches": [2]}
+    on_cpu = make_plan(activation="activation selective", launch="launch { device = cpu }")
     assert on_cpu.node("setup.activation").args["save"] == ["matmul", "attention"]
-    compiled = plan(activation="activation selective", compile="compile { mode = default }")
+    compiled = make_plan(activation="activation selective", compile="compile { mode = default }")
     assert compiled.node("setup.activation").args["save"] == ["matmul", "attention"]
-    whole = plan(model=model, activation="activation full")
+    whole = make_plan(model=model, activation="activation full")
     assert whole.node("setup.activation").args["save"] == [] and whole.node("setup.activation").args["matches"] == [5]
     assert "setup.routing_replay" not in ids(whole, "setup")  # nothing travels, so nothing can travel elsewhere
-    two = plan(model=model, activation=chosen, parallel="parallel { pp 2 }").node("setup.activation").args
+    two = make_plan(model=model, activation=chosen, parallel="parallel { pp 2 }").node("setup.activation").args
     assert two["matches"] == [1, 1] and two["save"] == ["matmul"]
 
 
-def test_compilation(plan):
-    assert plan(compile="compile").node("setup.compile").args == {
+def test_compilation(make_plan):
+    assert make_plan(compile="compile").node("setup.compile").args == {
         "mode": "default",
         "pattern": "layers.*",
         "matches": [4],
     }
-    tuned = plan(compile="compile { mode = max_autotune }").node("setup.compile").args["mode"]
+    tuned = make_plan(compile="compile { mode = max_autotune }").node("setup.compile").args["mode"]
     assert tuned == "max-autotune-no-cudagraphs"
-    assert "setup.compile" not in ids(plan(), "setup")
+    assert "setup.compile" not in ids(make_plan(), "setup")
 
 
-def test_packing(plan):
+def test_packing(make_plan):
     chain = "collate = to_tensor -> flatten -> shift_tokens -> "
-    made = plan(2, collate=f"{chain}pack(best_fit)", parallel="parallel { fsdp 2 }")
+    plan = make_plan(2, collate=f"{chain}pack(best_fit)", parallel="parallel { fsdp 2 }")
     packed = {"method": "best_fit", "group": 100_000}
-    assert made.node("collate.pack").args == {"capacity": 256, "align": 1, **packed}
-    assert packed.items() <= made.node("setup.data.code").args.items()
-    assert made.node("setup.loader").args["balance"] is True
-    how = {entry.path: (entry.value, entry.origin) for entry in made.provenance}
+    assert plan.node("collate.pack").args == {"capacity": 256, "align": 1, **packed}
+    assert packed.items() <= plan.node("setup.data.code").args.items()
+    assert plan.node("setup.loader").args["balance"] is True
+    how = {entry.path: (entry.value, entry.origin) for entry in plan.provenance}
     assert how["collate.pack.group"] == ("100000", "derived")
-    smaller = plan(collate=f"{chain}pack(multipack, group = 5k)")
+    smaller = make_plan(collate=f"{chain}pack(multipack, group = 5k)")
     assert smaller.node("setup.data.code").args["group"] == 5000
     assert "balance" not in smaller.node("setup.loader").args
-    in_order = plan()
+    in_order = make_plan()
     assert not {"method", "group"} & in_order.node("setup.data.code").args.keys()
 
 
-def test_context_parallel(plan):
-    made = plan(parallel="parallel { cp 4 { ring = 2, ulysses = 2 } }")
-    assert made.node("setup.parallel.cp").args == {"ring": 2, "ulysses": 2, "matches": [4]}
-    assert made.node("collate.pack").args == {"method": "sequential", "capacity": 256, "align": 4}
-    assert made.node("setup.data.code").args["align"] == 4
-    assert made.node("collate.shard").args == {"ring": 2, "ulysses": 2}
-    chain = [node.id for node in made.of_kind("collate")]
+def test_context_parallel(make_plan):
+    plan = make_plan(parallel="parallel { cp 4 { ring = 2, ulysses = 2 } }")
+    assert plan.node("setup.parallel.cp").args == {"ring": 2, "ulysses": 2, "matches": [4]}
+    assert plan.node("collate.pack").args == {"method": "sequential", "capacity": 256, "align": 4}
+    assert plan.node("setup.data.code").args["align"] == 4
+    assert plan.node("collate.shard").args == {"ring": 2, "ulysses": 2}
+    chain = [node.id for node in plan.of_kind("collate")]
     assert chain[-3:] == ["collate.pack", "collate.shard", "collate.microbatches"]
-    ulysses = plan(parallel="parallel { cp 2 }")  # which cuts rows, not documents
+    ulysses = make_plan(parallel="parallel { cp 2 }")  # which cuts rows, not documents
     assert ulysses.node("collate.pack").args["align"] == 1
-    written = plan(collate="collate = to_tensor -> flatten -> shift_tokens -> pack(align = 8) -> shard")
+    written = make_plan(collate="collate = to_tensor -> flatten -> shift_tokens -> pack(align = 8) -> shard")
     assert "collate.shard" not in ids(written, "collate") and written.node("collate.pack").args["align"] == 8
 
 
-def test_pipelines_in_the_step(plan):
-    made = plan(parallel="parallel { pp 4, fsdp 2 }", model=TIED)
-    assert made.node("setup.parallel.pp").args == {"size": 4, "schedule": "1f1b", "stages_per_rank": 1}
-    assert made.node("setup.schedule_cache").args == {"counts": [4]}
-    assert Edge(before="setup.schedule_cache", after="setup.resume", data="") in made.edges
-    assert made.node("step.fetch").args == {"readers": [0, 3]}
-    assert made.node("step.forward_backward").op == "step.pipeline"
-    assert ids(made, "step")[:6] == [
+def test_pipelines_in_the_step(make_plan):
+    plan = make_plan(parallel="parallel { pp 4, fsdp 2 }", model=TIED)
+    assert plan.node("setup.parallel.pp").args == {"size": 4, "schedule": "1f1b", "stages_per_rank": 1}
+    assert plan.node("setup.schedule_cache").args == {"counts": [4]}
+    assert Edge(before="setup.schedule_cache", after="setup.resume", data="") in plan.edges
+    assert plan.node("step.fetch").args == {"readers": [0, 3]}
+    assert plan.node("step.forward_backward").op == "step.pipeline"
+    assert ids(plan, "step")[:6] == [
         "step.fetch",
         "step.share_outline",
         "step.agree",
@@ -275,52 +275,52 @@ def test_pipelines_in_the_step(plan):
         "step.tied_grad_sync",
     ]
     # 3 / (4 + 3) = 43 % where all ranks cost the same; the busiest one, which has the head, waits less.
-    assert "bubble 38%" in made.node("step.forward_backward").does
-    both = plan(parallel="parallel { pp 2 }")
+    assert "bubble 38%" in plan.node("step.forward_backward").does
+    both = make_plan(parallel="parallel { pp 2 }")
     assert both.node("step.fetch").args == {"readers": [0, 1]} and "step.share_outline" not in ids(both, "step")
-    there_and_back = plan(parallel="parallel { pp 2 { schedule = zbv } }")
+    there_and_back = make_plan(parallel="parallel { pp 2 { schedule = zbv } }")
     assert there_and_back.node("setup.build_model").args["owners"] == [[0, 3], [1, 2]]
     assert there_and_back.node("step.fetch").args == {"readers": [0]}
     assert there_and_back.node("step.share_outline").args == {"source": 0}
 
 
-def test_gradients_of_what_tp_does_not_cut_are_summed_where_fsdp_does_not(plan):
-    made = plan(parallel="parallel { tp 2, cp 2 { fold = none } }")
-    steps = ids(made, "step")
+def test_gradients_of_what_tp_does_not_cut_are_summed_where_fsdp_does_not(make_plan):
+    plan = make_plan(parallel="parallel { tp 2, cp 2 { fold = none } }")
+    steps = ids(plan, "step")
     at = steps.index("step.forward_backward")
     assert steps[at + 1 : at + 3] == ["step.tensor_grad_sync", "step.context_grad_sync"]
-    assert made.node("step.tensor_grad_sync").args == {"axes": ["tp"]}
-    assert "step.tensor_grad_sync" not in ids(plan(parallel="parallel { tp 2, fsdp 2 }"), "step")
+    assert plan.node("step.tensor_grad_sync").args == {"axes": ["tp"]}
+    assert "step.tensor_grad_sync" not in ids(make_plan(parallel="parallel { tp 2, fsdp 2 }"), "step")
 
 
-def test_biases_of_routers(plan):
+def test_biases_of_routers(make_plan):
     model = MOE.replace("}", ", router { bias_speed = 0.001, score = sigmoid, normalise = false } }")
-    made = plan(model=model)
-    steps = ids(made, "step")
+    plan = make_plan(model=model)
+    steps = ids(plan, "step")
     assert steps[steps.index("step.optimizer") + 1] == "step.router_bias"
-    assert made.node("step.router_bias").args == {"speed": 0.001}
-    arch = made.architecture
+    assert plan.node("step.router_bias").args == {"speed": 0.001}
+    arch = plan.architecture
     assert (arch.router_score, arch.router_normalise, arch.router_bias_speed) == ("sigmoid", False, 0.001)
-    assert "step.router_bias" not in ids(plan(model=MOE), "step")
+    assert "step.router_bias" not in ids(make_plan(model=MOE), "step")
 
 
-def test_a_rule_that_matches_nothing_is_a_mistake_of_the_planner(plan, monkeypatch):
+def test_a_rule_that_matches_nothing_is_a_mistake_of_the_planner(make_plan, monkeypatch):
     from xtrain.planner.resolved import Resolved
 
     monkeypatch.setattr(Resolved, "recomputed", property(lambda run: [0]))
     with pytest.raises(GraphError, match=r"`layers\.\*` of setup.activation matches nothing"):
-        plan(activation="activation full")
+        make_plan(activation="activation full")
 
 
-def test_fsdp_says_what_it_does_with_numbers(plan):
-    made = plan(parallel="parallel { fsdp 2 { reduce = fp64 } }")
-    does = made.node("setup.parallel.fsdp").does
+def test_fsdp_says_what_it_does_with_numbers(make_plan):
+    plan = make_plan(parallel="parallel { fsdp 2 { reduce = fp64 } }")
+    does = plan.node("setup.parallel.fsdp").does
     assert "4 blocks over fsdp=2" in does and "→" in does and "summed in fp64" in does
-    assert made.node("setup.parallel.fsdp").axes == ("fsdp",)
+    assert plan.node("setup.parallel.fsdp").axes == ("fsdp",)
 
 
-def test_arguments_of_bootstrap(plan):
-    args = plan(launch="launch { device = cpu, threads = 2, stop_deadline = 2 min }").node("setup.bootstrap").args
+def test_arguments_of_bootstrap(make_plan):
+    args = make_plan(launch="launch { device = cpu, threads = 2, stop_deadline = 2 min }").node("setup.bootstrap").args
     assert args["axes"] == [[name, 1] for name in ("pp", "replicate", "fsdp", "ring", "ulysses", "tp")]
     assert (args["device"], args["threads"], args["stop_deadline_seconds"]) == ("cpu", 2, 120)
 
@@ -329,9 +329,9 @@ def test_arguments_of_bootstrap(plan):
     ("kernel", "expected"),
     [("auto", {"cpu": "documents", "cuda": "flex"}), ("mask", {"cpu": "mask", "cuda": "mask"})],
 )
-def test_attention_kernel_by_device(plan, kernel, expected):
-    made = plan(model=f"model llama {{ dim = 64, layers = 2, heads = 4, attention = {kernel} }}")
-    assert made.node("setup.build_model").args["attention"] == expected
+def test_attention_kernel_by_device(make_plan, kernel, expected):
+    plan = make_plan(model=f"model llama {{ dim = 64, layers = 2, heads = 4, attention = {kernel} }}")
+    assert plan.node("setup.build_model").args["attention"] == expected
 
 
 def node(name):
@@ -356,13 +356,13 @@ def test_a_graph_that_cannot_be_executed_is_refused(nodes, edges, message):
         check_graph(tuple(map(node, nodes)), tuple(edge(*pair) for pair in edges), "a")
 
 
-def test_when_gradients_are_summed(plan):
+def test_when_gradients_are_summed(make_plan):
     """Whole gradients are kept until the last microbatch only where that is cheap, or a pipeline wants it."""
 
     def sync(**blocks):
-        made = plan(**blocks)
-        how = {entry.path: entry.how for entry in made.provenance}.get("parallel.fsdp.sync", "")
-        return made.node("step.forward_backward").args.get("sync"), how
+        plan = make_plan(**blocks)
+        how = {entry.path: entry.how for entry in plan.provenance}.get("parallel.fsdp.sync", "")
+        return plan.node("step.forward_backward").args.get("sync"), how
 
     large = "model llama { dim = 2Ki, layers = 8, heads = 8, kv_heads = 4, ffn = 8Ki, vocab = 32Ki }"
     two = "parallel { fsdp 2 }"

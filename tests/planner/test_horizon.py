@@ -98,9 +98,9 @@ def test_what_is_counted_is_what_a_run_of_such_rows_comes_to(
     assert found.stop_after == ceil(Fraction(str(stop)) * rows / each)
 
 
-def test_lengths_of_the_learning_rate_are_steps_once_the_data_is_counted(plan):
-    made = plan(scheduler="scheduler wsd { warmup = 0.5 epochs, decay = 1 epoch }", experiment=EPOCHS)
-    args = made.node("setup.scheduler").args
+def test_lengths_of_the_learning_rate_are_steps_once_the_data_is_counted(make_plan):
+    plan = make_plan(scheduler="scheduler wsd { warmup = 0.5 epochs, decay = 1 epoch }", experiment=EPOCHS)
+    args = plan.node("setup.scheduler").args
     assert (args["warmup"], args["decay"]) == ({"epochs": 0.5}, {"epochs": 1.0})
     batch = Arithmetic(micro=4, accumulate=1, rows=4, sequence=8, epochs=2.0).counted(Fraction(30))
     known = counted_rate(args, batch)
@@ -123,12 +123,12 @@ def test_a_plan_is_the_same_whether_its_data_is_counted_or_not(load):
 
 def test_an_epoch_is_an_amount_under_a_budget_in_steps_too(compiled):
     blocks = {"every": "every 1 epoch eval code", "phase": "phase late { from = 1.5 epochs, lr_scale = 0.5 }"}
-    made = compiled(**blocks)
-    assert made.plan.timeline.steps == 100 and waits(made.plan)
-    assert {check.id for check in made.plan.checks if check.status == "unknown"} >= {
+    result = compiled(**blocks)
+    assert result.plan.timeline.steps == 100 and waits(result.plan)
+    assert {check.id for check in result.plan.checks if check.status == "unknown"} >= {
         "schedule.every.0.every", "schedule.phase.late.start",
     }  # fmt: skip
-    assert "every 1 epoch" in render(made.plan) and "late   from 1.5 epochs" in render(made.plan)
+    assert "every 1 epoch" in render(result.plan) and "late   from 1.5 epochs" in render(result.plan)
 
 
 def test_what_a_budget_in_steps_hears_one_in_epochs_hears_once_it_is_counted(load):
@@ -171,7 +171,7 @@ def test_the_order_of_phases_may_hang_on_the_data(load, rows):
     assert (first["a"] < first["b"]) == (rows == 1000)
 
 
-def test_starts_that_meet_once_they_are_counted_are_told(load):
+def test_starts_that_meet_once_they_are_counted_are_reported(load):
     phases = "phase a { from = 5 steps, lr_scale = 2 }\nphase b { from = 0.5 epochs, lr_scale = 3 }"
     spec = load(experiment=EPOCHS, phase=phases)
     assert compile_plan(spec).plan is not None

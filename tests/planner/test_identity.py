@@ -14,8 +14,8 @@ BASE = {"batch": "batch { sequence = 256, rows = 8 }", "parallel": "parallel { f
 
 
 @pytest.fixture
-def base(plan):
-    return plan(**BASE)
+def base(make_plan):
+    return make_plan(**BASE)
 
 
 def same_experiment(base, other):
@@ -27,12 +27,12 @@ def test_ids_are_short_hex(base):
     assert set(base.id + base.config_id) <= set("0123456789abcdef")
 
 
-def test_the_same_spec_gives_the_same_plan(plan, base):
-    assert plan(**BASE) == base
+def test_the_same_spec_gives_the_same_plan(make_plan, base):
+    assert make_plan(**BASE) == base
 
 
-def test_comments_layout_and_constants_change_nothing(plan, base):
-    other = plan(
+def test_comments_layout_and_constants_change_nothing(make_plan, base):
+    other = make_plan(
         **BASE,
         comment="# a comment\n\n\n",
         model="let width = 2 * 32\nmodel llama {\n  layers = 4\n  dim = width, heads = 8 # eight\n  kv_heads = 4\n}",
@@ -40,8 +40,8 @@ def test_comments_layout_and_constants_change_nothing(plan, base):
     assert (other.id, other.config_id) == (base.id, base.config_id)
 
 
-def test_defaults_written_out_change_nothing(plan, base):
-    other = plan(
+def test_defaults_written_out_change_nothing(make_plan, base):
+    other = make_plan(
         **BASE,
         model="model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, ffn = 192, vocab = 258 }",
         scheduler="scheduler constant { warmup = 0 steps }",
@@ -78,8 +78,8 @@ def test_defaults_written_out_change_nothing(plan, base):
     ],
     ids=lambda blocks: next(iter(blocks)),
 )
-def test_the_same_experiment_in_another_way(plan, base, blocks):
-    assert same_experiment(base, plan(**(BASE | blocks)))
+def test_the_same_experiment_in_another_way(make_plan, base, blocks):
+    assert same_experiment(base, make_plan(**(BASE | blocks)))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_the_same_experiment_in_another_way(plan, base, blocks):
     ],
     ids=lambda blocks: next(iter(blocks)),
 )
-def test_another_experiment(plan, base, blocks):
-    other = plan(**(BASE | blocks))
+def test_another_experiment(make_plan, base, blocks):
+    other = make_plan(**(BASE | blocks))
     assert other.id != base.id and other.config_id != base.config_id
 
 
@@ -106,42 +106,42 @@ def chain(align):
     return f"collate = to_tensor -> flatten -> shift_tokens -> pack(align = {align})"
 
 
-def test_rows_depend_on_the_alignment_of_documents(plan, base):
+def test_rows_depend_on_the_alignment_of_documents(make_plan, base):
     """A ring needs aligned documents, and so packs other rows; on one rank the same can be asked for."""
-    ring = plan(**BASE | {"parallel": "parallel { cp 2 { ring = 2 } }"})
+    ring = make_plan(**BASE | {"parallel": "parallel { cp 2 { ring = 2 } }"})
     assert ring.config_id != base.config_id
-    assert plan(**BASE, collate=chain(4)).config_id == ring.config_id
+    assert make_plan(**BASE, collate=chain(4)).config_id == ring.config_id
     written = BASE | {"parallel": "parallel { cp 2 { ring = 2 } }", "collate": f"{chain(4)} -> shard"}
-    assert plan(**written).id == ring.id
-    assert plan(**BASE, collate=chain(8)).config_id != ring.config_id
-    assert plan(**BASE, collate=chain(1)).id == base.id
+    assert make_plan(**written).id == ring.id
+    assert make_plan(**BASE, collate=chain(8)).config_id != ring.config_id
+    assert make_plan(**BASE, collate=chain(1)).id == base.id
 
 
-def test_rows_depend_on_the_packing_of_documents(plan, base):
+def test_rows_depend_on_the_packing_of_documents(make_plan, base):
     """`auto` is the group it stands for, and packing in order, which has none, is what it was without groups."""
 
     def packed(arguments):
-        return plan(**BASE, collate=f"collate = to_tensor -> flatten -> shift_tokens -> pack({arguments})")
+        return make_plan(**BASE, collate=f"collate = to_tensor -> flatten -> shift_tokens -> pack({arguments})")
 
     methods = [packed(method) for method in ("sequential", "multipack", "best_fit", "multipack, group = 5k")]
-    assert len({made.config_id for made in methods}) == 4
+    assert len({plan.config_id for plan in methods}) == 4
     assert methods[0].id == base.id
     assert packed("multipack, group = 100k").id == methods[1].id
 
 
-def test_the_world_is_part_of_the_plan_only(plan, base):
-    assert same_experiment(base, plan(4, **BASE))
-    assert plan(1, **BASE).id == base.id
+def test_the_world_is_part_of_the_plan_only(make_plan, base):
+    assert same_experiment(base, make_plan(4, **BASE))
+    assert make_plan(1, **BASE).id == base.id
 
 
-def test_paths_may_be_spelled_differently(plan):
-    def made(pattern, root):
+def test_paths_may_be_spelled_differently(make_plan):
+    def plan_with(pattern, root):
         dataset = f'dataset web {{ source = text("{pattern}") }}'
-        return plan(dataset=dataset, workspace=f'workspace {{ root = "{root}" }}')
+        return make_plan(dataset=dataset, workspace=f'workspace {{ root = "{root}" }}')
 
-    one, other = made("data/*.txt", "runs"), made("./data//*.txt", "./runs/")
+    one, other = plan_with("data/*.txt", "runs"), plan_with("./data//*.txt", "./runs/")
     assert (one.id, one.config_id) == (other.id, other.config_id)
-    assert one.id != made("data/*.md", "runs").id
+    assert one.id != plan_with("data/*.md", "runs").id
 
 
 def test_ids_do_not_depend_on_the_working_folder(tmp_path, load, monkeypatch):
@@ -155,17 +155,17 @@ def test_ids_do_not_depend_on_the_working_folder(tmp_path, load, monkeypatch):
     assert here.spec == str(path) and there.spec == "spec.xtrain"
 
 
-def test_files_that_are_not_there_yet_do_not_change_the_plan(tmp_path, plan, monkeypatch):
+def test_files_that_are_not_there_yet_do_not_change_the_plan(tmp_path, make_plan, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = {"dataset": 'dataset web { source = text("data/*.txt") }'}
-    before = plan(**blocks)
+    before = make_plan(**blocks)
     Path("data").mkdir()
     Path("data/a.txt").write_text("text")
-    assert plan(**blocks).id == before.id
+    assert make_plan(**blocks).id == before.id
 
 
-def test_the_resolved_text_is_the_same_plan(tmp_path, plan, load):
-    made = plan(**BASE, every="every 20 steps eval code { batches = 3 } then log", scheduler="scheduler cosine")
+def test_the_resolved_text_is_the_same_plan(tmp_path, make_plan, load):
+    plan = make_plan(**BASE, every="every 20 steps eval code { batches = 3 } then log", scheduler="scheduler cosine")
     path = tmp_path / "resolved.xtrain"
     spec = load(**BASE, every="every 20 steps eval code { batches = 3 } then log", scheduler="scheduler cosine")
     loaded = load_spec(tmp_path / "spec.xtrain")
@@ -175,7 +175,7 @@ def test_the_resolved_text_is_the_same_plan(tmp_path, plan, load):
     assert again.spec is not None, again.diagnostics.render()
     resolved = compile_plan(again.spec).plan
     assert resolved is not None
-    assert (resolved.id, resolved.config_id) == (made.id, made.config_id)
+    assert (resolved.id, resolved.config_id) == (plan.id, plan.config_id)
 
 
 def test_a_fingerprint_is_that_of_the_canonical_form():

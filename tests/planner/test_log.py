@@ -12,9 +12,9 @@ def ops(plan) -> list[str]:
     return [node.op for node in plan.nodes]
 
 
-def test_what_is_off_has_no_node_and_what_is_on_stands_before_the_first_step(plan):
-    assert not {TENSORBOARD, WANDB} & set(ops(plan()))
-    both = plan(log='log { tensorboard = true, wandb { project = "p", mode = offline, tags = ["a"] } }')
+def test_what_is_off_has_no_node_and_what_is_on_stands_before_the_first_step(make_plan):
+    assert not {TENSORBOARD, WANDB} & set(ops(make_plan()))
+    both = make_plan(log='log { tensorboard = true, wandb { project = "p", mode = offline, tags = ["a"] } }')
     at = ops(both)
     assert at.index("setup.checkpoint") < at.index(TENSORBOARD) < at.index(WANDB) < at.index("step.fetch")
     assert both.node(TENSORBOARD).args == {"folder": "tensorboard"}
@@ -24,10 +24,10 @@ def test_what_is_off_has_no_node_and_what_is_on_stands_before_the_first_step(pla
     assert "keeps what it records for W&B, project p, in wandb/" in both.node(WANDB).does
 
 
-def test_the_page_says_who_takes_the_records(plan):
-    page = render(plan(log='log { tensorboard = true, wandb { project = "p", mode = offline } }'))
+def test_the_page_says_who_takes_the_records(make_plan):
+    page = render(make_plan(log='log { tensorboard = true, wandb { project = "p", mode = offline } }'))
     assert "records         also to TensorBoard in tensorboard/ and W&B, project p, offline" in page
-    assert "also to" not in render(plan())
+    assert "also to" not in render(make_plan())
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_settings_of_wandb_without_a_project_say_nothing(compiled):
     assert found.plan is not None and [d.code for d in found.diagnostics] == ["W401", "W401"]
 
 
-def test_a_run_goes_on_with_other_writers(plan):
-    without, others = plan(), plan(log='log { tensorboard = true, wandb { project = "p" } }')
+def test_a_run_goes_on_with_other_writers(make_plan):
+    without, others = make_plan(), make_plan(log='log { tensorboard = true, wandb { project = "p" } }')
     assert without.config_id == others.config_id
     for before, after in ((without, others), (others, without)):
         verdict = resumable(before, after)
         assert (verdict.kind, verdict.effect) == ("safe", "none")
         assert {reason.path for reason in verdict.reasons} == {"log.tensorboard", "log.wandb"}
-    (reason,) = resumable(others, plan(log='log { tensorboard = true, wandb { project = "q" } }')).reasons
+    (reason,) = resumable(others, make_plan(log='log { tensorboard = true, wandb { project = "q" } }')).reasons
     assert (reason.path, reason.text.split(":")[0]) == ("log.wandb", "p → q")

@@ -99,34 +99,34 @@ def sizes_of(plan):
     return {axis.name: axis.size for axis in plan.mesh.axes if axis.size > 1}
 
 
-def test_world_defaults_to_what_the_axes_need(plan):
-    assert plan().mesh.world_size == 1
-    made = plan(parallel="parallel { tp 2, pp 2 }")
-    assert made.mesh.world_size == 4 and sizes_of(made) == {"pp": 2, "tp": 2}
+def test_world_defaults_to_what_the_axes_need(make_plan):
+    assert make_plan().mesh.world_size == 1
+    plan = make_plan(parallel="parallel { tp 2, pp 2 }")
+    assert plan.mesh.world_size == 4 and sizes_of(plan) == {"pp": 2, "tp": 2}
 
 
-def test_launch_gives_the_world_and_fsdp_takes_the_rest(plan):
-    made = plan(launch="launch { nodes = 4, ranks_per_node = 8 }", parallel="parallel { tp 2, fsdp auto }")
-    assert sizes_of(made) == {"fsdp": 16, "tp": 2}
-    assert [axis.name for axis in made.mesh.axes if axis.crosses_nodes] == ["fsdp"]
-    how = next(entry.how for entry in made.provenance if entry.path == "parallel.fsdp.size")
+def test_launch_gives_the_world_and_fsdp_takes_the_rest(make_plan):
+    plan = make_plan(launch="launch { nodes = 4, ranks_per_node = 8 }", parallel="parallel { tp 2, fsdp auto }")
+    assert sizes_of(plan) == {"fsdp": 16, "tp": 2}
+    assert [axis.name for axis in plan.mesh.axes if axis.crosses_nodes] == ["fsdp"]
+    how = next(entry.how for entry in plan.provenance if entry.path == "parallel.fsdp.size")
     assert how == "32 ranks / (tp 2)"
 
 
-def test_world_on_the_command_line_wins_over_launch(plan):
+def test_world_on_the_command_line_wins_over_launch(make_plan):
     launch = "launch { nodes = 4, ranks_per_node = 8 }"
-    assert plan(64, launch=launch).launch == {**plan(launch=launch).launch, "world_size": 64, "nodes": 8}
-    small = plan(2, launch=launch)
+    assert make_plan(64, launch=launch).launch == {**make_plan(launch=launch).launch, "world_size": 64, "nodes": 8}
+    small = make_plan(2, launch=launch)
     assert (small.launch["nodes"], small.launch["ranks_per_node"]) == (1, 2)
 
 
-def test_axes_are_spread_evenly_over_nodes_that_are_only_counted(plan):
-    made = plan(launch="launch { nodes = 2 }", parallel="parallel { tp 4 }")
-    assert made.mesh.world_size == 4 and made.mesh.ranks_per_node == 2
-    assert plan(launch="launch { nodes = 2 }").mesh.world_size == 2
+def test_axes_are_spread_evenly_over_nodes_that_are_only_counted(make_plan):
+    plan = make_plan(launch="launch { nodes = 2 }", parallel="parallel { tp 4 }")
+    assert plan.mesh.world_size == 4 and plan.mesh.ranks_per_node == 2
+    assert make_plan(launch="launch { nodes = 2 }").mesh.world_size == 2
 
 
-def test_copies_take_what_is_left_over(plan):
+def test_copies_take_what_is_left_over(make_plan):
     """With the stack ddp all data ranks are copies, however many there are."""
     for world, parallel in (
         (4, "stack = ddp"),
@@ -134,19 +134,21 @@ def test_copies_take_what_is_left_over(plan):
         (None, "stack = ddp, fsdp auto { replicate = 4 }"),
         (None, "stack = ddp, fsdp 1 { replicate = 4 }"),
     ):
-        made = plan(world, parallel=f"parallel {{ {parallel} }}")
-        assert sizes_of(made) == {"replicate": 4} and made.mesh.data_ranks == 4
-    how = {entry.path: (entry.value, entry.how) for entry in plan(4, parallel="parallel { stack = ddp }").provenance}
+        plan = make_plan(world, parallel=f"parallel {{ {parallel} }}")
+        assert sizes_of(plan) == {"replicate": 4} and plan.mesh.data_ranks == 4
+    how = {
+        entry.path: (entry.value, entry.how) for entry in make_plan(4, parallel="parallel { stack = ddp }").provenance
+    }
     assert how["parallel.fsdp.replicate"] == ("4", "all 4 ranks: ddp keeps a whole copy on each")
     assert how["parallel.fsdp.size"] == ("1", "ddp shards nothing")
 
 
-def test_what_follows_from_axes_has_a_reason(plan):
-    made = plan(
+def test_what_follows_from_axes_has_a_reason(make_plan):
+    plan = make_plan(
         parallel="parallel { pp 2 { schedule = interleaved_1f1b }, cp 2 { ring = 2 }, fsdp 2 }",
         activation="activation selective",
     )
-    how = {entry.path: (entry.value, entry.how) for entry in made.provenance}
+    how = {entry.path: (entry.value, entry.how) for entry in plan.provenance}
     assert how["parallel.pp.stages_per_rank"] == ("2", "schedule interleaved_1f1b runs two stages on a rank")
     assert how["parallel.pp.layers"][0] == "[1, 1, 1, 1]"
     # 258 · 64 weights of the head; a block has q and o of 64 · 64, k and v of 32 · 64, three of 64 · 192.
@@ -157,12 +159,12 @@ def test_what_follows_from_axes_has_a_reason(plan):
     assert how["activation.save"][0] == "[matmul]"
 
 
-def test_context_is_split_with_a_reason(plan):
-    made = plan(parallel="parallel { cp 8, tp 2 }")
+def test_context_is_split_with_a_reason(make_plan):
+    plan = make_plan(parallel="parallel { cp 8, tp 2 }")
     # 2 key/value heads are left to a tp rank.
-    assert (made.mesh.size("ulysses"), made.mesh.size("ring")) == (2, 4)
-    how = {entry.path: entry.how for entry in made.provenance}
+    assert (plan.mesh.size("ulysses"), plan.mesh.size("ring")) == (2, 4)
+    how = {entry.path: entry.how for entry in plan.provenance}
     assert "2 key/value heads" in how["parallel.cp.ulysses"]
     assert how["parallel.cp.ring"] == "cp 8 / ulysses 2"
-    half = plan(parallel="parallel { cp 8 { ring = 2 } }", model="model llama { dim = 64, layers = 2, heads = 8 }")
+    half = make_plan(parallel="parallel { cp 8 { ring = 2 } }", model="model llama { dim = 64, layers = 2, heads = 8 }")
     assert half.mesh.size("ulysses") == 4

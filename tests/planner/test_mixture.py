@@ -34,22 +34,22 @@ def mixture_of(text):
     return {"dataset": TWO, "mixture": text}
 
 
-def test_the_page_tells_the_rows_that_a_run_draws(plan):
+def test_the_page_gives_the_rows_that_a_run_reads(make_plan):
     phases = "phase late { from = 40 steps, mix = { web: 0.1 } }\nphase last { from = 90%, mix = { code: 0 } }"
-    made = plan(**mixture_of(f"mixture {{ web = 0.7, code = 0.3 }}\n{phases}"))
-    total = made.timeline.steps
+    plan = make_plan(**mixture_of(f"mixture {{ web = 0.7, code = 0.3 }}\n{phases}"))
+    total = plan.timeline.steps
     curriculum = Curriculum(
-        datasets=tuple(made.node("setup.loader").args["datasets"]), phases=made.timeline.phases, steps=total,
-        rows_per_step=made.node("setup.loader").args["rows"], seed=made.node("setup.loader").args["seed"],
+        datasets=tuple(plan.node("setup.loader").args["datasets"]), phases=plan.timeline.phases, steps=total,
+        rows_per_step=plan.node("setup.loader").args["rows"], seed=plan.node("setup.loader").args["seed"],
     )  # fmt: skip
-    told = {row[3]: int(row[5].replace(",", "")) for row in phase_rows(made)[-2:]}
-    assert told == curriculum.position(total).cursors
+    cursors = {row[3]: int(row[5].replace(",", "")) for row in phase_rows(plan)[-2:]}
+    assert cursors == curriculum.position(total).cursors
 
 
-def test_a_folder_stays_one_that_is_no_name_of_the_hub(plan):
-    for written, kept in (("./no//folder", "./no/folder"), ("../up", "../up"), ("org/name", "org/name")):
-        made = plan(dataset=f'dataset hub {{ source = huggingface("{written}") }}')
-        assert made.node("setup.data.hub").args["options"]["name"] == kept
+def test_a_folder_stays_one_that_is_no_name_of_the_hub(make_plan):
+    for written, name in (("./no//folder", "./no/folder"), ("../up", "../up"), ("org/name", "org/name")):
+        plan = make_plan(dataset=f'dataset hub {{ source = huggingface("{written}") }}')
+        assert plan.node("setup.data.hub").args["options"]["name"] == name
 
 
 # Shares ---------------------------------------------------------------------------------------------------------------
@@ -80,81 +80,85 @@ def test_weights_of_any_size_are_the_same_shares():
 # Epochs ---------------------------------------------------------------------------------------------------------------
 
 
-def test_weights_in_epochs_stand_in_the_plan_as_they_are_written(plan, tmp_path):
+def test_weights_in_epochs_stand_in_the_plan_as_they_are_written(make_plan, tmp_path):
     """Shares follow from rows, which are counted where the data is: a plan is the same on every machine."""
     blocks = mixture_of(f"{BOTH}\nphase late {{ from = 50%, mix = {{ web: 0 }} }}\nphase end {{ from = 90%, mix = "
                         "{ web: 0.3, code: 0.7 } }")  # fmt: skip
-    made = plan(**blocks)
-    train, late, end = made.timeline.phases
+    plan = make_plan(**blocks)
+    train, late, end = plan.timeline.phases
     assert (train.passes, train.shares) == ({"web": 1.0, "code": 3.0}, {})
     assert (late.passes, late.shares) == ({"web": 0.0, "code": 3.0}, {})
     assert (end.passes, end.shares) == (None, {"web": 0.3, "code": 0.7})
-    assert made.node("setup.loader").args["datasets"] == ["web", "code"]
-    again = from_json(json.loads(dumps(made)))
-    assert again == made
-    page = render(made, full=True)
+    assert plan.node("setup.loader").args["datasets"] == ["web", "code"]
+    again = from_json(json.loads(dumps(plan)))
+    assert again == plan
+    page = render(plan, full=True)
     assert (
         "how often an epoch takes each" in page and "3 epochs" in page and "all rows of web once, code 3 times" in page
     )
 
 
-def test_a_plan_without_epochs_is_written_as_it_always_was(plan):
-    assert all("passes" not in phase for phase in json.loads(dumps(plan(**mixture_of(MIXED))))["timeline"]["phases"])
+def test_a_plan_without_epochs_is_written_as_it_always_was(make_plan):
+    assert all(
+        "passes" not in phase for phase in json.loads(dumps(make_plan(**mixture_of(MIXED))))["timeline"]["phases"]
+    )
 
 
-def test_an_experiment_with_other_epochs_is_another_one(plan):
-    found = [
-        plan(**mixture_of(text))
+def test_an_experiment_with_other_epochs_is_another_one(make_plan):
+    plans = [
+        make_plan(**mixture_of(text))
         for text in (BOTH, BOTH.replace("3 epochs", "2 epochs"), "mixture { web = 1, code = 3 }")
     ]
-    assert len({made.config_id for made in found}) == len({made.id for made in found}) == 3
+    assert len({plan.config_id for plan in plans}) == len({plan.id for plan in plans}) == 3
 
 
 # Phases ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_without_phases_has_one(plan):
-    (only,) = plan().timeline.phases
+def test_a_plan_without_phases_has_one(make_plan):
+    (only,) = make_plan().timeline.phases
     assert only == PlanPhase(name="train", first=0, fraction=None, shares={"code": 1.0}, lr_scale=1.0)
-    assert plan().node("setup.loader").args["datasets"] == ["code"]
+    assert make_plan().node("setup.loader").args["datasets"] == ["code"]
 
 
-def test_phases_are_laid_out_in_their_order_however_they_are_written(plan):
+def test_phases_are_laid_out_in_their_order_however_they_are_written(make_plan):
     blocks = {
         "dataset": THREE,
         "mixture": f"{MIXED}\nphase late {{ from = 90%, mix = {{ code: 0, chat: 6 }}, lr_scale = 0.5 }}\n"
         "phase early { from = 10k tokens, mix = { web: 1 } }\nphase middle { from = 60 steps, mix = { web: 0 } }",
     }
-    made = plan(**blocks)
-    assert made.node("setup.loader").args["rows"] == 4
-    found = [(phase.name, phase.first) for phase in made.timeline.phases]
+    plan = make_plan(**blocks)
+    assert plan.node("setup.loader").args["rows"] == 4
+    found = [(phase.name, phase.first) for phase in plan.timeline.phases]
     # 10,000 tokens are 9.77 steps of 4 · 256: the first step before which so many were trained on is the eleventh.
     assert found == [("train", 0), ("early", 10), ("middle", 60), ("late", 90)]
-    mixes = [phase.shares for phase in made.timeline.phases]
+    mixes = [phase.shares for phase in plan.timeline.phases]
     assert mixes[0] == {"web": 0.75, "code": 0.25, "chat": 0.0}
     assert mixes[1] == {"web": 0.5, "code": 0.5, "chat": 0.0}
     assert mixes[2] == {"web": 0.0, "code": 1.0, "chat": 0.0}
     assert mixes[3] == {"web": pytest.approx(1 / 3), "code": 0.0, "chat": pytest.approx(2 / 3)}
-    assert [phase.lr_scale for phase in made.timeline.phases] == [1, 1, 1, 0.5]
-    assert made.node("setup.loader").args["datasets"] == ["web", "code", "chat"]
+    assert [phase.lr_scale for phase in plan.timeline.phases] == [1, 1, 1, 0.5]
+    assert plan.node("setup.loader").args["datasets"] == ["web", "code", "chat"]
 
 
-def test_a_phase_at_the_start_takes_the_place_of_the_first(plan):
-    made = plan(**mixture_of(f"{MIXED}\nphase warm {{ from = 0%, mix = {{ code: 0 }} }}"))
-    assert [(phase.name, phase.first) for phase in made.timeline.phases] == [("warm", 0)]
+def test_a_phase_at_the_start_takes_the_place_of_the_first(make_plan):
+    plan = make_plan(**mixture_of(f"{MIXED}\nphase warm {{ from = 0%, mix = {{ code: 0 }} }}"))
+    assert [(phase.name, phase.first) for phase in plan.timeline.phases] == [("warm", 0)]
     # The mixture alone is never drawn from, so that code is not even read.
-    assert made.node("setup.loader").args["datasets"] == ["web"]
-    assert [node.id for node in made.nodes if node.op == "setup.data"] == ["setup.data.web"]
+    assert plan.node("setup.loader").args["datasets"] == ["web"]
+    assert [node.id for node in plan.nodes if node.op == "setup.data"] == ["setup.data.web"]
 
 
-def test_the_first_phase_never_takes_a_name_that_is_given(plan):
-    made = plan(**mixture_of(f"{MIXED}\nphase train {{ from = 50%, lr_scale = 0.1 }}"))
-    assert [phase.name for phase in made.timeline.phases] == ["train_0", "train"]
+def test_the_first_phase_never_takes_a_name_that_is_given(make_plan):
+    plan = make_plan(**mixture_of(f"{MIXED}\nphase train {{ from = 50%, lr_scale = 0.1 }}"))
+    assert [phase.name for phase in plan.timeline.phases] == ["train_0", "train"]
 
 
-def test_a_share_of_a_budget_in_epochs_waits_for_the_data(plan):
-    made = plan(experiment="experiment tiny { budget = 2 epochs }", phase="phase cool { from = 75%, lr_scale = 0.1 }")
-    _, cool = made.timeline.phases
+def test_a_share_of_a_budget_in_epochs_waits_for_the_data(make_plan):
+    plan = make_plan(
+        experiment="experiment tiny { budget = 2 epochs }", phase="phase cool { from = 75%, lr_scale = 0.1 }"
+    )
+    _, cool = plan.timeline.phases
     assert (cool.first, cool.fraction) == (None, 0.75)
     assert first_step(cool, 40) == 30
 
@@ -166,11 +170,11 @@ def test_the_phase_of_a_step_is_the_last_that_has_begun(starts, step):
     assert [first for first, _ in in_order(phases, 60)] == sorted({0, *starts})
 
 
-def test_the_learning_rate_is_that_of_the_schedule_times_the_scale(plan):
+def test_the_learning_rate_is_that_of_the_schedule_times_the_scale(make_plan):
     blocks = mixture_of(f"{MIXED}\nphase low {{ from = 30 steps, lr_scale = 0.25 }}\nphase back {{ from = 31 steps }}")
-    made = plan(**blocks, scheduler="scheduler cosine { warmup = 10 steps, floor = 10% }")
-    args = made.node("setup.scheduler").args
-    plain, scaled = learning_rate(args, 100), learning_rate(args, 100, made.timeline.phases)
+    plan = make_plan(**blocks, scheduler="scheduler cosine { warmup = 10 steps, floor = 10% }")
+    args = plan.node("setup.scheduler").args
+    plain, scaled = learning_rate(args, 100), learning_rate(args, 100, plan.timeline.phases)
     for step in range(100):
         assert scaled(step) == plain(step) * (0.25 if step == 30 else 1)
 
@@ -292,7 +296,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
 def test_what_is_wrong_is_named_with_a_value_that_works(case, tmp_path):
-    blocks, code, at, says, hint, mend = case
+    blocks, code, at, says, hint, override = case
     path = tmp_path / "spec.xtrain"
     path.write_text(spec_text(**blocks))
     result = compile_plan(load_spec(path).require())
@@ -305,8 +309,8 @@ def test_what_is_wrong_is_named_with_a_value_that_works(case, tmp_path):
         text = path.read_text()
         path.write_text(text[: error.fix.span.start] + error.fix.text + text[error.fix.span.end :])
         assert compile_plan(load_spec(path).require()).plan is not None
-    if mend:
-        again = compile_plan(load_spec(path, [mend]).require())
+    if override:
+        again = compile_plan(load_spec(path, [override]).require())
         assert again.plan is not None, again.diagnostics.render()
 
 
@@ -442,7 +446,7 @@ def test_templates_that_need_no_file_are_those_of_the_runtime():
     assert set(TEMPLATES) == set(chat_builtin.TEMPLATES)
 
 
-def test_two_mistakes_are_both_told(tmp_path):
+def test_two_mistakes_are_both_reported(tmp_path):
     path = tmp_path / "spec.xtrain"
     path.write_text(spec_text(**mixture_of("mixture { web = 1, cod = 1 }\nphase a { from = 120 steps, lr_scale = 0 }")))
     loaded = load_spec(path)
@@ -455,8 +459,8 @@ def test_two_mistakes_are_both_told(tmp_path):
 # Identity -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_belongs_to_the_experiment(plan):
-    base = plan(**mixture_of(MIXED))
+def test_what_belongs_to_the_experiment(make_plan):
+    base = make_plan(**mixture_of(MIXED))
     same = [
         mixture_of("mixture { web = 0.75, code = 0.25 }"),
         {**mixture_of(MIXED), "batch": "batch { sequence = 256, accumulate = 4, prefetch = 0, workers = 3 }"},
@@ -470,14 +474,14 @@ def test_what_belongs_to_the_experiment(plan):
         mixture_of(f"{MIXED}\nphase a {{ from = 60%, mix = {{ web: 1 }} }}"),
         {"dataset": "\n".join(reversed(TWO.splitlines())), "mixture": MIXED},  # and by the order of the datasets
     ]
-    assert {plan(**blocks).config_id for blocks in same} == {base.config_id}
-    ids = [plan(**blocks).config_id for blocks in other]
+    assert {make_plan(**blocks).config_id for blocks in same} == {base.config_id}
+    ids = [make_plan(**blocks).config_id for blocks in other]
     assert len({base.config_id, *ids}) == len(other) + 1
 
 
 @pytest.mark.parametrize(("step", "effect"), [(50, "none"), (51, "learning"), (None, "learning")])
-def test_rows_are_drawn_by_the_name_of_a_phase(plan, step, effect):
-    a, b = (plan(**mixture_of(f"{MIXED}\nphase {name} {{ from = 50%, lr_scale = 2 }}")) for name in "ab")
+def test_rows_are_drawn_by_the_name_of_a_phase(make_plan, step, effect):
+    a, b = (make_plan(**mixture_of(f"{MIXED}\nphase {name} {{ from = 50%, lr_scale = 2 }}")) for name in "ab")
     verdict = resumable(a, b, step)
     assert (verdict.kind, verdict.effect) == ("safe", effect)
     assert [reason.path for reason in verdict.reasons] == ["phase.b", "phase.a"]
@@ -500,28 +504,30 @@ LATE = "phase late { from = 50%, lr_scale = 2 }"
         (f"{BOTH}\n{LATE.replace('lr_scale = 2', 'mix = { web: 0 }')}", f"{BOTH}\n{LATE}", 51, "learning"),
     ],
 )
-def test_what_other_epochs_mean_for_a_run_that_goes_on(plan, before, after, step, effect):
-    verdict = resumable(plan(**mixture_of(before)), plan(**mixture_of(after)), step)
+def test_what_other_epochs_mean_for_a_run_that_goes_on(make_plan, before, after, step, effect):
+    verdict = resumable(make_plan(**mixture_of(before)), make_plan(**mixture_of(after)), step)
     assert (verdict.kind, verdict.effect) == ("safe", effect), verdict
 
 
-def test_what_has_changed_of_epochs_is_said(plan):
-    (reason,) = resumable(plan(**mixture_of(BOTH)), plan(**mixture_of("mixture { web = 1, code = 3 }")), 10).reasons
+def test_what_has_changed_of_epochs_is_said(make_plan):
+    (reason,) = resumable(
+        make_plan(**mixture_of(BOTH)), make_plan(**mixture_of("mixture { web = 1, code = 3 }")), 10
+    ).reasons
     assert reason.path == "mixture" and "web 1 epoch, code 3 epochs → web 25%, code 75%" in reason.text
 
 
 @pytest.mark.parametrize("step", [50, 90, None])
-def test_a_phase_of_one_dataset_may_be_called_otherwise(plan, step):
-    a, b = (plan(phase=f"phase {name} {{ from = 50%, lr_scale = 2 }}") for name in "ab")
+def test_a_phase_of_one_dataset_may_be_called_otherwise(make_plan, step):
+    a, b = (make_plan(phase=f"phase {name} {{ from = 50%, lr_scale = 2 }}") for name in "ab")
     verdict = resumable(a, b, step)
     assert (verdict.kind, verdict.effect) == ("safe", "none")
 
 
-def test_one_dataset_is_the_experiment_it_was(plan):
+def test_one_dataset_is_the_experiment_it_was(make_plan):
     """A mixture of one dataset says nothing new, and a run that was started without it can be gone on with."""
-    assert plan(mixture="mixture { code = 2, temperature = 3 }").config_id == plan().config_id
+    assert make_plan(mixture="mixture { code = 2, temperature = 3 }").config_id == make_plan().config_id
 
 
-def test_shares_are_exact_where_numbers_allow(plan):
-    made = plan(**mixture_of("mixture { web = 0.75, code = 0.25 }"))
-    assert [Fraction(share) for share in made.timeline.phases[0].shares.values()] == [Fraction(3, 4), Fraction(1, 4)]
+def test_shares_are_exact_where_numbers_allow(make_plan):
+    plan = make_plan(**mixture_of("mixture { web = 0.75, code = 0.25 }"))
+    assert [Fraction(share) for share in plan.timeline.phases[0].shares.values()] == [Fraction(3, 4), Fraction(1, 4)]

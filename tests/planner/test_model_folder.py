@@ -151,7 +151,7 @@ def test_a_shape_alone_needs_no_weights(folder: Folder):
     assert pretrained is not None and not [node for node in pretrained.nodes if node.op == "setup.read_weights"]
 
 
-def test_settings_beside_it_agree_or_are_told_with_both_places(folder: Folder):
+def test_settings_beside_it_agree_or_are_reported_with_both_places(folder: Folder):
     same = folder.plan('"model" { dim = 32, attention = mask, rope_theta = 5e5, head_dim = auto }')
     assert same.plan is not None and not same.diagnostics.warnings
     assert same.plan.node("setup.build_model").args["attention"]["cpu"] == "mask"

@@ -63,7 +63,7 @@ def doings(plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize(("blocks", "more", "path"), CASES, ids=[f"{path}-{more}" for _, more, path in CASES])
-def test_what_changes_nothing_is_told_and_changes_nothing(compiled, blocks, more, path):
+def test_what_changes_nothing_is_reported_and_changes_nothing(compiled, blocks, more, path):
     without = {"on.0.actions.0.top_p": more.replace("0.5", "0.9"), "mixture.temperature": "mixture { code = 1 }"}
     without["every.0.actions.0.limit"] = more.replace("5", "6")
     base, other = compiled(**blocks, more=without.get(path, "")), compiled(**blocks, more=more)
@@ -75,18 +75,18 @@ def test_what_changes_nothing_is_told_and_changes_nothing(compiled, blocks, more
     assert other.plan.config_id == base.plan.config_id
 
 
-def test_a_seed_that_is_written_out_is_no_other_experiment(plan):
+def test_a_seed_that_is_written_out_is_no_other_experiment(make_plan):
     drawn = "dataset code {{ source = synthetic({}), holdout = 1% }}"
-    usual, same, other = (plan(dataset=drawn.format(text)) for text in ("", "seed = 1", "seed = 2"))
+    usual, same, other = (make_plan(dataset=drawn.format(text)) for text in ("", "seed = 1", "seed = 2"))
     assert usual.config_id == same.config_id != other.config_id
 
 
 @pytest.mark.parametrize(("nodes", "placed"), [(1, (1, 4)), (2, (2, 2)), (4, (4, 1))])
-def test_machines_that_are_asked_for_are_used(plan, nodes, placed):
+def test_machines_that_are_asked_for_are_used(make_plan, nodes, placed):
     """Even if all ranks had room on fewer: those of a cluster that is larger are filled one by one."""
     blocks = {"cluster": "cluster h100 { devices = 8 }", "parallel": "parallel { fsdp 4 }"}
-    made = plan(**blocks, launch=f"launch {{ nodes = {nodes} }}").launch
-    assert (made["nodes"], made["ranks_per_node"]) == placed
+    launch = make_plan(**blocks, launch=f"launch {{ nodes = {nodes} }}").launch
+    assert (launch["nodes"], launch["ranks_per_node"]) == placed
 
 
 @pytest.mark.parametrize(("nodes", "code"), [(3, "X401"), (8, "X401")])

@@ -28,27 +28,27 @@ def limit(plan: Plan) -> int:
         ("let n = 2\non nan(n + 1) rollback", 3, ("event.nan.rollback",), False),
     ],
 )
-def test_so_many_in_a_row(plan, written, count, nodes, stop):
-    made = plan(every=SAVED, more=written)
-    found = trigger(made)
+def test_so_many_in_a_row(make_plan, written, count, nodes, stop):
+    plan = make_plan(every=SAVED, more=written)
+    found = trigger(plan)
     assert (found.count, found.nodes, found.stop) == (count, nodes, stop)
-    assert limit(made) == count and found.name == ("nan" if count == 1 else f"nan({count})")
+    assert limit(plan) == count and found.name == ("nan" if count == 1 else f"nan({count})")
     # A save that is due behind a step that is left out is made later: only where there can be such a step.
-    assert any(node.op == "step.put_off_save" for node in made.nodes) == (count > 1)
+    assert any(node.op == "step.put_off_save" for node in plan.nodes) == (count > 1)
 
 
-def test_how_often_it_goes_back(plan):
-    assert plan(every=SAVED, more="on nan rollback").node("event.nan.rollback").args == {"times": 3}
-    made = plan(every=SAVED, more="on nan(2) rollback { times = 7 }")
-    assert made.node("event.nan.rollback").args == {"times": 7}
-    assert "7 times at most" in made.node("event.nan.rollback").does
-    assert "the 2nd in a row goes back to a checkpoint" in made.node("step.check_finite").does
+def test_how_often_it_goes_back(make_plan):
+    assert make_plan(every=SAVED, more="on nan rollback").node("event.nan.rollback").args == {"times": 3}
+    plan = make_plan(every=SAVED, more="on nan(2) rollback { times = 7 }")
+    assert plan.node("event.nan.rollback").args == {"times": 7}
+    assert "7 times at most" in plan.node("event.nan.rollback").does
+    assert "the 2nd in a row goes back to a checkpoint" in plan.node("step.check_finite").does
 
 
-def test_it_shows_on_the_page(plan):
-    page = render(plan(every=SAVED, more="on nan(3) rollback"))
+def test_it_shows_on_the_page(make_plan):
+    page = render(make_plan(every=SAVED, more="on nan(3) rollback"))
     assert any(line.split()[:3] == ["on", "nan(3)", "rollback"] for line in page.splitlines())
-    page = render(plan(every=SAVED))
+    page = render(make_plan(every=SAVED))
     assert any(line.split() == ["on", "nan", "stop", "default"] for line in page.splitlines())
 
 

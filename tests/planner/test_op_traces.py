@@ -10,49 +10,49 @@ TOKENS, DIM, HEADS, KEYS, FFN, VOCAB = 2 * 256, 64, 8, 4, 192, 258
 ROWS = "batch { sequence = 256, micro = 2 }"
 
 
-def memory(plan, layers=4, **blocks):
-    (only,) = plan(model=SHAPE.format(layers=layers), batch=ROWS, **blocks).estimates.classes
+def memory(make_plan, layers=4, **blocks):
+    (only,) = make_plan(model=SHAPE.format(layers=layers), batch=ROWS, **blocks).estimates.classes
     return only.memory
 
 
 @pytest.mark.parametrize(("precision", "width"), [("", 4), ("precision { params = bf16 }", 2)])
-def test_a_block_keeps_what_its_modules_keep(plan, precision, width):
+def test_a_block_keeps_what_its_modules_keep(make_plan, precision, width):
     """Input, normed input, q, k, v, what attention gives, second input, normed; gate, its silu, up, their product; and
     in fp32 a number for each norm, and one for each head."""
-    one = memory(plan, 3, precision=precision).activations - memory(plan, 2, precision=precision).activations
+    one = memory(make_plan, 3, precision=precision).activations - memory(make_plan, 2, precision=precision).activations
     numbers = 4 * DIM + 2 * DIM + 2 * KEYS * (DIM // HEADS) + 4 * FFN
     assert one == TOKENS * (numbers * width + (2 + HEADS) * 4)
 
 
-def test_recomputed_blocks_keep_what_goes_in(plan):
-    full = [memory(plan, n, activation="activation full {}").activations for n in (2, 3)]
+def test_recomputed_blocks_keep_what_goes_in(make_plan):
+    full = [memory(make_plan, n, activation="activation full {}").activations for n in (2, 3)]
     assert full[1] - full[0] == TOKENS * DIM * 4
-    some = [memory(plan, n, activation="activation selective { save = [matmul] }").activations for n in (2, 3)]
+    some = [memory(make_plan, n, activation="activation selective { save = [matmul] }").activations for n in (2, 3)]
     products = DIM + 2 * KEYS * (DIM // HEADS) + DIM + 2 * FFN + DIM
     assert some[1] - some[0] == TOKENS * (DIM + products) * 4
 
 
-def test_every_second_block_recomputed_saves_half(plan):
-    none, full = memory(plan).activations, memory(plan, activation="activation full {}").activations
-    half = memory(plan, activation="activation full { every = 2 }").activations
+def test_every_second_block_recomputed_saves_half(make_plan):
+    none, full = memory(make_plan).activations, memory(make_plan, activation="activation full {}").activations
+    half = memory(make_plan, activation="activation full { every = 2 }").activations
     assert half == (none + full) / 2
 
 
-def test_the_loss_leaves_two_gradients(plan):
-    assert memory(plan).loss == 4 * (TOKENS * DIM + VOCAB * DIM)
+def test_the_loss_leaves_two_gradients(make_plan):
+    assert memory(make_plan).loss == 4 * (TOKENS * DIM + VOCAB * DIM)
 
 
-def test_whole_gradients_wait_for_the_last_microbatch(plan):
+def test_whole_gradients_wait_for_the_last_microbatch(make_plan):
     """fsdp over 2 ranks, two microbatches: gathered are the ends of the model and one block; gradients all of it."""
     text = "parallel { fsdp 2 }"
-    made = plan(model=SHAPE.format(layers=4), batch="batch { sequence = 256, accumulate = 2 }", parallel=text)
-    (only,) = made.estimates.classes
-    sizes = {tensor.name: tensor.size for tensor in made.parameters.tensors}
+    plan = make_plan(model=SHAPE.format(layers=4), batch="batch { sequence = 256, accumulate = 2 }", parallel=text)
+    (only,) = plan.estimates.classes
+    sizes = {tensor.name: tensor.size for tensor in plan.parameters.tensors}
     block = sum(size for name, size in sizes.items() if name.startswith("layers.0."))
     ends = sum(size for name, size in sizes.items() if not name.startswith("layers."))
     assert only.memory.unsharded == 4 * (ends + block)
-    assert only.memory.unreduced == 4 * made.parameters.total
-    single = plan(model=SHAPE.format(layers=4), batch="batch { sequence = 256, accumulate = 1 }", parallel=text)
+    assert only.memory.unreduced == 4 * plan.parameters.total
+    single = make_plan(model=SHAPE.format(layers=4), batch="batch { sequence = 256, accumulate = 1 }", parallel=text)
     assert single.estimates.classes[0].memory.unreduced == 0
 
 
@@ -68,11 +68,11 @@ def chain(*, call=None) -> OpTrace:
 OWN = Handling(sums="own", again=False)
 
 
-def test_a_tape_by_hand():
+def test_memory_of_a_trace_computed_by_hand():
     trace = chain()
     assert bytes_for_backward(trace, None) == 10 + 20 + 20
-    played = forward(trace, None, None)
-    assert (played.peak, played.net) == (20 + 20 + 10, 20 + 20 + 10)
+    ahead = forward(trace, None, None)
+    assert (ahead.peak, ahead.net) == (20 + 20 + 10, 20 + 20 + 10)
     # The last product: 20 for the gradient of what it took and 6 of its weight, beside the 10 that came.
     back = backward(trace, None, None, OWN)
     assert back.net == -50 + 5 + 6  # all that was kept goes, gradients of weights stay, that of x is in the place of 10

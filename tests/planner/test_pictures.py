@@ -49,7 +49,7 @@ MERMAID = {
 }
 
 
-def made(path):
+def plan_of(path):
     plan = plan_from_spec(path).plan
     assert plan is not None
     return plan
@@ -106,7 +106,7 @@ def read_mermaid(text):
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_dot_holds_the_whole_graph(path):
-    plan = made(path)
+    plan = plan_of(path)
     clusters, edges = read_dot(dot(plan))
     assert clusters == {
         f"cluster_{kind}": [node.id for node in plan.of_kind(kind)] for kind in GROUPS if plan.of_kind(kind)
@@ -116,7 +116,7 @@ def test_dot_holds_the_whole_graph(path):
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_mermaid_holds_the_whole_graph(path):
-    plan = made(path)
+    plan = plan_of(path)
     labels, groups, edges = read_mermaid(mermaid(plan))
     assert [label.split("<br/>")[0] for label in labels.values()] == [
         node.id.partition(".")[2] for kind in GROUPS for node in plan.of_kind(kind)
@@ -126,28 +126,28 @@ def test_mermaid_holds_the_whole_graph(path):
     assert sorted(label for *_, label in edges) == sorted(edge.data for edge in plan.edges)
 
 
-def test_labels_say_axes_and_times(plan):
-    made = plan(
+def test_labels_say_axes_and_times(make_plan):
+    plan = make_plan(
         parallel="parallel { fsdp 2, tp 2 }", every="every 10 steps eval code", more="on sigterm checkpoint then stop"
     )
-    labels, *_ = read_mermaid(mermaid(made))
+    labels, *_ = read_mermaid(mermaid(plan))
     for label in (
         "parallel.tp<br/>tp 2",
         "eval.code<br/>every 10 steps",
         "sigterm.checkpoint<br/>on sigterm, then stop",
     ):
         assert label in labels.values()
-    assert 'label="parallel.tp\\ntp 2"' in dot(made)
+    assert 'label="parallel.tp\\ntp 2"' in dot(plan)
 
 
-def test_signs_that_the_languages_keep_for_themselves(plan):
+def test_signs_that_the_languages_keep_for_themselves(make_plan):
     """Names of datasets and of experiments may hold anything."""
-    made = plan()
+    plan = make_plan()
     odd = 'a "b" \\ <c> & d; #e\nf|g]h`'
     node = Node(id=f"setup.data.{odd}", kind="setup", op="setup.data", does="")
     twin = Node(id=node.id.replace("<", ">"), kind="setup", op="setup.data", does="")
     edge = Edge(before="setup.bootstrap", after=node.id, data=odd)
-    more = evolve(made, name=odd, nodes=(*made.nodes, node, twin), edges=(*made.edges, edge))
+    more = evolve(plan, name=odd, nodes=(*plan.nodes, node, twin), edges=(*plan.edges, edge))
     clusters, edges = read_dot(dot(more))
     assert clusters["cluster_setup"][-2:] == [each.id.replace("\n", "\\n") for each in (node, twin)]
     assert len(clusters["cluster_setup"]) == len(more.of_kind("setup")) and len(edges) == len(more.edges)

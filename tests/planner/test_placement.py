@@ -28,14 +28,14 @@ def everyone(plan):
     return [local_shapes(plan, rank) for rank in range(plan.mesh.world_size)]
 
 
-def test_one_rank_owns_everything(plan):
-    made = plan(model=TIED)
-    assert local_shapes(made, 0) == {tensor.name: tensor.shape for tensor in made.parameters.tensors}
-    assert list(local_shapes(made, 0)) == [tensor.name for tensor in made.parameters.tensors]
-    assert local_parameters(made, 0) == made.parameters.total
-    assert local_bytes(made, 0) == 16 * made.parameters.total
+def test_one_rank_owns_everything(make_plan):
+    plan = make_plan(model=TIED)
+    assert local_shapes(plan, 0) == {tensor.name: tensor.shape for tensor in plan.parameters.tensors}
+    assert list(local_shapes(plan, 0)) == [tensor.name for tensor in plan.parameters.tensors]
+    assert local_parameters(plan, 0) == plan.parameters.total
+    assert local_bytes(plan, 0) == 16 * plan.parameters.total
     with pytest.raises(IndexError, match="rank 1 of 1"):
-        local_shapes(made, 1)
+        local_shapes(plan, 1)
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(10, 4), (12, 4), (5, 4), (3, 4), (301, 8), (1, 3), (7, 1), (9, 6)])
@@ -46,16 +46,16 @@ def test_pieces_are_those_of_torch(rows, parts):
     assert [piece(rows, parts, i) for i in range(parts)] == chunks + [0] * (parts - len(chunks))
 
 
-def test_uneven_shards(plan):
+def test_uneven_shards(make_plan):
     """301 rows over 4 ranks are 76, 76, 76, 73; copies of the sharded model own the same."""
-    ranks = everyone(plan(model=DENSE, parallel="parallel { fsdp 4 { replicate = 2 } }"))
+    ranks = everyone(make_plan(model=DENSE, parallel="parallel { fsdp 4 { replicate = 2 } }"))
     assert [rank["embed_tokens.weight"] for rank in ranks] == [(76, 64), (76, 64), (76, 64), (73, 64)] * 2
     assert [rank["norm.weight"] for rank in ranks] == [(16,)] * 8
 
 
-def test_tensor_parallel_before_fsdp(plan):
+def test_tensor_parallel_before_fsdp(make_plan):
     """Rank r has fsdp r // 2 and tp r % 2: 301 rows are 151 and 150 over tp, and 76 + 75 and 75 + 75 over fsdp then."""
-    ranks = everyone(plan(model=DENSE, parallel="parallel { fsdp 2, tp 2 }"))
+    ranks = everyone(make_plan(model=DENSE, parallel="parallel { fsdp 2, tp 2 }"))
     assert [rank["embed_tokens.weight"] for rank in ranks] == [(76, 64), (75, 64), (75, 64), (75, 64)]
     assert [rank["lm_head.weight"] for rank in ranks] == [(76, 64), (75, 64), (75, 64), (75, 64)]
     for rank in ranks:
@@ -65,36 +65,38 @@ def test_tensor_parallel_before_fsdp(plan):
         assert rank["layers.1.input_layernorm.weight"] == (32,)
 
 
-def test_shard_axes_count_from_the_outside(plan):
+def test_shard_axes_count_from_the_outside(make_plan):
     """fsdp 2 · ring 2 · ulysses 2 ranks; folded over ring only, ulysses ranks own the same."""
-    folded = everyone(plan(model=DENSE, parallel="parallel { fsdp 2, cp 4 { ring = 2, ulysses = 2 } }"))
+    folded = everyone(make_plan(model=DENSE, parallel="parallel { fsdp 2, cp 4 { ring = 2, ulysses = 2 } }"))
     rows = [rank["embed_tokens.weight"][0] for rank in folded]
     assert rows == [piece(301, 8, index) for index in range(8)]
-    ring = everyone(plan(model=DENSE, parallel="parallel { fsdp 2, cp 4 { ring = 2, ulysses = 2, fold = ring_only } }"))
+    ring = everyone(
+        make_plan(model=DENSE, parallel="parallel { fsdp 2, cp 4 { ring = 2, ulysses = 2, fold = ring_only } }")
+    )
     rows = [rank["embed_tokens.weight"][0] for rank in ring]
     assert rows == [piece(301, 4, rank // 2) for rank in range(8)] == [76, 76, 76, 76, 76, 76, 73, 73]
 
 
-def test_experts(plan):
+def test_experts(make_plan):
     """8 experts over ep 2, then their rows over ep_fsdp; dense parameters over fsdp · tp as they are."""
-    ranks = everyone(plan(model=MOE, parallel="parallel { fsdp 4, ep 2 }"))
+    ranks = everyone(make_plan(model=MOE, parallel="parallel { fsdp 4, ep 2 }"))
     assert {rank["layers.0.mlp.experts.gate_proj"] for rank in ranks} == {(4, 32, 40)}
     assert {rank["layers.0.mlp.experts.down_proj"] for rank in ranks} == {(4, 20, 64)}
     assert {rank["layers.0.mlp.gate.weight"] for rank in ranks} == {(2, 64)}
-    odd = everyone(plan(model=MOE, parallel="parallel { fsdp 3 }"))  # 64 rows cannot be cut in 3, 8 experts can
+    odd = everyone(make_plan(model=MOE, parallel="parallel { fsdp 3 }"))  # 64 rows cannot be cut in 3, 8 experts can
     assert [rank["layers.0.mlp.experts.gate_proj"] for rank in odd] == [(3, 64, 40), (3, 64, 40), (2, 64, 40)]
-    cut = everyone(plan(model=MOE, parallel="parallel { tp 2, ep 2 }"))
+    cut = everyone(make_plan(model=MOE, parallel="parallel { tp 2, ep 2 }"))
     assert {rank["layers.0.mlp.experts.gate_proj"] for rank in cut} == {(4, 64, 40)}
     assert {rank["layers.0.mlp.shared_experts.gate_proj.weight"] for rank in cut} == {(40, 64)}
     assert {rank["layers.0.mlp.gate.weight"] for rank in cut} == {(8, 64)}
 
 
-def test_stages(plan):
-    first, last = everyone(plan(model=TIED, parallel="parallel { pp 2 }"))
+def test_stages(make_plan):
+    first, last = everyone(make_plan(model=TIED, parallel="parallel { pp 2 }"))
     assert {name.split(".")[1] for name in first if name.startswith("layers")} == {"0", "1"}
     assert {name for name in first if not name.startswith("layers")} == {"embed_tokens.weight"}
     assert {name for name in last if not name.startswith("layers")} == {"embed_tokens.weight", "norm.weight"}
-    there, back = everyone(plan(model=DENSE, parallel="parallel { pp 2 { schedule = zbv } }"))
+    there, back = everyone(make_plan(model=DENSE, parallel="parallel { pp 2 { schedule = zbv } }"))
     assert {name.split(".")[1] for name in there if name.startswith("layers")} == {"0", "3"}
     assert {name for name in there if not name.startswith("layers")} == {
         "embed_tokens.weight",
@@ -104,9 +106,9 @@ def test_stages(plan):
     assert all(name.startswith("layers") for name in back)
 
 
-def test_copies_of_ddp_are_whole(plan):
-    made = plan(4, model=MOE, parallel="parallel { stack = ddp }")
-    assert all(rank == {t.name: t.shape for t in made.parameters.tensors} for rank in everyone(made))
+def test_copies_of_ddp_are_whole(make_plan):
+    plan = make_plan(4, model=MOE, parallel="parallel { stack = ddp }")
+    assert all(rank == {t.name: t.shape for t in plan.parameters.tensors} for rank in everyone(plan))
 
 
 @st.composite
@@ -139,29 +141,29 @@ def layouts(draw):
 def test_estimates_are_the_largest_of_what_ranks_own(tmp_path, text):
     path = tmp_path / "spec.xtrain"
     path.write_text(text)
-    made = compile_plan(load_spec(path).require()).plan
-    assume(made is not None)
-    assert made is not None
-    world = made.mesh.world_size
+    plan = compile_plan(load_spec(path).require()).plan
+    assume(plan is not None)
+    assert plan is not None
+    world = plan.mesh.world_size
     by_stage: dict[int, list[int]] = {}
     for rank in range(world):
-        by_stage.setdefault(made.mesh.coordinates(rank)["pp"], []).append(local_bytes(made, rank))
-    assert [each.memory.states for each in made.estimates.classes] == [max(sizes) for sizes in by_stage.values()]
-    content = json.loads(dumps(made))
+        by_stage.setdefault(plan.mesh.coordinates(rank)["pp"], []).append(local_bytes(plan, rank))
+    assert [each.memory.states for each in plan.estimates.classes] == [max(sizes) for sizes in by_stage.values()]
+    content = json.loads(dumps(plan))
     assert [rank["states_bytes"] for rank in content["memory"]["per_rank"]] == [
-        max(by_stage[made.mesh.coordinates(rank)["pp"]]) for rank in range(world)
+        max(by_stage[plan.mesh.coordinates(rank)["pp"]]) for rank in range(world)
     ]
     again = from_json(content)
-    assert all(local_shapes(again, rank) == local_shapes(made, rank) for rank in {0, world // 2, world - 1})
-    _whole(made)
+    assert all(local_shapes(again, rank) == local_shapes(plan, rank) for rank in {0, world // 2, world - 1})
+    _whole(plan)
 
 
-def _whole(made):
+def _whole(plan):
     """The ranks together own every element equally often: each piece of a tensor as often as there are copies of it."""
-    elements = dict.fromkeys((tensor.name for tensor in made.parameters.tensors), 0)
-    for rank in range(made.mesh.world_size):
-        for name, shape in local_shapes(made, rank).items():
+    elements = dict.fromkeys((tensor.name for tensor in plan.parameters.tensors), 0)
+    for rank in range(plan.mesh.world_size):
+        for name, shape in local_shapes(plan, rank).items():
             elements[name] += prod(shape)
-    for tensor in made.parameters.tensors:
+    for tensor in plan.parameters.tensors:
         assert elements[tensor.name] % tensor.size == 0, tensor.name
         assert elements[tensor.name] >= tensor.size

@@ -41,36 +41,38 @@ def test_of_a_few_pipeline_coordinates_each_has_one_too():
         assert chosen is not None and {rank // 100 for rank in chosen} == set(range(pipeline))
 
 
-def test_what_a_profile_is_told(plan):
-    made = plan(more="every 50 steps profile\nevery 10 steps memory_snapshot")
-    assert made.node("tick.profile").args == {
+def test_arguments_and_words_of_a_profile(make_plan):
+    plan = make_plan(more="every 50 steps profile\nevery 10 steps memory_snapshot")
+    assert plan.node("tick.profile").args == {
         "wait": 1, "warmup": 1, "active": 3, "ranks": None, "shapes": False, "stacks": False, "memory": False
     }  # fmt: skip
-    assert "3 steps, behind 1 that passes and 1 to warm up," in made.node("tick.profile").does
-    made = plan(more="every 50 steps profile { wait = 0, warmup = 0, active = 1, stacks = true, shapes = true }")
-    assert made.node("tick.profile").does.startswith("time every operation of 1 step on ")
-    assert ", with shapes and stacks: a trace and a summary of each" in made.node("tick.profile").does
-    page = render(plan(more="every 50 steps profile then memory_snapshot"))
+    assert "3 steps, behind 1 that passes and 1 to warm up," in plan.node("tick.profile").does
+    plan = make_plan(more="every 50 steps profile { wait = 0, warmup = 0, active = 1, stacks = true, shapes = true }")
+    assert plan.node("tick.profile").does.startswith("time every operation of 1 step on ")
+    assert ", with shapes and stacks: a trace and a summary of each" in plan.node("tick.profile").does
+    page = render(make_plan(more="every 50 steps profile then memory_snapshot"))
     assert any(line.split()[3:6] == ["profile", "then", "memory_snapshot"] for line in page.splitlines())
 
 
-def test_a_command_records_as_the_spec_declares_it(plan):
-    assert plan().node("event.control.profile").args == {
+def test_a_command_records_as_the_spec_declares_it(make_plan):
+    assert make_plan().node("event.control.profile").args == {
         "warmup": 1, "ranks": None, "shapes": False, "stacks": False, "memory": False
     }  # fmt: skip
     args = (
-        plan(more="every 50 steps profile { wait = 3, warmup = 2, memory = true }").node("event.control.profile").args
+        make_plan(more="every 50 steps profile { wait = 3, warmup = 2, memory = true }")
+        .node("event.control.profile")
+        .args
     )
     assert (args["warmup"], args["memory"]) == (2, True) and "wait" not in args and "active" not in args
 
 
-def test_thousands_of_ranks_are_not_all_recorded(plan):
-    made = plan(
+def test_thousands_of_ranks_are_not_all_recorded(make_plan):
+    plan = make_plan(
         parallel="parallel { fsdp 64 }", batch="batch { sequence = 64, micro = 1 }", more="every 50 steps profile"
     )
-    assert made.node("tick.profile").args["ranks"] == list(range(0, 64, 8))
-    assert "on 8 of 64 ranks" in made.node("tick.profile").does
-    assert made.node("event.control.profile").args["ranks"] == list(range(0, 64, 8))
+    assert plan.node("tick.profile").args["ranks"] == list(range(0, 64, 8))
+    assert "on 8 of 64 ranks" in plan.node("tick.profile").does
+    assert plan.node("event.control.profile").args["ranks"] == list(range(0, 64, 8))
 
 
 @pytest.mark.parametrize(
@@ -83,11 +85,13 @@ def test_thousands_of_ranks_are_not_all_recorded(plan):
         ("cuda", "memory_snapshot { history = 0 }", 0),
     ],
 )
-def test_how_long_an_allocator_is_watched(plan, device, written, history):
-    made = plan(launch=f"launch {{ device = {device} }}", more=f"every 50 steps {written}\non finish memory_snapshot")
-    assert made.node("tick.memory_snapshot").args["history"] == history
-    assert made.node("event.finish.memory_snapshot").args["history"] == 0, "there is no step behind it"
-    assert ("of what a GPU's allocator does" in made.node("tick.memory_snapshot").does) == bool(history)
+def test_how_long_an_allocator_is_watched(make_plan, device, written, history):
+    plan = make_plan(
+        launch=f"launch {{ device = {device} }}", more=f"every 50 steps {written}\non finish memory_snapshot"
+    )
+    assert plan.node("tick.memory_snapshot").args["history"] == history
+    assert plan.node("event.finish.memory_snapshot").args["history"] == 0, "there is no step behind it"
+    assert ("of what a GPU's allocator does" in plan.node("tick.memory_snapshot").does) == bool(history)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +112,8 @@ def test_how_long_an_allocator_is_watched(plan, device, written, history):
 )
 def test_what_is_refused(said, written, code, part):
     found = said(more=written)
-    told = [(each.code, each.message) for each in found]
-    assert any(each == code and part in message for each, message in told), told
+    messages = [(each.code, each.message) for each in found]
+    assert any(each == code and part in message for each, message in messages), messages
 
 
 @pytest.mark.parametrize(
@@ -123,11 +127,11 @@ def test_what_is_refused(said, written, code, part):
         f"{CUDA}\nevery 50 steps profile then memory_snapshot {{ history = 20 }}",
     ],
 )
-def test_what_is_not(plan, written):
-    assert plan(more=written).timeline.ticks
+def test_what_is_not(make_plan, written):
+    assert make_plan(more=written).timeline.ticks
 
 
-def test_a_history_that_nobody_writes_is_told(said):
+def test_a_history_that_nobody_writes_is_reported(said):
     found = said(launch="launch { device = cpu }", more="every 50 steps memory_snapshot { history = 2 }")
     assert [each.code for each in found] == ["W401"] and "only a GPU's allocator" in found[0].message
     for quiet in ("memory_snapshot", "memory_snapshot { history = 0 }", "memory_snapshot { history = auto }"):

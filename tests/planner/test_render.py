@@ -30,7 +30,7 @@ MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts 
 H100 = "cluster h100 { price = 2 }"
 
 
-def made(path):
+def plan_of(path):
     compiled = plan_from_spec(path)
     assert compiled.plan is not None, compiled.diagnostics.render()
     return compiled.plan
@@ -66,7 +66,7 @@ def with_times(plan, **changes):
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_the_page_of_every_spec_fits(path):
-    plan = made(path)
+    plan = plan_of(path)
     lines = render(plan).splitlines()
     assert len(lines) <= LONGEST
     assert max(map(len, lines)) <= 100
@@ -78,9 +78,9 @@ def test_the_page_of_every_spec_fits(path):
     assert len(full.splitlines()) > len(lines) and max(map(len, full.splitlines())) <= 100
 
 
-def test_a_page_with_much_to_say_gives_way(plan):
+def test_a_page_with_much_to_say_gives_way(make_plan):
     """Every warning stands in full; tables and descriptions become shorter for it."""
-    wordy = plan(parallel="parallel { pp 2, fsdp 2 }")
+    wordy = make_plan(parallel="parallel { pp 2, fsdp 2 }")
     checks = tuple(
         Check(id=f"rule.{n}", status="warn", code=f"W{900 + n}", evidence=f"{n}: " + "so it is " * 30)
         for n in range(10)
@@ -91,8 +91,8 @@ def test_a_page_with_much_to_say_gives_way(plan):
     assert words(" ".join(lines)).count("so it is") == 10 * 30
 
 
-def test_what_decides_stands_first(plan):
-    text = render(with_times(with_memory(plan(parallel="parallel { fsdp 2 }", cluster=H100), 40)))
+def test_what_decides_stands_first(make_plan):
+    text = render(with_times(with_memory(make_plan(parallel="parallel { fsdp 2 }", cluster=H100), 40)))
     head = text.partition("MODEL")[0]
     for line in (
         "tiny: 100 steps on 2 ranks, cuda",
@@ -108,8 +108,8 @@ def test_what_decides_stands_first(plan):
 @pytest.mark.parametrize(
     ("size", "verdict"), [(10, "fits"), (73.5, "fits"), (73.7, "tight"), (80, "tight"), (80.1, "does not fit")]
 )
-def test_the_verdict_on_memory(plan, size, verdict):
-    full = with_memory(plan(parallel="parallel { pp 2 }", cluster=H100), 1, size)
+def test_the_verdict_on_memory(make_plan, size, verdict):
+    full = with_memory(make_plan(parallel="parallel { pp 2 }", cluster=H100), 1, size)
     room = headroom(full)
     assert (room.verdict, room.worst.pp) == (verdict, 1)
     assert f"  memory  {verdict}: " in render(full)
@@ -117,95 +117,97 @@ def test_the_verdict_on_memory(plan, size, verdict):
     assert "on pp 1 (rank 1)" in room.text
 
 
-def test_what_nobody_knows_is_unknown(plan):
-    text = render(plan(parallel="parallel { fsdp 2 }"))
+def test_what_nobody_knows_is_unknown(make_plan):
+    text = render(make_plan(parallel="parallel { fsdp 2 }"))
     assert "  memory  unknown: " in text and "device not known" in text
     assert "  step    unknown: no `cluster` is given; 2.05k tokens a step" in text
     assert words("wall time unknown no `cluster` is given") in words(text)
     assert "cluster unknown: add `cluster h100 { … }`" in text
-    other = plan(cluster="cluster other { memory = 16 GiB, link = 1 GiB }")
+    other = make_plan(cluster="cluster other { memory = 16 GiB, link = 1 GiB }")
     assert "unknown: cluster says no flops, network" in render(other)
-    epochs = plan(experiment="experiment tiny { budget = 2 epochs }")
+    epochs = make_plan(experiment="experiment tiny { budget = 2 epochs }")
     assert "  run     2 epochs; steps are unknown until the data is counted" in render(epochs)
     assert "steps unknown 2 epochs of data that has not been counted yet" in part(epochs, "training")
 
 
-def test_values_that_were_derived_or_come_from_elsewhere(plan):
-    shown = part(plan(parallel="parallel { fsdp 2 }", more="let n = 7"), "values")
+def test_values_that_were_derived_or_come_from_elsewhere(make_plan):
+    shown = part(make_plan(parallel="parallel { fsdp 2 }", more="let n = 7"), "values")
     assert "model.head_dim 8 (derived = dim 64 / heads 8)" in shown
     assert "model.dim 64 (text, " in shown  # in full every value stands there
-    named = plan(more="let rate = 1e-3", optimizer="optimizer adamw { lr = rate }")
+    named = make_plan(more="let rate = 1e-3", optimizer="optimizer adamw { lr = rate }")
     assert re.search(r"optimizer.lr +0.001 +let ", render(named))
     assert re.search(r"optimizer.lr 0.001 \(let, /", part(named, "values"))
     assert "model.dim " not in render(named)
 
 
-def test_axes_and_what_they_send_over(plan):
-    far = plan(model=MOE, parallel="parallel { fsdp 8, tp 2, ep 4 }", cluster="cluster h100 { nodes = 2, devices = 8 }")
+def test_axes_and_what_they_send_over(make_plan):
+    far = make_plan(
+        model=MOE, parallel="parallel { fsdp 8, tp 2, ep 4 }", cluster="cluster h100 { nodes = 2, devices = 8 }"
+    )
     shown = part(far, "mesh")
     assert "16 ranks, 8 on each of 2 nodes" in shown
     assert "fsdp 8 2 2 network 50 GB/s parameters sharded, different rows" in shown
     assert "tp 2 1 8 link 450 GB/s matrices split" in shown
     assert "ep 4 1 4 link 450 GB/s experts spread" in shown
     assert "ep_fsdp 4 4 4 network 50 GB/s" in shown
-    dense = part(plan(parallel="parallel { fsdp 2, tp 2 }"), "mesh")
+    dense = part(make_plan(parallel="parallel { fsdp 2, tp 2 }"), "mesh")
     assert "ep_fsdp" not in dense and "link matrices" in dense
 
 
-def test_large_and_small_grids(plan):
-    assert "each rank as fsdp.tp" in render(plan(parallel="parallel { fsdp 4, tp 2 }"))
-    assert "rank r is fsdp r" in render(plan(parallel="parallel { fsdp 4 }"))
-    spread = render(plan(parallel="parallel { fsdp 4, tp 2 }", launch="launch { nodes = 2 }"))
+def test_large_and_small_grids(make_plan):
+    assert "each rank as fsdp.tp" in render(make_plan(parallel="parallel { fsdp 4, tp 2 }"))
+    assert "rank r is fsdp r" in render(make_plan(parallel="parallel { fsdp 4 }"))
+    spread = render(make_plan(parallel="parallel { fsdp 4, tp 2 }", launch="launch { nodes = 2 }"))
     assert "| 2.0" in spread
-    large = render(plan(parallel="parallel { fsdp 64, tp 2 }", launch="launch { nodes = 16 }"))
+    large = render(make_plan(parallel="parallel { fsdp 64, tp 2 }", launch="launch { nodes = 16 }"))
     grid = large[large.index("ranks 0 to 15 as fsdp.tp") :].splitlines()
     assert grid[1].split() == ["0", "0.0", "0.1", "1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]
     assert grid[2].split() == ["8", "|", "4.0", "4.1", "5.0", "5.1", "6.0", "6.1", "7.0", "7.1"]
     assert not grid[3].startswith("    16")
 
 
-def test_stages_and_how_even_they_are(plan):
-    assert "STAGES" not in render(plan(parallel="parallel { fsdp 2 }"))
-    even = part(plan(parallel="parallel { pp 2 { head_cost = 0 } }"), "stages")
+def test_stages_and_how_even_they_are(make_plan):
+    assert "STAGES" not in render(make_plan(parallel="parallel { fsdp 2 }"))
+    even = part(make_plan(parallel="parallel { pp 2 { head_cost = 0 } }"), "stages")
     assert "0 0 (rank 0) 0 to 1 115k 2 layers, embedding" in even
     assert "1 1 (rank 1) 2 to 3 115k 2 layers, last norm, head" in even
     assert "the loss is computed on pp 1, summed over all ranks, and recorded by rank 0" in even
-    made = plan(parallel="parallel { pp 2 }")
+    plan = make_plan(parallel="parallel { pp 2 }")
     for work, said in (
         ((30, 10), "pp 0 computes 50% more than the mean"),
         ((7, 7), "every stage computes the same"),
     ):
-        classes = tuple(evolve(one, flops=size) for one, size in zip(made.estimates.classes, work, strict=True))
+        classes = tuple(evolve(one, flops=size) for one, size in zip(plan.estimates.classes, work, strict=True))
         assert f"2 stages, 1f1b; {said}" in part(
-            evolve(made, estimates=evolve(made.estimates, classes=classes)), "stages"
+            evolve(plan, estimates=evolve(plan.estimates, classes=classes)), "stages"
         )
-    zbv = part(plan(parallel="parallel { pp 2 { schedule = zbv } }"), "stages")
+    zbv = part(make_plan(parallel="parallel { pp 2 { schedule = zbv } }"), "stages")
     assert "the loss is computed on pp 0" in zbv and "1 to 2 1 (rank 1) 1 to 2" in zbv
     tied = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, tie_embeddings = true }"
-    assert "head, a copy of the embedding" in part(plan(model=tied, parallel="parallel { pp 2 }"), "stages")
+    assert "head, a copy of the embedding" in part(make_plan(model=tied, parallel="parallel { pp 2 }"), "stages")
 
 
-def test_the_order_counts_what_rules_match(plan):
-    shown = part(plan(parallel="parallel { tp 2, fsdp 2, pp 2 }"), "order")
+def test_the_order_counts_what_rules_match(make_plan):
+    shown = part(make_plan(parallel="parallel { tp 2, fsdp 2, pp 2 }"), "order")
     assert "parallel.tp 30 modules split 30 matrices over tp=2" in shown
     assert "parallel.fsdp 4 modules shard 4 blocks" in shown
     assert [
         shown.index(f" {name} ") for name in ("build_model", "parallel.tp", "parallel.fsdp", "parallel.pp")
     ] == sorted(shown.index(f" {name} ") for name in ("build_model", "parallel.tp", "parallel.fsdp", "parallel.pp"))
-    page = words(render(plan(parallel="parallel { fsdp 2 }")))
+    page = words(render(make_plan(parallel="parallel { fsdp 2 }")))
     assert "fetch → agree → zero_gradients → forward_backward → clip" in page
     assert "1 step.fetch take 8 rows" not in page
-    assert "1 step.fetch take" in part(plan(), "step")
+    assert "1 step.fetch take" in part(make_plan(), "step")
 
 
-def test_memory_by_category(plan):
-    made = plan(parallel="parallel { pp 4, fsdp 2 }", cluster=H100)
+def test_memory_by_category(make_plan):
+    plan = make_plan(parallel="parallel { pp 4, fsdp 2 }", cluster=H100)
     memories = [
         Memory(parameters=GIB, gradients=GIB, optimizer=2 * GIB, unsharded=3 * GIB, activations=size * GIB, reserve=GIB)
         for size in (40, 10, 10, 20)
     ]
-    classes = tuple(evolve(one, memory=m) for one, m in zip(made.estimates.classes, memories, strict=True))
-    full = evolve(made, estimates=evolve(made.estimates, classes=classes))
+    classes = tuple(evolve(one, memory=m) for one, m in zip(plan.estimates.classes, memories, strict=True))
+    full = evolve(plan, estimates=evolve(plan.estimates, classes=classes))
     shown = part(full, "memory")
     assert "GiB on a rank at the peak of a step params grads optim. unsharded activ. reserve total" in shown
     assert "pp 0 1.00 1.00 2.00 3.00 40.0 1.00 48.0" in shown
@@ -217,13 +219,13 @@ def test_memory_by_category(plan):
     assert "params, grads, optim. in host memory, not in total" in host and "40.0 1.00 44.0" in host
 
 
-def test_what_would_help_stands_below_the_memory(plan):
-    made = with_times(with_memory(plan(cluster=H100), 90))
+def test_what_would_help_stands_below_the_memory(make_plan):
+    plan = with_times(with_memory(make_plan(cluster=H100), 90))
     helps = (
         Remedy(sets=("activation.mode=full",), memory_bytes=40 * GIB, seconds=5.0),
         Remedy(sets=("batch.micro=1", "batch.accumulate=8"), memory_bytes=60 * GIB, seconds=None),
     )
-    shown = words(render(evolve(made, estimates=evolve(made.estimates, remedies=helps))))
+    shown = words(render(evolve(plan, estimates=evolve(plan.estimates, remedies=helps))))
     assert "memory does not fit: 90.0 GiB of 80.0 GiB (112%) on the only rank, 10.0 GiB too much" in shown
     first = "--set activation.mode=full 40.0 GiB (50%) a step takes 5.00 s, +25%"
     assert (
@@ -232,12 +234,12 @@ def test_what_would_help_stands_below_the_memory(plan):
     )
     assert "a step takes unknown time" in shown
     lack = Check(id="memory.device", status="warn", code="W423", evidence="it does not fit; use activation.mode=full")
-    full = evolve(made, estimates=evolve(made.estimates, remedies=helps), checks=(lack,))
+    full = evolve(plan, estimates=evolve(plan.estimates, remedies=helps), checks=(lack,))
     assert "warn W423: it does not fit; for settings that would help see MEMORY" in words(render(full))
     assert "it does not fit; use activation.mode=full" in words(render_summary(full))
 
 
-def test_no_remedy_is_wider_than_the_page(plan, load):
+def test_no_remedy_is_wider_than_the_page(make_plan, load):
     """Two changes together, each of several settings, with the widest of figures beside them."""
     blocks = {
         "cluster": H100,
@@ -252,11 +254,11 @@ def test_no_remedy_is_wider_than_the_page(plan, load):
     pairs = [a + b for a, b in combinations(changes, 2)]
     widest = max(sum(len(f"--set {text} ") for text in change.sets) for change in pairs)
     assert widest > WIDTH, "else this shows nothing"
-    made = with_times(with_memory(plan(), 90))
+    plan = with_times(with_memory(make_plan(), 90))
     for change in (*changes, *pairs):
         helps = (Remedy(sets=change.sets, memory_bytes=1000 * GIB, seconds=9999.0),)
-        estimates = evolve(made.estimates, remedies=helps)
-        page = render(evolve(made, estimates=estimates, cluster=evolve(made.cluster, memory_bytes=2**24)))
+        estimates = evolve(plan.estimates, remedies=helps)
+        page = render(evolve(plan, estimates=estimates, cluster=evolve(plan.cluster, memory_bytes=2**24)))
         assert max(map(len, page.splitlines())) <= WIDTH
         shown = words(page)
         assert "6400000%" in shown
@@ -264,14 +266,14 @@ def test_no_remedy_is_wider_than_the_page(plan, load):
             assert f"--set {quote(text)} " in shown, "whole, and as a shell takes it"
 
 
-def test_of_many_kinds_of_ranks_the_worst_is_shown(plan):
+def test_of_many_kinds_of_ranks_the_worst_is_shown(make_plan):
     deep = "model llama { dim = 64, layers = 16, heads = 8, kv_heads = 4 }"
-    made = plan(model=deep, parallel="parallel { pp 16 }", batch="batch { sequence = 256, accumulate = 16 }")
-    page = render(with_memory(made, *range(1, 10), 99, *range(10, 16)))
+    plan = make_plan(model=deep, parallel="parallel { pp 16 }", batch="batch { sequence = 256, accumulate = 16 }")
+    page = render(with_memory(plan, *range(1, 10), 99, *range(10, 16)))
     table = page[page.index("MEMORY") :].splitlines()[2:8]
     assert [line.split("  ")[1] for line in table] == ["pp 0", "pp 1", "pp 2", "pp 3", "pp 9", "pp 15"]
     assert "  and 10 more: --part memory" in page
-    assert part(with_memory(made, *range(1, 10), 99, *range(10, 16)), "memory").count("pp ") >= 16
+    assert part(with_memory(plan, *range(1, 10), 99, *range(10, 16)), "memory").count("pp ") >= 16
 
 
 SENT = (
@@ -285,43 +287,43 @@ SENT = (
 )
 
 
-def test_communication_by_axis_and_collective(plan):
-    made = plan(parallel="parallel { fsdp 8, tp 2 }", cluster="cluster h100 { nodes = 2, devices = 8 }")
-    shown = part(with_traffic(made, *SENT), "communication")
+def test_communication_by_axis_and_collective(make_plan):
+    plan = make_plan(parallel="parallel { fsdp 8, tp 2 }", cluster="cluster h100 { nodes = 2, devices = 8 }")
+    shown = part(with_traffic(plan, *SENT), "communication")
     first = "tp all_reduce 128 2.00 GiB 10.0 ms exposed link tp"
     assert f"{first} fsdp all_gather 65 9.00 GiB 230 ms overlapped network fsdp, root_fsdp" in shown
     assert "all: 11.0 GiB in 193 calls, 240 ms, of which exposed 10.0 ms" in shown
-    unknown = part(with_traffic(made, *(evolve(each, seconds=None) for each in SENT)), "communication")
+    unknown = part(with_traffic(plan, *(evolve(each, seconds=None) for each in SENT)), "communication")
     assert "9.00 GiB unknown overlapped" in unknown and "time unknown: not estimated" in unknown
-    assert "COMMUNICATION" not in render(plan())
+    assert "COMMUNICATION" not in render(make_plan())
 
 
-def test_compute_says_what_it_rests_on(plan):
-    made = with_times(plan(parallel="parallel { pp 2 }", cluster=H100))
-    shown = part(made, "compute")
+def test_compute_says_what_it_rests_on(make_plan):
+    plan = with_times(make_plan(parallel="parallel { pp 2 }", cluster=H100))
+    shown = part(plan, "compute")
     assert "a step takes 4.00 s computing 2.00 s + exposed communication 500 ms + bubble 20% of the step" in shown
     assert "3.00 s to 6.00 s, devices at 40% to 60% of their peak, an assumption" in shown
     assert "tokens/s 1.00M 500k a device; MFU 30%, 20% to 40%" in shown
     assert "flops_per_token 6 · parameters in matrix products" in shown  # where each formula comes from
     peak = 2 * 67e12
     assert (
-        f"at best {seconds_text(made.estimates.flops_per_step / peak)} a step, if every device reached 67 TFLOP/s"
+        f"at best {seconds_text(plan.estimates.flops_per_step / peak)} a step, if every device reached 67 TFLOP/s"
         in shown
     )
-    sure = with_times(plan(cluster="cluster h100 { efficiency = 45% }"), fast=4.0, slow=4.0)
+    sure = with_times(make_plan(cluster="cluster h100 { efficiency = 45% }"), fast=4.0, slow=4.0)
     shown = part(sure, "compute")
     assert "devices at 45% of their peak, as cluster.efficiency says" in shown and "bubble 20%" not in shown
-    still = plan(parallel="parallel { pp 2 }")
+    still = make_plan(parallel="parallel { pp 2 }")
     share = f"{still.estimates.bubble:.0%}"
     assert f"bubble {share} of a step: pipeline bubble on the busiest rank" in part(still, "compute")
-    again = evolve(made.estimates.classes[0], flops=100, hardware_flops=130)
-    shown = part(evolve(made, estimates=evolve(made.estimates, classes=(again, again))), "compute")
+    again = evolve(plan.estimates.classes[0], flops=100, hardware_flops=130)
+    shown = part(evolve(plan, estimates=evolve(plan.estimates, classes=(again, again))), "compute")
     assert "30% more is computed a second time" in shown
 
 
-def test_the_arithmetic_of_a_run(plan):
-    made = with_times(
-        plan(
+def test_the_arithmetic_of_a_run(make_plan):
+    plan = with_times(
+        make_plan(
             experiment="experiment tiny { budget = 1M tokens }",
             parallel="parallel { fsdp 2 }",
             cluster=H100,
@@ -330,10 +332,10 @@ def test_the_arithmetic_of_a_run(plan):
         ),
         step=3600.0, fast=1800.0, slow=7200.0,
     )  # fmt: skip
-    shown = part(made, "training")
+    shown = part(plan, "training")
     assert "tokens a step 2,048 8 rows of 256; 256 a microbatch · 4 · 2 data ranks" in shown
     assert "steps 489 1.00M tokens / 2,048 a step, rounded up" in shown
-    size, disk = made.estimates.checkpoint_bytes, disk_of(made, 5)
+    size, disk = plan.estimates.checkpoint_bytes, disk_of(plan, 5)
     assert disk is not None and disk.rest > 2 * size and disk.most == disk.rest + disk.full
     said = f"5 written, 2 kept: {bytes_text(disk.rest)} on disk, at most {bytes_text(disk.most)}; one every 4.17 d"
     assert f"checkpoint {bytes_text(size)} {said}" in shown
@@ -343,7 +345,7 @@ def test_the_arithmetic_of_a_run(plan):
         "every 100 steps checkpoint 4 times" in shown
         and "on sigint, sigterm, sigusr1 checkpoint then stop default" in shown
     )
-    free = with_times(plan(cluster="cluster h100"))
+    free = with_times(make_plan(cluster="cluster h100"))
     assert "cost unknown: no cluster.price" in part(free, "training")
 
 
@@ -360,70 +362,70 @@ def test_the_arithmetic_of_a_run(plan):
         ),
     ],
 )
-def test_break_points_of_the_learning_rate(plan, scheduler, expected):
-    args = plan(scheduler=f"scheduler {scheduler}").node("setup.scheduler").args
+def test_break_points_of_the_learning_rate(make_plan, scheduler, expected):
+    args = make_plan(scheduler=f"scheduler {scheduler}").node("setup.scheduler").args
     assert ", ".join(breakpoints(args)) == expected
 
 
-def test_break_points_of_a_budget_nobody_has_counted(plan):
-    made = plan(
+def test_break_points_of_a_budget_nobody_has_counted(make_plan):
+    plan = make_plan(
         experiment="experiment tiny { budget = 2 epochs }", scheduler="scheduler wsd { warmup = 1%, decay = 12.5% }"
     )
-    shown = ", ".join(breakpoints(made.node("setup.scheduler").args))
+    shown = ", ".join(breakpoints(plan.node("setup.scheduler").args))
     assert shown == "warm-up over 1%, constant to the last 12.5%, linear to 0 at the end"
 
 
-def test_a_checkpoint_of_the_last_step_is_written_once(plan):
-    assert "4 written" in part(plan(every="every 25 steps checkpoint"), "training")
-    assert "4 written" in part(plan(every="every 30 steps checkpoint"), "training")  # three, and the last
-    assert "depends on the clock" in part(plan(every="every 10 min checkpoint"), "training")
-    kept = plan(every="every 25 steps checkpoint", checkpoint="checkpoint { keep = none }")
-    disk = disk_of(kept, 4)
+def test_a_checkpoint_of_the_last_step_is_written_once(make_plan):
+    assert "4 written" in part(make_plan(every="every 25 steps checkpoint"), "training")
+    assert "4 written" in part(make_plan(every="every 30 steps checkpoint"), "training")  # three, and the last
+    assert "depends on the clock" in part(make_plan(every="every 10 min checkpoint"), "training")
+    plan = make_plan(every="every 25 steps checkpoint", checkpoint="checkpoint { keep = none }")
+    disk = disk_of(plan, 4)
     assert (
         disk is not None
-        and 4 * kept.estimates.checkpoint_bytes < disk.rest == disk.most == 4 * disk.full + disk.weights
+        and 4 * plan.estimates.checkpoint_bytes < disk.rest == disk.most == 4 * disk.full + disk.weights
     )
-    assert f"4 written, all are kept: {bytes_text(disk.rest)} on disk" in part(kept, "training")
-    best = plan(every="every 5 steps eval code then checkpoint", checkpoint="checkpoint { best = eval.code.loss }")
+    assert f"4 written, all are kept: {bytes_text(disk.rest)} on disk" in part(plan, "training")
+    best = make_plan(every="every 5 steps eval code then checkpoint", checkpoint="checkpoint { best = eval.code.loss }")
     assert "20 written, 3 + best kept: " in part(best, "training")
 
 
-def test_data_and_what_each_link_hands_on(plan):
-    shown = part(plan(every="every 10 steps eval code", parallel="parallel { cp 2 }"), "data")
+def test_data_and_what_each_link_hands_on(make_plan):
+    shown = part(make_plan(every="every 10 steps eval code", parallel="parallel { cp 2 }"), "data")
     assert "code trained on, 1% held out: Python's standard library" in shown
     chain = "rows → [to_tensor] → rows of token tensors → [flatten] → token samples → [shift_tokens] → labelled samples"
     assert f"{chain} → [pack] → microbatch → [shard] → part of a microbatch → [microbatches]" in shown
 
 
-def test_checks_that_did_not_pass_stand_in_full(plan):
-    made = plan()
+def test_checks_that_did_not_pass_stand_in_full(make_plan):
+    plan = make_plan()
     bad = (
         Check(id="memory.fits", status="fail", code="X999", evidence="it does not fit", place="a.xtrain:1:2"),
         Check(id="data.count", status="unknown", evidence="nobody has counted"),
     )
-    both = evolve(made, checks=(*made.checks, *bad))
+    both = evolve(plan, checks=(*plan.checks, *bad))
     page = render(both)
     assert "  fail X999: it does not fit (a.xtrain:1:2)" in page
     assert "  unknown data.count: nobody has counted" in page
     assert page.index("fail X999") < page.index("unknown data.count")
-    count = len(made.checks)
+    count = len(plan.checks)
     assert f"{count} of {count + 2} pass" in page
-    assert made.checks[0].evidence not in page and words(made.checks[0].evidence) in part(both, "checks")
+    assert plan.checks[0].evidence not in page and words(plan.checks[0].evidence) in part(both, "checks")
 
 
-def test_every_part_can_be_asked_for(plan):
-    made = with_traffic(plan(parallel="parallel { pp 2, fsdp 2 }"), *SENT)
+def test_every_part_can_be_asked_for(make_plan):
+    plan = with_traffic(make_plan(parallel="parallel { pp 2, fsdp 2 }"), *SENT)
     for name in PARTS:
-        shown = render(made, parts=[name])
+        shown = render(plan, parts=[name])
         assert shown.startswith("tiny: 100 steps on 4 ranks") and f"\n{name.upper()}" in shown
         assert len(shown.splitlines()) > 6
 
 
-def test_a_trace_stands_beside_the_closed_form(plan):
-    made = with_traffic(with_memory(plan(parallel="parallel { fsdp 2 }", cluster=H100), 4), *SENT[:2])
+def test_a_trace_stands_beside_the_closed_form(make_plan):
+    plan = with_traffic(with_memory(make_plan(parallel="parallel { fsdp 2 }", cluster=H100), 4), *SENT[:2])
     memory = Memory(parameters=0, gradients=0, optimizer=0, activations=3 * GIB)
     seen = evolve(SENT[0], count=65, bytes=9 * GIB)
-    traced = evolve(made, traced=(Traced(rank=0, pp=0, memory=memory, traffic=(seen,), seconds=1.0),))
+    traced = evolve(plan, traced=(Traced(rank=0, pp=0, memory=memory, traffic=(seen,), seconds=1.0),))
     assert "every rank 4.00 4.00 traced 3.00 3.00" in part(traced, "memory")
     assert "network" not in part(traced, "communication")
     assert re.search(r"overlapped link the same", part(traced, "communication"))
@@ -431,8 +433,8 @@ def test_a_trace_stands_beside_the_closed_form(plan):
     assert "66 calls, 9.00 GiB" in part(evolve(traced, traced=(other,)), "communication")
 
 
-def test_the_summary_is_short(plan):
-    lines = render_summary(plan(parallel="parallel { fsdp 2 }")).splitlines()
+def test_the_summary_is_short(make_plan):
+    lines = render_summary(make_plan(parallel="parallel { fsdp 2 }")).splitlines()
     assert 3 <= len(lines) <= 5 and max(map(len, lines)) <= 100
     assert "fsdp 2" in lines[2]
 
@@ -500,36 +502,36 @@ MIXED = {
 }
 
 
-def test_phases_with_shares_rows_and_rates(plan):
+def test_phases_with_shares_rows_and_rates(make_plan):
     """100 steps of 4 rows of 256: 80 of them with three quarters of web, 20 with code alone at half the rate."""
-    shown = part(plan(**MIXED), "phases")
+    shown = part(make_plan(**MIXED), "phases")
     assert shown.startswith("PHASES 2 phases, 2 datasets, shares of rows phase steps learning rate")
     assert "train 1 to 80 0.0001 → 0.000222 web 75.0% 240 61.4k code 25.0% 80 20.5k" in shown
     assert "late 81 to 100 0.000106 → 0 (× 0.5) code 100.0% 80 20.5k" in shown
     assert "all 100 web 60.0% 240 61.4k code 40.0% 160 41.0k" in shown
 
 
-def test_phases_are_no_part_of_a_page_with_one_dataset_in_one_phase(plan):
-    assert "PHASES" not in render(plan()) and "PHASES" in render(plan(**MIXED))
-    assert "train 1 to 100" in part(plan(), "phases")  # who asks for it gets it
+def test_phases_are_no_part_of_a_page_with_one_dataset_in_one_phase(make_plan):
+    assert "PHASES" not in render(make_plan()) and "PHASES" in render(make_plan(**MIXED))
+    assert "train 1 to 100" in part(make_plan(), "phases")  # who asks for it gets it
 
 
-def test_phases_of_a_budget_that_is_not_counted_yet(plan):
+def test_phases_of_a_budget_that_is_not_counted_yet(make_plan):
     cool = "phase cool { from = 75%, lr_scale = 0.1 }"
-    shown = part(plan(experiment="experiment tiny { budget = 2 epochs }", phase=cool), "phases")
+    shown = part(make_plan(experiment="experiment tiny { budget = 2 epochs }", phase=cool), "phases")
     assert "train from step 1: code 100%" in shown
     assert "cool from 0.75 of the budget: code 100%, learning rate × 0.1" in shown
 
 
-def test_many_datasets_give_way(plan):
+def test_many_datasets_give_way(make_plan):
     names = [f"d{number}" for number in range(40)]
     blocks = {
         "dataset": "\n".join(f"dataset {name} {{ source = synthetic() }}" for name in names),
         "mixture": f"mixture {{ {', '.join(f'{name} = 1' for name in names)} }}",
     }
-    text = render(plan(**blocks))
+    text = render(make_plan(**blocks))
     assert text.count("\n") <= LONGEST and "more: --part phases" in text and "more: --part data" in text
-    assert part(plan(**blocks), "phases").count("2.5%") == 40
+    assert part(make_plan(**blocks), "phases").count("2.5%") == 40
 
 
 @pytest.mark.parametrize(
@@ -549,9 +551,9 @@ def test_many_datasets_give_way(plan):
         ),
     ],
 )
-def test_where_documents_come_from(plan, dataset, expected):
-    made = plan(dataset=f"dataset code {{ {dataset} }}")
-    assert f"code trained on: {expected}" in part(made, "data")
+def test_where_documents_come_from(make_plan, dataset, expected):
+    plan = make_plan(dataset=f"dataset code {{ {dataset} }}")
+    assert f"code trained on: {expected}" in part(plan, "data")
 
 
 @pytest.mark.parametrize(
@@ -562,6 +564,6 @@ def test_where_documents_come_from(plan, dataset, expected):
         ("prefetch = 0", "by a thread of each rank when a step asks for them: nothing is read ahead"),
     ],
 )
-def test_how_rows_are_read(plan, settings, expected):
-    made = plan(batch=f"batch {{ sequence = 256, accumulate = 4, {settings} }}")
-    assert f"reading {expected}" in part(made, "data")
+def test_how_rows_are_read(make_plan, settings, expected):
+    plan = make_plan(batch=f"batch {{ sequence = 256, accumulate = 4, {settings} }}")
+    assert f"reading {expected}" in part(plan, "data")

@@ -18,25 +18,25 @@ def must(plan) -> dict[str, bool]:
     return {node.id: node.args["must"] for node in plan.nodes if node.op == "tick.checkpoint"}
 
 
-def test_a_run_that_saves_nothing_still_reads(plan):
-    made = plan(
+def test_a_run_that_saves_nothing_still_reads(make_plan):
+    plan = make_plan(
         every=f"{EVERY}\nevery 50 steps checkpoint then stop\non sigterm checkpoint then stop",
         checkpoint="checkpoint { enabled = false }",
     )
-    assert not ops(made) & {*SAVING} and "setup.resume" in ops(made)
-    assert [(tick.nodes, tick.stop) for tick in made.timeline.ticks] == [
+    assert not ops(plan) & {*SAVING} and "setup.resume" in ops(plan)
+    assert [(tick.nodes, tick.stop) for tick in plan.timeline.ticks] == [
         (("tick.eval.code",), False), ((), True), (("tick.log",), False),
     ]  # fmt: skip
-    ends = {trigger.event: (trigger.nodes, trigger.stop) for trigger in made.timeline.triggers}
+    ends = {trigger.event: (trigger.nodes, trigger.stop) for trigger in plan.timeline.triggers}
     stops = ("sigint", "sigterm", "sigusr1", "nan")
     assert ends == {"finish": ((), False), **dict.fromkeys(stops, ((), True))}
-    assert "save" not in [command.name for command in made.timeline.commands]
-    assert made.timeline.commands[0].nodes == ()
+    assert "save" not in [command.name for command in plan.timeline.commands]
+    assert plan.timeline.commands[0].nodes == ()
 
 
-def test_what_a_run_ends_with_has_to_be_saved(plan):
-    made = plan(every="every 10 steps checkpoint\nevery 30 min checkpoint then stop")
-    assert must(made) == {
+def test_what_a_run_ends_with_has_to_be_saved(make_plan):
+    plan = make_plan(every="every 10 steps checkpoint\nevery 30 min checkpoint then stop")
+    assert must(plan) == {
         "tick.checkpoint": False,
         "tick.checkpoint.2": True,
         "event.finish.checkpoint": True,
@@ -47,23 +47,23 @@ def test_what_a_run_ends_with_has_to_be_saved(plan):
     }
 
 
-def test_nodes_of_saving_beside_training_are_there_where_something_is(plan):
-    assert not ops(plan()) & {"step.await_copy", "step.put_off_save"}
-    beside = plan(checkpoint="checkpoint { mode = async }")
+def test_nodes_of_saving_beside_training_are_there_where_something_is(make_plan):
+    assert not ops(make_plan()) & {"step.await_copy", "step.put_off_save"}
+    beside = make_plan(checkpoint="checkpoint { mode = async }")
     assert "step.await_copy" in ops(beside) and "step.put_off_save" not in ops(beside)
-    order = [node.op for node in plan(checkpoint="checkpoint { mode = async, overlap = latest }").of_kind("step")]
+    order = [node.op for node in make_plan(checkpoint="checkpoint { mode = async, overlap = latest }").of_kind("step")]
     assert order.index("step.agree") + 1 == order.index("step.put_off_save")
     assert order.index("step.await_copy") + 1 == order.index("step.optimizer")
-    ending = plan(every="every 50 steps checkpoint then stop", checkpoint="checkpoint { mode = async }")
+    ending = make_plan(every="every 50 steps checkpoint then stop", checkpoint="checkpoint { mode = async }")
     assert "step.await_copy" not in ops(ending)  # nothing is written beside anything
 
 
-def test_weights_are_read_where_they_are_drawn_and_a_full_state_takes_their_place(plan):
-    made = plan(checkpoint='checkpoint { pretrained = "runs//a" }')
-    assert made.node("setup.pretrained").args == {"path": "runs/a"}
-    ids = [node.id for node in made.nodes]
+def test_weights_are_read_where_they_are_drawn_and_a_full_state_takes_their_place(make_plan):
+    plan = make_plan(checkpoint='checkpoint { pretrained = "runs//a" }')
+    assert plan.node("setup.pretrained").args == {"path": "runs/a"}
+    ids = [node.id for node in plan.nodes]
     assert ids.index("setup.weights") + 1 == ids.index("setup.pretrained")
-    both = plan(checkpoint='checkpoint { from = "runs/b", pretrained = "runs/a" }')
+    both = make_plan(checkpoint='checkpoint { from = "runs/b", pretrained = "runs/a" }')
     assert "setup.pretrained" not in ops(both) and both.node("setup.resume").args["origin"] == "runs/b"
 
 
@@ -135,10 +135,10 @@ def done_in(plan, step: int) -> list[str]:
         ),
     ],
 )
-def test_in_a_step_a_state_is_measured_before_it_is_saved(plan, every, order):
-    made = plan(every=every)
-    assert done_in(made, 4) == order.split()
-    assert any(tick.stop for tick in made.timeline.ticks) == ("stop" in every)
+def test_in_a_step_a_state_is_measured_before_it_is_saved(make_plan, every, order):
+    plan = make_plan(every=every)
+    assert done_in(plan, 4) == order.split()
+    assert any(tick.stop for tick in plan.timeline.ticks) == ("stop" in every)
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_in_a_step_a_state_is_measured_before_it_is_saved(plan, every, order):
         ("mode = async, backend = file, overlap = latest, best = eval.code.loss", 4),
     ],
 )
-def test_a_plan_tells_how_many_copies_of_the_state_there_can_be(plan, settings, copies):
-    made = plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}")
-    node = made.node("setup.checkpoint")
+def test_a_plan_says_how_many_copies_of_the_state_there_can_be(make_plan, settings, copies):
+    plan = make_plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}")
+    node = plan.node("setup.checkpoint")
     assert node.args["copies"] == copies
     if "file" in settings:  # copied before the next step begins, and kept in a queue
-        assert not ops(made) & {"step.await_copy", "step.put_off_save"}
+        assert not ops(plan) & {"step.await_copy", "step.put_off_save"}
         assert f"at most {copies} copies in host memory" in node.does and "latest.pt" in node.does
 
 
@@ -169,7 +169,7 @@ def test_one_file_has_one_writer(compiled):
     assert quiet.plan is not None and [d.code for d in quiet.diagnostics] == ["W401"]
 
 
-def test_a_best_of_a_dataset_whose_name_is_in_doubt_is_not_judged(load):
+def test_a_best_of_a_dataset_whose_name_is_unknown_is_not_judged(load):
     spec = load(every=EVERY, checkpoint="checkpoint { best = eval.coed.loss }")
     assert [d.code for d in check_spec(spec)] == ["X620"]
     assert not list(check_spec(spec, unknown_settings=frozenset({"dataset.code.name"})))
@@ -185,36 +185,38 @@ def test_a_best_of_a_dataset_whose_name_is_in_doubt_is_not_judged(load):
         ("keep = none", 20, 20, 20),
     ],
 )
-def test_how_many_checkpoints_lie_on_the_disk_at_once(plan, settings, saves, rest, most):
+def test_how_many_checkpoints_lie_on_the_disk_at_once(make_plan, settings, saves, rest, most):
     """The newest, the best and the one that is being written, beside the weights alone."""
-    made = plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}")
+    plan = make_plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}")
     found, bare = (
-        disk_of(made, saves),
-        disk_of(plan(checkpoint=f"checkpoint {{ {settings}, model = false }}", every=EVERY), saves),
+        disk_of(plan, saves),
+        disk_of(make_plan(checkpoint=f"checkpoint {{ {settings}, model = false }}", every=EVERY), saves),
     )
     assert found is not None and bare is not None and bare.weights == 0 and found.full == bare.full
     assert (bare.rest, bare.most) == (rest * bare.full, most * bare.full)
     assert (found.rest - bare.rest, found.most - bare.most) == (found.weights, found.weights)
-    assert 1 < found.full / made.estimates.checkpoint_bytes < 1.25  # a small model: 2 KB for each of its tensors
+    assert 1 < found.full / plan.estimates.checkpoint_bytes < 1.25  # a small model: 2 KB for each of its tensors
 
 
-def test_averages_are_on_the_disk_twice_where_they_are_published(plan):
+def test_averages_are_on_the_disk_twice_where_they_are_published(make_plan):
     bf16 = {"precision": "precision { params = bf16 }", "ema": "ema { publish = true }"}
-    kept, published = (disk_of(plan(**{**bf16, "ema": f"ema {{ publish = {word} }}"}), 1) for word in ("false", "true"))
-    assert kept is not None and published is not None and kept.full == published.full
-    assert 1.5 < published.weights / kept.weights < 2  # in fp32
+    unpublished, published = (
+        disk_of(make_plan(**{**bf16, "ema": f"ema {{ publish = {word} }}"}), 1) for word in ("false", "true")
+    )
+    assert unpublished is not None and published is not None and unpublished.full == published.full
+    assert 1.5 < published.weights / unpublished.weights < 2  # in fp32
 
 
-def test_where_nothing_is_saved_or_nobody_knows_how_often_nothing_is_said_of_the_disk(plan):
-    assert disk_of(plan(checkpoint="checkpoint { keep = none }"), None) is None
-    assert disk_of(plan(checkpoint="checkpoint { enabled = false }"), 0) is None
+def test_where_nothing_is_saved_or_nobody_knows_how_often_nothing_is_said_of_the_disk(make_plan):
+    assert disk_of(make_plan(checkpoint="checkpoint { keep = none }"), None) is None
+    assert disk_of(make_plan(checkpoint="checkpoint { enabled = false }"), 0) is None
 
 
-def test_a_rank_copies_what_it_holds(plan):
+def test_a_rank_copies_what_it_holds(make_plan):
     """A replica has all of the state, which is written once."""
-    size = plan().estimates.copy_bytes
-    assert size == plan().estimates.checkpoint_bytes
-    assert plan(parallel="parallel { fsdp 2 }").estimates.copy_bytes == pytest.approx(size / 2, rel=0.01)
-    copies = plan(parallel="parallel { fsdp 1 { replicate = 2 } }", checkpoint="checkpoint { mode = async }")
+    size = make_plan().estimates.copy_bytes
+    assert size == make_plan().estimates.checkpoint_bytes
+    assert make_plan(parallel="parallel { fsdp 2 }").estimates.copy_bytes == pytest.approx(size / 2, rel=0.01)
+    copies = make_plan(parallel="parallel { fsdp 1 { replicate = 2 } }", checkpoint="checkpoint { mode = async }")
     assert copies.estimates.copy_bytes == size
     assert f"about {bytes_text(size)} a rank" in copies.node("setup.checkpoint").does

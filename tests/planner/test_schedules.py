@@ -32,10 +32,10 @@ def torch_takes(name, pp, each, count):
 
         def _prepare_backward_infra(self, *unused): ...
 
-    made = getattr(schedules, SCHEDULES[name])
+    schedule_class = getattr(schedules, SCHEDULES[name])
     stages = [Blank(i) for i in ([0, 2 * pp - 1] if name == "zbv" else range(0, pp * each, pp))]
     try:
-        made(stages if len(stages) > 1 or name in IN_ROUNDS else stages[0], count, loss_fn=lambda *_: 0)
+        schedule_class(stages if len(stages) > 1 or name in IN_ROUNDS else stages[0], count, loss_fn=lambda *_: 0)
     except ValueError:
         return False
     return True

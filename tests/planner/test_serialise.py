@@ -11,8 +11,8 @@ MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts 
 
 
 @pytest.fixture
-def rich(plan):
-    return plan(
+def rich(make_plan):
+    return make_plan(
         model=MOE,
         parallel="parallel { fsdp 2, tp 2, pp 2, cp 2, ep 4 }",
         launch="launch { nodes = 2 }",
@@ -22,13 +22,13 @@ def rich(plan):
     )
 
 
-def test_round_trip(rich, plan):
+def test_round_trip(rich, make_plan):
     assert from_json(to_json(rich)) == rich
     assert from_json(json.loads(dumps(rich))) == rich
     assert json.loads(dumps(rich)) == to_json(rich)
     # As another program might write it: keys sorted.
     assert from_json(json.loads(json.dumps(to_json(rich), sort_keys=True))) == rich
-    open_ended = plan(experiment="experiment tiny { budget = 1.5 epochs }")
+    open_ended = make_plan(experiment="experiment tiny { budget = 1.5 epochs }")
     assert from_json(json.loads(dumps(open_ended))) == open_ended
 
 

@@ -22,10 +22,10 @@ def words(text):
 
 
 @pytest.fixture
-def large(plan):
+def large(make_plan):
     """64 ranks on eight nodes, every axis at 2."""
-    return plan(model=MOE, parallel=EVERY_AXIS, cluster="cluster h100 { devices = 8 }", batch="batch { sequence = 256 }"
-                .replace("}", ", accumulate = 4, micro = 2 }"))  # fmt: skip
+    batch = "batch { sequence = 256, accumulate = 4, micro = 2 }"
+    return make_plan(model=MOE, parallel=EVERY_AXIS, cluster="cluster h100 { devices = 8 }", batch=batch)
 
 
 # ranks ----------------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_every_rank_stands_in_the_groups_it_names(large):
             assert all(members(axis, other) == group for other in group)
 
 
-def test_a_rank_says_what_it_holds(large, plan):
+def test_a_rank_says_what_it_holds(large, make_plan):
     text = words(show_rank(large, 45))
     found = re.search(r"PARAMETERS ([\d,]+) in (\d+) tensors", text)
     assert found is not None
@@ -67,7 +67,7 @@ def test_a_rank_says_what_it_holds(large, plan):
     assert int(found[1].replace(",", "")) == sum(map(prod, local.values()))
     assert int(found[2]) == len(local)
     assert "layers.2.mlp.experts.up_proj 8 · 64 · 192 2 · 16 · 192" in text
-    pieces = words(show_rank(plan(parallel="parallel { fsdp 64 }", batch="batch { sequence = 256 }"), 63))
+    pieces = words(show_rank(make_plan(parallel="parallel { fsdp 64 }", batch="batch { sequence = 256 }"), 63))
     assert "embed_tokens.weight 258 · 64 0 · 64: nothing" in pieces
 
 
@@ -81,10 +81,10 @@ def test_a_rank_says_what_it_reads(large):
     )
 
 
-def test_a_rank_between_the_ends_reads_nothing(plan):
-    made = plan(parallel="parallel { pp 4 }")
-    assert "reads no rows" in show_rank(made, 1) and "reads no rows" not in show_rank(made, 3)
-    assert "blocks alone" in show_rank(made, 1)
+def test_a_rank_between_the_ends_reads_nothing(make_plan):
+    plan = make_plan(parallel="parallel { pp 4 }")
+    assert "reads no rows" in show_rank(plan, 1) and "reads no rows" not in show_rank(plan, 3)
+    assert "blocks alone" in show_rank(plan, 1)
 
 
 def test_a_rank_says_what_it_sends(large):
@@ -105,8 +105,8 @@ def test_no_rank_outside_the_world(large, rank):
         show_rank(large, rank)
 
 
-def test_one_rank_alone(plan):
-    text = show_rank(plan(), 0)
+def test_one_rank_alone(make_plan):
+    text = show_rank(make_plan(), 0)
     assert "rank 0 of 1: node 0, its device 0" in text and "COMMUNICATION" not in text
     assert "at 0, alone, on pp, replicate, fsdp, ring, ulysses, tp" in text
 
@@ -123,15 +123,15 @@ def test_a_node_says_what_it_does(large):
     assert "matches 4 modules of the whole model; by pp 2, 2" in words(show_nodes(large, "setup.parallel.fsdp"))
 
 
-def test_a_node_says_when_it_runs_and_what_it_costs(plan):
-    made = plan(parallel="parallel { fsdp 2 }", every="every 30 steps eval code", more="on finish eval code")
-    assert "every 30 steps, 3 times" in words(show_nodes(made, "tick.eval.code"))
-    assert "on finish" in words(show_nodes(made, "event.finish.eval.code"))
+def test_a_node_says_when_it_runs_and_what_it_costs(make_plan):
+    plan = make_plan(parallel="parallel { fsdp 2 }", every="every 30 steps eval code", more="on finish eval code")
+    assert "every 30 steps, 3 times" in words(show_nodes(plan, "tick.eval.code"))
+    assert "on finish" in words(show_nodes(plan, "event.finish.eval.code"))
     sent = Traffic(axis="fsdp", op="all_gather", node="setup.parallel.fsdp", count=4, bytes=300, exposed=False)
     rest = evolve(sent, node="setup.parallel.root_fsdp", bytes=100)
     memory = Memory(parameters=10, gradients=20, optimizer=0, unsharded=30, activations=40)
-    one = evolve(made.estimates.classes[0], traffic=(sent, rest), memory=memory)
-    full = evolve(made, estimates=evolve(made.estimates, classes=(one,)))
+    one = evolve(plan.estimates.classes[0], traffic=(sent, rest), memory=memory)
+    full = evolve(plan, estimates=evolve(plan.estimates, classes=(one,)))
     text = words(show_nodes(full, "setup.parallel.fsdp"))
     assert "traffic 4 all_gather over fsdp, 300 B (75% of all), overlapped" in text
     assert "30 B of unsharded (30%), on every rank, together with setup.parallel.root_fsdp" in text
@@ -152,13 +152,13 @@ def test_a_node_says_when_it_runs_and_what_it_costs(plan):
         ("data", ["setup.data.code"]),
     ],
 )
-def test_ways_to_name_a_node(plan, name, expected):
-    made = plan(parallel="parallel { fsdp 2 }")
-    assert [node.id for node in find_nodes(made, name)] == expected
+def test_ways_to_name_a_node(make_plan, name, expected):
+    plan = make_plan(parallel="parallel { fsdp 2 }")
+    assert [node.id for node in find_nodes(plan, name)] == expected
 
 
-def test_many_nodes_are_listed(plan):
-    text = show_nodes(plan(), "setup")
+def test_many_nodes_are_listed(make_plan):
+    text = show_nodes(make_plan(), "setup")
     assert len(text.splitlines()) < 40 and "setup.weights" in text and "after" not in text.split()
 
 
@@ -172,9 +172,9 @@ def test_many_nodes_are_listed(plan):
         ("zzz*", "--full` lists them"),
     ],
 )
-def test_a_node_that_is_not_there(plan, name, hint):
+def test_a_node_that_is_not_there(make_plan, name, hint):
     with pytest.raises(NoSuchNode) as caught:
-        find_nodes(plan(parallel="parallel { fsdp 2 }"), name)
+        find_nodes(make_plan(parallel="parallel { fsdp 2 }"), name)
     assert f"no node `{name}`" in str(caught.value) and hint in str(caught.value)
 
 
@@ -186,8 +186,8 @@ def why(load, compiled):
     """`why("optimizer.lr", **blocks)`: the page about a value of the small spec, blanks as one."""
 
     def ask(name, world=None, **blocks):
-        made = compiled(world, **blocks).plan
-        return words(show_why(made, load(**blocks), name, world=world))
+        plan = compiled(world, **blocks).plan
+        return words(show_why(plan, load(**blocks), name, world=world))
 
     return ask
 
@@ -287,16 +287,16 @@ def test_a_value_that_is_not_there(why, name, meant):
         why("zzzzzzzzz")
 
 
-def test_a_plan_without_its_spec(plan):
-    text = words(show_why(plan(), None, "optimizer.lr"))
+def test_a_plan_without_its_spec(make_plan):
+    text = words(show_why(make_plan(), None, "optimizer.lr"))
     assert "optimizer.lr = 0.001" in text and "needs the spec" in text
 
 
-def test_every_value_can_be_asked_for(load, plan):
+def test_every_value_can_be_asked_for(load, make_plan):
     """And every setting has a place in the spec, where another value can be put."""
     blocks = {"every": "every 10 steps eval code then checkpoint", "parallel": "parallel { tp 2, cp 2 }"}
-    spec, made = load(**blocks), plan(**blocks)
-    asked = [entry.path for entry in made.provenance]
+    spec, plan = load(**blocks), make_plan(**blocks)
+    asked = [entry.path for entry in plan.provenance]
     assert len(asked) > 90
     missing = {path for path in asked if find_slot(spec, path) is None}
     assert missing == {
@@ -321,10 +321,10 @@ def test_every_value_can_be_asked_for(load, plan):
             assert replaced(other, path, slot.value) == spec
 
 
-def test_equal_plans_have_no_changes(plan):
-    found = changes(plan(), plan())
+def test_equal_plans_have_no_changes(make_plan):
+    found = changes(make_plan(), make_plan())
     assert found.empty
-    other = changes(plan(), plan(optimizer="optimizer adamw { lr = 1e-3, clip = none }"))
+    other = changes(make_plan(), make_plan(optimizer="optimizer adamw { lr = 1e-3, clip = none }"))
     assert other.gone == ("step.clip",) and other.new == ("step.gradient_norm",) and not other.figures
 
 

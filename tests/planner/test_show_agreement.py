@@ -12,13 +12,13 @@ SENT = Traffic(axis="fsdp", op="all_gather", node="setup.parallel.fsdp", count=1
 
 
 @pytest.fixture
-def estimated(plan):
+def estimated(make_plan):
     """A plan of two coordinates whose closed forms say `memory` and `traffic`."""
 
     def build(memory, traffic=(SENT,)):
-        made = plan(parallel="parallel { pp 2, fsdp 2 }")
-        classes = tuple(evolve(one, memory=memory, traffic=traffic) for one in made.estimates.classes)
-        return evolve(made, estimates=evolve(made.estimates, classes=classes))
+        plan = make_plan(parallel="parallel { pp 2, fsdp 2 }")
+        classes = tuple(evolve(one, memory=memory, traffic=traffic) for one in plan.estimates.classes)
+        return evolve(plan, estimates=evolve(plan.estimates, classes=classes))
 
     return build
 
@@ -34,23 +34,23 @@ def verdicts(plan):
 def test_what_agrees_passes(estimated):
     memory = Memory(**STATES, activations=50 * MIB, reserve=999 * MIB)
     seen = Memory(**STATES, activations=46 * MIB)
-    made = with_trace(estimated(memory), (traced(seen, SENT), traced(seen, SENT, pp=1)))
-    assert verdicts(made) == {
+    plan = with_trace(estimated(memory), (traced(seen, SENT), traced(seen, SENT, pp=1)))
+    assert verdicts(plan) == {
         "trace.memory.parameters": "pass",
         "trace.memory.gradients": "pass",
         "trace.memory.optimizer": "pass",
         "trace.memory.activations": "pass",
         "trace.traffic.fsdp.all_gather": "pass",
     }
-    assert len(made.traced) == 2 and made.id == estimated(memory).id
+    assert len(plan.traced) == 2 and plan.id == estimated(memory).id
 
 
 def test_what_is_further_apart_warns_with_both_numbers(estimated):
     memory = Memory(**STATES, activations=50 * MIB)
-    made = with_trace(
+    plan = with_trace(
         estimated(memory), (traced(memory, SENT), traced(evolve(memory, activations=40 * MIB), SENT, pp=1))
     )
-    found = next(check for check in made.checks if check.id == "trace.memory.activations")
+    found = next(check for check in plan.checks if check.id == "trace.memory.activations")
     assert found.status == "warn"
     assert found.evidence == "formula 50.0 MiB, trace 40.0 MiB on rank 2, 20% apart"
 
@@ -58,8 +58,8 @@ def test_what_is_further_apart_warns_with_both_numbers(estimated):
 @pytest.mark.parametrize(("size", "status"), [(90, "pass"), (89, "warn"), (111, "pass"), (112, "warn")])
 def test_a_tenth_of_the_larger_is_the_bound(estimated, size, status):
     memory = Memory(**STATES, activations=100 * MIB)
-    made = with_trace(estimated(memory), (traced(evolve(memory, activations=size * MIB), SENT),))
-    assert verdicts(made)["trace.memory.activations"] == status
+    plan = with_trace(estimated(memory), (traced(evolve(memory, activations=size * MIB), SENT),))
+    assert verdicts(plan)["trace.memory.activations"] == status
 
 
 def test_what_is_too_small_to_matter_is_left(estimated):
@@ -71,10 +71,10 @@ def test_calls_count_as_well_as_bytes(estimated):
     memory = Memory(**STATES)
     more = evolve(SENT, count=20)
     other = evolve(SENT, axis="fsdp · ring", op="reduce_scatter")
-    made = with_trace(estimated(memory), (traced(memory, more, other),))
-    assert verdicts(made)["trace.traffic.fsdp.all_gather"] == "warn"
-    assert verdicts(made)["trace.traffic.fsdp_ring.reduce_scatter"] == "warn"  # the closed form does not have it
-    found = next(check for check in made.checks if check.id == "trace.traffic.fsdp.all_gather")
+    plan = with_trace(estimated(memory), (traced(memory, more, other),))
+    assert verdicts(plan)["trace.traffic.fsdp.all_gather"] == "warn"
+    assert verdicts(plan)["trace.traffic.fsdp_ring.reduce_scatter"] == "warn"  # the closed form does not have it
+    found = next(check for check in plan.checks if check.id == "trace.traffic.fsdp.all_gather")
     assert "10 calls, 20 on rank 0, 50% apart" in found.evidence
 
 
@@ -85,19 +85,19 @@ def test_calls_for_several_nodes_are_one_figure(estimated):
     assert set(verdicts(with_trace(estimated(memory, parts), (traced(memory, SENT),))).values()) == {"pass"}
 
 
-def test_one_rank_of_every_kind_is_traced(plan):
-    made = plan(
+def test_one_rank_of_every_kind_is_traced(make_plan):
+    plan = make_plan(
         model="model llama { dim = 64, layers = 8, heads = 8, kv_heads = 4 }",
         parallel="parallel { pp 4, fsdp 2 }",
         batch="batch { sequence = 256, accumulate = 4 }",
     )
-    first, middle, _, last = made.estimates.classes
+    first, middle, _, last = plan.estimates.classes
     kinds = (first, evolve(middle, flops=1), evolve(middle, pp=2, flops=1), evolve(last, flops=2))
-    assert ranks_to_trace(evolve(made, estimates=evolve(made.estimates, classes=kinds))) == (0, 2, 6)
+    assert ranks_to_trace(evolve(plan, estimates=evolve(plan.estimates, classes=kinds))) == (0, 2, 6)
     sent = evolve(kinds[2], traffic=(SENT,))
     all_kinds = (*kinds[:2], sent, kinds[3])
-    assert ranks_to_trace(evolve(made, estimates=evolve(made.estimates, classes=all_kinds))) == (0, 2, 4, 6)
-    assert ranks_to_trace(plan()) == (0,)
+    assert ranks_to_trace(evolve(plan, estimates=evolve(plan.estimates, classes=all_kinds))) == (0, 2, 4, 6)
+    assert ranks_to_trace(make_plan()) == (0,)
 
 
 def test_a_second_trace_takes_the_place_of_the_first(estimated):

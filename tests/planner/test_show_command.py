@@ -42,7 +42,7 @@ def test_the_page_says_a_warning_once(plan):
     assert "warning[W505]" not in plan(LARGE, "--full")[2]
 
 
-def test_what_no_check_speaks_of_is_said(plan, tmp_path):
+def test_what_no_check_mentions_is_said(plan, tmp_path):
     spec = tmp_path / "idle.xtrain"
     spec.write_text((ROOT / SMALL).read_text() + "\nlet forgotten = 3\n")
     status, out, err = plan(spec)

@@ -24,7 +24,7 @@ def test_its_commands_work(command, capsys, monkeypatch):
     assert capsys.readouterr().out
 
 
-def test_it_speaks_of_everything():
+def test_the_page_names_everything():
     assert len(COMMANDS) >= 8
     rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
     assert [name for name in rows if name in PARTS] == list(PARTS)
