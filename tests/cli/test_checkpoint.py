@@ -69,7 +69,7 @@ def test_every_kind_of_path_is_understood(lineage, capsys, path):
     assert 200 in [each["step"] for each in lines(capsys, "ls", lineage / path)]
 
 
-def test_show_tells_where_a_run_began_and_what_made_it(lineage, capsys):
+def test_show_says_where_a_run_began_and_what_made_it(lineage, capsys):
     assert main(["checkpoint", "show", str(lineage / "b")]) == 0
     text = capsys.readouterr().out
     assert "made by     code 1a2b3c4d, xtrain 0.1.0, torch 2.13.0, python 3.11.9" in text
@@ -95,15 +95,15 @@ def test_a_broken_sidecar_is_no_traceback(lineage, capsys):
         assert "state.json cannot be read" in capsys.readouterr().out
 
 
-def test_prune_says_what_would_go_and_removes_it_when_told(lineage, capsys):
+def test_prune_says_what_would_go_and_removes_it_on_yes(lineage, capsys):
     folder = CheckpointFolder(lineage / "a/checkpoints")
     Publisher(folder).begin(folder.path(500))
     large(folder.path(300)).write_bytes(b"short")
     arguments = ["checkpoint", "prune", str(lineage), "--keep", "1", "--damaged"]
     assert main(arguments) == 0
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     gone = ("ckpt-s000000000500.partial", "ckpt-s000000000300", "ckpt-s000000000100")
-    assert all(f"would remove  {folder.root / name}" in told.out for name in gone) and "--yes" in told.err
+    assert all(f"would remove  {folder.root / name}" in printed.out for name in gone) and "--yes" in printed.err
     assert len(folder.published()) == 4
     assert main([*arguments, "--yes"]) == 0
     assert [entry.step for entry in folder.published()] == [200, 400] and folder.remains() == []

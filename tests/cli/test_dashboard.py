@@ -42,9 +42,9 @@ def started(monkeypatch) -> Iterator[list[subprocess.Popen]]:
 @pytest.fixture
 def as_before():
     """Signals and descriptors of this process are as they were."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
     yield
-    for number, handler in kept.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
     signal.set_wakeup_fd(-1)
 

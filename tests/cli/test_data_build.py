@@ -66,7 +66,7 @@ def test_a_page_for_people(spec: str, capsys):
     assert "was there already" in capsys.readouterr().out
 
 
-def test_damage_is_found_on_request_and_mended(spec: str, capsys):
+def test_damage_is_found_on_request_and_repaired(spec: str, capsys):
     assert main(["data", "build", spec, "--json", "--dataset", "words"]) == 0
     (words,) = objects(capsys)
     tokens = Path(words["folder"]) / "tokens.bin"
@@ -128,8 +128,8 @@ def test_a_terminal_gets_a_bar(color: bool, spec: str, monkeypatch, capsys):
 def test_records_that_are_left_out_are_shown(spec: str, capsys):
     for _ in range(2):  # also by a store that is there already
         assert main(["data", "build", spec, "--dataset", "words"]) == 0
-        told = " ".join(capsys.readouterr().out.split())
-        assert "1 bad record, listed in bad_records.jsonl" in told and ".jsonl:" in told
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "1 bad record, listed in bad_records.jsonl" in printed and ".jsonl:" in printed
 
 
 def test_what_cannot_be_built_is_said(spec: str, capsys):

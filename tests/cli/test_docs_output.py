@@ -44,12 +44,12 @@ def printed(folder: Path, *arguments: str) -> list[str]:
     return words(found.stdout + found.stderr)
 
 
-def test_mistakes_are_told_as_the_readme_shows(tmp_path):
+def test_mistakes_are_reported_as_the_readme_shows(tmp_path):
     (tmp_path / "first.xtrain").write_text(FIRST)
     assert printed(tmp_path, "check", "first.xtrain") == shown("xtrain check first.xtrain")
 
 
-def test_a_refused_layout_is_told_as_the_readme_shows():
+def test_a_refused_layout_is_reported_as_the_readme_shows():
     arguments = ("plan", "specs/pipeline_cpu.xtrain", "--set", "parallel.tp=3")
     assert printed(ROOT, *arguments) == shown(f"xtrain {' '.join(arguments)}")
 

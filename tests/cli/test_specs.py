@@ -47,7 +47,7 @@ def test_a_plan_has_the_same_id_wherever_and_however_its_spec_is_named(tmp_path)
     assert there["id"] == here["id"]
 
 
-def test_files_that_are_not_there_are_told_by_run(tmp_path):
+def test_files_that_are_not_there_are_reported_by_run(tmp_path):
     (tmp_path / "s.xtrain").write_text(
         "experiment x { budget = 2 steps }\n"
         "model llama { dim = 8, layers = 1, heads = 2 }\n"

@@ -57,9 +57,9 @@ def test_lines_of_a_run_that_is_gone_without_a_word(tmp_path, capsys):
 
 
 def test_lines_of_a_run_that_is_killed_while_it_is_followed(tmp_path):
-    made = made_run(tmp_path / "run", end="running", logged=10)
-    command = [sys.executable, "-m", "xtrain", "watch", str(made.directory), "--ui", "plain"]
-    with made.alive():
+    run = made_run(tmp_path / "run", end="running", logged=10)
+    command = [sys.executable, "-m", "xtrain", "watch", str(run.directory), "--ui", "plain"]
+    with run.alive():
         watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert watching.stdout is not None
         while not watching.stdout.readline().startswith("step 10"):

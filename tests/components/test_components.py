@@ -116,7 +116,7 @@ def test_no_file_tests_for_the_op_of_an_action(name: str):
     assert action_of(f"tick.{name}") is ACTIONS[name] and action_of(f"step.{name}") is None
 
 
-def test_no_text_of_another_file_speaks_of_a_family_or_stack():
+def test_no_text_of_another_file_names_a_family_or_stack():
     """Not as part of a longer text either, as the id of a node; docstrings and examples of the language's pages
     aside."""
     stacks = [name for name in STACKS if name not in COMMON]

@@ -61,7 +61,7 @@ def test_numbers_lists_and_texts_are_read_back(tmp_path):
     assert text(tmp_path, "generate/1") == "    def f(x):\n      return"
 
 
-def test_steps_that_are_undone_vanish(tmp_path):
+def test_steps_that_are_rolled_back_vanish(tmp_path):
     sink = begun(tmp_path, 0)
     for step in range(1, 7):
         sink.metric(at(step, loss=float(step)))
@@ -105,7 +105,7 @@ def test_a_run_that_is_stopped_and_gone_on_with_has_each_step_once(tmp_path, mon
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb"])
-def test_a_missing_package_is_told_before_anything_is_begun(tmp_path, monkeypatch, package: str):
+def test_a_missing_package_is_reported_before_anything_is_begun(tmp_path, monkeypatch, package: str):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wandb").mkdir()  # which W&B leaves where it was run, and is no package
     find = packages.find_spec
@@ -116,9 +116,9 @@ def test_a_missing_package_is_told_before_anything_is_begun(tmp_path, monkeypatc
     monkeypatch.setattr("xtrain.runtime.launch.preflight.find_devices", lambda *_: pytest.fail("devices were touched"))
     with pytest.raises(
         EnvironmentFault, match=rf"needs the package {package}.*pip install 'xtrain\[{package}\]'"
-    ) as told:
+    ) as raised:
         check_machine(plan, 1)
-    assert told.value.code == "X715"
+    assert raised.value.code == "X715"
 
 
 def test_a_folder_is_no_package(tmp_path, monkeypatch):

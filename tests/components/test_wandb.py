@@ -26,8 +26,8 @@ class Library:
 
     def module(self) -> Any:
         names = ("Settings", "Histogram", "Table")
-        made = {name: lambda name=name, **said: (name, said) for name in names}
-        return SimpleNamespace(init=self.init, teardown=lambda: self.ended.append("teardown"), **made)
+        classes = {name: lambda name=name, **said: (name, said) for name in names}
+        return SimpleNamespace(init=self.init, teardown=lambda: self.ended.append("teardown"), **classes)
 
     def init(self, **said: Any) -> Any:
         if said["mode"] in self.unreachable:
@@ -80,8 +80,8 @@ def test_a_run_is_begun_as_declared_with_its_files_in_its_folder(start, tmp_path
     assert said["config"]["optimizer"] == {"lr": 1e-3}
     assert library.axes == [("*", "step")] and library.saved == ["spec.xtrain"]
     assert library.ended == [0, "teardown"] and warned == []
-    kept = [Path(os.environ[f"WANDB_{name}_DIR"]) for name in ("CACHE", "DATA")]
-    assert {path.parent for path in kept} == {tmp_path / "wandb"}
+    folders = [Path(os.environ[f"WANDB_{name}_DIR"]) for name in ("CACHE", "DATA")]
+    assert {path.parent for path in folders} == {tmp_path / "wandb"}
 
 
 def test_a_run_that_goes_on_is_the_same_run_and_another_folder_another(start, tmp_path):
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_is_the_same_run_and_another_folder_another(start, tm
     assert library.begun[-1]["id"] != ids[0] and library.ended[-2] == 1
 
 
-def test_rows_rise_though_steps_are_undone(start):
+def test_rows_rise_though_steps_are_rolled_back(start):
     library = Library()
     sink, _ = start(library, rolled_back=10)
     sink.metric(at(1, loss=2.0, phase="train", **{"moe/load/0": [0.75, 0.25], "moe/load/1": [0.1] * 600}))
@@ -132,7 +132,7 @@ def test_a_run_that_cannot_be_sent_is_kept_offline_and_says_so(start, tmp_path):
     )
 
 
-def test_a_library_that_does_not_work_at_all_is_told_of_once(start):
+def test_a_library_that_does_not_work_at_all_is_reported_once(start):
     library = Library("offline")
     sink, warned = start(library, mode="offline")
     sink.metric(at(1, loss=2.0))

@@ -27,8 +27,8 @@ GALLERY = Path(__file__).parent / "gallery"
 BASE = (DATA / "quickstart.xtrain").read_text(encoding="utf-8")
 
 
-def mended(text, **files):
-    """A spec and what it includes, mended by what the language says of it: all texts, the spec first."""
+def fix_all(text, **files):
+    """A spec and what it includes, with the fixes of its diagnostics applied: all texts, the spec first."""
     texts = {"spec.xtrain": text, **{f"{stem}.xtrain": content for stem, content in files.items()}}
     found = apply_fixes(lambda changed: load_spec("spec.xtrain", (), {**texts, **changed}).diagnostics)
     return {**texts, **found.texts}, found
@@ -37,7 +37,7 @@ def mended(text, **files):
 def line(text):
     """What becomes of one line that overrides a good spec."""
     base = 'include "good.xtrain"\n'
-    return mended(base + text, good=BASE)[0]["spec.xtrain"].removeprefix(base)
+    return fix_all(base + text, good=BASE)[0]["spec.xtrain"].removeprefix(base)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_name_that_is_taken_is_not_given_twice():
 
 def test_included_files_get_their_own_fixes():
     text = 'include "good.xtrain"\ninclude "part.xtrain"\nbatch { micr = 4 }'
-    texts, found = mended(text, good=BASE, part="optimizer { rl = 1e-3 }\n")
+    texts, found = fix_all(text, good=BASE, part="optimizer { rl = 1e-3 }\n")
     assert texts["part.xtrain"] == "optimizer { lr = 1e-3 }\n"
     assert texts["spec.xtrain"].endswith("batch { micro = 4 }")
     assert sorted(found.texts) == ["part.xtrain", "spec.xtrain"] and not found.diagnostics
@@ -180,17 +180,17 @@ def test_included_files_get_their_own_fixes():
 
 def test_an_include_that_has_no_effect_goes_with_its_line():
     text = 'include "part.xtrain"\ninclude "part.xtrain"  \nbatch { micro = 4 }\n'
-    assert mended(BASE + text, part="")[0]["spec.xtrain"] == BASE + 'include "part.xtrain"\nbatch { micro = 4 }\n'
+    assert fix_all(BASE + text, part="")[0]["spec.xtrain"] == BASE + 'include "part.xtrain"\nbatch { micro = 4 }\n'
 
 
-def test_the_path_of_an_include_is_mended(tmp_path, monkeypatch):
+def test_the_path_of_an_include_is_fixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "cluster.xtrain").write_text("")
-    assert mended('include "parts/clustre.xtrain"')[0]["spec.xtrain"] == 'include "parts/cluster.xtrain"'
+    assert fix_all('include "parts/clustre.xtrain"')[0]["spec.xtrain"] == 'include "parts/cluster.xtrain"'
 
 
-def test_the_command_line_is_not_mended():
+def test_the_command_line_is_not_fixed():
     sets = ["optimzer.lr=1", 'batch.micro="4"']
     calls = []
     found = apply_fixes(
@@ -223,7 +223,7 @@ def test_fixes_that_touch_wait_for_the_next_pass():
     assert found.texts == {"s": "xy xy"} and [d.fix.text for d in found.fixed] == ["x", "x", "y", "y"]
 
 
-def test_brackets_that_are_missing_at_one_place_go_together():
+def test_brackets_that_are_missing_at_one_place_are_one_fix():
     calls = []
     text = BASE + "parallel {\n  tp 2 {\n    sequence = true\n"
     found = apply_fixes(lambda texts: calls.append(texts) or load_spec("s", (), {"s": text, **texts}).diagnostics)
@@ -398,7 +398,7 @@ def test_a_known_mistake_is_put_back(name, mistake, seed):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
-def test_most_known_mistakes_are_mended(mistake):
+def test_most_known_mistakes_are_fixed(mistake):
     """Of the mistakes that the last test allows to be left, most are not."""
     tried = whole = 0
     for seed in range(12):

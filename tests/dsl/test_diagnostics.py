@@ -52,7 +52,7 @@ def test_source_order_without_twins():
     assert [(d.span.source.path, d.span.start) for d in found] == [("a", 0), ("a", 2), ("b", 0)]
 
 
-def test_five_unrelated_mistakes_are_all_told_in_order(codes):
+def test_five_unrelated_mistakes_are_all_reported_in_order(codes):
     text = """
 experiment quickstart { budget = 600 stps }
 model qwen3 { dim = "192", leyers = 4 }

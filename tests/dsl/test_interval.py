@@ -37,10 +37,10 @@ def test_the_resolved_text_gives_the_same_spec(load, tmp_path):
 def test_programs_see_a_text_of_a_pattern_that_the_schema_has(load):
     spec = load("fault_tolerance { restarts = 1, elastic = 2..4 }").spec
     assert spec is not None
-    told = spec_json(spec)["fault_tolerance"]["elastic"]
+    elastic = spec_json(spec)["fault_tolerance"]["elastic"]
     kinds = json_schema()["properties"]["fault_tolerance"]["properties"]["elastic"]["anyOf"]
     (pattern,) = [kind["pattern"] for kind in kinds if kind["type"] == "string"]
-    assert told == "2..4" and re.search(pattern, told) and not re.search(pattern, "2.4")
+    assert elastic == "2..4" and re.search(pattern, elastic) and not re.search(pattern, "2.4")
 
 
 def test_both_ends_belong_to_a_range():

@@ -94,11 +94,12 @@ ONE_FILE_TWICE = [
 
 
 @pytest.mark.parametrize(("text", "code", "place", "what"), ONE_FILE_TWICE, ids=[case[0] for case in ONE_FILE_TWICE])
-def test_what_one_file_gives_twice_is_told_with_both_places(load, text, code, place, what):
-    (told,) = load(text).diagnostics
-    assert told.code == code and told.span is not None and told.span.text == place and what in told.message
-    ((_, first),) = told.notes
-    assert first is not None and first.start < told.span.start and first.source is told.span.source
+def test_what_one_file_gives_twice_is_reported_with_both_places(load, text, code, place, what):
+    (diagnostic,) = load(text).diagnostics
+    assert diagnostic.code == code and what in diagnostic.message
+    assert diagnostic.span is not None and diagnostic.span.text == place
+    ((_, first),) = diagnostic.notes
+    assert first is not None and first.start < diagnostic.span.start and first.source is diagnostic.span.source
 
 
 @pytest.mark.parametrize("text", [text for text, *_ in ONE_FILE_TWICE])

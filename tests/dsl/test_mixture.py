@@ -125,7 +125,7 @@ def test_fmt_writes_maps_and_mixtures_in_the_one_style():
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "mended"),
+    ("text", "code", "replacement"),
     [
         ("mixture { web 0.8 }", "X210", "web = 0.8"),
         ("mixture { web = 80% }", "X302", "0.8"),
@@ -139,13 +139,13 @@ def test_fmt_writes_maps_and_mixtures_in_the_one_style():
         ('dataset web { source = jsonl("a"), mesages = "m" }', "X203", "messages"),
     ],
 )
-def test_what_can_be_mended_for_certain(load, text, code, mended):
+def test_what_can_be_fixed_for_certain(load, text, code, replacement):
     found = load(f"{TWO}{text}").diagnostics
     (fix,) = [each.fix for each in found if each.code == code]
-    assert fix is not None and fix.text == mended
+    assert fix is not None and fix.text == replacement
 
 
-def test_a_broken_weight_puts_only_itself_in_doubt(load):
+def test_a_broken_weight_makes_only_itself_unknown(load):
     loaded = load(f'{TWO}mixture {{ web = "1", code = 1 }}\nphase late {{ from = 10%, mix = {{ web: none }} }}')
     assert loaded.unknown_settings == {"mixture.web", "phase.late.mix"}
     assert loaded.draft is not None and loaded.draft.mixture.weights.keys() == {"web", "code"}
