@@ -73,8 +73,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    together = file.startswith(f"{RANKS}/") or file in TOGETHER
-    return RANKS if together and file not in ALONE else file
+    with_ranks = file.startswith(f"{RANKS}/") or file in TOGETHER
+    return RANKS if with_ranks and file not in ALONE else file
 
 
 @pytest.fixture(scope="session")

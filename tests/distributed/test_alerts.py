@@ -41,8 +41,8 @@ def test_a_rank_that_is_stopped_is_told_of_and_so_is_that_it_goes_on(lab, topolo
     assert f"rank {rank} without a heartbeat; the other ranks wait in step 3, step.agree" in raised["message"]
     assert 2 <= raised["value"] < 8
     assert cleared["state"] == "cleared"
-    (told,) = events(outcome.directory, "notify")
-    assert told["exit_code"] == 0
+    (notified,) = events(outcome.directory, "notify")
+    assert notified["exit_code"] == 0
     assert f"\n{rank} stalled\n" in (outcome.directory / "logs" / "notify.log").read_text()
 
 
@@ -62,9 +62,9 @@ def test_a_rank_that_is_asleep_is_told_of_with_its_place_before_the_run_is_ended
 
 
 def test_bad_steps_are_one_alert_for_as_long_as_they_last(lab):
-    told = 'on nan(2) notify("echo two bad steps")'
+    action = 'on nan(2) notify("echo two bad steps")'
     poison = Mutation("poison", rank=1, portions=[2, 3, 5], kind="loss")
-    outcome = run(lab, "bad-steps", f"on nan(4) skip\n{told}", poison)
+    outcome = run(lab, "bad-steps", f"on nan(4) skip\n{action}", poison)
     assert alerts(outcome, "nonfinite") == [("raised", 2), ("cleared", 4), ("raised", 5), ("cleared", 6)]
     assert [each["step"] for each in events(outcome.directory, "notify")] == [2]
     assert not alerts(outcome, "loss_spike"), "what is no number is no spike"
@@ -78,8 +78,8 @@ def test_all_ranks_save_behind_the_step_that_follows_a_spike(lab):
     outcome = run(lab, "spike", more, spike, count=60, topology=small)
     assert alerts(outcome, "loss_spike")[:1] == [("raised", 55)]
     assert steps(outcome.directory) == [56, 60]
-    (told,) = events(outcome.directory, "notify")
-    assert (told["kind"], told["step"], told["exit_code"]) == ("loss_spike", 55, 0)
+    (notified,) = events(outcome.directory, "notify")
+    assert (notified["kind"], notified["step"], notified["exit_code"]) == ("loss_spike", 55, 0)
 
 
 @SLOW
@@ -99,6 +99,6 @@ def test_an_alert_may_stop_a_run(lab):
 def test_a_run_waits_for_a_command_at_its_end(lab):
     begun = time.time()
     outcome = run(lab, "told-at-the-end", 'on finish notify("sleep 2; exit 4")', Mutation("without", steps=[]))
-    (told,), (end,) = events(outcome.directory, "notify"), events(outcome.directory, "run_end")
-    assert told["exit_code"] == 4 and told["time"] <= end["time"] and end["time"] - begun >= 2
+    (notified,), (end,) = events(outcome.directory, "notify"), events(outcome.directory, "run_end")
+    assert notified["exit_code"] == 4 and notified["time"] <= end["time"] and end["time"] - begun >= 2
     assert end["status"] == "done", "a command that fails harms nothing"

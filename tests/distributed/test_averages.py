@@ -55,8 +55,8 @@ def by_hand(directory: Path, updates: range, decay: float = DECAY) -> dict[str, 
     return found
 
 
-def averages(held: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix("ema."): value for name, value in held.items() if name.startswith("ema.")}
+def averages(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix("ema."): value for name, value in state.items() if name.startswith("ema.")}
 
 
 def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
@@ -77,8 +77,8 @@ def test_the_average_is_the_one_computed_by_hand_and_that_of_one_process(lab: La
     outcome, alone = lab.run(trial, layout.layout, timeout=300.0), lab.alone(trial)
     expected = by_hand(outcome.directory, range(EVERY, STEPS + 1, EVERY))
     assert averages(outcome.tensors).keys() == expected.keys() == averages(alone.tensors).keys()
-    for held in outcome.whole:
-        assert_close(averages(held), expected)
+    for state in outcome.whole:
+        assert_close(averages(state), expected)
     # Evaluated with averages on ranks that have gathered other weights before: the same losses.
     assert gaps(outcome, alone).worst <= TOLERANCE["fp64"]
     assert stray_shapes(lab.plan(trial, layout.layout), outcome) == []

@@ -143,6 +143,6 @@ def test_a_dataset_of_a_mixture_without_labels_is_told_of_once(train):
     path = train.directory.parent.parent / "silent.jsonl"
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for _ in range(40)))
     outcome = train("mixed", steps=26, links="", more=SILENT)
-    told = [event["message"] for event in events(outcome.directory, "warning") if "masked" in event["message"]]
-    assert len(told) == 1 and told[0].startswith("dataset silent has given 5"), told
+    warnings = [event["message"] for event in events(outcome.directory, "warning") if "masked" in event["message"]]
+    assert len(warnings) == 1 and warnings[0].startswith("dataset silent has given 5"), warnings
     assert len(outcome.curve) == 13

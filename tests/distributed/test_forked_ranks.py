@@ -43,8 +43,8 @@ def test_parts_that_are_not_the_planned_ones_are_named(lab):
     assert stray_shapes(lab.plan(TRIAL, FSDP.layout), outcome) == []
     wrong = stray_shapes(lab.plan(TRIAL, Topology(tp=2).layout), outcome)
     assert "rank 0: layers.0.self_attn.o_proj.weight is (16, 64), planned (32, 32)" in wrong
-    for held in outcome.bytes:
-        held["norm.weight"] += 8
+    for sizes in outcome.bytes:
+        sizes["norm.weight"] += 8
     assert [text.split(":")[0] for text in stray_shapes(lab.plan(TRIAL, FSDP.layout), outcome)] == ["rank 0"]
 
 

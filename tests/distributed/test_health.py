@@ -61,8 +61,8 @@ def test_a_rank_that_sleeps_in_its_own_code_is_named_with_the_place(lab):
     assert "_lie_down" in events(directory, "failure")[0]["error"]
     assert "last marks: setup.bootstrap setup.watch" in stacks(directory, 0)
     folder = directory / "logs" / "stuck-1"
-    told = json.loads((folder / "00001.collectives.json").read_text())
-    assert told["entries"] and [0, 1] in told["groups"].values()
+    collectives = json.loads((folder / "00001.collectives.json").read_text())
+    assert collectives["entries"] and [0, 1] in collectives["groups"].values()
     (failure,) = events(directory, "failure")
     where = r"rank 1 waits in all_reduce (\d+) of all ranks; rank 0 did not enter all_reduce \1 of all ranks"
     assert re.search(where, failure["error"]) and str(folder) in failure["error"]

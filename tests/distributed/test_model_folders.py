@@ -192,9 +192,9 @@ def test_a_run_says_which_tensor_is_wrong_before_any_step(desk: Desk):
         with pytest.raises(RanksFailed):
             desk.run(folder, label, *TP)
         directory = desk.folder / "jobs" / label
-        told = events(directory, "failure")
-        assert {each["exit_code"] for each in told} == {3} and not (directory / "metrics.jsonl").exists()
-        assert all(word in each["error"] for each in told for word in words), told
+        failures = events(directory, "failure")
+        assert {each["exit_code"] for each in failures} == {3} and not (directory / "metrics.jsonl").exists()
+        assert all(word in each["error"] for each in failures for word in words), failures
 
     damaged = tensors[name].clone()
     damaged[3, -1] = float("nan")  # which the second rank reads
@@ -223,5 +223,5 @@ def test_a_run_that_goes_on_needs_no_folder_and_one_that_begins_needs_that_of_th
     assert desk.ranks.run(ends, desk.folder, name=name).curve == whole.curve
     with pytest.raises(RanksFailed):
         desk.ranks.run(ends, desk.folder, name="too_late", saves=False)
-    (told,) = events(desk.folder / "jobs" / "too_late", "failure")
-    assert told["exit_code"] == 3 and "has no weights" in told["error"]
+    (failure,) = events(desk.folder / "jobs" / "too_late", "failure")
+    assert failure["exit_code"] == 3 and "has no weights" in failure["error"]

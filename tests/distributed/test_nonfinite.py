@@ -54,12 +54,12 @@ def equal(ours: Outcome, theirs: Outcome) -> None:
         for name in expected:  # of the balance loss a sum over the whole run is kept, which is rounded on the way
             exact = name != "moe/aux_loss"
             assert counted[name] == (expected[name] if exact else pytest.approx(expected[name], rel=1e-12))
-    for held, expected in zip(ours.whole, theirs.whole, strict=True):
-        assert held.keys() == expected.keys()
-        assert [name for name in expected if not np.array_equal(held[name], expected[name])] == []
+    for actual, expected in zip(ours.whole, theirs.whole, strict=True):
+        assert actual.keys() == expected.keys()
+        assert [name for name in expected if not np.array_equal(actual[name], expected[name])] == []
 
 
-def told(directory: Path, kind: str) -> list[int]:
+def steps_of(directory: Path, kind: str) -> list[int]:
     return [event["step"] for event in events(directory, kind)]
 
 
@@ -91,7 +91,7 @@ def test_a_skipped_step_leaves_nothing_behind(lab, layout):
     skipped = run(lab, f"skip {layout.name}", "(3) skip", poison, layout=layout)
     expected = run(lab, f"skip {layout.name} expected", "(3) skip", Mutation("without", steps=[3, 4]), layout=layout)
     equal(skipped, expected)
-    assert told(skipped.directory, "skipped") == [3, 4] and told(skipped.directory, "nonfinite") == []
+    assert steps_of(skipped.directory, "skipped") == [3, 4] and steps_of(skipped.directory, "nonfinite") == []
     assert [step for step, *_ in skipped.curve] == [1, 2, 5, 6, 7]
     lines = [record for record in records(skipped.directory, "metrics") if record["step"] in (3, 4)]
     assert len(lines) == 2 and not any({"loss", "grad_norm", "lr"} & line.keys() for line in lines)
@@ -110,7 +110,7 @@ def test_the_third_in_a_row_ends_the_run_on_all_ranks(lab, kind, value):
     name = f"third {kind} {value}"
     poison = Mutation("poison", rank=1, portions=[2, 4, 5, 6], kind=kind, value=value)
     directory = failed(lab, name, "(3) skip", poison, count=8)
-    assert told(directory, "skipped") == [2, 4, 5] and told(directory, "nonfinite") == [6]
+    assert steps_of(directory, "skipped") == [2, 4, 5] and steps_of(directory, "nonfinite") == [6]
     (failure,) = events(directory, "failure")
     assert "3 steps in a row" in failure["error"] and "step 3 was the last good one" in failure["error"]
     assert all(f"step {step}: loss" in failure["error"] for step in (4, 5, 6)) and failure["traceback"] == ""
@@ -120,8 +120,8 @@ def test_the_third_in_a_row_ends_the_run_on_all_ranks(lab, kind, value):
 
 def test_the_first_one_stops_a_run_unless_it_says_otherwise(lab):
     directory = failed(lab, "stops", " stop", Mutation("poison", rank=1, portions=[4]))
-    assert told(directory, "nonfinite") == [4] and told(directory, "skipped") == []
-    assert told(directory, "failure") == [3] and steps(directory) == [2]
+    assert steps_of(directory, "nonfinite") == [4] and steps_of(directory, "skipped") == []
+    assert steps_of(directory, "failure") == [3] and steps(directory) == [2]
 
 
 # What is undone -------------------------------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ def test_behind_a_rollback_the_run_is_the_one_that_never_saw_these_rows(lab, lay
     assert [step for step, *_ in back.curve] == [1, 2, 3, 4, 5, 6, 7]
     for step in (4, 6, 7):
         assert same(folder(back.directory).path(step), folder(expected.directory).path(step))
-    (undone,) = (back.directory / "logs").glob("metrics-superseded-*")
-    assert [json.loads(line)["step"] for line in undone.read_text().splitlines()] == [3, 4]
+    (superseded,) = (back.directory / "logs").glob("metrics-superseded-*")
+    assert [json.loads(line)["step"] for line in superseded.read_text().splitlines()] == [3, 4]
 
 
 MIXED = """
@@ -178,9 +178,9 @@ def test_a_killed_run_that_had_gone_back_goes_on_in_the_same_way(lab):
     poison = {"rank": 1, "portions": [4, 5]}
     whole = run(lab, "killed whole", ROLLBACK, Mutation("poison", **poison))
     directory = failed(lab, "killed", ROLLBACK, Mutation("poison", **poison, dies={"step": 3, "time": 2}))
-    assert told(directory, "rollback") == [2] and folder(directory).named() == folder(directory).path(2).name
+    assert steps_of(directory, "rollback") == [2] and folder(directory).named() == folder(directory).path(2).name
     ended = run(lab, "killed", ROLLBACK, Mutation("poison", **poison))
-    assert told(directory, "resumed") == [2] and told(directory, "rollback") == [2]
+    assert steps_of(directory, "resumed") == [2] and steps_of(directory, "rollback") == [2]
     equal(ended, whole)
     states = [folder(each.directory).path(7) for each in (ended, whole)]
     counts = [json.loads((path / "state.json").read_text())["nonfinite"] for path in states]
@@ -196,7 +196,7 @@ def test_weights_that_are_no_numbers_heal_by_going_back_and_not_by_skipping(lab)
     expected = run(lab, "rotten expected", ROLLBACK, Mutation("further", behind=2, by=6), count=9)
     equal(back, expected)
     directory = failed(lab, "rotten skip", "(3) skip", rotten, count=9)
-    assert told(directory, "skipped") == [5, 6] and told(directory, "nonfinite") == [7]
+    assert steps_of(directory, "skipped") == [5, 6] and steps_of(directory, "nonfinite") == [7]
 
 
 def test_it_gives_up_after_so_many_times_and_says_what_it_tried(lab):
@@ -205,7 +205,7 @@ def test_it_gives_up_after_so_many_times_and_says_what_it_tried(lab):
     policy = f"{ROLLBACK} {{ times = 2 }}"
     dies = {"step": 4}
     directory = failed(lab, "gives up", policy, Mutation("poison", **poison, dies=dies), count=20, layout=ONE)
-    assert len(told(directory, "rollback")) == 1
+    assert len(steps_of(directory, "rollback")) == 1
     directory = failed(lab, "gives up", policy, Mutation("poison", **poison), count=20, layout=ONE)
     assert [event["number"] for event in events(directory, "rollback")] == [1, 2]
     error = events(directory, "failure")[-1]["error"]
@@ -217,11 +217,11 @@ def test_damaged_checkpoints_are_passed_over_and_without_any_it_ends(lab):
     poison = {"rank": 0, "portions": [6, 7]}
     hurt = Mutation("poison", **poison, hurts={"saved": 4})
     back = run(lab, "damaged", ROLLBACK, hurt, count=8, layout=ONE)
-    assert told(back.directory, "rollback") == [2]
+    assert steps_of(back.directory, "rollback") == [2]
     warnings = [event["message"] for event in events(back.directory, "warning")]
     assert any(
         "ckpt-s000000000004" in message and "has changed since it was written" in message for message in warnings
     )
     directory = failed(lab, "none yet", ROLLBACK, Mutation("poison", rank=0, portions=[1, 2]), layout=ONE)
     assert "there is no checkpoint to go back to yet" in events(directory, "failure")[-1]["error"]
-    assert told(directory, "rollback") == []
+    assert steps_of(directory, "rollback") == []

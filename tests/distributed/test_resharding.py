@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from checkpoints import folder, tensors
-from forked_ranks import Mutation, Outcome, held
+from forked_ranks import Mutation, Outcome, saved_tensors
 from projects import events
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
@@ -105,7 +105,7 @@ def test_a_run_that_moves_is_the_run_that_stayed(lab: Laboratory, stayed, before
 
     saved = state(taken)
     found: set[str] = set()
-    for rank in held(here.directory / "loaded", LAYOUTS[after].world):
+    for rank in saved_tensors(here.directory / "loaded", LAYOUTS[after].world):
         found |= rank.keys() & saved.keys()
         assert [name for name in rank.keys() & saved.keys() if not np.array_equal(rank[name], saved[name])] == []
     assert found == saved.keys()

@@ -91,8 +91,8 @@ def test_a_smaller_keep_makes_room_before_the_first_save(lab):
     best = "every 1 step eval lines {{ batches = 1 }}\nevery 1 step checkpoint\ncheckpoint {{ {} }}"
 
     def start(settings: str, count: int, mutation: Mutation | None = None) -> None:
-        made = evolve(TWO.trial("fp32"), steps=count, more=best.format(settings))
-        lab.ranks.run(lab.plan(made, TWO.layout), lab.folder, name="less-kept", mutation=mutation)
+        trial = evolve(TWO.trial("fp32"), steps=count, more=best.format(settings))
+        lab.ranks.run(lab.plan(trial, TWO.layout), lab.folder, name="less-kept", mutation=mutation)
 
     start("keep = none, best = eval.lines.loss", 4)
     directory = lab.folder / "jobs" / "less-kept"

@@ -31,7 +31,7 @@ def test_the_rank_that_waits_is_the_one_that_is_not_late(lab, way):
     assert late["step_seconds"] > SLEPT and waiting["comm_seconds"] > SLEPT / 2
     assert waiting["comm_seconds"] > late["comm_seconds"], "nobody is late for itself"
     assert waiting["comm_seconds"] <= waiting["step_seconds"]
-    (told,) = (r for r in records(directory, "metrics") if r["step"] == LATE_STEP and "loss" in r)
+    (logged,) = (r for r in records(directory, "metrics") if r["step"] == LATE_STEP and "loss" in r)
     for name in ("comm_seconds", "step_seconds", "data_seconds"):
-        assert told[name] == pytest.approx(max(late[name], waiting[name]), abs=1e-6), "that of the slowest rank"
-    assert all(own["resident_bytes"] > 0 and own["memory_bytes"] <= told["memory_bytes"] for own in (late, waiting))
+        assert logged[name] == pytest.approx(max(late[name], waiting[name]), abs=1e-6), "that of the slowest rank"
+    assert all(own["resident_bytes"] > 0 and own["memory_bytes"] <= logged["memory_bytes"] for own in (late, waiting))

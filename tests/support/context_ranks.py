@@ -129,10 +129,10 @@ def _attend(mode: str, kernel: ContextKernel, local: list[Tensor], packing: Docu
         out = checkpoint(kernel, *local, packing, use_reentrant=False)
     elif mode == "recomputed in part":
         # Keeps what costs most, as a selective policy does: the products inside the ring are among it.
-        kept = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
         def policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-            return CheckpointPolicy.MUST_SAVE if op is kept else CheckpointPolicy.PREFER_RECOMPUTE
+            return CheckpointPolicy.MUST_SAVE if op is attention else CheckpointPolicy.PREFER_RECOMPUTE
 
         contexts = partial(create_selective_checkpoint_contexts, policy)
         out = checkpoint(kernel, *local, packing, use_reentrant=False, context_fn=contexts)

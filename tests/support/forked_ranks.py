@@ -48,7 +48,7 @@ class Outcome:
 
     @classmethod
     def read(cls, directory: Path, world: int, seconds: float) -> "Outcome":
-        whole = held(directory / "held", world)
+        whole = saved_tensors(directory / "held", world)
         parts = [json.loads((directory / "held" / f"{rank}.json").read_text()) for rank in range(world)]
         return cls(
             directory=directory,
@@ -57,17 +57,17 @@ class Outcome:
             routing=[{key: r[key] for key in r if key.startswith("moe/")} for r in records(directory, "metrics")],
             evals=events(directory, "eval"),
             whole=whole,
-            shapes=[{name: tuple(part["shape"]) for name, part in held.items()} for held in parts],
-            bytes=[{name: part["bytes"] for name, part in held.items()} for held in parts],
+            shapes=[{name: tuple(part["shape"]) for name, part in own.items()} for own in parts],
+            bytes=[{name: part["bytes"] for name, part in own.items()} for own in parts],
         )
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
         """The whole state: of every tensor what the first rank that holds it has."""
-        return {name: value for held in reversed(self.whole) for name, value in held.items()}
+        return {name: value for state in reversed(self.whole) for name, value in state.items()}
 
 
-def held(folder: Path, world: int) -> list[dict[str, np.ndarray]]:
+def saved_tensors(folder: Path, world: int) -> list[dict[str, np.ndarray]]:
     """What each rank has saved into a folder with `forked_rank.save`."""
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(world)]
 
@@ -174,9 +174,9 @@ def _report(directory: Path, answer: dict[str, Any], timeout: float) -> str:
     if (directory / "events.jsonl").exists():
         for event in events(directory, "failure"):
             failures.setdefault(event["traceback"] or event["error"], []).append(event["rank"])
-    told = {rank for ranks in failures.values() for rank in ranks}
+    failed = {rank for ranks in failures.values() for rank in ranks}
     for rank, code in enumerate(answer["codes"]):
-        if code and rank not in told:
+        if code and rank not in failed:
             log = (directory / "logs" / f"{rank}.log").read_text(errors="replace").strip()
             failures.setdefault(f"(log)\n{log[-6000:]}", []).append(rank)
     parts += [f"--- rank {', '.join(map(str, sorted(ranks)))}\n{text}" for text, ranks in failures.items()]

@@ -115,12 +115,12 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
             again = load_spec("s", (), {"s": loaded.resolved_text()})
             assert again.spec == loaded.spec, "the resolved text says something else"
         if fix and any(d.fix for d in found):
-            mended = apply_fixes(lambda others: checked(text, dict(others)))
-            assert bool(mended.texts) == bool(mended.fixed)
-            if mended.texts:
-                formatted(mended.texts.get("spec.xtrain", text))
-                left = checked(text, dict(mended.texts))  # the overrides are those of the first text
-                assert left.render() == mended.diagnostics.render()
+            result = apply_fixes(lambda others: checked(text, dict(others)))
+            assert bool(result.texts) == bool(result.fixed)
+            if result.texts:
+                formatted(result.texts.get("spec.xtrain", text))
+                left = checked(text, dict(result.texts))  # the overrides are those of the first text
+                assert left.render() == result.diagnostics.render()
                 assert weight(left) < weight(found), "a fix that makes things worse"
 
     return target

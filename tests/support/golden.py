@@ -73,10 +73,10 @@ def lines(value: Any, indent: str = "", before: str = "", after: str = "") -> li
 def difference(name: str, text: str) -> str:
     """What has changed against the golden file of that name, with what to type if it is meant; empty if nothing."""
     path = GOLDEN / name
-    kept = path.read_text(encoding="utf-8") if path.exists() else ""
-    if kept == text:
+    stored = path.read_text(encoding="utf-8") if path.exists() else ""
+    if stored == text:
         return ""
-    found = list(unified_diff(kept.splitlines(), text.splitlines(), f"kept {name}", f"now {name}", lineterm="", n=1))
+    found = list(unified_diff(stored.splitlines(), text.splitlines(), f"kept {name}", f"now {name}", lineterm="", n=1))
     rest = [f"… and {len(found) - SHOWN} lines more"] if len(found) > SHOWN else []
     return "\n".join([*found[:SHOWN], *rest, "", "If this is meant: python tests/support/golden.py --write"])
 

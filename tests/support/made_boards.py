@@ -54,7 +54,7 @@ def small_plan(
         ("step.optimizer", "shutdown.leave", ""),
     ]  # fmt: skip
     tick = {"steps": None, "tokens": None, "seconds": None, "count": None, "stop": False}
-    made = planned(
+    plan = planned(
         {
             "id": "p",
             "name": "small",
@@ -82,8 +82,8 @@ def small_plan(
             **content,
         }
     )  # fmt: skip
-    assert made is not None
-    return made
+    assert plan is not None
+    return plan
 
 
 def _strides(axes: Mapping[str, int]) -> dict[str, int]:
@@ -126,11 +126,11 @@ def a_rank(rank: int, plan: Planned | None = None, *, step_seconds: float | None
 
 def some_ranks(plan: Planned, **own: Mapping[int, Any]) -> Ranks:
     """All ranks of a plan. own: of a field, its value on some ranks, as `step_seconds={3: 0.9}`."""
-    told = [
+    ranks = [
         a_rank(rank, plan, **{name: values[rank] for name, values in own.items() if rank in values})
         for rank in range(plan.world_size)
     ]
-    return Ranks(world_size=plan.world_size, all=tuple(told))
+    return Ranks(world_size=plan.world_size, all=tuple(ranks))
 
 
 def entries(*records: Record) -> EventLog:

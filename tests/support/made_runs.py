@@ -234,9 +234,9 @@ class MadeRun:
     def roll_back(self, step: int) -> None:
         """Go back as `on nan rollback` does: another metrics.jsonl lies in the place of the old one."""
         path = self.directory / "metrics.jsonl"
-        kept = [line for line in path.read_text().splitlines(True) if json.loads(line)["step"] <= step]
+        lines = [line for line in path.read_text().splitlines(True) if json.loads(line)["step"] <= step]
         beside = path.with_suffix(".tmp")
-        beside.write_text("".join(kept))
+        beside.write_text("".join(lines))
         beside.replace(path)
         before, self.step = self.step, step
         self.append("events.jsonl", {
@@ -269,32 +269,32 @@ def made_run(
     `alive()` and call `beat()`), `killed` (the same, and nobody is there), or how it says itself that it has ended.
     """
     text = plan_text(shape, steps)
-    made = MadeRun(directory=directory, plan=json.loads(text), start=start, slow=slow or {}, device=device)
+    run = MadeRun(directory=directory, plan=json.loads(text), start=start, slow=slow or {}, device=device)
     for name in ("ranks", "logs", "checkpoints", "metadata"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     (directory / "plan.json").write_text(text)
     if end == "waiting":
-        return made
+        return run
     if end == "starting":
-        made.run_start()
-        made.event("setup_begin", at=1, node="setup.bootstrap")
-        return made
-    made.begin()
+        run.run_start()
+        run.event("setup_begin", at=1, node="setup.bootstrap")
+        return run
+    run.begin()
     quarter = max(1, logged // 4)
     for first in range(1, logged + 1, quarter):
-        made.log(first, min(logged, first + quarter - 1), every=every, own_lines=10)
-        made.evaluate()
+        run.log(first, min(logged, first + quarter - 1), every=every, own_lines=10)
+        run.evaluate()
         if first <= logged // 2 < first + quarter:
-            made.checkpoint()
-    made.print(0, "stdout", "step 1\na line of a library\n" * 50)
+            run.checkpoint()
+    run.print(0, "stdout", "step 1\na line of a library\n" * 50)
     if end in ("running", "killed"):
-        made.beat(pid=None if end == "running" else _no_process())
+        run.beat(pid=None if end == "running" else _no_process())
     elif end == "failed":
-        made.event("failure", rank=1 % made.world_size, error="RuntimeError: boom", exit_code=1, traceback="", code="")
-        made.end("failed")
+        run.event("failure", rank=1 % run.world_size, error="RuntimeError: boom", exit_code=1, traceback="", code="")
+        run.end("failed")
     else:
-        made.end(end)
-    return made
+        run.end(end)
+    return run
 
 
 def loss_of(step: int) -> float:
@@ -304,16 +304,16 @@ def loss_of(step: int) -> float:
 
 def long_run(directory: Path, steps: int = 1_000_000) -> MadeRun:
     """A dense run of which every one of `steps` steps was logged: about 400 bytes each, in seconds."""
-    made = made_run(directory, steps=steps, end="waiting")
-    made.begin()
+    run = made_run(directory, steps=steps, end="waiting")
+    run.begin()
     for first in range(1, steps + 1, 10_000):
         rates = {"mfu": 0.4125, "mfu_causal": 0.385, "hfu": 0.51}  # as of a run on GPUs: about 400 bytes a line
-        lines = (made.metrics(step, **rates) for step in range(first, min(steps, first + 9_999) + 1))
-        made.append("metrics.jsonl", *lines)
-    made.step = steps
-    for rank in range(made.world_size):
-        made.append(f"ranks/{rank:05d}.jsonl", *(made.own(rank, step) for step in range(steps - 9, steps + 1)))
-    return made
+        lines = (run.metrics(step, **rates) for step in range(first, min(steps, first + 9_999) + 1))
+        run.append("metrics.jsonl", *lines)
+    run.step = steps
+    for rank in range(run.world_size):
+        run.append(f"ranks/{rank:05d}.jsonl", *(run.own(rank, step) for step in range(steps - 9, steps + 1)))
+    return run
 
 
 def _born(pid: int) -> int:

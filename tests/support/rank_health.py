@@ -49,8 +49,8 @@ def need_memory(rank: int, step: int, op: str = "step.optimizer") -> None:
     """One rank asks for more memory than there is, with a tensor of 3 × 1,000 in its hands."""
 
     def act() -> None:
-        held = torch.zeros(3, 1000)
-        torch.empty(1 << 60, dtype=held.dtype)
+        tensor = torch.zeros(3, 1000)
+        torch.empty(1 << 60, dtype=tensor.dtype)
 
     _before(op, rank, step, act)
 

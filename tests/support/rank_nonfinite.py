@@ -76,8 +76,8 @@ def rotten(rank: int, updates: list[int]) -> None:
             count[0] += 1
             if count[0] in updates and os.environ.get("RANK", "0") == str(rank):
                 # Of a norm, which every token passes: an embedding may be that of a byte that never comes.
-                held = [local(parameter) for parameter in parameters if local(parameter).numel()]
-                min(held, key=torch.numel).view(-1)[0] = float("nan")
+                parts = [local(parameter) for parameter in parameters if local(parameter).numel()]
+                min(parts, key=torch.numel).view(-1)[0] = float("nan")
 
         return run
 

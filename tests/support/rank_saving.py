@@ -85,8 +85,8 @@ def weighed_folder(report: str) -> None:
     def weigh(folder: Path) -> None:
         nonlocal most
         files = (path for path in folder.parent.rglob("*") if path.is_file() and folder.parent.name == "checkpoints")
-        held = {path.stat().st_ino: path.stat().st_size for path in files}  # a hard link takes no room
-        most = max(most, sum(held.values()))
+        sizes = {path.stat().st_ino: path.stat().st_size for path in files}  # a hard link takes no room
+        most = max(most, sum(sizes.values()))
         Path(report).write_text(str(most))
 
     original = durable.rename

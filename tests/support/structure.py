@@ -56,8 +56,8 @@ def _short(graph: networkx.DiGraph) -> dict[str, str]:
 
 def _mermaid(graph: networkx.DiGraph) -> str:
     """Only the arrows that no others imply. Raises networkx.NetworkXError where there is a circle."""
-    kept = networkx.transitive_reduction(graph)
-    lines = [f"    {a} --> {b}" for a, b in sorted(kept.edges)]
+    reduced = networkx.transitive_reduction(graph)
+    lines = [f"    {a} --> {b}" for a, b in sorted(reduced.edges)]
     return "```mermaid\nflowchart TD\n" + "\n".join(lines) + "\n```\n"
 
 

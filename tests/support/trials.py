@@ -168,8 +168,8 @@ def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
     expected = theirs.tensors
     assert ours.tensors.keys() == expected.keys(), ours.tensors.keys() ^ expected.keys()
     distances: dict[str, float] = dict.fromkeys(expected, 0.0)
-    for held in ours.whole:
-        for name, value in held.items():
+    for state in ours.whole:
+        for name, value in state.items():
             distances[name] = max(distances[name], _distance(value, expected[name]))
     assert [step for step, *_ in ours.curve] == [step for step, *_ in theirs.curve]
     assert [e["tokens"] for e in ours.evals] == [e["tokens"] for e in theirs.evals]
