@@ -30,12 +30,14 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-def made(arch: Architecture, how: dict[str, Any] | None, *, every: int = 1, replay: bool = False) -> ModelParts:
+def model_parts(
+    arch: Architecture, how: dict[str, Any] | None, *, every: int = 1, same_experts: bool = False
+) -> ModelParts:
     model = tower(arch)
     if how is not None:
         matches = [arch.layers // every]
         recompute_blocks(model, RANK, **how, every=every, pattern="layers.*", matches=matches)
-        if replay:
+        if same_experts:
             replay_routing(model, RANK, matches)
     return model
 
@@ -75,16 +77,18 @@ class Calls(TorchDispatchMode):
         return sum(self.counts[operator] for operator in recompute.SAVED[word])
 
 
-@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("same_experts", [False, True])
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("how", HOW)
-def test_gradients_are_bitwise_those_of_blocks_that_keep_everything(how, every, replay):
-    assert same(gradients(made(MOE, HOW[how], every=every, replay=replay)), gradients(made(MOE, None)))
+def test_gradients_are_bitwise_those_of_blocks_that_keep_everything(how, every, same_experts):
+    assert same(
+        gradients(model_parts(MOE, HOW[how], every=every, same_experts=same_experts)), gradients(model_parts(MOE, None))
+    )
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_dense_blocks_too(how):
-    assert same(gradients(made(DENSE, HOW[how])), gradients(made(DENSE, None)))
+    assert same(gradients(model_parts(DENSE, HOW[how])), gradients(model_parts(DENSE, None)))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_what_is_kept_is_not_computed_again(how, again, arch):
     def calls(how: dict[str, Any] | None) -> tuple[Calls, Calls]:
         forward, backward = Calls(), Calls()
         x_BSD, real_BS = tokens(3, 9)
-        model = made(arch, how)
+        model = model_parts(arch, how)
         with forward:
             loss = model.parts[0](x_BSD, real_BS).square().sum()
         with backward:
@@ -119,7 +123,7 @@ def test_what_is_kept_is_not_computed_again(how, again, arch):
 
 def test_the_last_of_so_many_neighbours_is_recomputed():
     def chosen(every: int) -> list[int]:
-        blocks = made(architecture(layers=7), HOW["full"], every=every).parts[0].layers.items()
+        blocks = model_parts(architecture(layers=7), HOW["full"], every=every).parts[0].layers.items()
         return [int(name) for name, block in blocks if block.recompute is not None]
 
     assert chosen(1) == [0, 1, 2, 3, 4, 5, 6]
@@ -129,8 +133,8 @@ def test_the_last_of_so_many_neighbours_is_recomputed():
 
 @pytest.mark.parametrize("how", HOW)
 def test_gradients_of_inputs_and_weights_can_be_taken_apart(how):
-    wanted = gradients(made(MOE, None))
-    model = made(MOE, HOW[how], replay=True)
+    wanted = gradients(model_parts(MOE, None))
+    model = model_parts(MOE, HOW[how], same_experts=True)
     x_BSD, real_BS = tokens(3, 9)
     loss = model.parts[0](x_BSD, real_BS).square().sum()
     (x_grad,) = torch.autograd.grad(loss, x_BSD, retain_graph=True)
@@ -144,10 +148,10 @@ def test_replay_takes_the_experts_of_the_forward(how):
         for gate in gates(model):
             gate.e_score_correction_bias.mul_(-1)
 
-    wanted = gradients(made(MOE, None))
-    replayed = made(MOE, HOW[how], replay=True)
+    wanted = gradients(model_parts(MOE, None))
+    replayed = model_parts(MOE, HOW[how], same_experts=True)
     assert same(gradients(replayed, lambda: change(replayed)), wanted)
-    chosen_again = made(MOE, HOW[how])
+    chosen_again = model_parts(MOE, HOW[how])
     try:
         found = gradients(chosen_again, lambda: change(chosen_again))
     except (RuntimeError, StopIteration):  # other numbers of tokens make other shapes
@@ -157,7 +161,7 @@ def test_replay_takes_the_experts_of_the_forward(how):
 
 def test_calls_may_end_in_any_order():
     """As pipelines run them: several forwards before the first backward, the last one first."""
-    model, plain = made(MOE, HOW["selective, all"], replay=True), made(MOE, None)
+    model, plain = model_parts(MOE, HOW["selective, all"], same_experts=True), model_parts(MOE, None)
     batches = [tokens(2, 6, seed=seed) for seed in range(3)]
     losses = [model.parts[0](x, real).square().sum() for x, real in batches]
     for gate in gates(model):
@@ -171,7 +175,7 @@ def test_calls_may_end_in_any_order():
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_exception_leaves_nothing_behind(again, monkeypatch):
-    model = made(MOE, HOW["selective, all"], replay=True)
+    model = model_parts(MOE, HOW["selective, all"], same_experts=True)
     mlp, whole = model.parts[0].layers["1"].mlp, type(model.parts[0].layers["1"].mlp).forward
 
     def fails(*args: Any) -> Tensor:
@@ -184,12 +188,12 @@ def test_an_exception_leaves_nothing_behind(again, monkeypatch):
         with pytest.raises(ValueError, match="out of luck"):
             gradients(model)
     assert not recomputing() and getattr(recompute._here, "run", None) is None
-    assert same(gradients(model), gradients(made(MOE, None)))
+    assert same(gradients(model), gradients(model_parts(MOE, None)))
 
 
 @pytest.mark.parametrize("how", [*HOW, None])
 def test_loads_are_counted_once(how):
-    model, plain = made(MOE, HOW[how] if how else None, replay=bool(how)), made(MOE, None)
+    model, plain = model_parts(MOE, HOW[how] if how else None, same_experts=bool(how)), model_parts(MOE, None)
     gradients(model)
     gradients(plain)
     for gate, other in zip(gates(model), gates(plain), strict=True):
@@ -201,20 +205,20 @@ def test_loads_are_counted_once(how):
 def test_kept_results_stay_out_of_the_graphs_they_are_used_in():
     """They would hold all that the second run computed."""
     product = torch.ops.aten.mm.default
-    kept: dict[Any, list[Any]] = {product: []}
+    results: dict[Any, list[Any]] = {product: []}
     a, b = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
-    with recompute._Keeping(kept):
+    with recompute._Keeping(results):
         a @ b
-    with recompute._Reusing(kept):
+    with recompute._Reusing(results):
         result = a @ b
-    assert result.grad_fn is not None and len(kept[product]) == 1 and kept[product][0].grad_fn is None
+    assert result.grad_fn is not None and len(results[product]) == 1 and results[product][0].grad_fn is None
 
 
 def test_without_gradient_nothing_is_recorded():
-    model = made(MOE, HOW["selective, all"], replay=True)
+    model = model_parts(MOE, HOW["selective, all"], same_experts=True)
     with torch.no_grad():
         out = model.parts[0](*tokens(3, 9))
-        assert torch.equal(out, made(MOE, None).parts[0](*tokens(3, 9)))
+        assert torch.equal(out, model_parts(MOE, None).parts[0](*tokens(3, 9)))
 
 
 def test_runs_of_other_threads_are_others():
@@ -244,11 +248,11 @@ def test_what_the_plan_says_is_held_against_the_model():
 @pytest.mark.parametrize("arch", [DENSE, MOE], ids=["dense", "experts"])
 def test_compiled_blocks_compute_the_same(arch, how):
     torch.compiler.reset()
-    model = made(arch, HOW[how] if how else None, replay=bool(how) and arch.is_moe)
+    model = model_parts(arch, HOW[how] if how else None, same_experts=bool(how) and arch.is_moe)
     names = [name for name, _ in model.named_parameters()]
     compile_blocks(model, RANK, "default", "layers.*", [arch.layers])
     assert [name for name, _ in model.named_parameters()] == names
     for _ in range(2):
         found = gradients(model)
-    for ours, plain in zip(found, gradients(made(arch, None)), strict=True):
+    for ours, plain in zip(found, gradients(model_parts(arch, None)), strict=True):
         assert (ours - plain).abs().max() <= 1e-12 * plain.abs().max()

@@ -20,7 +20,7 @@ class Toy(nn.Module):
         self.parts = (self,)
 
 
-def kept(model: Any, decay: float = 0.999, format: str = "fp32", **given: Any) -> Any:
+def average_of(model: Any, decay: float = 0.999, format: str = "fp32", **given: Any) -> Any:
     options = {"every": 1, "eval": True, "publish": True} | given
     return keep_average(model, decay=decay, format=format, **options)
 
@@ -41,7 +41,7 @@ def test_shares_of_a_weighted_mean(decay):
 
 def test_weights_that_a_run_begins_with_have_no_share():
     model = Toy()
-    ema = kept(model)
+    ema = average_of(model)
     with torch.no_grad():
         model.weight.fill_(3.0)
         ema.update()
@@ -54,7 +54,7 @@ def test_weights_that_a_run_begins_with_have_no_share():
 
 def test_an_average_of_bf16_weights_moves_by_less_than_bf16_can_tell():
     model = Toy(torch.bfloat16)
-    ema = kept(model)
+    ema = average_of(model)
     with torch.no_grad():
         for value in (1.0, 1.0, 1.0078125):
             model.weight.fill_(value)
@@ -70,7 +70,7 @@ def test_an_average_of_bf16_weights_moves_by_less_than_bf16_can_tell():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_weights_and_averages_trade_places_and_back_bit_for_bit(dtype):
     model = Toy(dtype)
-    ema = kept(model, format="fp64" if dtype == torch.float64 else "fp32")
+    ema = average_of(model, format="fp64" if dtype == torch.float64 else "fp32")
     for _ in range(3):
         with torch.no_grad():
             model.weight.add_(torch.randn_like(model.weight))
@@ -88,7 +88,7 @@ def test_weights_and_averages_trade_places_and_back_bit_for_bit(dtype):
 
 def test_an_error_meanwhile_leaves_nothing_traded():
     model = Toy()
-    ema = kept(model)
+    ema = average_of(model)
     ema.update()
     with torch.no_grad():
         model.weight.zero_()
@@ -98,7 +98,7 @@ def test_an_error_meanwhile_leaves_nothing_traded():
 
 
 def test_before_the_first_update_the_trained_weights_are_looked_at():
-    ema = kept(Toy(), every=2)
+    ema = average_of(Toy(), every=2)
     with Weights(ema=ema, saver=None).in_place() as which:
         assert which == "trained"
 

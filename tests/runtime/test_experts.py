@@ -87,7 +87,7 @@ def batch(rank: int, arch: Architecture, dtype: torch.dtype = torch.float64) -> 
 
 def alone(arch: Architecture, dtype: torch.dtype, collapse: bool) -> tuple[MoE, list[Tensor], list[Tensor]]:
     """The whole layer after the batches of all ranks, its outputs and the gradients of its inputs."""
-    moe = made(arch, Axes(), dtype, collapse)
+    moe = moe_layer(arch, Axes(), dtype, collapse)
     outs, grads = [], []
     for rank in range(WORLD):
         x_BSD, real_BS, seed_BSD = batch(rank, arch, dtype)
@@ -100,7 +100,7 @@ def alone(arch: Architecture, dtype: torch.dtype, collapse: bool) -> tuple[MoE, 
     return moe, outs, grads
 
 
-def made(arch: Architecture, axes: Axes, dtype: torch.dtype, collapse: bool) -> MoE:
+def moe_layer(arch: Architecture, axes: Axes, dtype: torch.dtype, collapse: bool) -> MoE:
     moe = MoE(arch, axes, ROWS).to(dtype)
     fill(moe)
     if collapse:
@@ -121,7 +121,7 @@ def errors(
     rank = dist.get_rank()
     single, outs, grads = alone(arch, dtype, collapse)
     axes, laid = Axes(), meshes(**extents)
-    model = parts({0: made(arch, axes, dtype, collapse)}, axes)
+    model = parts({0: moe_layer(arch, axes, dtype, collapse)}, axes)
     moe = model.parts[0].layers["0"]["mlp"]
     pattern = {"pattern": "layers.*.mlp.experts", "matches": [1]}
     if "ep" in extents:
@@ -184,18 +184,18 @@ def ranks_without_tokens() -> None:
 
 
 def averaged_gradients_are_seen() -> None:
-    kept = fsdp.sum_gradients
+    original = fsdp.sum_gradients
     fsdp.sum_gradients = lambda module: None
     try:
         found = errors(architecture(), {"ep_fsdp": 2, "ep": 2})
     finally:
-        fsdp.sum_gradients = kept
+        fsdp.sum_gradients = original
     assert found["experts.gate_proj"] > 0.4 and found["gate.weight"] < 1e-12, found
 
 
 def wrong_plans_are_refused() -> None:
     axes = Axes()
-    model = parts({0: made(architecture(), axes, torch.float64, False)}, axes)
+    model = parts({0: moe_layer(architecture(), axes, torch.float64, False)}, axes)
     pattern = {"pattern": "layers.*.mlp.experts", "matches": [2]}
     with pytest.raises(PlanMismatch, match="fits 1 modules of the model, and the plan says 2"):
         spread_experts(model, meshes(ep=4), rank_of(dist.get_rank()), size=4, **pattern)
@@ -209,7 +209,7 @@ def with_tensor_parallel(sequence: bool) -> None:
     dense = DeviceMesh("cpu", torch.arange(WORLD).view(2, 2), mesh_dim_names=("shard", "tp"))
     group = dense.get_group("tp")
     axes = Axes(tensor=TensorAxis(group=group, sequence=sequence, loss=False), row=group)
-    model = parts({0: made(arch, axes, torch.float64, False)}, axes)
+    model = parts({0: moe_layer(arch, axes, torch.float64, False)}, axes)
     moe = model.parts[0].layers["0"]["mlp"]
     for module in (moe.gate, *(m for m in moe.shared_experts.modules() if isinstance(m, nn.Linear))):
         cut = DTensor.from_local(module.weight.detach(), dense["tp"], [Replicate()], run_check=False)
@@ -218,7 +218,7 @@ def with_tensor_parallel(sequence: bool) -> None:
     spread_experts(model, laid, rank_of(rank), size=2, **pattern)
     shard_experts(model, laid, rank_of(rank), **pattern, **SHARDED, dimension=1)
 
-    single = made(arch, Axes(), torch.float64, False)
+    single = moe_layer(arch, Axes(), torch.float64, False)
     data, place = divmod(rank, 2)
     # Whole positions do not divide by two where they are not cut outside of the layer.
     x_BSD, real_BS, seed_BSD = (t[:, : 8 if sequence else 7] for t in batch(2 + data, arch))
@@ -248,7 +248,7 @@ def biases_move_alike() -> None:
     rank = dist.get_rank()
     arch = architecture(layers=2, **ROUTERS["sigmoid, biased, with shared experts"])
     layer = rank // 2
-    model = parts({layer: made(arch, Axes(), torch.float64, False)}, Axes())
+    model = parts({layer: moe_layer(arch, Axes(), torch.float64, False)}, Axes())
     gate = model.parts[0].layers[str(layer)]["mlp"].gate
     before_E = gate.e_score_correction_bias.clone()
     plan: Any = SimpleNamespace(architecture=arch)

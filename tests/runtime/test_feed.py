@@ -153,18 +153,18 @@ def test_a_run_that_goes_on_as_it_was_ends_where_it_would_have_ended(store, stop
 
 
 def test_a_phase_is_that_of_the_step(store):
-    made = feed(store, 4, 2.0)
-    assert [made.phase(step).name for step in (0, 7, 8, 13, 14)] == ["train", "train", "half", "half", "late"]
+    fed = feed(store, 4, 2.0)
+    assert [fed.phase(step).name for step in (0, 7, 8, 13, 14)] == ["train", "train", "half", "half", "late"]
 
 
 def test_how_much_data_there_is_is_told(store):
-    told: list[Event] = []
+    events: list[Event] = []
 
     class Heard:
         def event(self, event: Event) -> None:
-            told.append(event)
+            events.append(event)
 
     batch = Arithmetic(micro=4, accumulate=1, rows=4, sequence=8, steps=12).counted(Fraction(30))
     tell_rows(Heard(), (rows_of(store, "one"),), 12, batch)
     epoch = {"epoch_rows": 30.0, "epoch_tokens": 240.0, "epochs": None}
-    assert told == [DataEvent(step=0, time=told[0].time, steps=12, rows={"one": 30}, **epoch)]
+    assert events == [DataEvent(step=0, time=events[0].time, steps=12, rows={"one": 30}, **epoch)]

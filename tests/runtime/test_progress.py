@@ -4,9 +4,9 @@ from xtrain.runtime.state import Progress
 
 
 def test_what_was_measured_after_the_step_of_a_checkpoint_is_known_again() -> None:
-    kept = {**Progress(step=20, tokens=640).counters(), "metrics": {"eval/web/loss": 2.5}}
+    state = {**Progress(step=20, tokens=640).counters(), "metrics": {"eval/web/loss": 2.5}}
     progress = Progress()
-    progress.take(kept)
+    progress.take(state)
     assert (progress.step, progress.tokens) == (20, 640)
     assert progress.measured == {"eval/web/loss": (20, 2.5)}
 

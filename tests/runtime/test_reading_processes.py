@@ -69,11 +69,11 @@ RANK = Rank(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    made = tmp_path_factory.mktemp("reading")
+    root = tmp_path_factory.mktemp("reading")
     for name in ("lines", "words"):
         texts = [f"{name} {i} " + "abc def ghi "[: i % 13] * (i % 3) for i in range(60)]
-        (made / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return made
+        (root / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -272,11 +272,11 @@ def test_what_is_mapped_from_files_travels_by_its_name(plan, loader):
     recipe = processes(plan, loader, 1, [])._recipe()
     store = loader.datasets[0].reader.store
     assert store.tokens.tobytes() not in recipe and b"tokens.bin" in recipe
-    made = read_recipe(recipe)
-    again = made.datasets[0].reader.store
+    rebuilt = read_recipe(recipe)
+    again = rebuilt.datasets[0].reader.store
     assert mapped_from(again.tokens) == mapped_from(store.tokens) != None  # noqa: E711
     for step in (0, 25):
-        assert_same(made.microbatches(step), loader.microbatches(step))
+        assert_same(rebuilt.microbatches(step), loader.microbatches(step))
 
 
 def test_a_part_of_a_mapped_file_is_found_where_it_is(tmp_path):
@@ -294,8 +294,8 @@ def test_a_loader_of_what_is_in_memory_travels_whole(plan, loader):
     store = evolve(first.reader.store, tokens=np.array(first.reader.store.tokens))
     datasets = (evolve(first, reader=evolve(first.reader, store=store)), *loader.datasets[1:])
     changed = evolve(loader, datasets=datasets)
-    made = read_recipe(processes(plan, changed, 1, [])._recipe())
-    assert_same(made.microbatches(3), loader.microbatches(3))
+    rebuilt = read_recipe(processes(plan, changed, 1, [])._recipe())
+    assert_same(rebuilt.microbatches(3), loader.microbatches(3))
 
 
 class Strange(Exception):
@@ -314,9 +314,9 @@ def test_what_a_process_raises_is_told_with_its_traceback(error: Exception):
         raise error
     except Exception as raised:
         send_failure(theirs, raised)
-    told = receive_answer(ours)
-    assert isinstance(told, DataError if isinstance(error, DataError) else Exception)
-    assert str(error) in str(told) and "test_reading_processes.py" in told.__notes__[0]
+    received = receive_answer(ours)
+    assert isinstance(received, DataError if isinstance(error, DataError) else Exception)
+    assert str(error) in str(received) and "test_reading_processes.py" in received.__notes__[0]
 
 
 def test_an_error_of_a_step_is_raised_and_the_process_goes_on(plan, loader, monkeypatch):

@@ -56,8 +56,8 @@ def test_either_gradient_can_be_asked_for_alone(which):
 
 def test_it_keeps_its_input_in_its_own_format_and_a_number_a_row():
     x, weight, _ = inputs(torch.bfloat16)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         rms_norm(x, weight, EPS)
-    assert [tensor.data_ptr() for tensor in kept[:2]] == [x.data_ptr(), weight.data_ptr()]
-    assert [(tuple(tensor.shape), tensor.dtype) for tensor in kept[2:]] == [((3, 5, 1), torch.float32)]
+    assert [tensor.data_ptr() for tensor in saved[:2]] == [x.data_ptr(), weight.data_ptr()]
+    assert [(tuple(tensor.shape), tensor.dtype) for tensor in saved[2:]] == [((3, 5, 1), torch.float32)]

@@ -7,7 +7,7 @@ from xtrain.runtime.parallel.fake import FakeDevice, capability, device_type, nu
 from xtrain.runtime.tracing.ledger import Ledger, bytes_of, pieces
 
 
-def made(ledger, *shape):
+def new_tensor(ledger, *shape):
     tensor = torch.empty(*shape)
     ledger.see(tensor)
     return tensor
@@ -15,9 +15,9 @@ def made(ledger, *shape):
 
 def test_storages_count_from_their_beginning_to_their_end():
     ledger = Ledger()
-    first = made(ledger, 10)
+    first = new_tensor(ledger, 10)
     ledger.see(first[2:])  # a view is no storage of its own
-    second = made(ledger, 4)
+    second = new_tensor(ledger, 4)
     assert ledger.over_time() == [40, 56]
     view = first[:1]
     del first
@@ -32,7 +32,7 @@ def test_storages_count_from_their_beginning_to_their_end():
 def test_an_address_that_is_used_again_is_another_storage():
     ledger = Ledger()
     for _ in range(20):
-        made(ledger, 100)
+        new_tensor(ledger, 100)
     assert max(ledger.over_time()) == 400
     assert ledger.over_time()[-1] == 0
 
@@ -40,7 +40,7 @@ def test_an_address_that_is_used_again_is_another_storage():
 def test_memory_that_is_given_and_taken_counts_while_it_is_there():
     ledger = Ledger()
     with FakeDevice("cpu", 0), ledger.watching_sizes():
-        tensor = made(ledger, 8)
+        tensor = new_tensor(ledger, 8)
         tensor.untyped_storage().resize_(0)
         tensor.untyped_storage().resize_(32)
     assert ledger.over_time() == [32, 0, 32]
@@ -52,13 +52,13 @@ def test_memory_that_is_given_and_taken_counts_while_it_is_there():
 
 def test_a_category_holds_from_the_beginning_and_a_second_one_from_then_on():
     ledger = Ledger()
-    kept = made(ledger, 2)
+    weight = new_tensor(ledger, 2)
     ledger.begin("lasting")
     assert ledger.over_time("lasting") == [8]
-    ledger.assign("parameters", [kept])
+    ledger.assign("parameters", [weight])
     assert ledger.over_time("lasting") == [0] and ledger.over_time("parameters") == [8]
-    other = made(ledger, 5)
-    made(ledger, 1)
+    other = new_tensor(ledger, 5)
+    new_tensor(ledger, 1)
     assert ledger.over_time("") == [0, 20, 24, 20]
     ledger.assign("loss", [other, torch.empty(3)])
     assert ledger.over_time("loss") == [0, 20, 20, 20]

@@ -33,9 +33,9 @@ def test_a_directory_that_another_process_holds_is_told_of_as_such(tmp_path, han
     """An exception that nobody reports would leave the launcher with ranks that it has ended itself."""
     plan = plan_from_spec(ROOT / "specs/quickstart.xtrain", ()).plan
     assert plan is not None
-    held = hold(tmp_path, WORKER_LOCK)
+    lock = hold(tmp_path, WORKER_LOCK)
     assert run_rank(plan, tmp_path) == "environment"
-    held.close()
+    lock.close()
     (said,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert (said["event"], said["code"], said["exit_code"]) == ("failure", "X707", 3)
 

@@ -35,7 +35,7 @@ class Noted(Progress):
 def calls(monkeypatch) -> list[str]:
     """The groups in the order in which they are read."""
     found: list[str] = []
-    monkeypatch.setattr(full_state, "read_tensors", lambda tensors, path, together: found.append(kind_of(tensors)))
+    monkeypatch.setattr(full_state, "read_tensors", lambda tensors, path, collective: found.append(kind_of(tensors)))
     monkeypatch.setattr(full_state, "reshard", lambda model: None)
     monkeypatch.setattr(full_state, "model_tensors", lambda model: {"model.w": torch.zeros(1)})
     own = {"optimizer.w.step": torch.zeros(1)}
@@ -88,12 +88,12 @@ def test_streams_of_other_ranks_are_not_taken(calls):
             streams.begin(before, 0, 0)
             restored = state.restore(entry_of({**said, "rng": other}), None)  # pyright: ignore[reportArgumentType]
             assert restored.groups["rng"] == "anew"
-            drawn.append(draw())
+            drawn.append(random_numbers())
         assert drawn[0] == drawn[1]
     assert "rng" not in calls
 
 
-def draw() -> list[float]:
+def random_numbers() -> list[float]:
     return [torch.rand(()).item(), random.gauss(0, 1), float(np.random.standard_normal()), torch.randn(()).item()]
 
 
@@ -101,19 +101,19 @@ def draw() -> list[float]:
 def test_streams_go_on_in_the_middle_of_a_pair_of_normal_numbers(odd):
     streams.begin(3, 5, 1)
     for _ in range(odd):
-        draw()
-    held = streams.streams(CPU)
-    expected = [draw() for _ in range(3)]
-    streams.put_back(held, CPU)
-    assert [draw() for _ in range(3)] == expected
-    for left_out in held:
-        streams.put_back({name: each for name, each in held.items() if name != left_out}, CPU)
-        assert [draw() for _ in range(3)] != expected, left_out
+        random_numbers()
+    saved = streams.streams(CPU)
+    expected = [random_numbers() for _ in range(3)]
+    streams.put_back(saved, CPU)
+    assert [random_numbers() for _ in range(3)] == expected
+    for left_out in saved:
+        streams.put_back({name: each for name, each in saved.items() if name != left_out}, CPU)
+        assert [random_numbers() for _ in range(3)] != expected, left_out
 
 
 def test_streams_begin_by_seed_step_and_rows():
     found = []
     for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)):
         streams.begin(*key)
-        found.append(tuple(draw()))
+        found.append(tuple(random_numbers()))
     assert len(set(found)) == 4 and found[0] == found[-1]

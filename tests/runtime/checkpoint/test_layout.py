@@ -225,9 +225,9 @@ def test_a_name_that_stays_is_the_file_of_the_newest(folder, monkeypatch, links)
         save(folder, step, *(["best"] if step == 1 else []), content=bytes([step]), backend="file")
     assert [folder.alias(pointer).read_bytes() for pointer in ("latest", "best")] == [b"\2", b"\1"]
     assert folder.alias("latest").samefile(folder.path(2) / TENSORS) == links
-    held = folder.alias("latest").open("rb")  # who has it open reads on
+    opened = folder.alias("latest").open("rb")  # who has it open reads on
     save(folder, 3, content=bytes([3]), backend="file")
-    assert held.read() == b"\2"
+    assert opened.read() == b"\2"
     before = folder.alias("latest").stat().st_ino
     Publisher(folder).sweep()  # which finds it as it should be, and copies nothing again
     assert folder.alias("latest").stat().st_ino == before

@@ -175,8 +175,8 @@ def test_what_is_measured_behind_its_save_can_be_the_best_too(make, mode):
     assert own.folder.named("best") == "ckpt-s000000000002" and own.folder.pointed("latest").step == 5
     step(1.5)
     assert own.folder.named("best") == "ckpt-s000000000006"
-    told = [(event["step"], event["best"]) for event in events(own) if event["event"] == "best"]
-    assert told == [(1, {METRIC: 3.0}), (2, {METRIC: 2.0}), (6, {METRIC: 1.5})]
+    best_events = [(event["step"], event["best"]) for event in events(own) if event["event"] == "best"]
+    assert best_events == [(1, {METRIC: 3.0}), (2, {METRIC: 2.0}), (6, {METRIC: 1.5})]
     again = make(mode, best=METRIC, keep=1)  # after a restart
     again.progress.take(own.folder.pointed("best").state())
     assert again.progress.measured[METRIC] == (6, 1.5)

@@ -36,38 +36,38 @@ def other(tmp_path) -> Path:
     return directory
 
 
-def run_of(made: Plan, *steps: int, **state) -> Path:
+def run_of(run_plan: Plan, *steps: int, **state) -> Path:
     """The directory of a plan's run, with checkpoints."""
-    directory = locate(made, None)
+    directory = locate(run_plan, None)
     directory.mkdir(parents=True)
     (directory / "metrics.jsonl").write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 31)))
     for step in steps:
-        save(CheckpointFolder(directory / "checkpoints"), step, **checkpoint_contents(made), **state)
+        save(CheckpointFolder(directory / "checkpoints"), step, **checkpoint_contents(run_plan), **state)
     return directory
 
 
 def test_a_new_run_begins_at_nothing_or_where_it_is_told(tmp_path, other):
     start = starting_point(plan(tmp_path), tmp_path / "new")
     assert start.entry is None and not start.anew and begun_from(plan(tmp_path), start) is None
-    made = plan(tmp_path, f'checkpoint.from="{other}"')
-    start = starting_point(made, tmp_path / "new")
+    run_plan = plan(tmp_path, f'checkpoint.from="{other}"')
+    start = starting_point(run_plan, tmp_path / "new")
     assert start.step == 200 and not start.own and not start.anew
     begun = {"from": str(other), "place": str(other.resolve()), "path": str(start.entry.path), "step": 200}
-    assert begun_from(made, start) == begun
+    assert begun_from(run_plan, start) == begun
     exact = plan(tmp_path, f'checkpoint.from="{other}/checkpoints/ckpt-s000000000100"')
     assert starting_point(exact, tmp_path / "new").step == 100
 
 
 def test_what_is_named_comes_before_resume_and_a_run_begun_there_goes_on(tmp_path, other):
     named = f'checkpoint.from="{other}"'
-    made = plan(tmp_path, named, "workspace.run=mine")
-    directory = run_of(made, 10, 20)
-    start = starting_point(made, directory)
+    run_plan = plan(tmp_path, named, "workspace.run=mine")
+    directory = run_of(run_plan, 10, 20)
+    start = starting_point(run_plan, directory)
     assert start.step == 200 and start.anew  # what is there has not begun from it
     save(CheckpointFolder(directory / "checkpoints"), 210, begun_from={"from": str(other), "path": "", "step": 200})
-    start = starting_point(made, directory)
+    start = starting_point(run_plan, directory)
     assert start.step == 210 and start.own and not start.anew
-    assert begun_from(made, start) == {"from": str(other), "path": "", "step": 200}
+    assert begun_from(run_plan, start) == {"from": str(other), "path": "", "step": 200}
     assert starting_point(plan(tmp_path, "workspace.run=mine"), directory).step == 210  # `from` left out again
     again = starting_point(plan(tmp_path, named, "checkpoint.resume=false"), directory)
     assert again.step == 200 and again.anew
@@ -79,9 +79,9 @@ def test_a_beginning_is_the_same_in_whatever_words_it_is_written(tmp_path, other
     (tmp_path / "below").mkdir()
     words = ("other", str(other), "below/../other", "link", str(tmp_path / "link"))
     for first in words:
-        made = plan(tmp_path, f'checkpoint.from="{first}"', f'workspace.run="from {words.index(first)}"')
-        begun = begun_from(made, starting_point(made, locate(made, None)))
-        directory = run_of(made, 210, begun_from=begun)
+        run_plan = plan(tmp_path, f'checkpoint.from="{first}"', f'workspace.run="from {words.index(first)}"')
+        begun = begun_from(run_plan, starting_point(run_plan, locate(run_plan, None)))
+        directory = run_of(run_plan, 210, begun_from=begun)
         del begun["place"]  # as earlier versions wrote it
         earlier = tmp_path / f"earlier {first.replace('/', ' ')}"
         save(CheckpointFolder(earlier / "checkpoints"), 210, begun_from=begun)
@@ -111,9 +111,9 @@ def test_from_is_another_experiment_and_pretrained_too(tmp_path, other):
 
 
 def test_metrics_make_way_for_what_is_computed_again(tmp_path, other):
-    made = plan(tmp_path)
-    directory = run_of(made, 10, 20)
-    opened = open_workspace(made, "")
+    run_plan = plan(tmp_path)
+    directory = run_of(run_plan, 10, 20)
+    opened = open_workspace(run_plan, "")
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 20 and opened.directory == directory
     opened.lock.close()
     fresh = plan(tmp_path, f'checkpoint.from="{other}"', "workspace.run=mine")
@@ -148,12 +148,12 @@ def test_a_run_that_makes_way_is_told_of_with_the_command_that_goes_back(
     (directory / "metrics.jsonl").unlink()  # nothing was logged: what was saved is progress all the same
     workspace = open_workspace(signed(plan_from_spec("my spec.xtrain", (*sets, how)).plan, (*sets, how), None), "")
     workspace.lock.close()
-    (told,) = events(directory)
-    assert told["event"] == "set_aside" and told["step"] == 210 and Path(told["directory"]).name.startswith("mine~")
+    (aside,) = events(directory)
+    assert aside["event"] == "set_aside" and aside["step"] == 210 and Path(aside["directory"]).name.startswith("mine~")
     _tell(workspace)
     said = capsys.readouterr().err
-    assert told["directory"] in said and told["command"] in said and told["reason"] in said
-    xtrain, run, path, *more = shlex.split(told["command"])
+    assert aside["directory"] in said and aside["command"] in said and aside["reason"] in said
+    xtrain, run, path, *more = shlex.split(aside["command"])
     assert (xtrain, run, path) == ("xtrain", "run", "my spec.xtrain") and set(more[::2]) == {"--set"}
     back = plan_from_spec(path, more[1::2]).plan
     start = starting_point(back, locate(back, None))
@@ -165,20 +165,20 @@ def test_the_same_experiment_in_other_words_is_told_of(tmp_path, other, monkeypa
     (tmp_path / "link").symlink_to(other)
 
     def opened(path: str):
-        made = plan(tmp_path, f'dataset.stdlib.source=text("{path}/data/*.txt")', f'checkpoint.from="{path}"')
-        workspace = open_workspace(made, "")
+        run_plan = plan(tmp_path, f'dataset.stdlib.source=text("{path}/data/*.txt")', f'checkpoint.from="{path}"')
+        workspace = open_workspace(run_plan, "")
         workspace.lock.close()
-        return workspace, made
+        return workspace, run_plan
 
-    first, made = opened("other")
+    first, run_plan = opened("other")
     assert first.same is None and opened("./other")[0].directory == first.directory
     again, _ = opened(str(other))
     assert again.directory != first.directory and again.same is None, "there is no checkpoint"
     save(
         CheckpointFolder(first.directory / "checkpoints"),
         210,
-        **checkpoint_contents(made),
-        begun_from=begun_from(made, starting_point(made, first.directory)),
+        **checkpoint_contents(run_plan),
+        begun_from=begun_from(run_plan, starting_point(run_plan, first.directory)),
     )
     assert opened(str(other))[0].same == first.directory
     assert opened(str(tmp_path / "link"))[0].same == first.directory
@@ -187,31 +187,31 @@ def test_the_same_experiment_in_other_words_is_told_of(tmp_path, other, monkeypa
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_in_silence(tmp_path):
-    made = plan(tmp_path)
-    directory = run_of(made, 10, 20)
+    run_plan = plan(tmp_path)
+    directory = run_of(run_plan, 10, 20)
     for entry in CheckpointFolder(directory / "checkpoints").published():
         (entry.path / ".metadata").unlink()
     with pytest.raises(ResumeRefused, match=r"ckpt-s0{10}20: .metadata is missing.*resume = false"):
-        open_workspace(made, "")
+        open_workspace(run_plan, "")
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 30
     open_workspace(plan(tmp_path, "checkpoint.resume=false"), "").lock.close()
-    assert starting_point(made, directory).entry is None
+    assert starting_point(run_plan, directory).entry is None
 
 
 @pytest.mark.parametrize("setting", ["from", "pretrained"])
 def test_another_model_is_refused_before_anything_is_touched(tmp_path, other, setting):
-    made = plan(tmp_path, f'checkpoint.{setting}="{other}"', "model.dim=64")
+    run_plan = plan(tmp_path, f'checkpoint.{setting}="{other}"', "model.dim=64")
     with pytest.raises(ResumeRefused, match=r"model\.dim"):
-        open_workspace(made, "")
-    assert not (locate(made, None) / "plan.json").exists()
+        open_workspace(run_plan, "")
+    assert not (locate(run_plan, None) / "plan.json").exists()
 
 
 @pytest.mark.parametrize("setting", ["from", "pretrained"])
 def test_what_is_not_there_is_told(tmp_path, setting):
-    made = plan(tmp_path, f'checkpoint.{setting}="{tmp_path}/nowhere"')
+    run_plan = plan(tmp_path, f'checkpoint.{setting}="{tmp_path}/nowhere"')
     for there in (False, True):
         with pytest.raises(EnvironmentFault, match=r"there is no .*checkpoint at"):
-            open_workspace(made, "")
+            open_workspace(run_plan, "")
         if not there:
             (tmp_path / "nowhere").mkdir()
 
@@ -225,8 +225,8 @@ def test_weights_of_another_optimizer_and_format_will_do(tmp_path, other):
 
 
 def test_a_checkpoint_of_the_very_run_needs_another_name(tmp_path):
-    made = plan(tmp_path, "workspace.run=mine")
-    directory = run_of(made, 10)
+    run_plan = plan(tmp_path, "workspace.run=mine")
+    directory = run_of(run_plan, 10)
     again = plan(tmp_path, "workspace.run=mine", f'checkpoint.from="{directory}/checkpoints/ckpt-s000000000010"')
     with pytest.raises(EnvironmentFault, match="of this run"):
         open_workspace(again, "")
@@ -282,26 +282,26 @@ def test_a_checkpoint_of_a_run_is_found_by_pointer_by_name_and_by_path(tmp_path,
 
 def test_under_other_code_the_run_that_saved_last_is_named(tmp_path):
     """Commits are named by hashes, which say nothing of the order in which they were run."""
-    made = plan(tmp_path)
-    new = locate(made, None)
+    run_plan = plan(tmp_path)
+    new = locate(run_plan, None)
 
-    def opened(made: Plan) -> str | None:
-        workspace = open_workspace(made, "")
+    def opened(run_plan: Plan) -> str | None:
+        workspace = open_workspace(run_plan, "")
         workspace.lock.close()
         return workspace.elsewhere and workspace.elsewhere.name
 
-    assert opened(made) is None
+    assert opened(run_plan) is None
     for code, time in (("bbbbbbbb", 2.0), ("aaaaaaaa-d0123456789", 3.0), ("cccccccc", 1.0)):
-        folder = CheckpointFolder(new.with_name(f"{code}-{made.config_id}") / "checkpoints")
-        save(folder, 10, time=time, **checkpoint_contents(made))
-    newest = f"aaaaaaaa-d0123456789-{made.config_id}"
-    new.with_name(f"dddddddd-{made.config_id}").mkdir()  # has never saved
+        folder = CheckpointFolder(new.with_name(f"{code}-{run_plan.config_id}") / "checkpoints")
+        save(folder, 10, time=time, **checkpoint_contents(run_plan))
+    newest = f"aaaaaaaa-d0123456789-{run_plan.config_id}"
+    new.with_name(f"dddddddd-{run_plan.config_id}").mkdir()  # has never saved
     save(CheckpointFolder(new.with_name(f"{newest}~20260101-000000-1") / "checkpoints"), 10, time=9.0)  # moved aside
-    assert opened(made) == newest
+    assert opened(run_plan) == newest
     assert opened(plan(tmp_path, "checkpoint.resume=false")) is None  # which is to begin anew
     assert opened(plan(tmp_path, "workspace.run=mine")) is None
-    save(CheckpointFolder(new / "checkpoints"), 20, time=0.0, **checkpoint_contents(made))
-    assert opened(made) is None
+    save(CheckpointFolder(new / "checkpoints"), 20, time=0.0, **checkpoint_contents(run_plan))
+    assert opened(run_plan) is None
 
 
 FROM = 'checkpoint.from="{}"'
@@ -323,32 +323,32 @@ def test_a_run_that_would_train_nothing_is_refused(tmp_path, other, own, named, 
     sets = ["experiment.budget=150 steps", "workspace.run=mine"]
     if named:
         sets.append(FROM.format(other if named == 200 else f"{other}/checkpoints/ckpt-s{named:012d}"))
-    made = plan(tmp_path, *sets)
-    directory = run_of(made, *([own] if own else []))
+    run_plan = plan(tmp_path, *sets)
+    directory = run_of(run_plan, *([own] if own else []))
     if finished is not None:
         (directory / "finished").write_text(f"{finished}\n")
     if not left:
-        open_workspace(made, "").lock.close()
+        open_workspace(run_plan, "").lock.close()
         return
     with pytest.raises(NothingLeft, match=left) as refused:
-        open_workspace(made, "")
+        open_workspace(run_plan, "")
     assert refused.value.code == "X722" and not (directory / "plan.json").exists()
 
 
 def test_steps_of_a_budget_in_epochs_are_held_against_as_well(tmp_path, other):
     """They are known when the data has been counted, behind the set-up."""
-    made = plan(tmp_path, FROM.format(other), "experiment.budget=2 epochs", "scheduler.warmup=5 steps")
-    start = starting_point(made, tmp_path / "new")
-    check_left(made, start, tmp_path / "new")
-    check_left(made, start, tmp_path / "new", 201)
+    run_plan = plan(tmp_path, FROM.format(other), "experiment.budget=2 epochs", "scheduler.warmup=5 steps")
+    start = starting_point(run_plan, tmp_path / "new")
+    check_left(run_plan, start, tmp_path / "new")
+    check_left(run_plan, start, tmp_path / "new", 201)
     with pytest.raises(NothingLeft, match="ends with step 200"):
-        check_left(made, start, tmp_path / "new", 200)
+        check_left(run_plan, start, tmp_path / "new", 200)
 
 
 def test_a_run_that_has_ended_is_not_held_against_a_smaller_budget(tmp_path):
     """Under the settings of its last start and under others: it has nothing to do, and says so."""
-    made = plan(tmp_path, "workspace.run=mine")
-    directory = run_of(made, 300)
+    run_plan = plan(tmp_path, "workspace.run=mine")
+    directory = run_of(run_plan, 300)
     (directory / "finished").write_text("300\n")
-    open_workspace(made, "").lock.close()
+    open_workspace(run_plan, "").lock.close()
     open_workspace(plan(tmp_path, "workspace.run=mine", "experiment.budget=150 steps"), "").lock.close()

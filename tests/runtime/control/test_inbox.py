@@ -175,20 +175,20 @@ def test_a_command_that_cannot_be_removed_is_done_once(run, monkeypatch):
 
 def test_a_look_that_fails_is_told_once_and_the_next_one_follows(monkeypatch):
     monkeypatch.setattr("xtrain.runtime.monitoring.poller.SECONDS", 0.01)
-    told, looks = [], []
+    reports, looks = [], []
 
     def look():
         looks.append(1)
         raise OSError("stale file handle")
 
-    poller = Poller(report=told.append, looks={"a stop file": look, "commands": lambda: None})
+    poller = Poller(report=reports.append, looks={"a stop file": look, "commands": lambda: None})
     poller.begin()
     deadline = time.monotonic() + 10
     while len(looks) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     poller.close()
     assert len(looks) >= 3
-    assert told == ["a stop file could not be checked: OSError: stale file handle"]
+    assert reports == ["a stop file could not be checked: OSError: stale file handle"]
 
 
 # clocks ---------------------------------------------------------------------------------------------------------------

@@ -54,9 +54,9 @@ class Stuck:
 
 class Run:
     def __init__(self, folder: Path, deadline: float) -> None:
-        self.folder, self.done, self.told = folder, [], []
+        self.folder, self.done, self.reports = folder, [], []
         self.records = Records.open(folder, 0)
-        self.requests = StopRequests(deadline_seconds=deadline, report=self.told.append)
+        self.requests = StopRequests(deadline_seconds=deadline, report=self.reports.append)
         self.notifier = Notifier(self.records, Progress(step=7), 10)
         self.saver: Any = Saver(self.done)
         self.writer = Stuck(self.done)
@@ -65,7 +65,7 @@ class Run:
     def _warn(self, message: str) -> None:
         self.records.warn(message, step=7)
 
-    def leave(self) -> None:
+    def end(self) -> None:
         report_end(self.records, self.requests, self.notifier, self.saver, exit_code=75, failed=False)
         self.records.event(event("run_end", 7, status="stopped"))
         drain(self.records, self.requests, self.saver)
@@ -87,12 +87,12 @@ def test_a_command_and_a_writer_that_hang_do_not_cost_a_run_its_end(tmp_path, en
     run.requests.hurry("sigterm")
     message = Message(kind="sigterm", text="the run stops", step=7)
     run.notifier.start(f"echo $$ > {tmp_path}/pid; sleep 600", 30.0, message, pause=0.0)
-    run.leave()
-    assert ended == [] and run.told == []
+    run.end()
+    assert ended == [] and run.reports == []
     # The save first; then commands, whose end the writer is told of; the writer last.
     assert [each for each in run.done if each != "warning"] == ["saved", "notify", "ended", "saved"]
-    (told,) = (each for each in run.events() if each["event"] == "notify")
-    assert told["exit_code"] is None and told["detail"] == "was ended with the run"
+    (notified,) = (each for each in run.events() if each["event"] == "notify")
+    assert notified["exit_code"] is None and notified["detail"] == "was ended with the run"
     assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
     assert "abandoned" in run.events()[-2]["message"] and run.events()[-1]["event"] == "run_end"
     run.writer.never.set()
@@ -101,7 +101,7 @@ def test_a_command_and_a_writer_that_hang_do_not_cost_a_run_its_end(tmp_path, en
 def test_a_save_gets_all_there_is(tmp_path, ended):
     run = Run(tmp_path, deadline=100.0)
     run.writer.never.set()
-    run.leave()
+    run.end()
     assert run.saver.seconds == 100.0  # nobody has asked it to stop
     run.requests.hurry("sigterm")
     assert 0 < run.requests.left(0.2) <= 80 < run.requests.left() <= 100
@@ -110,12 +110,12 @@ def test_a_save_gets_all_there_is(tmp_path, ended):
 
 @pytest.mark.parametrize(("answered", "what"), [(False, "killed without saving"), (True, "were done, and was killed")])
 def test_what_is_said_of_a_rank_that_does_not_leave(ended, answered, what):
-    told: list[str] = []
+    reports: list[str] = []
     over = threading.Event()
-    requests = StopRequests(deadline_seconds=0.05, report=lambda message: (told.append(message), over.set()))
+    requests = StopRequests(deadline_seconds=0.05, report=lambda message: (reports.append(message), over.set()))
     requests.answered = answered
     requests.hurry("sigterm")
     assert over.wait(30)
-    assert "did not exit within 0.05 s" in told[0] and what in told[0]
+    assert "did not exit within 0.05 s" in reports[0] and what in reports[0]
     requests._watchdog.join(30)  # type: ignore[union-attr]
     assert ended == [1]

@@ -44,21 +44,21 @@ LENGTHS = st.lists(st.integers(1, 30), max_size=60)
 def test_a_plan_places_each_document_once_in_rows_that_have_room(lengths: list[int], tables: int):
     counts = np.bincount(np.array(lengths, np.int64), minlength=31)
     placements, runs, rows = planned(counts, tables)
-    left, held, placed = [30] * rows, [0] * rows, []
+    left, documents, placed = [30] * rows, [0] * rows, []
     units = [int(size) for size in np.flatnonzero(counts)[::-1]]
     for place in placements.tolist():
         while units and placed.count(units[0]) == counts[units[0]]:
             units.pop(0)
         for row in range(place[FIRST], place[FIRST] + place[ROWS]):
-            assert held[row] == place[EARLIER]
-            held[row] += place[EACH]
+            assert documents[row] == place[EARLIER]
+            documents[row] += place[EACH]
             left[row] -= place[EACH] * units[0]
             placed += [units[0]] * place[EACH]
     assert Counter(placed) == Counter(lengths)
     assert sorted(left) == plain_best_fit_decreasing(lengths, 30)
     ends = np.zeros(rows, np.int64)
     open_rows(runs, rows, ends, 5)
-    assert ends.tolist() == (5 + np.cumsum(held)).tolist()
+    assert ends.tolist() == (5 + np.cumsum(documents)).tolist()
 
 
 def test_tables_that_grow_give_the_same_plan():

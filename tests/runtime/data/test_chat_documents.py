@@ -172,7 +172,7 @@ def encode(messages: Any, tokenizer: Any, form: str = "chat", **reads: str) -> T
     return document
 
 
-def told(document: TokenDocument | BadRecord, tokenizer: HuggingFaceTokenizer) -> list[tuple[str, bool]]:
+def pieces(document: TokenDocument | BadRecord, tokenizer: HuggingFaceTokenizer) -> list[tuple[str, bool]]:
     assert isinstance(document, TokenDocument), document
     trained = np.ones(len(document.ids), bool) if document.trained is None else document.trained
     return list(zip(map(tokenizer.piece, document.ids.tolist()), trained.tolist(), strict=True))
@@ -194,7 +194,7 @@ def test_the_tables(name: str, train_on: str, where: str, chat_tokenizer: MakeTo
     template = "auto" if own else name if where == "built in" else str(tmp_path / "file.jinja")
     document = encode(TALK, tokenizer, template=template, train_on=train_on)
     expected = [(token, train_on == "all" or train_on[0] in marks) for token, marks in parsed(TABLES[name])]
-    assert told(document, tokenizer) == expected
+    assert pieces(document, tokenizer) == expected
     if train_on == "all":
         assert isinstance(document, TokenDocument) and document.trained is None
 
@@ -203,7 +203,7 @@ def test_the_tables(name: str, train_on: str, where: str, chat_tokenizer: MakeTo
 def test_a_pair_is_a_conversation_of_two(train_on: str, chat_tokenizer: MakeTokenizer):
     tokenizer = HuggingFaceTokenizer(chat_tokenizer())
     pair = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes"}]
-    found = told(encode(pair, tokenizer, form="instruction", template="chatml", train_on=train_on), tokenizer)
+    found = pieces(encode(pair, tokenizer, form="instruction", template="chatml", train_on=train_on), tokenizer)
     assert [token for token, _ in found] == [
         "<|begin_of_text|>", "<|im_start|>", "user", "\n", "Hi", "?", "<|im_end|>", "\n",
         "<|im_start|>", "assistant", "\n", "Yes", "<|im_end|>", "\n", "<|end_of_text|>",
@@ -213,7 +213,7 @@ def test_a_pair_is_a_conversation_of_two(train_on: str, chat_tokenizer: MakeToke
 
 def test_plain_ends_each_answer_with_eos(chat_tokenizer: MakeTokenizer):
     tokenizer = HuggingFaceTokenizer(chat_tokenizer())
-    found = told(encode(TALK[1:], tokenizer, template="plain"), tokenizer)
+    found = pieces(encode(TALK[1:], tokenizer, template="plain"), tokenizer)
     assert "".join(token for token, trained in found if trained) == "@.<|end_of_text|>@!<|end_of_text|>"
     assert found[-1] == ("<|end_of_text|>", True)
     assert [token for token, _ in found].count("<|end_of_text|>") == 2
@@ -238,21 +238,21 @@ def test_on_bytes_the_same_characters_are_predicted():
 def test_bos_and_eos_are_not_put_where_the_template_has_them(chat_tokenizer: MakeTokenizer):
     folder = chat_tokenizer(eos_token="<|im_end|>", chat_template="{{ bos_token }}" + TEMPLATES["chatml"])
     tokenizer = HuggingFaceTokenizer(folder)
-    tokens = [token for token, _ in told(encode(TALK, tokenizer), tokenizer)]
+    tokens = [token for token, _ in pieces(encode(TALK, tokenizer), tokenizer)]
     assert tokens[:2] == ["<|begin_of_text|>", "<|im_start|>"]
     assert tokens[-3:] == ["!", "<|im_end|>", "\n"]
 
 
 def test_a_tokenizer_without_a_bos_of_its_own_gives_conversations_none(chat_tokenizer: MakeTokenizer):
     tokenizer = HuggingFaceTokenizer(chat_tokenizer(bos_token=None, eos_token="<|im_end|>"))
-    tokens = [token for token, _ in told(encode(TALK, tokenizer, template="chatml"), tokenizer)]
+    tokens = [token for token, _ in pieces(encode(TALK, tokenizer, template="chatml"), tokenizer)]
     assert tokens[0] == "<|im_start|>"
 
 
 def test_a_token_of_the_header_and_of_the_answer_is_predicted(chat_tokenizer: MakeTokenizer):
     tokenizer = HuggingFaceTokenizer(chat_tokenizer())
     talk = [TALK[1], {"role": "assistant", "content": "\nYes"}]
-    found = told(encode(talk, tokenizer, template="chatml"), tokenizer)
+    found = pieces(encode(talk, tokenizer, template="chatml"), tokenizer)
     assert found[found.index(("assistant", False)) + 1 :] == [
         ("\n\n", True), ("Yes", True), ("<|im_end|>", True), ("\n", False), ("<|end_of_text|>", False),
     ]  # fmt: skip

@@ -61,16 +61,16 @@ def test_rows_say_which_dataset_they_are_of():
     def rows(*datasets: int) -> list[RawRow]:
         return [RawRow(segments=[np.array([1, 2], dtype=np.uint16)], dataset=dataset) for dataset in datasets]
 
-    told = collated(rows(1, 0, 1)).dataset_B
-    assert told is not None and told.dtype == torch.int64 and told.tolist() == [1, 0, 1]
+    dataset_B = collated(rows(1, 0, 1)).dataset_B
+    assert dataset_B is not None and dataset_B.dtype == torch.int64 and dataset_B.tolist() == [1, 0, 1]
     assert collated(rows(UNKNOWN, UNKNOWN)).dataset_B is None
     assert collated([*rows(2), RawRow(segments=[])]).dataset_B.tolist() == [2, UNKNOWN]
 
 
 def test_rows_say_where_they_stand_in_the_run():
     rows = [RawRow(segments=[np.array([1, 2], dtype=np.uint16)], position=position) for position in (70, 71)]
-    told = collated(rows).place_B
-    assert told is not None and told.dtype == torch.int64 and told.tolist() == [70, 71]
+    place_B = collated(rows).place_B
+    assert place_B is not None and place_B.dtype == torch.int64 and place_B.tolist() == [70, 71]
     assert collate([[[1, 2]]], capacity=2).place_B is None
 
 

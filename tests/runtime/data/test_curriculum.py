@@ -44,9 +44,9 @@ def test_a_sum_of_floors(count: int, divisor: int, factor: int, offset: int):
 
 @given(SHARES, st.integers(0, 2**64 - 1), st.integers(0, 10**15), st.integers(0, 400))
 def test_counts_are_those_of_the_draws(shares: list[float], seed: int, first: int, count: int):
-    draw = MixtureSampler.of(shares, seed, "train")
-    drawn = drawn_datasets(draw, first, count)
-    assert draw.counts(first, count) == np.bincount(drawn, minlength=3).tolist()
+    sampler = MixtureSampler.of(shares, seed, "train")
+    drawn = drawn_datasets(sampler, first, count)
+    assert sampler.counts(first, count) == np.bincount(drawn, minlength=3).tolist()
     assert all(shares[number] > 0 for number in set(drawn.tolist()))
 
 
@@ -61,10 +61,10 @@ def test_any_stretch_has_its_mix_up_to_a_few_rows(shares: list[float], first: in
 
 @pytest.mark.parametrize("bounds", [(0, 0, TURN), (0, 0, 0, TURN), (0, STRIDE, STRIDE, TURN), (0, 7, TURN, TURN)])
 def test_a_point_on_a_bound_belongs_to_what_begins_there(bounds: tuple[int, ...]):
-    draw = MixtureSampler(0, bounds)
-    drawn = drawn_datasets(draw, 0, 2).tolist()
+    sampler = MixtureSampler(0, bounds)
+    drawn = drawn_datasets(sampler, 0, 2).tolist()
     assert drawn == [max(n for n in range(len(bounds) - 1) if bounds[n] <= u) for u in (0, STRIDE)]
-    assert draw.counts(0, 2) == np.bincount(drawn, minlength=len(bounds) - 1).tolist()
+    assert sampler.counts(0, 2) == np.bincount(drawn, minlength=len(bounds) - 1).tolist()
     assert all(bounds[number] < bounds[number + 1] for number in drawn)
 
 
@@ -78,20 +78,20 @@ def test_no_share_makes_the_stride_fall_into_step_with_itself():
 
 
 def test_phases_and_seeds_draw_differently():
-    drawn = [MixtureSampler.of([1, 1], seed, name) for seed, name in ((0, "a"), (0, "b"), (1, "a"))]
-    draws = [drawn_datasets(draw, 0, 64).tolist() for draw in drawn]
+    samplers = [MixtureSampler.of([1, 1], seed, name) for seed, name in ((0, "a"), (0, "b"), (1, "a"))]
+    draws = [drawn_datasets(sampler, 0, 64).tolist() for sampler in samplers]
     assert draws[0] != draws[1] and draws[0] != draws[2]
 
 
 @given(PHASES, st.integers(1, 9), st.integers(0, 2**32))
 @settings(deadline=None)
 def test_each_dataset_gives_its_rows_one_by_one(phases: tuple[PlanPhase, ...], rows: int, seed: int):
-    made = curriculum(phases, rows, seed)
+    schedule = curriculum(phases, rows, seed)
     seen = dict.fromkeys(NAMES, 0)
     for step in range(40):
-        assert made.position(step).cursors.get("b", 0) == seen["b"]
-        assert made.rows_before(step) == step * rows
-        for number, cursor in zip(*(values.tolist() for values in made.rows(step)), strict=True):
+        assert schedule.position(step).cursors.get("b", 0) == seen["b"]
+        assert schedule.rows_before(step) == step * rows
+        for number, cursor in zip(*(values.tolist() for values in schedule.rows(step)), strict=True):
             assert phase_at(phases, step, 100).shares[NAMES[number]] > 0
             assert cursor == seen[NAMES[number]]
             seen[NAMES[number]] += 1
@@ -144,14 +144,14 @@ def test_a_phase_whose_shares_change_while_it_lasts_goes_on_with_the_new_ones():
 
 
 def test_the_first_rows_of_a_phase_are_of_its_mix():
-    made = curriculum((phase("one", a=1.0), phase("two", 5, b=1.0), phase("three", None, 0.5, c=1.0)), steps=16)
-    assert [set(made.rows(step)[0].tolist()) for step in (0, 4, 5, 7, 8, 15)] == [{0}, {0}, {1}, {1}, {2}, {2}]
+    schedule = curriculum((phase("one", a=1.0), phase("two", 5, b=1.0), phase("three", None, 0.5, c=1.0)), steps=16)
+    assert [set(schedule.rows(step)[0].tolist()) for step in (0, 4, 5, 7, 8, 15)] == [{0}, {0}, {1}, {1}, {2}, {2}]
 
 
 def test_one_dataset_is_taken_row_by_row():
-    made = Curriculum(datasets=("a",), phases=(phase("train", a=1.0),), steps=9, rows_per_step=3, seed=1)
-    resumed = evolve(made, start=Position(step=4, rows=20, cursors={"a": 20}, phase="train", drawn=20))
-    assert [made.rows(2)[1].tolist(), resumed.rows(5)[1].tolist()] == [[6, 7, 8], [23, 24, 25]]
+    schedule = Curriculum(datasets=("a",), phases=(phase("train", a=1.0),), steps=9, rows_per_step=3, seed=1)
+    resumed = evolve(schedule, start=Position(step=4, rows=20, cursors={"a": 20}, phase="train", drawn=20))
+    assert [schedule.rows(2)[1].tolist(), resumed.rows(5)[1].tolist()] == [[6, 7, 8], [23, 24, 25]]
     assert resumed.position(6) == Position(step=6, rows=26, cursors={"a": 26}, phase="train", drawn=26)
 
 
@@ -207,8 +207,8 @@ def draw_in(epochs: dict[str, float], num_rows: dict[str, int], seed: int) -> Mi
 @given(EPOCHS, NUM_ROWS, st.integers(0, 2**32), st.integers(0, 10**15), st.integers(0, 300))
 @settings(deadline=None)
 def test_any_stretch_of_an_epoch_has_its_mix_up_to_a_few_rows(epochs, num_rows, seed, first, count):
-    draw = draw_in(epochs, num_rows, seed)
-    drawn, counts = drawn_datasets(draw, first, count), draw.counts(first, count)
+    sampler = draw_in(epochs, num_rows, seed)
+    drawn, counts = drawn_datasets(sampler, first, count), sampler.counts(first, count)
     assert counts == np.bincount(drawn, minlength=3).tolist()
     rows = [exact(epochs[name]) * num_rows[name] for name in NAMES]
     for own, number in zip(rows, counts, strict=True):
@@ -229,19 +229,19 @@ def test_an_epoch_takes_every_row_as_often_as_is_said(epochs, num_rows, seed, fi
 @settings(deadline=None)
 def test_fractions_of_epochs_come_out_even(epochs, num_rows, seed):
     """0.1 and 0.5 epochs of any number of rows are whole after ten or twenty epochs."""
-    draw = draw_in(epochs, num_rows, seed)
+    sampler = draw_in(epochs, num_rows, seed)
     rows = [exact(epochs[name]) * num_rows[name] for name in NAMES]
-    assert (20 * sum(rows)) % draw.turn == 0
-    assert draw.counts(7, int(20 * sum(rows))) == [20 * own for own in rows]
+    assert (20 * sum(rows)) % sampler.turn == 0
+    assert sampler.counts(7, int(20 * sum(rows))) == [20 * own for own in rows]
 
 
 def test_a_fraction_that_never_comes_out_even_is_kept_for_longer_than_any_run():
-    draw = draw_in({"a": 1 / 3, "b": 1.0, "c": 0.0}, {"a": 10**9 + 7, "b": 10**9, "c": 5}, 0)
-    assert LONGEST / 2 < draw.turn <= LONGEST
+    sampler = draw_in({"a": 1 / 3, "b": 1.0, "c": 0.0}, {"a": 10**9 + 7, "b": 10**9, "c": 5}, 0)
+    assert LONGEST / 2 < sampler.turn <= LONGEST
     rows = exact(1 / 3) * (10**9 + 7), Fraction(10**9)
-    counts = draw.counts(0, 10**15)
+    counts = sampler.counts(0, 10**15)
     assert all(abs(number - 10**15 * own / sum(rows)) < 30 for number, own in zip(counts, rows, strict=False))
-    assert draw.counts(10**12, 500) == np.bincount(drawn_datasets(draw, 10**12, 500), minlength=3).tolist()
+    assert sampler.counts(10**12, 500) == np.bincount(drawn_datasets(sampler, 10**12, 500), minlength=3).tolist()
 
 
 @given(st.integers(1, 2**62))
@@ -280,14 +280,14 @@ def test_epochs_come_out_even_whatever_happens_on_the_way(epochs, num_rows, legs
 
 def test_weights_that_change_begin_an_epoch_anew():
     num_rows, one, two = {"a": 8, "b": 4, "c": 1}, {"a": 1.0, "b": 1.0, "c": 0.0}, {"a": 1.0, "b": 2.0, "c": 0.0}
-    made = curriculum((by_epochs("one", one), by_epochs("two", two, 3)), 1, num_rows=num_rows)
-    apart = made.position(3).cursors
-    assert made.position(3).drawn == 3 and made.position(4).drawn == 1
-    assert made.position(3 + 16).cursors == {"a": apart["a"] + 8, "b": apart["b"] + 8, "c": 0}
+    schedule = curriculum((by_epochs("one", one), by_epochs("two", two, 3)), 1, num_rows=num_rows)
+    apart = schedule.position(3).cursors
+    assert schedule.position(3).drawn == 3 and schedule.position(4).drawn == 1
+    assert schedule.position(3 + 16).cursors == {"a": apart["a"] + 8, "b": apart["b"] + 8, "c": 0}
     # So they do between two starts, and from shares to epochs.
     for phases in ((by_epochs("two", two),), (by_epochs("one", two),)):
-        moved = curriculum(phases, 1, num_rows=num_rows, start=made.position(3))
-        assert moved.position(4).drawn == 1 and moved.rows(3)[0] == made.rows(3)[0]
+        moved = curriculum(phases, 1, num_rows=num_rows, start=schedule.position(3))
+        assert moved.position(4).drawn == 1 and moved.rows(3)[0] == schedule.rows(3)[0]
     shares = curriculum((phase("one", a=0.5, b=0.5),), 1).position(3)
     assert curriculum((by_epochs("one", two),), 1, num_rows=num_rows, start=shares).position(4).drawn == 1
 

@@ -91,10 +91,10 @@ def test_many_files_are_read_in_threads_and_told_of(tmp_path: Path, reads: list[
     paths = [tmp_path / f"{number}" for number in range(20)]
     for number, path in enumerate(paths):
         path.write_text("x" * number)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     known = FileDigests()
-    known.learn(paths, lambda done, total: told.append((done, total)))
-    assert told[-1] == (190, 190) and [done for done, _ in told] == sorted(done for done, _ in told)
+    known.learn(paths, lambda done, total: progress.append((done, total)))
+    assert progress[-1] == (190, 190) and [done for done, _ in progress] == sorted(done for done, _ in progress)
     assert len(reads) == 20
     assert [known.digest(path) for path in paths] == [file_digest(path) for path in paths]
 

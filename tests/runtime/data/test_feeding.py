@@ -96,9 +96,9 @@ def test_only_trained_tokens_become_labels(
     # Every token of the store is its number from 1 on: a label says itself where it stood.
     whole = feeder(plain, units * align, align, oversized).microbatch(asked)
     assert found.labels_BS is not None and whole.labels_BS is not None
-    kept = (whole.labels_BS != IGNORE_INDEX) & torch.from_numpy(chance < share)[whole.labels_BS.clamp(min=1) - 1]
-    assert torch.equal(found.labels_BS, torch.where(kept, whole.labels_BS, IGNORE_INDEX))
-    assert found.num_valid == int(kept.sum())
+    trained_BS = (whole.labels_BS != IGNORE_INDEX) & torch.from_numpy(chance < share)[whole.labels_BS.clamp(min=1) - 1]
+    assert torch.equal(found.labels_BS, torch.where(trained_BS, whole.labels_BS, IGNORE_INDEX))
+    assert found.num_valid == int(trained_BS.sum())
     for name in ("input_ids_BS", "positions_BS", "real_BS", "cumulative_lengths", "real_lengths"):
         assert torch.equal(getattr(found, name), getattr(whole, name)), name
 
@@ -141,10 +141,10 @@ def test_rows_of_several_stores_share_a_microbatch(make_store):
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32])
 def test_tokens_are_read_from_a_file_as_they_are(make_store, tmp_path, kind: type):
-    made = make_store([3, 60_000, 5])
-    (tmp_path / "tokens.bin").write_bytes(made.tokens.astype(kind).tobytes())
+    store = make_store([3, 60_000, 5])
+    (tmp_path / "tokens.bin").write_bytes(store.tokens.astype(kind).tobytes())
     mapped = np.asarray(np.memmap(tmp_path / "tokens.bin", dtype=kind, mode="r"))
-    fed = feeder(TokenStore(**{**_parts(made), "tokens": mapped}), 4000)
+    fed = feeder(TokenStore(**{**_parts(store), "tokens": mapped}), 4000)
     asked = np.arange(fed.rows.num_rows, dtype=np.int64)
     assert_same(fed.microbatch(asked), step_by_step(fed, asked))
 

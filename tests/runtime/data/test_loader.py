@@ -304,15 +304,15 @@ def test_a_dataset_that_is_called_otherwise_goes_on_where_it_was(store: TokenSto
 @pytest.fixture
 def readers(make_store) -> dict[str, RowReader]:
     """Three datasets whose rows differ in number and in every token."""
-    made = {}
+    by_name = {}
     for number, name in enumerate(("web", "code", "chat")):
         lengths = LENGTHS[number * 9 : number * 9 + 12]
         store = make_store(lengths)
         store = TokenStore(**{**parts_of(store), "key": name, "tokens": store.tokens + 10_000 * (number + 1)})
         documents = np.arange(len(lengths), dtype=np.int64)
         rows = pack_rows(store.lengths_of(documents), CAPACITY, "split", method="sequential", group=1)
-        made[name] = RowReader(store=store, documents=documents, rows=rows)
-    return made
+        by_name[name] = RowReader(store=store, documents=documents, rows=rows)
+    return by_name
 
 
 def parts_of(store: TokenStore) -> dict:
@@ -338,7 +338,7 @@ def test_rows_of_a_mixture_are_those_of_the_step_in_every_layout(micro, accumula
         for rank in range(data_ranks)
     ]  # fmt: skip
 
-    def told(batches) -> list:
+    def entries(batches) -> list:
         return sorted(
             entry
             for batch in batches
@@ -346,8 +346,8 @@ def test_rows_of_a_mixture_are_those_of_the_step_in_every_layout(micro, accumula
         )
 
     for step in (0, 3, 4, 9):
-        whole = told(reference.microbatches(step))
-        assert whole == told(batch for rank in ranks for batch in rank.microbatches(step))
+        whole = entries(reference.microbatches(step))
+        assert whole == entries(batch for rank in ranks for batch in rank.microbatches(step))
         for _, dataset, (inputs, _) in whole:
             assert {token // 10_000 for token in inputs if token} <= {dataset + 1}
         assert {dataset for _, dataset, _ in whole} == {0: {0, 1}, 3: {0, 1}, 4: {0, 1, 2}, 9: {2}}[step]
@@ -373,13 +373,13 @@ def assert_same(found, expected) -> None:
 
 
 def test_every_dataset_of_a_mixture_is_seen_whole_before_any_of_it_again(readers):
-    made = over(readers, micro=3, accumulate=2)
+    loader = over(readers, micro=3, accumulate=2)
     seen = {name: [] for name in readers}
     for step in range(30):
-        taken = made.step_rows(step)
+        taken = loader.step_rows(step)
         for dataset, row in zip(taken.datasets.ravel().tolist(), taken.rows.ravel().tolist(), strict=True):
-            seen[made.datasets[dataset].name].append(row)
-    for dataset in made.datasets:
+            seen[loader.datasets[dataset].name].append(row)
+    for dataset in loader.datasets:
         rows, epoch = seen[dataset.name], dataset.order.num_rows
         assert len(rows) > epoch
         for first in range(0, len(rows) - epoch, epoch):
@@ -408,9 +408,9 @@ def by_passes(**passes: float) -> tuple[PlanPhase, ...]:
     return (PlanPhase(name="train", first=0, fraction=None, shares={}, passes=passes),)
 
 
-def taken_in(made: RowLoader, first: int, end: int) -> Counter[tuple[int, int]]:
+def taken_in(loader: RowLoader, first: int, end: int) -> Counter[tuple[int, int]]:
     """(dataset, row) of all rows of some steps, with how often they were taken."""
-    steps = [made.step_rows(step) for step in range(first, end)]
+    steps = [loader.step_rows(step) for step in range(first, end)]
     return Counter(
         pair for each in steps for pair in zip(each.datasets.ravel().tolist(), each.rows.ravel().tolist(), strict=True)
     )

@@ -40,7 +40,7 @@ def test_every_position_stands_in_one_row_that_has_room(
     written = row_segments(rows, lengths)
     assert all(0 < sum(room(length, align) for *_, length in row) <= capacity for row in written)
     seen = Counter((d, p) for row in written for d, start, length in row for p in range(start, start + length))
-    kept = {
+    expected = {
         document: 0
         if n - 1 > capacity and oversized == "skip"
         else min(n - 1, capacity)
@@ -48,7 +48,7 @@ def test_every_position_stands_in_one_row_that_has_room(
         else n - 1
         for document, n in enumerate(lengths)
     }
-    assert seen == Counter((document, position) for document, count in kept.items() for position in range(count))
+    assert seen == Counter((document, position) for document, count in expected.items() for position in range(count))
     assert rows.num_empty == sum(n < 2 for n in lengths)
     assert (np.diff(rows.cut_segments) > 0).all()  # one row's cuts are found by searching
     # Documents of one row are of one group.
@@ -161,9 +161,9 @@ def test_many_documents_of_usual_lengths(oversized: Oversized, threads: int):
     rows = np.add.reduceat(positions, whole.row_offsets[:-1])
     assert rows.max() <= capacity and rows.sum() == whole.num_positions
     longer = lengths - 1 > capacity
-    kept = np.minimum(lengths - 1, capacity if oversized != "split" else 1 << 40)
-    kept[longer] *= oversized != "skip"
-    assert np.array_equal(np.bincount(document, weights=positions, minlength=len(lengths)), np.maximum(kept, 0))
+    expected = np.minimum(lengths - 1, capacity if oversized != "split" else 1 << 40)
+    expected[longer] *= oversized != "skip"
+    assert np.array_equal(np.bincount(document, weights=positions, minlength=len(lengths)), np.maximum(expected, 0))
     assert len(set(zip(document[start > 0].tolist(), start[start > 0].tolist(), strict=True))) == (start > 0).sum()
     assert not (start % capacity).any()
     assert whole.num_rows <= -(-whole.num_positions // capacity) * 1.001

@@ -150,15 +150,15 @@ def test_names_of_old_stores_stay_what_they_were(folder: Path):
 def test_a_store_of_an_earlier_version_is_opened_and_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch):
     plan = planned(TABLE["python"])
     (node,) = data_nodes(plan).values()
-    made = prepared_from(plan, node, ByteTokenizer(), jobs=1)
+    prepared = prepared_from(plan, node, ByteTokenizer(), jobs=1)
     for name in identity(plan).names[1:3]:
         tokens = Path("runs/cache/tokens")
-        (tokens / made.store.folder).rename(tokens / name)
+        (tokens / prepared.store.folder).rename(tokens / name)
         monkeypatch.setattr(tokenise, "_build", None)  # nobody tokenizes
         for way in WAYS.values():
             found = prepared_from(way(plan), node, ByteTokenizer(), jobs=1)
-            assert (found.store.key, found.store.folder) == (made.store.key, name)
-        made = found
+            assert (found.store.key, found.store.folder) == (prepared.store.key, name)
+        prepared = found
 
 
 def test_files_have_one_name_wherever_the_command_is_given(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -167,9 +167,9 @@ def test_a_store_of_ours_keeps_its_documents_and_what_is_trained(tmp_path: Path)
     lines = ['{"q": "1 + 1?", "a": "2"}', '{"q": "2 + 2?", "a": "4"}']
     (tmp_path / "x.jsonl").write_text("\n".join(lines))
     reads = {"form": "instruction", "prompt": "q", "response": "a", "template": "chatml"}
-    made = open_source("jsonl", patterns=("x.jsonl",), reads=reads, base=tmp_path)
+    conversations = open_source("jsonl", patterns=("x.jsonl",), reads=reads, base=tmp_path)
     encoder = DocumentEncoder(ByteTokenizer(), reads)
-    store = build_store(made, encoder, tmp_path / "cache", jobs=1)
+    store = build_store(conversations, encoder, tmp_path / "cache", jobs=1)
     assert store.trained is not None
     source = tokens(tmp_path, f"cache/{store.key}")
     found = DocumentEncoder(ByteTokenizer(), {"form": "text"}).encode(records_of(source))  # type: ignore[arg-type]

@@ -24,9 +24,9 @@ def unexpected() -> Rows:
 
 
 def test_what_was_packed_comes_back_and_is_not_packed_again(tmp_path: Path):
-    made = cached_rows(tmp_path / "cache" / "key", rows)
+    packed = cached_rows(tmp_path / "cache" / "key", rows)
     again = cached_rows(tmp_path / "cache" / "key", unexpected)
-    for one in (made, again):
+    for one in (packed, again):
         assert one.fingerprint() == rows().fingerprint()
         assert all(np.array_equal(getattr(one, name), getattr(rows(), name)) for name in ARRAYS)
         assert all(getattr(one, name) == getattr(rows(), name) for name in NUMBERS)
@@ -34,9 +34,9 @@ def test_what_was_packed_comes_back_and_is_not_packed_again(tmp_path: Path):
 
 
 def test_rows_are_read_by_memory_map(tmp_path: Path):
-    made = cached_rows(tmp_path / "key", rows)
-    assert not made.document.flags.owndata and not made.document.flags.writeable
-    assert made.document.dtype == made.row_offsets.dtype == np.int32
+    packed = cached_rows(tmp_path / "key", rows)
+    assert not packed.document.flags.owndata and not packed.document.flags.writeable
+    assert packed.document.dtype == packed.row_offsets.dtype == np.int32
 
 
 def test_no_rows_at_all(tmp_path: Path):

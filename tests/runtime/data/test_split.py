@@ -20,13 +20,13 @@ SEEDS = st.integers(0, 2**63)
 @given(LENGTHS, st.floats(0, 1), SEEDS)
 @settings(deadline=None)
 def test_both_parts_are_ascending_and_together_everything(lengths: list[int], fraction: float, seed: int):
-    train, held = split_holdout(offsets_of(lengths), fraction, seed)
-    assert train.dtype == held.dtype == np.int64
-    assert sorted([*train, *held]) == list(range(len(lengths)))
+    train, held_out = split_holdout(offsets_of(lengths), fraction, seed)
+    assert train.dtype == held_out.dtype == np.int64
+    assert sorted([*train, *held_out]) == list(range(len(lengths)))
     assert list(train) == sorted(train)
-    assert list(held) == sorted(held)
+    assert list(held_out) == sorted(held_out)
     if 0 < fraction < 1:
-        assert len(held) >= 1
+        assert len(held_out) >= 1
         assert len(train) >= 1
 
 
@@ -35,11 +35,11 @@ def test_both_parts_are_ascending_and_together_everything(lengths: list[int], fr
 def test_the_hold_out_reaches_the_fraction_and_no_document_more_than_needed(
     lengths: list[int], fraction: float, seed: int
 ):
-    _, held = split_holdout(offsets_of(lengths), fraction, seed)
-    tokens, wanted = np.asarray(lengths)[held], fraction * sum(lengths)
-    if len(held) < len(lengths) - 1:
+    _, held_out = split_holdout(offsets_of(lengths), fraction, seed)
+    tokens, wanted = np.asarray(lengths)[held_out], fraction * sum(lengths)
+    if len(held_out) < len(lengths) - 1:
         assert tokens.sum() >= wanted
-    if len(held) > 1:
+    if len(held_out) > 1:
         # The document taken last is unknown here, but it is one of them.
         assert tokens.sum() - tokens.max() < wanted
 

@@ -16,15 +16,15 @@ def test_a_run_takes_what_its_matrix_products_take(monkeypatch: pytest.MonkeyPat
     assert default_threads() == 3
 
 
-@pytest.mark.parametrize(("told", "threads"), [("5", 5), ("4,2", 4), ("0", 9), ("many", 9), (None, 9)])
+@pytest.mark.parametrize(("value", "threads"), [("5", 5), ("4,2", 4), ("0", 9), ("many", 9), (None, 9)])
 def test_without_torch_the_environment_or_the_cores_decide(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, threads: int
+    monkeypatch: pytest.MonkeyPatch, value: str | None, threads: int
 ):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if told is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    if value is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert default_threads() == threads
 
 

@@ -91,20 +91,20 @@ def stop_after(units: int):
 
 def test_what_is_done_is_not_done_again(folder: Path, tmp_path: Path):
     key, whole = expected(folder, tmp_path)
-    log, cache, told = tmp_path / "log", tmp_path / "cache", []
+    log, cache, reported = tmp_path / "log", tmp_path / "cache", []
     with pytest.raises(Interrupted):
         build_store(lines_of(folder), BytesEncoder(), cache, progress=stop_after(2))
     (left,) = cache.glob(".building-*")
     journal = read_journal(left, key)
     assert journal is not None and (journal.units, journal.documents, journal.bad_records) == (2, 3, 1)
     assert not list(cache.glob(".claim-*"))
-    build_store(lines_of(folder), BytesEncoder(log), cache, progress=told.append)
+    build_store(lines_of(folder), BytesEncoder(log), cache, progress=reported.append)
     assert [line.rpartition("/")[2] for line in log.read_text().splitlines()] == [
         "002.jsonl:1", "002.jsonl:2", "003.jsonl:1", "004.jsonl:1"
     ]  # fmt: skip
     assert contents(cache / key) == whole
     assert [path.name for path in cache.iterdir()] == [key]
-    moments = [now for now in told if now.stage == "tokens"]
+    moments = [now for now in reported if now.stage == "tokens"]
     assert {now.resumed for now in moments} == {journal.done}
     assert moments[-1].done == moments[-1].total == sum(path.stat().st_size for path in folder.iterdir())
     assert (moments[-1].documents, moments[-1].bad_records, moments[-1].share) == (6, 2, 1.0)
@@ -348,10 +348,10 @@ def test_a_claim_of_a_process_that_is_no_more_does_not_hold_up(folder: Path, tmp
     assert own is not None
     for process, waits in (([*own[:3], "1"], False), (["another machine", *own[1:]], True)):
         claim.path.write_text(json.dumps({"host": "h", "pid": 7, "process": process, "builds": True, "beat": 1}))
-        told: list[DataProgress] = []
+        reported: list[DataProgress] = []
 
-        def report(now: DataProgress, told: list[DataProgress] = told) -> None:
-            told.append(now)
+        def report(now: DataProgress, reported: list[DataProgress] = reported) -> None:
+            reported.append(now)
             if now.stage == "waiting":
                 raise Interrupted
 
@@ -359,7 +359,7 @@ def test_a_claim_of_a_process_that_is_no_more_does_not_hold_up(folder: Path, tmp
             shutil.rmtree(cache / key)
             with pytest.raises(Interrupted):
                 build_store(lines_of(folder), BytesEncoder(), cache, progress=report)
-            assert told[-1].builder == "process 7 on h"
+            assert reported[-1].builder == "process 7 on h"
             assert {path.name for path in cache.iterdir()} <= {claim.path.name, "files.json"}
         else:
             build_store(lines_of(folder), BytesEncoder(), cache, progress=report)

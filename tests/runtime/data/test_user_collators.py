@@ -55,7 +55,9 @@ def feeder(store, capacity: int, align: int = 1, more=()) -> RowFeeder:
     return RowFeeder(store=store, documents=documents, rows=rows, collate=compose([*usual, *more]))
 
 
-def made(folder: Path, code: str, takes: str, gives: str = "", name: str = "f", node: str = "", **arguments) -> Stage:
+def stage_of(
+    folder: Path, code: str, takes: str, gives: str = "", name: str = "f", node: str = "", **arguments
+) -> Stage:
     """The stage of function `name` of a file with this code."""
     path = folder / "parts.py"
     text = HEAD + code
@@ -107,7 +109,7 @@ def some_rows(count: int = 4, start: int = 100) -> list[RawRow]:
 def identity(folder: Path, kind: str) -> Stage:
     place = links.KINDS.index(kind)
     code = "".join(f"@collator(takes={k!r})\ndef f{i}(value): return value\n" for i, k in enumerate(links.KINDS))
-    return made(folder, code, kind, name=f"f{place}")
+    return stage_of(folder, code, kind, name=f"f{place}")
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -129,7 +131,10 @@ def f(batch, least=3):
 def g(batch):
     return evolve(batch, labels_BS=torch.where(batch.positions_BS > 5, IGNORE_INDEX, batch.labels_BS))
 """
-    own = [made(tmp_path, code, links.MICROBATCH, least=2), made(tmp_path, code, links.LOCAL_MICROBATCH, name="g")]
+    own = [
+        stage_of(tmp_path, code, links.MICROBATCH, least=2),
+        stage_of(tmp_path, code, links.LOCAL_MICROBATCH, name="g"),
+    ]
     cut = shard(ring=1, ulysses=2, ring_rank=0, ulysses_rank=1)
     fed = feeder(make_store([9, 30, 4, 7]), CAPACITY, more=(own[0], cut, own[1]))
     asked = np.array([0, PADDING, 2, 1])
@@ -148,9 +153,9 @@ def test_samples_that_are_left_out_leave_room(tmp_path):
 def f(samples, least):
     return (sample for sample in samples if len(sample.tokens) >= least)
 """
-    found = chain(made(tmp_path, code, links.LABELLED_SAMPLES, least=4))(some_rows())
+    found = chain(stage_of(tmp_path, code, links.LABELLED_SAMPLES, least=4))(some_rows())
     assert [int(row.sum()) for row in found.real_BS] == [8, 0, 8, 9]
-    gone = chain(made(tmp_path, code, links.LABELLED_SAMPLES, least=40))(some_rows())
+    gone = chain(stage_of(tmp_path, code, links.LABELLED_SAMPLES, least=40))(some_rows())
     assert gone.num_valid == 0 and not gone.real_BS.any()
 
 
@@ -163,7 +168,7 @@ def f(value):
     assert value.real_BS.any() if isinstance(value, Microbatch) else value and getattr(value, "segments", True)
     return value
 """
-    chain(made(tmp_path, code, kind), cut=kind == links.LOCAL_MICROBATCH)(some_rows())
+    chain(stage_of(tmp_path, code, kind), cut=kind == links.LOCAL_MICROBATCH)(some_rows())
 
 
 def test_links_can_be_replaced(tmp_path):
@@ -174,7 +179,7 @@ def f(row):
         tokens = torch.from_numpy(segment.astype(np.int64))
         yield Sample(row=99, tokens=tokens[:-1], labels=tokens[1:])
 """
-    own = made(tmp_path, code, links.RAW_ROWS, links.LABELLED_SAMPLES)
+    own = stage_of(tmp_path, code, links.RAW_ROWS, links.LABELLED_SAMPLES)
     found, expected = compose([own, pack(capacity=CAPACITY)])(some_rows()), chain()(some_rows())
     assert_same(found, expected)
 
@@ -187,7 +192,7 @@ def f(samples):
         sample.labels[:2] = 3
     return samples
 """
-    found = chain(made(tmp_path, code, links.LABELLED_SAMPLES))(some_rows())
+    found = chain(stage_of(tmp_path, code, links.LABELLED_SAMPLES))(some_rows())
     assert torch.equal(found.input_ids_BS, chain()(some_rows()).input_ids_BS)
 
 
@@ -207,7 +212,7 @@ def g(batch, generator):
 
 @pytest.mark.parametrize(("name", "kind"), [("f", links.LABELLED_SAMPLES), ("g", links.MICROBATCH)])
 def test_random_numbers_belong_to_the_row_and_not_to_the_layout(tmp_path, name, kind):
-    own = made(tmp_path, RANDOM, kind, name=name)
+    own = stage_of(tmp_path, RANDOM, kind, name=name)
     rows = some_rows()
     whole = chain(own)(rows)
     for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
@@ -218,20 +223,20 @@ def test_random_numbers_belong_to_the_row_and_not_to_the_layout(tmp_path, name, 
     assert len({tuple((row == IGNORE_INDEX).tolist()) for row in whole.labels_BS}) == 4
     elsewhere = chain(own)(some_rows(start=0))
     assert not torch.equal(elsewhere.labels_BS, whole.labels_BS)
-    twice = made(tmp_path, RANDOM, kind, name=name, node="collate.f.2")
+    twice = stage_of(tmp_path, RANDOM, kind, name=name, node="collate.f.2")
     assert not torch.equal(chain(twice)(rows).labels_BS, whole.labels_BS)
 
 
 def test_an_evaluation_draws_the_same_each_time_and_other_numbers_for_other_rows(tmp_path):
-    own = made(tmp_path, RANDOM, links.LABELLED_SAMPLES)
-    untold = [RawRow(segments=row.segments) for row in some_rows()]
-    found = chain(own)(untold).labels_BS
-    assert torch.equal(chain(own)(untold[::-1]).labels_BS.flip(0), found)
+    own = stage_of(tmp_path, RANDOM, links.LABELLED_SAMPLES)
+    unplaced = [RawRow(segments=row.segments) for row in some_rows()]
+    found = chain(own)(unplaced).labels_BS
+    assert torch.equal(chain(own)(unplaced[::-1]).labels_BS.flip(0), found)
     assert len({tuple((row == IGNORE_INDEX).tolist()) for row in found}) == 4
 
 
 def test_a_stage_can_be_sent_to_another_process(tmp_path):
-    own = made(tmp_path, RANDOM, links.LABELLED_SAMPLES)
+    own = stage_of(tmp_path, RANDOM, links.LABELLED_SAMPLES)
     again = pickle.loads(pickle.dumps(own))
     assert_same(chain(again)(some_rows()), chain(own)(some_rows()))
 
@@ -243,7 +248,7 @@ def f(samples, names):
     names.pop()
     return samples
 """
-    chain(made(tmp_path, code, links.LABELLED_SAMPLES, names=["a"]))(some_rows())
+    chain(stage_of(tmp_path, code, links.LABELLED_SAMPLES, names=["a"]))(some_rows())
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------
@@ -299,7 +304,7 @@ def test_what_a_collator_gives_is_checked(tmp_path, kind, given, message):
     rows[0] = RawRow(segments=rows[0].segments[:2], position=100)  # room for padding
     code = f"\n@collator(takes={kind!r})\ndef f(value):\n    return {given}\n"
     with pytest.raises(PartFailed) as caught:
-        chain(made(tmp_path, code, kind), cut=kind == links.LOCAL_MICROBATCH)(rows)
+        chain(stage_of(tmp_path, code, kind), cut=kind == links.LOCAL_MICROBATCH)(rows)
     text = str(caught.value)
     assert message in text
     assert text.startswith(f"{(tmp_path / 'parts.py').as_posix()}:9: collator `f` ") and "(row 100 of the run)" in text
@@ -323,7 +328,7 @@ def test_what_a_collator_raises_is_told_with_its_line(tmp_path, body, line, mess
     code += "def helper(x):\n    y = 3\n    return y / 0\ndef wrapped():\n    try:\n        {}['first']\n"
     code += "    except KeyError as e:\n        raise RuntimeError('it went wrong') from e\n"
     with pytest.raises(PartFailed) as caught:
-        chain(made(tmp_path, code, links.LABELLED_SAMPLES))(some_rows())
+        chain(stage_of(tmp_path, code, links.LABELLED_SAMPLES))(some_rows())
     assert message in str(caught.value)
     assert caught.value.line == line
     assert caught.value.path == tmp_path / "parts.py"
@@ -332,7 +337,7 @@ def test_what_a_collator_raises_is_told_with_its_line(tmp_path, body, line, mess
 
 def test_code_that_is_not_what_was_planned_is_refused(tmp_path):
     fine = "\n@collator(takes='microbatch')\ndef f(batch): return batch\ndef g(batch): return batch\n"
-    own = made(tmp_path, fine, links.MICROBATCH).function.part
+    own = stage_of(tmp_path, fine, links.MICROBATCH).function.part
     assert callable(own.load())
     for function, kind in (("g", "collator"), ("h", "collator"), ("f", "source")):
         options = {"module": "parts.py", "function": function, "digest": own.digest, "arguments": {}}
@@ -353,7 +358,7 @@ def test_code_that_is_not_what_was_planned_is_refused(tmp_path):
 def test_a_module_that_fails_as_it_is_loaded_is_told_with_its_line(tmp_path):
     code = "\n@collator(takes='microbatch')\ndef f(batch): return batch\nprint(undefined)\n"
     with pytest.raises(PartFailed, match=r"parts.py:11: loading .*: NameError: name 'undefined'"):
-        made(tmp_path, code, links.MICROBATCH).function.part.load()
+        stage_of(tmp_path, code, links.MICROBATCH).function.part.load()
 
 
 # Rows of microbatches -------------------------------------------------------------------------------------------------
@@ -376,7 +381,7 @@ def test_rows_of_a_microbatch_are_cut_apart_and_joined(make_store, lengths, alig
 @pytest.mark.parametrize("takes", [links.MICROBATCH, links.LOCAL_MICROBATCH])
 def test_only_rows_that_are_read_are_shown_to_a_collator(tmp_path: Path, takes: str):
     """A prompt, and the rows of a pipeline stage that reads no tokens, are cut over context ranks and nothing else."""
-    collate = chain(made(tmp_path, refuses(takes), takes), cut=True)
+    collate = chain(stage_of(tmp_path, refuses(takes), takes), cut=True)
     whole = chain()([RawRow(segments=[np.arange(9, dtype=np.uint16)])])
     expected = chain(cut=True).local_part(whole)
     assert_same(collate.local_part(whole), expected)

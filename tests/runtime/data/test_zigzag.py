@@ -90,8 +90,8 @@ def test_ranks_share_out_every_row_between_them(rows: list[list[int]], ring: int
     capacity = max(1, -(-needed // unit)) * unit
     batch = batch_of(rows, capacity, align)
     indices = [local_positions(batch, ring, ulysses, r, u) for r in range(ring) for u in range(ulysses)]
-    together = torch.cat(indices, dim=1).sort(dim=1).values
-    assert together.tolist() == torch.arange(len(rows) * capacity).view(len(rows), capacity).tolist()
+    joined = torch.cat(indices, dim=1).sort(dim=1).values
+    assert joined.tolist() == torch.arange(len(rows) * capacity).view(len(rows), capacity).tolist()
 
     parts = parts_of(batch, ring, ulysses)
     for index, part in zip(indices, parts, strict=True):

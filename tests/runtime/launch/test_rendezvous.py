@@ -44,15 +44,15 @@ class Room:
 
 @pytest.fixture
 def room(monkeypatch) -> Room:
-    made = Room()
-    monkeypatch.setattr(meeting, "_store", lambda seconds: PrefixStore("xtrain", made.store))
+    opened = Room()
+    monkeypatch.setattr(meeting, "_store", lambda seconds: PrefixStore("xtrain", opened.store))
     monkeypatch.setattr(meeting, "SEND_AWAY_SECONDS", 0.3)
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "1")
-    return made
+    return opened
 
 
-def speaks(member: RendezvousMember) -> tuple[str, str]:
+def plan_and_address(member: RendezvousMember) -> tuple[str, str]:
     """Who the first rank is, as the store of this start knows it."""
     return member.answer["plan"], member.ready().get("address").decode()
 
@@ -63,7 +63,7 @@ def test_ranks_meet_those_of_their_own_start_only(room):
         room.start((9,), lambda member: "of an earlier start")  # it came, and the first rank was killed
         RendezvousHost.open()
     for number in (3, 4):
-        room.start((1, 2), speaks)
+        room.start((1, 2), plan_and_address)
         host = RendezvousHost.open()
         assert host.number == number
         host.admit(plan=f"plan {number}").set("address", f"first of {number}")
@@ -72,7 +72,7 @@ def test_ranks_meet_those_of_their_own_start_only(room):
 
 
 def test_a_first_rank_that_leaves_takes_the_others_along(room):
-    room.start((1, 2), speaks)
+    room.start((1, 2), plan_and_address)
     RendezvousHost.open().send_away(3)
     assert room.end() == {1: 3, 2: 3}
     RendezvousHost.open().send_away(2)  # nobody comes: it does not wait for them for long
@@ -81,7 +81,7 @@ def test_a_first_rank_that_leaves_takes_the_others_along(room):
 def test_a_rank_that_cannot_take_part_ends_the_start_for_all(room):
     def act(member: RendezvousMember) -> Any:
         if threading.current_thread().name == "rank 2":
-            return speaks(member)
+            return plan_and_address(member)
         member.cannot("X703", "4 ranks here")
         raise SentAway(3)
 
@@ -100,7 +100,7 @@ def test_a_first_rank_waits_for_others_no_longer_than_it_says(room, monkeypatch)
     """One comes and is killed before it is ready; the other, which is, hears that it leaves."""
     monkeypatch.setattr(meeting, "ARRIVAL", 0.5)
     room.start((1,), lambda member: "killed")
-    room.start((2,), speaks)
+    room.start((2,), plan_and_address)
     with pytest.raises(CannotTakePart, match=r"1 of the 2 other ranks have come within 0\.5 s") as fault:
         RendezvousHost.open().admit(plan="plan")
     assert fault.value.code == "X716"

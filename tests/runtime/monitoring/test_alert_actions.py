@@ -6,12 +6,12 @@ from xtrain.planner.plan import Trigger
 from xtrain.runtime.monitoring.alert_actions import AlertActions
 from xtrain.runtime.timers import Clocks
 
-REACTIONS = tuple(Trigger(event=name, nodes=(name,), stop=False) for name in ("loss_spike", "disk", "slow"))
+TRIGGERS = tuple(Trigger(event=name, nodes=(name,), stop=False) for name in ("loss_spike", "disk", "slow"))
 
 
 class Rank:
-    def __init__(self, reactions: tuple[Trigger, ...] = REACTIONS) -> None:
-        self.clocks, self.alert_actions = Clocks(), AlertActions(reactions)
+    def __init__(self, triggers: tuple[Trigger, ...] = TRIGGERS) -> None:
+        self.clocks, self.alert_actions = Clocks(), AlertActions(triggers)
         self.alert_actions.ask_through(self.clocks)
 
 
@@ -30,7 +30,7 @@ def test_all_ranks_hear_of_the_same_once(raised):
     for kind in raised:
         first.alert_actions.raised(kind)
     meet(first, other)
-    expected = [each for each in REACTIONS if each.event in raised]
+    expected = [each for each in TRIGGERS if each.event in raised]
     assert first.alert_actions.take() == other.alert_actions.take() == expected
     meet(first, other)
     assert first.alert_actions.due == other.alert_actions.due == []

@@ -42,7 +42,7 @@ class Plan:
         return Node("tick.notify", {"command": "page", "limit_seconds": 3.0}) if name == "tell" else Node("save", {})
 
 
-class Told:
+class RecordingNotifier:
     """Stands in for the notifier."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Told:
 @pytest.fixture
 def alerts(tmp_path) -> AlertMonitor:
     plan: Any = Plan()
-    notifier: Any = Told()
+    notifier: Any = RecordingNotifier()
     alert_actions = AlertActions(plan.timeline.triggers)
     records = Records.open(tmp_path, 0)
     return AlertMonitor(
@@ -63,7 +63,7 @@ def alerts(tmp_path) -> AlertMonitor:
     )
 
 
-def told(alerts: AlertMonitor) -> list[tuple[Any, ...]]:
+def alert_events(alerts: AlertMonitor) -> list[tuple[Any, ...]]:
     alerts.records.close()
     path = alerts.records.directory / "events.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
@@ -82,9 +82,9 @@ def steps(alerts: AlertMonitor, losses: list[float], seconds: float = 1.0) -> No
 def test_a_spike_is_written_told_and_agreed_upon(alerts):
     alerts.loss_spike = LossSpikeDetector(6.0, 100)
     steps(alerts, [2.0 + 0.01 * (number % 3) for number in range(60)])
-    assert told(alerts) == [] and waiting(alerts) == 0
+    assert alert_events(alerts) == [] and waiting(alerts) == 0
     steps(alerts, [9.0, 9.0])
-    assert told(alerts) == [("loss_spike", "raised", 10)], "of the step under way, which is not counted yet"
+    assert alert_events(alerts) == [("loss_spike", "raised", 10)], "of the step under way, which is not counted yet"
     assert alerts.notifier.commands == [("page", "loss_spike", 10)]  # type: ignore[attr-defined]
     assert waiting(alerts) == 1 and waiting(alerts) == 0
 
@@ -93,21 +93,21 @@ def test_bad_steps_are_told_once_and_so_is_their_end(alerts):
     for _ in range(3):
         alerts.bad_step(float("nan"), 1.0)
     steps(alerts, [2.0, 2.0])
-    assert told(alerts) == [("nonfinite", "raised", 10), ("nonfinite", "cleared", 10)]
+    assert alert_events(alerts) == [("nonfinite", "raised", 10), ("nonfinite", "cleared", 10)]
 
 
 def test_numbers_of_a_log_line(alerts):
     alerts.starvation, alerts.memory = StarvationDetector(0.3), MemoryDetector(1.05)
     for _ in range(3):
         alerts.logged(30, 30.0, 20.0, 1.5)
-    assert told(alerts) == [("memory", "raised", 9), ("starvation", "raised", 9)]
+    assert alert_events(alerts) == [("memory", "raised", 9), ("starvation", "raised", 9)]
 
 
 def test_what_is_off_is_not_looked_at(alerts):
     steps(alerts, [2.0] * 60 + [9.0] * 9, seconds=1.0)
     alerts.logged(30, 30.0, 30.0, 9.0)
     alerts.look_at_disk()
-    assert told(alerts) == []
+    assert alert_events(alerts) == []
 
 
 def test_the_disk_is_asked_now_and_then(alerts, monkeypatch):
@@ -124,7 +124,7 @@ def test_the_disk_is_asked_now_and_then(alerts, monkeypatch):
     alerts.look_at_disk()
     alerts.look_at_disk()
     assert asked == [alerts.records.directory] and space.f_blocks
-    assert told(alerts) == [("disk", "raised", 9)] and waiting(alerts) == 2
+    assert alert_events(alerts) == [("disk", "raised", 9)] and waiting(alerts) == 2
 
 
 def test_a_disk_that_takes_no_record_of_it_does_not_matter(alerts, monkeypatch):
@@ -140,7 +140,7 @@ def test_slow_steps(alerts):
     alerts.slow = SlowDetector(2.0, 100)
     steps(alerts, [2.0] * 60, seconds=1.0)
     steps(alerts, [2.0] * 6, seconds=5.0)
-    assert told(alerts) == [("slow", "raised", 10)]
+    assert alert_events(alerts) == [("slow", "raised", 10)]
 
 
 def test_other_ranks_tell_of_nothing_but_what_only_they_can(tmp_path, alerts):
@@ -149,21 +149,21 @@ def test_other_ranks_tell_of_nothing_but_what_only_they_can(tmp_path, alerts):
         alert_actions=alerts.alert_actions, plan=alerts.plan,
     )  # fmt: skip
     other.bad_step(float("nan"), 1.0)
-    assert told(other) == []
+    assert alert_events(other) == []
     other.tell(Finding("stalled", "raised", "rank 0 is gone", ranks=(0,)), every_rank=True)
-    assert told(other) == [("stalled", "raised", 0)]
+    assert alert_events(other) == [("stalled", "raised", 0)]
 
 
 def test_a_rank_is_held_against_what_is_planned_for_its_own_stage_by_alerts_and_screens_alike():
-    made = plan_from_spec(str(SPECS / "llama_405b_16k.xtrain")).plan
-    assert made is not None
-    read = planned(to_json(made))
+    plan = plan_from_spec(str(SPECS / "llama_405b_16k.xtrain")).plan
+    assert plan is not None
+    read = planned(to_json(plan))
     assert read is not None
     shown, several = planned_memory(read, "cuda"), set()
-    for each in made.estimates.classes:
+    for each in plan.estimates.classes:
         rank: Any = namedtuple("Rank", "coordinates")({"pp": each.pp})
-        held = planned_bytes(made, rank)
-        several.add(held)
-        assert each.memory.reserve > 0 and held == each.memory.total_bytes - each.memory.reserve
-        assert shown[each.pp] == held and read.classes[each.pp].allocated_bytes == held
+        size = planned_bytes(plan, rank)
+        several.add(size)
+        assert each.memory.reserve > 0 and size == each.memory.total_bytes - each.memory.reserve
+        assert shown[each.pp] == size and read.classes[each.pp].allocated_bytes == size
     assert len(several) > 1 and read.memory_bytes == max(several)

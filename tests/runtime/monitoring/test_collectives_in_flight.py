@@ -25,7 +25,7 @@ def under_way(number: int, name: str = "all_reduce", group: tuple[str, str] = AL
 
 
 @pytest.fixture
-def told(tmp_path):
+def sentences(tmp_path):
     """What is read of ranks with these entries, of groups with these ranks; None: a rank that has written nothing."""
 
     def write(*ranks: list[dict] | None, groups: dict[str, list[int]] | None = None) -> list[str]:
@@ -38,19 +38,19 @@ def told(tmp_path):
     return write
 
 
-def test_a_rank_that_has_not_come_is_named_with_the_last_it_was_in(told):
+def test_a_rank_that_has_not_come_is_named_with_the_last_it_was_in(sentences):
     waits = [entry(117, "all_gather"), under_way(118)]
-    assert told(waits, waits, [entry(117, "all_gather")], waits) == [
+    assert sentences(waits, waits, [entry(117, "all_gather")], waits) == [
         "ranks 0, 1 and 3 wait in all_reduce 118 of all ranks; rank 2 did not enter all_reduce 118 of all ranks "
         "(the last one there was all_gather 117 of all ranks)"
     ]
 
 
-def test_each_group_has_its_own_numbers_and_members(told):
+def test_each_group_has_its_own_numbers_and_members(sentences):
     """Two groups of two: ranks 0 and 2 wait for nobody but each other's partners."""
     one, two = ("5", "mesh_shard"), ("6", "mesh_tp")
     groups = {"0": [0, 1, 2, 3], "5": [0, 1], "6": [2, 3]}
-    found = told([under_way(9, "all_gather", one)], [entry(8, "all_gather", one)], [under_way(3, group=two)], None,
+    found = sentences([under_way(9, "all_gather", one)], [entry(8, "all_gather", one)], [under_way(3, group=two)], None,
                  groups=groups)  # fmt: skip
     assert found == [
         "rank 0 waits in all_gather 9 along fsdp; rank 1 did not enter all_gather 9 along fsdp "
@@ -59,38 +59,38 @@ def test_each_group_has_its_own_numbers_and_members(told):
     ]
 
 
-def test_ranks_that_do_different_things_are_told_of(told):
-    found = told([under_way(4)], [under_way(4, "broadcast", input_sizes=[[8, 2]])])
+def test_ranks_that_do_different_things_are_told_of(sentences):
+    found = sentences([under_way(4)], [under_way(4, "broadcast", input_sizes=[[8, 2]])])
     assert found == [
         "ranks have entered different collectives as number 4 of one group: rank 0 all_reduce of 4, "
         "rank 1 broadcast of 8×2"
     ]
 
 
-def test_the_first_that_has_not_ended_counts_and_what_is_left_already_is_told(told):
+def test_the_first_that_has_not_ended_counts_and_what_is_left_already_is_told(sentences):
     ahead = [under_way(7), under_way(8)]
-    assert told(ahead, [entry(7), entry(8)]) == [
+    assert sentences(ahead, [entry(7), entry(8)]) == [
         "rank 0 waits in all_reduce 7 of all ranks; rank 1 has already left this collective"
     ]
-    assert told([under_way(7)], [under_way(7)]) == [
+    assert sentences([under_way(7)], [under_way(7)]) == [
         "ranks 0 and 1 wait in all_reduce 7 of all ranks, which all ranks have entered"
     ]
 
 
-def test_messages_between_two_are_told_of_each_rank(told):
+def test_messages_between_two_are_told_of_each_rank(sentences):
     message = under_way(0, "recv 0<-1", is_p2p=True, p2p_seq_id=6)
-    assert told([message], [entry(3)]) == ["rank 0 waits in recv 0<-1 6 of all ranks"]
+    assert sentences([message], [entry(3)]) == ["rank 0 waits in recv 0<-1 6 of all ranks"]
 
 
-def test_what_cannot_be_read_and_ranks_that_wait_for_nobody_say_nothing(told, tmp_path: Path):
+def test_what_cannot_be_read_and_ranks_that_wait_for_nobody_say_nothing(sentences, tmp_path: Path):
     (tmp_path / "00002.collectives.json").write_text('{"entries": [{"half')
-    assert told([entry(1)], [entry(1)], None) == []
+    assert sentences([entry(1)], [entry(1)], None) == []
 
 
-def test_many_ranks_are_read_fast_and_told_briefly(told):
+def test_many_ranks_are_read_fast_and_told_briefly(sentences):
     history = [entry(number) for number in range(1, 200)]
     begin = time.perf_counter()
-    (sentence,) = told(*[[*history, under_way(200)]] * 63, history)
+    (sentence,) = sentences(*[[*history, under_way(200)]] * 63, history)
     assert time.perf_counter() - begin < 5
     assert sentence.startswith("ranks 0, 1, 2, 3, 4, 5, 6, 7 and 55 more wait in all_reduce 200")
     assert "rank 63 did not enter" in sentence

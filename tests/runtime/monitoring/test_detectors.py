@@ -17,13 +17,13 @@ from xtrain.runtime.monitoring.detectors import (
 GIB = 2**30
 
 
-def told(findings: Iterable[Finding | None]) -> list[tuple[int, Finding]]:
+def numbered(findings: Iterable[Finding | None]) -> list[tuple[int, Finding]]:
     return [(number, each) for number, each in enumerate(findings) if each is not None]
 
 
 def spikes(losses: Iterable[float], deviations: float = 6.0, phase: str = "train") -> list[tuple[int, Finding]]:
-    sign = LossSpikeDetector(deviations, 100)
-    return told(sign.take(float(loss), phase) for loss in losses)
+    detector = LossSpikeDetector(deviations, 100)
+    return numbered(detector.take(float(loss), phase) for loss in losses)
 
 
 def curve(steps: int, seed: int = 0, spread: float = 0.05) -> np.ndarray:
@@ -73,18 +73,18 @@ def test_a_loss_that_stays_where_it_has_jumped_to_is_what_is_usual_then():
 
 
 def test_another_mixture_is_not_a_spike():
-    sign = LossSpikeDetector(6.0, 100)
+    detector = LossSpikeDetector(6.0, 100)
     losses = curve(300)
-    found = told(sign.take(float(loss), "first") for loss in losses)
-    found += told(sign.take(float(loss) + 3, "second") for loss in losses)
+    found = numbered(detector.take(float(loss), "first") for loss in losses)
+    found += numbered(detector.take(float(loss) + 3, "second") for loss in losses)
     assert found == []
 
 
 def test_a_phase_that_begins_ends_a_spike():
-    sign = LossSpikeDetector(6.0, 100)
+    detector = LossSpikeDetector(6.0, 100)
     losses = [*(2 + 0.01 * (number % 7) for number in range(100)), 9.0]
-    assert [each.state for _, each in told(sign.take(loss, "first") for loss in losses)] == ["raised"]
-    over = sign.take(9.0, "second")
+    assert [each.state for _, each in numbered(detector.take(loss, "first") for loss in losses)] == ["raised"]
+    over = detector.take(9.0, "second")
     assert over is not None and over.state == "cleared"
 
 
@@ -101,9 +101,9 @@ def test_how_far_is_what_the_plan_says(deviations, found):
 
 
 def test_steps_that_take_much_longer_are_told_once_and_their_end_too():
-    sign = SlowDetector(2.0, 100)
+    detector = SlowDetector(2.0, 100)
     seconds = [1.0] * 60 + [3.0] * 20 + [1.0] * 20
-    (first, raised), (last, cleared) = told(map(sign.take, seconds))
+    (first, raised), (last, cleared) = numbered(map(detector.take, seconds))
     assert (first, raised.state, raised.value, raised.limit) == (64, "raised", 3.0, 2.0)
     assert (last, cleared.state) == (84, "cleared")
 
@@ -118,45 +118,45 @@ def test_steps_that_take_much_longer_are_told_once_and_their_end_too():
     ],
 )
 def test_what_is_not_slow(seconds):
-    assert told(map(SlowDetector(2.0, 100).take, seconds)) == []
+    assert numbered(map(SlowDetector(2.0, 100).take, seconds)) == []
 
 
 def test_a_run_that_stays_slow_stays_raised():
-    assert len(told(map(SlowDetector(2.0, 100).take, [1.0] * 60 + [3.0] * 2000))) == 1
+    assert len(numbered(map(SlowDetector(2.0, 100).take, [1.0] * 60 + [3.0] * 2000))) == 1
 
 
 def test_waiting_for_rows_is_looked_at_over_many_steps():
-    sign = StarvationDetector(0.3)
-    assert sign.take(20, 20.0, 20.0) is None, "readers begin"
-    assert sign.take(10, 10.0, 10.0) is None, "too few steps"
-    raised = sign.take(10, 10.0, 0.0)
+    detector = StarvationDetector(0.3)
+    assert detector.take(20, 20.0, 20.0) is None, "readers begin"
+    assert detector.take(10, 10.0, 10.0) is None, "too few steps"
+    raised = detector.take(10, 10.0, 0.0)
     assert raised is not None and (raised.state, raised.value, raised.limit) == ("raised", 0.5, 0.3)
-    assert sign.take(20, 20.0, 5.6) is None, "28 %: not well enough"
-    cleared = sign.take(20, 20.0, 2.0)
+    assert detector.take(20, 20.0, 5.6) is None, "28 %: not well enough"
+    cleared = detector.take(20, 20.0, 2.0)
     assert cleared is not None and (cleared.state, cleared.value) == ("cleared", 0.1)
-    assert sign.take(1000, 9.0, 9.0) is None, "of steps that are over in a moment nobody wants to hear"
+    assert detector.take(1000, 9.0, 9.0) is None, "of steps that are over in a moment nobody wants to hear"
 
 
 def test_memory_beyond_the_plan():
-    sign = MemoryDetector(1.05)
-    assert sign.take(1.04) is None
-    raised = sign.take(1.2)
+    detector = MemoryDetector(1.05)
+    assert detector.take(1.04) is None
+    raised = detector.take(1.2)
     assert raised is not None and raised.state == "raised" and "120%" in raised.message
-    assert sign.take(1.3) is None
+    assert detector.take(1.3) is None
 
 
 def test_a_disk_that_fills_and_is_tidied():
-    sign = DiskDetector(0.05, None, None)
-    assert sign.take(6 * GIB, 100 * GIB) is None
-    raised = sign.take(4 * GIB, 100 * GIB)
+    detector = DiskDetector(0.05, None, None)
+    assert detector.take(6 * GIB, 100 * GIB) is None
+    raised = detector.take(4 * GIB, 100 * GIB)
     assert raised is not None and (raised.state, raised.limit) == ("raised", 5.0 * GIB)
-    assert sign.take(6 * GIB, 100 * GIB) is None, "at the brim it would be raised again and again"
-    cleared = sign.take(7 * GIB, 100 * GIB)
+    assert detector.take(6 * GIB, 100 * GIB) is None, "at the brim it would be raised again and again"
+    cleared = detector.take(7 * GIB, 100 * GIB)
     assert cleared is not None and cleared.state == "cleared"
 
 
 @pytest.mark.parametrize(
-    ("sign", "limit", "words"),
+    ("detector", "limit", "words"),
     [
         (DiskDetector(None, 10 * GIB, None), 10, "are free"),
         (DiskDetector(0.01, None, 20 * GIB), 20, "checkpoint, 20.0 GiB, does not fit"),
@@ -166,6 +166,6 @@ def test_a_disk_that_fills_and_is_tidied():
         (DiskDetector(0.5, None, 20 * GIB, 10 * GIB), 20, "does not fit"),
     ],
 )
-def test_what_has_to_be_free(sign, limit, words):
-    found = sign.take(5 * GIB, 100 * GIB)
+def test_what_has_to_be_free(detector, limit, words):
+    found = detector.take(5 * GIB, 100 * GIB)
     assert found is not None and found.limit == limit * GIB and words in found.message

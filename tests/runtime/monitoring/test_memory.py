@@ -10,14 +10,14 @@ class Allocator:
     """Of a GPU."""
 
     def __init__(self) -> None:
-        self.held = self.peak = 0
+        self.allocated = self.peak = 0
 
     def take(self, size: int) -> None:
-        self.held += size
-        self.peak = max(self.peak, self.held)
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
 
     def reset(self, device: torch.device) -> None:
-        self.peak = self.held
+        self.peak = self.allocated
 
 
 def test_what_set_up_took_for_a_moment_is_no_peak_of_a_step(monkeypatch):

@@ -11,13 +11,13 @@ from xtrain.runtime.monitoring.time_left import TimeLeft
 from xtrain.runtime.state import Step
 
 
-def told(*seconds: float, last: int = 100) -> list[EstimateEvent | None]:
+def estimates(*seconds: float, last: int = 100) -> list[EstimateEvent | None]:
     left = TimeLeft()
     return [left.after(Step(index=n, warms_up=n == 0), each, last) for n, each in enumerate(seconds)]
 
 
 def test_it_is_told_as_soon_as_enough_has_been_measured():
-    *before, estimate = told(9.0, 0.5, 1.5, 1.0)
+    *before, estimate = estimates(9.0, 0.5, 1.5, 1.0)
     assert before == [None, None, None]
     assert estimate is not None
     assert estimate == EstimateEvent(
@@ -30,7 +30,7 @@ def test_it_is_told_as_soon_as_enough_has_been_measured():
     ("seconds", "last"), [((9.0,), 100), ((9.0, 60.0), 100), ((9.0, 1.0, 1.9), 100), ((9.0, 4.0, 4.0), 3)]
 )
 def test_nothing_is_told_of_one_step_of_too_short_a_time_or_at_the_end(seconds, last):
-    assert told(*seconds, last=last) == [None] * len(seconds)
+    assert estimates(*seconds, last=last) == [None] * len(seconds)
 
 
 def test_every_start_says_it_once_for_its_own_steps(tmp_path, monkeypatch):

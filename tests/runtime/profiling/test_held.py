@@ -61,14 +61,14 @@ def test_every_storage_once_by_what_it_is_for():
         "buffers": 7 * FLOAT,
     }
     views = [model.first.weight[2:], model.counts.view(7, 1), averages[0].t()]
-    kept = torch.zeros(10_000_000)
-    parts = [kept[:10], kept[10:], kept.view(torch.int32)]
+    tensor = torch.zeros(10_000_000)
+    parts = [tensor[:10], tensor[10:], tensor.view(torch.int32)]
     after = counted(model, optimizer, averages)
     assert {name: after.device[name] for name in states} == states and len(views) == len(parts)
     assert after.device["other"] - before.device["other"] == 40_000_000
     assert (40_000_000, "float32", [10_000_000]) in after.largest and len(after.largest) <= 10
     optimizer.zero_grad()
-    del kept, parts
+    del tensor, parts
     gone = counted(model, optimizer, averages)
     assert gone.device["gradients"] == 0 and gone.device["other"] == before.device["other"]
     assert set(gone.host.values()) == {0}
@@ -166,9 +166,9 @@ def test_of_a_gpu_the_allocator_is_watched(tmp_path):
     run = Run(tmp_path, torch.device("cuda"))
     snapshot = run.snapshot(history=2)
     assert snapshot.begin() and not run.folder(20).exists()
-    kept = []
+    tensors = []
     for going_on in (True, False):
-        kept.append(torch.ones(1 << 20, device="cuda"))
+        tensors.append(torch.ones(1 << 20, device="cuda"))
         run.progress.step += 1
         assert snapshot.after_step() == going_on
     found = json.loads((run.folder(22) / "rank-00000.json").read_text())

@@ -56,12 +56,12 @@ def resources():
 
 
 def test_a_rank_that_has_no_model_yet_tells_of_what_there_is(tmp_path, resources):
-    kept = torch.zeros(1 << 20)
+    tensor = torch.zeros(1 << 20)
     said = write(tmp_path, 2, resources, MemoryError(), "setup.weights")
     page = tmp_path / "logs" / "memory-2" / "rank-00003.md"
     assert said.endswith(f"report: {page}")
     found = json.loads(page.with_suffix(".json").read_text())
-    assert found["held"]["parameters"] == 0 and found["held"]["other"] >= kept.nbytes
+    assert found["held"]["parameters"] == 0 and found["held"]["other"] >= tensor.nbytes
     text = page.read_text()
     assert "out of memory in step 7, setup.weights" in text and "MemoryError" in text and "1048576" in text
 

@@ -44,9 +44,9 @@ def make(tmp_path, monkeypatch):
     (tmp_path / "spec.xtrain").write_text(SPEC)
 
     def plan(*sets: str) -> Plan:
-        made = plan_from_spec("spec.xtrain", sets)
-        assert made.plan is not None, made.diagnostics.render()
-        return made.plan
+        result = plan_from_spec("spec.xtrain", sets)
+        assert result.plan is not None, result.diagnostics.render()
+        return result.plan
 
     return plan
 
@@ -112,9 +112,9 @@ def test_the_full_settings_are_all_and_the_differences_those_that_somebody_chose
 
 def test_every_default_that_a_plan_tells_is_the_default(make):
     plan = make()
-    told = {entry.path: entry.value for entry in plan.provenance if entry.origin == "default"}
-    known = {path: text for path in told if (text := default_text(path)) is not None}
-    assert len(known) > 50 and {path: told[path] for path in known} == known
+    defaults = {entry.path: entry.value for entry in plan.provenance if entry.origin == "default"}
+    known = {path: text for path in defaults if (text := default_text(path)) is not None}
+    assert len(known) > 50 and {path: defaults[path] for path in known} == known
     assert {entry.path for entry in non_defaults(plan)} >= {"model.family", "optimizer.kind", "batch.rows"}
 
 
@@ -125,21 +125,21 @@ def test_code_versions_and_machine_are_told(make, tmp_path):
     git(tmp_path, "commit", "-q", "-m", "one")
     (tmp_path / "own.py").write_text("a = 2\n")
     opened = start(make())
-    told = read(opened, "git.yaml")
-    assert told["dirty"] is True and told["code_id"].startswith(told["sha"][:8] + "-d")
+    version = read(opened, "git.yaml")
+    assert version["dirty"] is True and version["code_id"].startswith(version["sha"][:8] + "-d")
     assert "+a = 2" in (opened.directory / "metadata/git.diff").read_text()
     environment = read(opened, "environment.json")
-    assert environment["attempt"] == opened.attempt and environment["code_id"] == told["code_id"]
+    assert environment["attempt"] == opened.attempt and environment["code_id"] == version["code_id"]
     said = made_by(opened.directory)
-    assert said["code_id"] == told["code_id"] and {"xtrain", "torch", "python", "source"} < said.keys()
+    assert said["code_id"] == version["code_id"] and {"xtrain", "torch", "python", "source"} < said.keys()
 
 
 # Later starts ---------------------------------------------------------------------------------------------------------
 
 
 def attempts(opened) -> dict[str, set[str]]:
-    kept = opened.directory / "metadata" / "attempts"
-    return {each.name: {path.name for path in each.iterdir()} for each in kept.iterdir()} if kept.exists() else {}
+    folder = opened.directory / "metadata" / "attempts"
+    return {each.name: {path.name for path in each.iterdir()} for each in folder.iterdir()} if folder.exists() else {}
 
 
 def test_what_an_earlier_start_had_is_kept_where_a_later_one_has_something_else(make):
@@ -147,10 +147,10 @@ def test_what_an_earlier_start_had_is_kept_where_a_later_one_has_something_else(
     spec = (first.directory / "spec.xtrain").read_bytes()
     assert attempts(first) == {}
     again = start(evolve(make("optimizer.lr=1e-3")))
-    kept = again.directory / "metadata/attempts" / first.attempt
+    earlier = again.directory / "metadata/attempts" / first.attempt
     assert attempts(again)[first.attempt] >= {"spec.xtrain", "plan.json", "config.full.yaml", "environment.json"}
-    assert (kept / "spec.xtrain").read_bytes() == spec != (again.directory / "spec.xtrain").read_bytes()
-    assert yaml.safe_load((kept / "config.full.yaml").read_text())["optimizer.lr"] == 0.003
+    assert (earlier / "spec.xtrain").read_bytes() == spec != (again.directory / "spec.xtrain").read_bytes()
+    assert yaml.safe_load((earlier / "config.full.yaml").read_text())["optimizer.lr"] == 0.003
     found = read(again, "config.diff.yaml")["from_the_start_before"]
     assert found == {"attempt": first.attempt, "values": {"optimizer.lr": {"before": 0.003, "now": 0.001}}}
 
@@ -159,31 +159,31 @@ def test_a_start_that_is_cut_off_anywhere_loses_nothing_of_the_one_before(make, 
     monkeypatch.setattr("os.fsync", lambda fd: None)
     plans = [make(), make("optimizer.lr=1e-3"), make("optimizer.lr=1e-4")]
     code = CodeVersion(sha="1" * 40, diff="")
-    told = [metadata.describe(plan, plan.spec_text, code, f"attempt-{i}", None) for i, plan in enumerate(plans)]
+    described = [metadata.describe(plan, plan.spec_text, code, f"attempt-{i}", None) for i, plan in enumerate(plans)]
     disk = FaultyDisk()
     for at in range(1000):
         directory = tmp_path / f"cut-{at}"
-        metadata.write(directory, told[0], None)
+        metadata.write(directory, described[0], None)
         disk = FaultyDisk(at)
         with monkeypatch.context() as patch:
             patch.setattr(durable, "os", disk)
             try:
-                metadata.write(directory, told[1], read_before(directory))
+                metadata.write(directory, described[1], read_before(directory))
             except Death:
                 pass
             else:
                 break
         before = read_before(directory)
         assert before is not None
-        metadata.write(directory, told[2], before)
-        kept = directory / "metadata/attempts"
-        for name, content in told[0].items():
-            copy = kept / "attempt-0" / name.removeprefix("metadata/")
+        metadata.write(directory, described[2], before)
+        earlier = directory / "metadata/attempts"
+        for name, content in described[0].items():
+            copy = earlier / "attempt-0" / name.removeprefix("metadata/")
             assert (copy if copy.exists() else directory / name).read_bytes() == content, (at, name)
-        for name, content in told[1].items():  # nothing of the first start is taken for one of the second
-            copy = kept / "attempt-1" / name.removeprefix("metadata/")
+        for name, content in described[1].items():  # nothing of the first start is taken for one of the second
+            copy = earlier / "attempt-1" / name.removeprefix("metadata/")
             assert not copy.exists() or copy.read_bytes() == content, (at, name)
-        assert (directory / "plan.json").read_bytes() == told[2]["plan.json"]
+        assert (directory / "plan.json").read_bytes() == described[2]["plan.json"]
     assert disk.count > 30
 
 

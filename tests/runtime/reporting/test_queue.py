@@ -104,10 +104,10 @@ def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()  # nothing can be appended to a folder
     log(records, 1)
     until = time.monotonic() + 60
-    with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: Is a directory") as told:
+    with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: Is a directory") as fault:
         while time.monotonic() < until:
             records.flush(1)
-    assert told.value.code == "X706"
+    assert fault.value.code == "X706"
     with pytest.raises(EnvironmentFault):
         records.settle()  # nothing may be published behind a record that is missing
     records.event(event("failure", 1))  # another file, which takes it

@@ -121,11 +121,11 @@ def test_a_disk_that_takes_no_record_is_told_with_the_file(tmp_path):
     lines.write(StepMetrics(step=1, time=None))
     resource.setrlimit(resource.RLIMIT_FSIZE, (15, before[1]))
     try:
-        with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: File too large") as told:
+        with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: File too large") as fault:
             lines.write(StepMetrics(step=2, time=None))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert told.value.code == "X706"
+    assert fault.value.code == "X706"
     assert [record["step"] for record in objects_since(lines.path)] == [1]
 
 
