@@ -18,7 +18,7 @@ ALONE = tuple(
     f"{RANKS}/test_{name}.py"
     for name in ("survival", "ways_in", "restarts", "epochs", "started", "stopped_commands", "crash_campaign")
 )
-TOGETHER = ("tests/planner/test_diff_resume.py",)
+WITH_RANKS = ("tests/planner/test_diff_resume.py",)
 # The longest first, so that no process is left alone with one of them at the end.
 LONG = (
     "tests/runtime/test_trace.py",
@@ -73,7 +73,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    with_ranks = file.startswith(f"{RANKS}/") or file in TOGETHER
+    with_ranks = file.startswith(f"{RANKS}/") or file in WITH_RANKS
     return RANKS if with_ranks and file not in ALONE else file
 
 

@@ -30,7 +30,7 @@ def alerts(outcome: Outcome, kind: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("topology", "rank"), [pytest.param(*each, marks=SLOW) for each in ((TWO, 1), (TWO, 0), (FOUR, 2))]
 )
-def test_a_rank_that_is_stopped_is_told_of_and_so_is_that_it_goes_on(lab, topology, rank):
+def test_a_rank_that_is_stopped_is_reported_and_so_is_that_it_goes_on(lab, topology, rank):
     """Also where nobody ends the run because of it; of the first rank the second one tells."""
     more = 'fault_tolerance { stuck = none }\nalerts { stalled = 2 s }\non stalled notify("echo $XTRAIN_RANKS stalled")'
     stop = Mutation("stop_process", rank=rank, step=3, seconds=7.0)
@@ -47,7 +47,7 @@ def test_a_rank_that_is_stopped_is_told_of_and_so_is_that_it_goes_on(lab, topolo
 
 
 @SLOW
-def test_a_rank_that_is_asleep_is_told_of_with_its_place_before_the_run_is_ended(lab):
+def test_a_rank_that_is_asleep_is_reported_with_its_place_before_the_run_is_ended(lab):
     more = "fault_tolerance { stuck = 8 s }"  # and so stalled is 4 s
     trial = evolve(TWO.trial("fp32"), steps=6, more=more)
     asleep = Mutation("oversleep", rank=1, step=3)

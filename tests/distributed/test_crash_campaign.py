@@ -44,7 +44,7 @@ def test_a_pointer_before_its_folder_and_one_that_goes_back_are_faults(campaign,
     assert "state.json is missing" in campaign.unsound(folder, 2)[0][0]
 
 
-def test_results_that_differ_in_one_bit_are_told_by_name(campaign):
+def test_results_that_differ_in_one_bit_are_named(campaign):
     ours = {"line 0": {"loss": 1.5}, "latest/a": torch.tensor([1.0, 2.0]), "kept": ["x"]}
     assert campaign.differences(ours, {**ours, "latest/a": torch.tensor([1.0, 2.0])}) == []
     theirs = {"line 0": {"loss": 1.5000000000000002}, "latest/a": torch.tensor([1.0, 2.0000002]), "line 1": {}}

@@ -137,7 +137,7 @@ def test_numbers_that_are_none_in_every_step_are_no_success_either(train):
     assert "had a non-finite loss" in failure["error"]
 
 
-def test_a_dataset_of_a_mixture_without_labels_is_told_of_once(train):
+def test_a_dataset_of_a_mixture_without_labels_is_reported_once(train):
     """Of its conversations rows hold the beginning alone, and nobody answers there."""
     talk = [{"role": "user", "content": "a long question " * 4}, {"role": "assistant", "content": "no"}]
     path = train.directory.parent.parent / "silent.jsonl"

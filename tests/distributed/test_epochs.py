@@ -58,7 +58,7 @@ def records(run: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (run / name).read_text().splitlines()]
 
 
-def test_what_does_not_fit_is_told_by_the_run_that_counts_and_by_the_plan_from_then_on(folder, capsys):
+def test_what_does_not_fit_is_reported_by_the_run_that_counts_and_by_the_plan_from_then_on(folder, capsys):
     assert main(["plan", "late.xtrain", "--part", "checks"]) == 0
     assert "W601" not in (
         before := capsys.readouterr().out

@@ -117,7 +117,7 @@ def test_a_disk_that_fails_ends_the_run_and_costs_nothing_that_was_saved(project
     assert folder(directory).remains() == []
 
 
-def test_a_disk_without_room_for_a_line_is_told_and_the_run_goes_on_when_there_is(project, home):
+def test_a_disk_without_room_for_a_line_is_reported_and_the_run_goes_on_when_there_is(project, home):
     spec = project.spec(steps=STEPS, more=SPEC.format(mode="async"))
     project.run(spec, *NAMED, "--set", "launch.stop_after=4 steps", expect=75)
     process = project.start(spec, *NAMED, "--set", "experiment.budget=4000 steps")

@@ -96,7 +96,7 @@ def test_a_probe_names_who_does_not_come_within_its_limit(lab):
 
 
 @SLOW
-def test_a_rank_that_is_continued_in_time_costs_nothing_and_a_probe_tells_who_comes_last(lab):
+def test_a_rank_that_is_continued_in_time_costs_nothing_and_a_probe_says_who_comes_last(lab):
     more = "fault_tolerance { stuck = 6 s }\nevery 3 steps health"
     stop = Mutation("stop_process", rank=1, step=3, op="tick.health", seconds=2.0)
     outcome = lab.ranks.run(plan(lab, more), lab.folder, name="continued", mutation=stop)

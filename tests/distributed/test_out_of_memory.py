@@ -13,7 +13,7 @@ pytestmark = pytest.mark.distributed
 TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
 
 
-def test_what_a_rank_held_is_written_and_named(lab):
+def test_what_a_rank_had_in_memory_is_written_and_named(lab):
     plan = lab.plan(evolve(TWO.trial("fp32"), steps=4), TWO.layout)
     with pytest.raises(RanksFailed):
         lab.ranks.run(plan, lab.folder, name="memory", mutation=Mutation("need_memory", rank=1, step=3))

@@ -161,7 +161,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "params"), CASES)
-def test_what_is_held_is_what_is_planned(lab, name, params):
+def test_memory_in_use_is_what_is_planned(lab, name, params):
     """Parameters, gradients, moments, averages of the rank of a pipeline coordinate that holds most, byte by byte."""
     layout = BY_NAME[name]
     more = "every 1 step memory_snapshot { ranks = all }\nema { decay = 0.9 }"

@@ -242,7 +242,7 @@ def test_an_agent_that_is_killed_and_started_again_finds_the_run(project):
 
 @SLOW
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_stop_in_set_up_is_told_by_the_first_rank_although_it_waits_for_another(project, number):
+def test_a_stop_in_set_up_is_reported_by_the_first_rank_although_it_waits_for_another(project, number):
     slow_set_up(project)
     process = start(project, project.spec(), "--world", "2")
     wait_for_slow_set_up(project)

@@ -189,7 +189,7 @@ def test_under_torchrun_the_same_command_is_a_rank(under_torchrun, unbroken):
     assert all(abs(a[1] - b[1]) < 1e-5 * b[1] for a, b in zip(ours[first], theirs[first], strict=True))
 
 
-def test_another_world_than_planned_is_told_before_anything_starts(project):
+def test_another_world_than_planned_is_reported_before_anything_starts(project):
     spec = project.spec(steps=5)
     process = project.start(spec, "--world", "4", torchrun=2)
     out, err = process.communicate(timeout=120)

@@ -232,7 +232,7 @@ def test_runs_of_other_threads_are_others():
     assert remember(lambda: torch.ones(1)).item() == 1
 
 
-def test_what_the_plan_says_is_held_against_the_model():
+def test_what_the_plan_says_is_compared_with_the_model():
     with pytest.raises(PlanMismatch, match="fits 1 modules of the model, and the plan says 3"):
         recompute_blocks(tower(MOE), RANK, "full", 2, "layers.*", [3])
     with pytest.raises(PlanMismatch, match="mode `some`"):

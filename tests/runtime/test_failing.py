@@ -53,7 +53,7 @@ def test_a_failure_of_which_nothing_can_be_written_is_no_other_failure(records):
         records.warn("told", step=3)
 
 
-def test_a_rank_is_ended_at_its_deadline_though_nobody_can_be_told(records, left):
+def test_a_rank_is_ended_at_its_deadline_though_nothing_can_be_reported(records, left):
     requests = StopRequests(deadline_seconds=0.05, report=lambda why: report_deadline(records, why, step=3))
     with full_log():
         requests.hurry("sigterm")

@@ -157,7 +157,7 @@ def test_a_phase_is_that_of_the_step(store):
     assert [fed.phase(step).name for step in (0, 7, 8, 13, 14)] == ["train", "train", "half", "half", "late"]
 
 
-def test_how_much_data_there_is_is_told(store):
+def test_how_much_data_there_is_is_reported(store):
     events: list[Event] = []
 
     class Heard:

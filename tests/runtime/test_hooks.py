@@ -69,7 +69,7 @@ def test_every_place_is_called_in_its_order(tmp_path):
     assert records[1]["hook/at_before_step/rows"] == 2 and records[1]["eval/made/loss"] and records[1]["loss"]
 
 
-def test_a_hook_is_told_of_a_failure(tmp_path):
+def test_a_hook_is_called_at_a_failure(tmp_path):
     project = Project(tmp_path)
     text = '@hook("at_failure")\ndef last(c): open("said", "w").write(f"{c.step} {c.failure}")\n'
     text += '@hook("after_step")\ndef breaks(c):\n    if c.step == 2:\n        raise ValueError("on purpose")\n'

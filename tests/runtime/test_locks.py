@@ -42,7 +42,7 @@ def test_a_run_that_is_there_is_refused_soon(tmp_path: Path, slept: list[float])
     assert refused.value.code == "X707" and 1.0 < sum(slept) < 2.0
 
 
-def test_a_lock_tells_since_when_it_is_held(tmp_path: Path) -> None:
+def test_a_lock_says_since_when_it_is_taken(tmp_path: Path) -> None:
     hold(tmp_path, LAUNCHER_LOCK).close()
     os.utime(tmp_path / LAUNCHER_LOCK, (0, 0))
     begin = time.time()

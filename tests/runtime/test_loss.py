@@ -41,7 +41,7 @@ def each(hidden, weight, labels):
 
 
 @pytest.mark.parametrize("per_chunk", [1, 5, 37, 1000])
-def test_tokens_told_apart_change_nothing_else(per_chunk):
+def test_losses_of_single_tokens_change_nothing_else(per_chunk):
     results = []
     for asked in (False, True):
         hidden, weight, labels = inputs()

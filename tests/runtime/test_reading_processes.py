@@ -308,7 +308,7 @@ class Strange(Exception):
 @pytest.mark.parametrize(
     "error", [DataError("bad row", path="a.jsonl", line=3), Strange("this", "that"), KeyError("x")]
 )
-def test_what_a_process_raises_is_told_with_its_traceback(error: Exception):
+def test_what_a_process_raises_arrives_with_its_traceback(error: Exception):
     ours, theirs = Pipe()
     try:
         raise error

@@ -189,7 +189,7 @@ def test_recomputed_blocks_leave_what_they_were_given(tmp_path):
     assert full.activations < selective.activations < whole.activations
 
 
-def test_one_kernel_for_all_experts_is_told_where_each_begins(tmp_path):
+def test_one_kernel_for_all_experts_is_given_where_each_begins(tmp_path):
     """Hopper has it, and keeps a number of four bytes for each of eight experts; elsewhere they go one by one."""
     wide = ("model.dim=64", "model.expert_ffn=32", "precision.compute=bf16")
     hopper, ampere = (

@@ -60,7 +60,7 @@ def test_documents_come_in_their_order(tmp_path):
         ("    import json\n    yield json.loads('{')\n", "source `f`: JSONDecodeError: ", 5),
     ],
 )
-def test_what_a_source_does_wrong_is_told_with_its_line(tmp_path, body, message, line):
+def test_what_a_source_does_wrong_is_reported_with_its_line(tmp_path, body, message, line):
     write(tmp_path, f"@source\ndef f():\n{body}")
     with pytest.raises(PartFailed) as caught:
         list(user_source(options(tmp_path), tmp_path))

@@ -29,7 +29,7 @@ def handlers():
         signal.signal(number, handler)
 
 
-def test_a_directory_that_another_process_holds_is_told_of_as_such(tmp_path, handlers):
+def test_a_directory_that_another_process_has_locked_is_reported_as_such(tmp_path, handlers):
     """An exception that nobody reports would leave the launcher with ranks that it has ended itself."""
     plan = plan_from_spec(ROOT / "specs/quickstart.xtrain", ()).plan
     assert plan is not None

@@ -56,7 +56,7 @@ def test_what_is_not_in_it_or_of_another_shape_is_an_error(tensors, tmp_path, na
 
 
 @pytest.mark.parametrize(("error", "kind"), [(None, Death), (FULL, OSError), (errno.EIO, OSError)])
-def test_a_disk_that_fails_at_any_change_is_told_as_it_is(tensors, tmp_path, monkeypatch, error, kind):
+def test_a_disk_that_fails_at_any_change_is_reported_as_it_is(tensors, tmp_path, monkeypatch, error, kind):
     disk = FaultyDisk()
     with monkeypatch.context() as patch:
         patch.setattr(durable, "os", disk)

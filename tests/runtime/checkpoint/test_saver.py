@@ -111,7 +111,7 @@ def test_what_must_be_saved_and_is_not_is_an_error_whatever_is_allowed(make, dis
         own.save("finish", must=True)
 
 
-def test_a_folder_that_cannot_be_written_is_told_by_name(make, tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
     own = make(failures=1)
     (tmp_path / "checkpoints").write_text("a file in the way")
     make.advance(own)

@@ -46,7 +46,7 @@ def run_of(run_plan: Plan, *steps: int, **state) -> Path:
     return directory
 
 
-def test_a_new_run_begins_at_nothing_or_where_it_is_told(tmp_path, other):
+def test_a_new_run_begins_at_nothing_or_where_the_plan_says(tmp_path, other):
     start = starting_point(plan(tmp_path), tmp_path / "new")
     assert start.entry is None and not start.anew and begun_from(plan(tmp_path), start) is None
     run_plan = plan(tmp_path, f'checkpoint.from="{other}"')
@@ -130,7 +130,7 @@ def events(directory: Path) -> list[dict]:
 
 @pytest.mark.parametrize("began", [None, "other"])
 @pytest.mark.parametrize("how", ["checkpoint.resume=false", 'checkpoint.from="other/checkpoints/ckpt-s000000000100"'])
-def test_a_run_that_makes_way_is_told_of_with_the_command_that_goes_back(
+def test_a_run_that_makes_way_is_reported_with_the_command_that_goes_back(
     tmp_path, other, monkeypatch, capsys, how, began
 ):
     monkeypatch.chdir(tmp_path)
@@ -160,7 +160,7 @@ def test_a_run_that_makes_way_is_told_of_with_the_command_that_goes_back(
     assert start.own and start.step == 210 and back.config["optimizer"]["lr"] == 2e-3
 
 
-def test_the_same_experiment_in_other_words_is_told_of(tmp_path, other, monkeypatch):
+def test_the_same_experiment_in_other_words_is_reported(tmp_path, other, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(other)
 
@@ -207,7 +207,7 @@ def test_another_model_is_refused_before_anything_is_touched(tmp_path, other, se
 
 
 @pytest.mark.parametrize("setting", ["from", "pretrained"])
-def test_what_is_not_there_is_told(tmp_path, setting):
+def test_what_is_not_there_is_reported(tmp_path, setting):
     run_plan = plan(tmp_path, f'checkpoint.{setting}="{tmp_path}/nowhere"')
     for there in (False, True):
         with pytest.raises(EnvironmentFault, match=r"there is no .*checkpoint at"):
@@ -335,7 +335,7 @@ def test_a_run_that_would_train_nothing_is_refused(tmp_path, other, own, named, 
     assert refused.value.code == "X722" and not (directory / "plan.json").exists()
 
 
-def test_steps_of_a_budget_in_epochs_are_held_against_as_well(tmp_path, other):
+def test_steps_of_a_budget_in_epochs_are_compared_as_well(tmp_path, other):
     """They are known when the data has been counted, behind the set-up."""
     run_plan = plan(tmp_path, FROM.format(other), "experiment.budget=2 epochs", "scheduler.warmup=5 steps")
     start = starting_point(run_plan, tmp_path / "new")
@@ -345,7 +345,7 @@ def test_steps_of_a_budget_in_epochs_are_held_against_as_well(tmp_path, other):
         check_left(run_plan, start, tmp_path / "new", 200)
 
 
-def test_a_run_that_has_ended_is_not_held_against_a_smaller_budget(tmp_path):
+def test_a_run_that_has_ended_is_not_compared_with_a_smaller_budget(tmp_path):
     """Under the settings of its last start and under others: it has nothing to do, and says so."""
     run_plan = plan(tmp_path, "workspace.run=mine")
     directory = run_of(run_plan, 300)

@@ -52,7 +52,7 @@ def test_a_run_that_has_never_gone_back(folder, tmp_path):
     assert onward(folder.latest()) == folder.latest().state()
 
 
-def test_a_damaged_note_is_told_and_never_passed_over(tmp_path):
+def test_a_damaged_note_is_reported_and_never_passed_over(tmp_path):
     for content in ('{"checkpoint": ', "{}", "[]"):
         (tmp_path / "rollback.json").write_text(content)
         with pytest.raises(ResumeRefused, match=r"rollback\.json is damaged"):

@@ -173,7 +173,7 @@ def test_a_command_that_cannot_be_removed_is_done_once(run, monkeypatch):
     assert taken(run.inbox) == [("a", "save", 0)] and len(run.said()) == 1
 
 
-def test_a_look_that_fails_is_told_once_and_the_next_one_follows(monkeypatch):
+def test_a_check_that_fails_is_reported_once_and_the_next_one_follows(monkeypatch):
     monkeypatch.setattr("xtrain.runtime.monitoring.poller.SECONDS", 0.01)
     reports, looks = [], []
 

@@ -169,12 +169,12 @@ def test_marks_that_would_change_what_is_written_are_refused():
         "{% for m in messages %}{{ m.content | reverse }}{% if 'b' != messages[1].content %}!{% endif %}{% endfor %}",
     ],
 )
-def test_where_a_turn_cannot_be_told_apart_it_says_so(text: str):
+def test_where_a_turn_cannot_be_distinguished_it_says_so(text: str):
     with pytest.raises(TemplateRefusal, match=r"message 2 begins or ends .*\{% generation %\}"):
         assistant_spans(template(text), talk("a", "b"))
 
 
-def test_what_a_template_refuses_is_told_in_its_words():
+def test_what_a_template_refuses_is_reported_in_its_words():
     alternate = "{% if messages[0].role != 'user' %}{{ raise_exception('Users come first') }}{% endif %}"
     with pytest.raises(TemplateRefusal, match="the template refuses it: Users come first"):
         assistant_spans(template(alternate), talk("assistant:a"))

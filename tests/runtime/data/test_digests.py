@@ -87,7 +87,7 @@ def test_processes_add_to_one_index(tmp_path: Path, reads: list[str], later: Non
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "files.json"}
 
 
-def test_many_files_are_read_in_threads_and_told_of(tmp_path: Path, reads: list[str]):
+def test_many_files_are_read_in_threads_and_progress_is_reported(tmp_path: Path, reads: list[str]):
     paths = [tmp_path / f"{number}" for number in range(20)]
     for number, path in enumerate(paths):
         path.write_text("x" * number)

@@ -49,7 +49,7 @@ def test_what_is_not_learned_from_is_a_document_all_the_same():
 
 
 @pytest.mark.parametrize("ring, ulysses", [(2, 1), (1, 2), (2, 2)])
-def test_parts_of_rows_tell_of_whole_ones(ring, ulysses):
+def test_parts_of_rows_have_the_sums_of_whole_ones(ring, ulysses):
     laid = [*STAGES, pack(capacity=16, align=2 * ring)]
     whole = compose(laid)(rows([3, 5], [12]))
     for ring_rank, ulysses_rank in np.ndindex(ring, ulysses):

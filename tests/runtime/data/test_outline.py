@@ -55,7 +55,7 @@ def test_what_is_encoded_is_decoded(steps: list[list[list[int]]]):
             assert_same_but_tokens(ours, theirs)
 
 
-def test_padding_is_told_by_its_sign():
+def test_padding_is_known_by_its_sign():
     batch = chain(None)([row_of([6, 5]), row_of([])])
     outline = encode_outline([batch])[0].tolist()
     pads = [~n for n in range(24)]

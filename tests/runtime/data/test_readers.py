@@ -99,7 +99,7 @@ BAD_LINES: list[tuple[bytes, str]] = [
 
 @pytest.mark.parametrize("neighbours", [b"first", "ünï".encode()])
 @pytest.mark.parametrize(("line", "reason"), BAD_LINES)
-def test_a_bad_line_is_told_with_file_line_and_reason(line: bytes, reason: str, neighbours: bytes, tmp_path: Path):
+def test_a_bad_line_is_reported_with_file_line_and_reason(line: bytes, reason: str, neighbours: bytes, tmp_path: Path):
     path = jsonl(tmp_path, b'{"text": "%b"}\n\n%b\n{"text": "last"}' % (neighbours, line))
     assert lines_of(path) == [
         SourceRecord(neighbours.decode(), f"{path}:1"),

@@ -142,7 +142,7 @@ def test_bad_records_of_the_users_own_are_numbered(tmp_path: Path):
     assert isinstance(text, BadRecord) and text.reason == "a text, and it should have `q` and `a`"
 
 
-def test_what_the_users_code_raises_is_told_with_its_line(tmp_path: Path):
+def test_what_the_users_code_raises_is_reported_with_its_line(tmp_path: Path):
     line = PARTS.splitlines().index('            raise KeyError("no such thing")') + 1
     with pytest.raises(DataError, match=rf"parts\.py:{line}: .*KeyError: 'no such thing'"):
         rows_of(own(tmp_path, fail_at=2))

@@ -323,7 +323,7 @@ def test_of_a_cache_that_cannot_be_written_a_store_is_read(
         built(corpus, cache)
 
 
-def test_a_full_disk_is_told_and_what_was_done_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported_and_what_was_done_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     texts = [[f"{number} {'x' * 3000}"] for number in range(8)]
     folder, cache, log = write_lines(tmp_path / "in", texts), tmp_path / "cache", tmp_path / "log"
     monkeypatch.setattr(tokenise, "COMMIT_SECONDS", 0.0)
@@ -341,7 +341,7 @@ def test_a_full_disk_is_told_and_what_was_done_is_kept(tmp_path: Path, monkeypat
     assert contents(cache / store.key) == contents(alone(folder, tmp_path) / store.key)
 
 
-def test_files_that_change_while_they_are_read_are_told_of(tmp_path: Path):
+def test_files_that_change_while_they_are_read_are_reported(tmp_path: Path):
     folder, cache = write_lines(tmp_path / "in", [["a"], ["b"]]), tmp_path / "cache"
 
     def meddle(now) -> None:

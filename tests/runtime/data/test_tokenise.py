@@ -297,7 +297,7 @@ def test_kills_at_random_times_lose_and_repeat_nothing(jobs: int, tmp_path: Path
     assert kills > 3
 
 
-def test_processes_are_told_apart():
+def test_processes_are_distinguished():
     own = this_process()
     assert own is not None and not has_ended(own)
     assert has_ended([*own[:3], "1"])  # its number is another's now
@@ -314,7 +314,7 @@ def test_processes_are_told_apart():
     assert not has_ended(None) and not has_ended("words")
 
 
-def test_claims_tell_of_their_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_claims_name_their_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tokenise_claims, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(tokenise_claims, "SILENT_SECONDS", 0.3)
     first, second = Claim(tmp_path, "key"), Claim(tmp_path, "key")

@@ -129,7 +129,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path):
     assert contents(cache / key) == contents(tmp_path / "alone" / key)
 
 
-def test_where_workers_die_again_and_again_is_told(tmp_path: Path):
+def test_where_workers_die_again_and_again_is_reported(tmp_path: Path):
     folder = write_lines(tmp_path / "in", [*MANY[:4], ["a", "!die x"], *MANY[4:]])
     with pytest.raises(DataError, match=r"004\.jsonl:1: the process .* killed by signal 9, 3 times"):
         build_store(lines_of(folder), BytesEncoder(), tmp_path / "cache", jobs=2)
@@ -169,7 +169,7 @@ def test_memory_is_bounded_by_a_window(tmp_path: Path):
     assert number == 39
 
 
-def test_no_more_bytes_are_held_than_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_more_bytes_are_in_memory_than_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tokenise_pool, "WINDOW_BYTES", 600)
     texts = [["x" * 450] for _ in range(10)] + [["y" * 5000], ["z"]]
     source = lines_of(write_lines(tmp_path / "in", texts))
@@ -199,7 +199,7 @@ def test_workers_end_with_the_process_that_builds(folder: Path, tmp_path: Path):
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
-def test_what_does_not_travel_is_told_of(folder: Path):
+def test_what_does_not_travel_is_reported(folder: Path):
     source, encoder = lines_of(folder), BytesEncoder()
     encoder.seconds = Unwelcome()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="it cannot be unpacked"):
@@ -211,7 +211,7 @@ class Unwelcome:
         return int, ("it cannot be unpacked",)
 
 
-def test_workers_that_do_not_start_are_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_workers_that_do_not_start_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     source = lines_of(folder)
     with pytest.raises(RuntimeError, match="do not start: ended with status 1"):

@@ -322,7 +322,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("body", "line", "message"), FAULTS)
-def test_what_a_collator_raises_is_told_with_its_line(tmp_path, body, line, message):
+def test_what_a_collator_raises_is_reported_with_its_line(tmp_path, body, line, message):
     code = "\n@collator(takes='labelled samples')\ndef f(samples):\n" + body
     code += "\n" * (13 - (HEAD + code).count("\n"))
     code += "def helper(x):\n    y = 3\n    return y / 0\ndef wrapped():\n    try:\n        {}['first']\n"
@@ -355,7 +355,7 @@ def test_code_that_is_not_what_was_planned_is_refused(tmp_path):
         part_of("collator", {**options, "module": "gone.parts"}, tmp_path).load()
 
 
-def test_a_module_that_fails_as_it_is_loaded_is_told_with_its_line(tmp_path):
+def test_a_module_that_fails_as_it_is_loaded_is_reported_with_its_line(tmp_path):
     code = "\n@collator(takes='microbatch')\ndef f(batch): return batch\nprint(undefined)\n"
     with pytest.raises(PartFailed, match=r"parts.py:11: loading .*: NameError: name 'undefined'"):
         stage_of(tmp_path, code, links.MICROBATCH).function.part.load()

@@ -146,7 +146,7 @@ def test_ranks_notice_that_the_first_one_has_ended(place, monkeypatch, when):
         ("2", "MASTER_PORT", "1", "rank 2 of 3: the first rank is not there at localhost:1"),
     ],
 )
-def test_a_place_where_nobody_can_meet_is_told(place, monkeypatch, rank, name, value, says):
+def test_a_place_where_nobody_can_meet_is_reported(place, monkeypatch, rank, name, value, says):
     monkeypatch.setattr(meeting, "PATIENCE", 0.5)
     monkeypatch.setenv("RANK", rank)
     if value is None:
@@ -158,7 +158,7 @@ def test_a_place_where_nobody_can_meet_is_told(place, monkeypatch, rank, name, v
     assert fault.value.code == "X716"
 
 
-def test_a_port_that_another_program_has_is_told(place, monkeypatch):
+def test_a_port_that_another_program_has_is_reported(place, monkeypatch):
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()

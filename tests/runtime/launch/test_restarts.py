@@ -179,12 +179,12 @@ def test_a_rank_that_leaves_without_a_word_has_not_been_stopped(run):
     assert run("restarts = 1", [left, (DONE, Ended())])[0] == 0, "it may be started again"
 
 
-def test_a_failure_that_all_have_agreed_on_is_told_once(run):
+def test_a_failure_that_all_have_agreed_on_is_reported_once(run):
     _, events = run("restarts = 1", [([failure(0, "loss nan", agreed=True)], Ended(failures={0: 1, 1: 1}))])
     assert [(e["rank"], e["error"]) for e in of(events, "failure")] == [(0, "loss nan")]
 
 
-def test_where_ranks_stood_still_their_failure_is_all_that_is_told(run):
+def test_where_ranks_stood_still_their_failure_is_all_that_is_reported(run):
     said = [{"event": "stuck", "ranks": [1], "node": "step.forward", "seconds": 600.0}, failure(1, "it stood still")]
     _, events = run("restarts = 0", [(said, Ended(failures={1: -9, 0: 1}))])
     assert [e["rank"] for e in of(events, "failure")] == [1]
@@ -317,7 +317,7 @@ def test_ranks_that_are_left_are_killed_even_if_they_are_stopped(tmp_path):
         worker.kill()
 
 
-def test_a_lock_that_is_held_by_another_process_is_no_leftover(tmp_path, monkeypatch):
+def test_a_lock_that_another_process_has_is_no_leftover(tmp_path, monkeypatch):
     from xtrain.runtime.launch import leftovers
 
     monkeypatch.setattr(leftovers, "PATIENCE", 0.2)

@@ -79,7 +79,7 @@ def steps(alerts: AlertMonitor, losses: list[float], seconds: float = 1.0) -> No
         alerts.step_done(Step(index=index, loss=loss, phase="train"), seconds)
 
 
-def test_a_spike_is_written_told_and_agreed_upon(alerts):
+def test_a_spike_is_written_notified_and_agreed_upon(alerts):
     alerts.loss_spike = LossSpikeDetector(6.0, 100)
     steps(alerts, [2.0 + 0.01 * (number % 3) for number in range(60)])
     assert alert_events(alerts) == [] and waiting(alerts) == 0
@@ -89,7 +89,7 @@ def test_a_spike_is_written_told_and_agreed_upon(alerts):
     assert waiting(alerts) == 1 and waiting(alerts) == 0
 
 
-def test_bad_steps_are_told_once_and_so_is_their_end(alerts):
+def test_bad_steps_are_reported_once_and_so_is_their_end(alerts):
     for _ in range(3):
         alerts.bad_step(float("nan"), 1.0)
     steps(alerts, [2.0, 2.0])
@@ -143,7 +143,7 @@ def test_slow_steps(alerts):
     assert alert_events(alerts) == [("slow", "raised", 10)]
 
 
-def test_other_ranks_tell_of_nothing_but_what_only_they_can(tmp_path, alerts):
+def test_other_ranks_report_nothing_but_what_only_they_can(tmp_path, alerts):
     other = AlertMonitor(
         records=Records.open(tmp_path / "other", 1), progress=Progress(), notifier=alerts.notifier,
         alert_actions=alerts.alert_actions, plan=alerts.plan,
@@ -154,7 +154,7 @@ def test_other_ranks_tell_of_nothing_but_what_only_they_can(tmp_path, alerts):
     assert alert_events(other) == [("stalled", "raised", 0)]
 
 
-def test_a_rank_is_held_against_what_is_planned_for_its_own_stage_by_alerts_and_screens_alike():
+def test_alerts_and_screens_compare_a_rank_with_what_is_planned_for_its_own_stage():
     plan = plan_from_spec(str(SPECS / "llama_405b_16k.xtrain")).plan
     assert plan is not None
     read = planned(to_json(plan))

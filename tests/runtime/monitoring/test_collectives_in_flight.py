@@ -59,7 +59,7 @@ def test_each_group_has_its_own_numbers_and_members(sentences):
     ]
 
 
-def test_ranks_that_do_different_things_are_told_of(sentences):
+def test_ranks_that_do_different_things_are_reported(sentences):
     found = sentences([under_way(4)], [under_way(4, "broadcast", input_sizes=[[8, 2]])])
     assert found == [
         "ranks have entered different collectives as number 4 of one group: rank 0 all_reduce of 4, "
@@ -67,7 +67,7 @@ def test_ranks_that_do_different_things_are_told_of(sentences):
     ]
 
 
-def test_the_first_that_has_not_ended_counts_and_what_is_left_already_is_told(sentences):
+def test_the_first_that_has_not_ended_counts_and_what_is_left_already_is_reported(sentences):
     ahead = [under_way(7), under_way(8)]
     assert sentences(ahead, [entry(7), entry(8)]) == [
         "rank 0 waits in all_reduce 7 of all ranks; rank 1 has already left this collective"
@@ -77,7 +77,7 @@ def test_the_first_that_has_not_ended_counts_and_what_is_left_already_is_told(se
     ]
 
 
-def test_messages_between_two_are_told_of_each_rank(sentences):
+def test_messages_between_two_are_reported_for_each_rank(sentences):
     message = under_way(0, "recv 0<-1", is_p2p=True, p2p_seq_id=6)
     assert sentences([message], [entry(3)]) == ["rank 0 waits in recv 0<-1 6 of all ranks"]
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_and_ranks_that_wait_for_nobody_say_nothing(sentence
     assert sentences([entry(1)], [entry(1)], None) == []
 
 
-def test_many_ranks_are_read_fast_and_told_briefly(sentences):
+def test_many_ranks_are_read_fast_and_reported_briefly(sentences):
     history = [entry(number) for number in range(1, 200)]
     begin = time.perf_counter()
     (sentence,) = sentences(*[[*history, under_way(200)]] * 63, history)

@@ -100,7 +100,7 @@ def test_how_far_is_what_the_plan_says(deviations, found):
     assert bool([each for number, each in spikes(losses, deviations) if number == 300]) == found
 
 
-def test_steps_that_take_much_longer_are_told_once_and_their_end_too():
+def test_steps_that_take_much_longer_are_reported_once_and_their_end_too():
     detector = SlowDetector(2.0, 100)
     seconds = [1.0] * 60 + [3.0] * 20 + [1.0] * 20
     (first, raised), (last, cleared) = numbered(map(detector.take, seconds))

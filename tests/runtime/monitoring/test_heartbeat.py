@@ -195,7 +195,7 @@ def test_without_a_limit_nobody_is_named_but_in_a_probe(tmp_path, monkeypatch):
     assert left
 
 
-def test_what_another_rank_has_found_holds_for_all_and_is_told_once(tmp_path, monkeypatch):
+def test_what_another_rank_has_found_holds_for_all_and_is_reported_once(tmp_path, monkeypatch):
     left: list[int] = []
     each = watch(tmp_path, left=left)
     clock = Clock(monkeypatch, each)
@@ -265,7 +265,7 @@ def test_a_process_whose_python_does_not_run_still_gives_its_stack(tmp_path):
     assert 'File "<string>", line 7 in <module>' in text, text
 
 
-def test_where_the_main_thread_is_told_by_file_line_and_function():
+def test_the_place_of_the_main_thread_is_its_file_line_and_function():
     found: list[tuple[str, bool]] = []
     other = threading.Thread(target=lambda: found.append(whereabouts()))
     other.start()

@@ -57,7 +57,7 @@ def test_of_ranks_that_are_equally_far_the_one_that_waits_for_nobody_is_named():
     assert verdict(*ranks) == HealthVerdict((2,), False)
 
 
-def test_where_nothing_tells_them_apart_all_are_named():
+def test_where_nothing_distinguishes_them_all_are_named():
     assert verdict(seen(reading(0)), seen(reading(1))) == HealthVerdict((0, 1), False)
 
 

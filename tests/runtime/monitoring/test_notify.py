@@ -101,7 +101,7 @@ def test_its_children_go_with_it(desk, tmp_path):
             pytest.fail("the child lives on")
 
 
-def test_the_same_is_not_told_again_and_again(desk, monkeypatch):
+def test_the_same_is_not_reported_again_and_again(desk, monkeypatch):
     for _ in range(3):
         desk.tell("echo one")
         desk.notifier.close()
@@ -124,13 +124,13 @@ def test_one_of_a_kind_at_a_time(desk, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["finish", "sigterm", "nan", "tick"])
-def test_other_events_tell_how_far_the_run_has_come(desk, kind):
+def test_other_events_say_how_far_the_run_has_come(desk, kind):
     desk.notifier.trigger(kind, "echo $XTRAIN_ALERT: $XTRAIN_MESSAGE", 20.0, 1.5)
     desk.events("notify")
     assert f"{kind}: " in desk.log() and "step 7 of 10, loss 1.5" in desk.log()
 
 
-def test_a_disk_that_takes_nothing_keeps_nobody_from_being_told(desk, tmp_path, monkeypatch):
+def test_a_disk_that_takes_nothing_keeps_no_command_from_running(desk, tmp_path, monkeypatch):
     def full(*given: Any, **rest: Any) -> None:
         raise EnvironmentFault("X706", os.strerror(errno.ENOSPC))
 

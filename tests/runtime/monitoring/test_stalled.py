@@ -49,7 +49,7 @@ def ranks(tmp_path):
     return Ranks(tmp_path)
 
 
-def test_a_rank_that_is_stopped_is_named_by_the_first_and_the_end_is_told(ranks):
+def test_a_rank_that_is_stopped_is_named_by_the_first_and_the_end_is_reported(ranks):
     ranks.silent = {1}
     raised, cleared = ranks.watch(0)
     assert (raised.kind, raised.state, raised.ranks, raised.limit) == ("stalled", "raised", (1,), LIMIT)
@@ -65,12 +65,12 @@ def test_a_rank_that_got_stuck_is_named_with_the_place(ranks):
     assert raised.ranks == (2,) and "rank 2 got stuck in step 7, step.fetch at data/own.py:80 next" in raised.message
 
 
-def test_of_a_rank_that_fell_silent_elsewhere_both_places_are_told(ranks):
+def test_of_a_rank_that_went_silent_elsewhere_both_places_are_reported(ranks):
     ranks.silent, ranks.lines[1] = {1}, reading(1, step=6, node="step.clip")
     assert "the other ranks wait in step 7, step.agree; last seen in step 6, step.clip" in ranks.watch(0)[0].message
 
 
-def test_of_the_first_rank_the_next_one_tells(ranks):
+def test_the_first_rank_is_reported_by_the_next_one(ranks):
     ranks.silent = {0}
     raised, _ = ranks.watch(1)
     assert raised.ranks == (0,)
@@ -92,7 +92,7 @@ def test_who_gets_on_reads_nothing(ranks, monkeypatch):
     assert Stalled(0, 3, ranks.folder, LIMIT).look(Pace(100.0, 10.0, False)) is None
 
 
-def test_who_is_not_to_tell_reads_the_line_of_the_first_alone(ranks, monkeypatch):
+def test_a_rank_that_is_not_to_report_reads_the_line_of_the_first_alone(ranks, monkeypatch):
     read: set[str] = set()
     original = read_heartbeat
     monkeypatch.setattr(

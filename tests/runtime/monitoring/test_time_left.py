@@ -16,7 +16,7 @@ def estimates(*seconds: float, last: int = 100) -> list[EstimateEvent | None]:
     return [left.after(Step(index=n, warms_up=n == 0), each, last) for n, each in enumerate(seconds)]
 
 
-def test_it_is_told_as_soon_as_enough_has_been_measured():
+def test_it_is_estimated_as_soon_as_enough_has_been_measured():
     *before, estimate = estimates(9.0, 0.5, 1.5, 1.0)
     assert before == [None, None, None]
     assert estimate is not None
@@ -29,7 +29,7 @@ def test_it_is_told_as_soon_as_enough_has_been_measured():
 @pytest.mark.parametrize(
     ("seconds", "last"), [((9.0,), 100), ((9.0, 60.0), 100), ((9.0, 1.0, 1.9), 100), ((9.0, 4.0, 4.0), 3)]
 )
-def test_nothing_is_told_of_one_step_of_too_short_a_time_or_at_the_end(seconds, last):
+def test_nothing_is_estimated_from_one_step_from_too_short_a_time_or_at_the_end(seconds, last):
     assert estimates(*seconds, last=last) == [None] * len(seconds)
 
 

@@ -127,7 +127,7 @@ def run(tmp_path):
     found.records.close()
 
 
-def test_a_snapshot_says_what_is_held_beside_what_is_planned(run):
+def test_a_snapshot_says_what_is_in_use_beside_what_is_planned(run):
     assert not run.snapshot(history=3).begin(), "a cpu's allocator is not watched"
     found = json.loads((run.folder(20) / "rank-00000.json").read_text())
     assert found["held"]["parameters"] == found["planned"]["parameters"] == 480
@@ -145,14 +145,14 @@ def test_a_snapshot_says_what_is_held_beside_what_is_planned(run):
     assert run.folder(20).with_name(run.folder(20).name + "-2").is_dir(), "a step that was trained again"
 
 
-def test_a_snapshot_that_cannot_be_written_is_told(run, monkeypatch):
+def test_a_snapshot_that_cannot_be_written_is_reported(run, monkeypatch):
     (run.records.directory / "profile").write_text("")
     assert not run.snapshot().begin()
     (warning,) = run.events
     assert warning["event"] == "warning" and "rank 0 could not write its memory snapshot" in warning["message"]
 
 
-def test_a_page_that_cannot_be_written_is_told_and_no_matter(run, monkeypatch):
+def test_a_page_that_cannot_be_written_is_reported_and_no_matter(run, monkeypatch):
     monkeypatch.setattr(module, "snapshot_text", lambda *_, **__: 1 / 0)
     run.snapshot().begin()
     assert [path.name for path in run.folder(20).iterdir()] == ["rank-00000.json"]

@@ -55,7 +55,7 @@ def resources():
     return {"rank": rank, "plan": plan, "progress": Progress(step=6)}
 
 
-def test_a_rank_that_has_no_model_yet_tells_of_what_there_is(tmp_path, resources):
+def test_a_rank_that_has_no_model_yet_reports_what_there_is(tmp_path, resources):
     tensor = torch.zeros(1 << 20)
     said = write(tmp_path, 2, resources, MemoryError(), "setup.weights")
     page = tmp_path / "logs" / "memory-2" / "rank-00003.md"

@@ -210,7 +210,7 @@ original = ProfileRecorder.write
     [(lambda _, path: full(path), "No space left"), (half, "holds no whole trace")],
     ids=["full", "torn"],
 )
-def test_what_cannot_be_written_is_told_and_nothing_is_left_of_it(run, monkeypatch, write, part):
+def test_what_cannot_be_written_is_reported_and_nothing_is_left_of_it(run, monkeypatch, write, part):
     monkeypatch.setattr(ProfileRecorder, "write", write)
     run.begin(active=2)
     run.steps(2)
@@ -223,7 +223,7 @@ def test_what_cannot_be_written_is_told_and_nothing_is_left_of_it(run, monkeypat
     assert not answer[0] and answer[1].startswith("1 of 1 ranks could not write their traces")
 
 
-def test_a_profiler_that_does_not_start_is_told_and_steps_go_on(run, monkeypatch):
+def test_a_profiler_that_does_not_start_is_reported_and_steps_go_on(run, monkeypatch):
     monkeypatch.setattr(
         ProfileRecorder, "start", lambda _: (_ for _ in ()).throw(RuntimeError("somebody else records"))
     )

@@ -110,7 +110,7 @@ def test_the_full_settings_are_all_and_the_differences_those_that_somebody_chose
     assert "batch.prefetch" not in chosen and "optimizer.eps" not in chosen and "model.norm_eps" not in chosen
 
 
-def test_every_default_that_a_plan_tells_is_the_default(make):
+def test_every_default_that_a_plan_shows_is_the_default(make):
     plan = make()
     defaults = {entry.path: entry.value for entry in plan.provenance if entry.origin == "default"}
     known = {path: text for path in defaults if (text := default_text(path)) is not None}
@@ -118,7 +118,7 @@ def test_every_default_that_a_plan_tells_is_the_default(make):
     assert {entry.path for entry in non_defaults(plan)} >= {"model.family", "optimizer.kind", "batch.rows"}
 
 
-def test_code_versions_and_machine_are_told(make, tmp_path):
+def test_code_versions_and_machine_are_written(make, tmp_path):
     git(tmp_path, "init", "-q")
     (tmp_path / "own.py").write_text("a = 1\n")
     git(tmp_path, "add", "own.py")

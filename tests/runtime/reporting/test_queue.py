@@ -31,11 +31,11 @@ def disk(monkeypatch):
     free, write = threading.Event(), os.write
     free.set()
 
-    def held_write(fd: int, content: bytes) -> int:
+    def waiting_write(fd: int, content: bytes) -> int:
         assert free.wait(30)
         return write(fd, content)
 
-    monkeypatch.setattr("xtrain.runtime.files.lines.os.write", held_write)
+    monkeypatch.setattr("xtrain.runtime.files.lines.os.write", waiting_write)
     yield free
     free.set()
 
@@ -99,7 +99,7 @@ def test_an_event_waits_once_for_a_disk_that_hangs(tmp_path, disk, monkeypatch):
     assert [event["step"] for event in lines(tmp_path / "events.jsonl")] == list(range(20))
 
 
-def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
+def test_a_disk_that_takes_no_record_is_reported_at_the_next_step(tmp_path):
     records = Records.open(tmp_path, 0)
     (tmp_path / "metrics.jsonl").mkdir()  # nothing can be appended to a folder
     log(records, 1)
@@ -115,7 +115,7 @@ def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
     assert lines(tmp_path / "events.jsonl")[0]["event"] == "failure"
 
 
-def test_a_disk_that_is_waited_for_no_longer_is_told_of(tmp_path, disk, monkeypatch):
+def test_a_disk_that_is_waited_for_no_longer_is_reported(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0.2)
     records = Records.open(tmp_path, 0)
     log(records, 1)
@@ -130,7 +130,7 @@ def test_a_disk_that_is_waited_for_no_longer_is_told_of(tmp_path, disk, monkeypa
     assert warning["message"].startswith("rank 0: ") and "did not write all records within 0.2 s" in warning["message"]
 
 
-def test_an_event_that_cannot_be_written_is_told_where_it_was_reported(tmp_path):
+def test_an_event_that_cannot_be_written_raises_where_it_was_reported(tmp_path):
     records = Records.open(tmp_path, 0)
     (tmp_path / "events.jsonl").mkdir()
     with pytest.raises(EnvironmentFault, match=r"events\.jsonl cannot be written"):
@@ -138,7 +138,7 @@ def test_an_event_that_cannot_be_written_is_told_where_it_was_reported(tmp_path)
     records.close()
 
 
-def test_steps_are_undone_when_their_records_have_been_written(tmp_path, disk):
+def test_steps_are_rolled_back_when_their_records_have_been_written(tmp_path, disk):
     records = Records.open(tmp_path, 0)
     disk.clear()
     for step in range(1, 6):

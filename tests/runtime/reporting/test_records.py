@@ -115,7 +115,7 @@ def test_half_a_line_is_ended_and_the_next_one_is_whole(tmp_path):
     assert [record["step"] for record in objects_since(path)] == [1, 3, 4]
 
 
-def test_a_disk_that_takes_no_record_is_told_with_the_file(tmp_path):
+def test_a_disk_that_takes_no_record_is_reported_with_the_file(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     lines = JsonLinesFile(tmp_path / "metrics.jsonl")
     lines.write(StepMetrics(step=1, time=None))

@@ -72,7 +72,7 @@ def test_it_gets_everything_in_order_in_a_thread_of_its_own(run):
 
 
 @pytest.mark.parametrize("where", ["begin", "metric", "event", "rest", "end"])
-def test_one_that_fails_is_told_of_once_and_gets_no_more(run, where: str):
+def test_one_that_fails_is_reported_once_and_gets_no_more(run, where: str):
     taker = Taker(fails_at=where)
     records, warned = run(taker)
     for step in (1, 2):
@@ -104,7 +104,7 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
     taker.free.set()
 
 
-def test_what_one_says_at_its_end_is_not_told_to_one_that_has_ended(tmp_path):
+def test_what_one_says_at_its_end_is_not_given_to_one_that_has_ended(tmp_path):
     records, takers = Records.open(tmp_path, 0), [Taker(), Taker(fails_at="end")]
     for taker in takers:
         records.sinks.append(RecordSink(taker, lambda message: records.warn(message, step=1)))
