@@ -36,7 +36,7 @@ class _Lane:
             return False
         records = [self._typed(found) for found in self.tail.read()]
         if self.tail.begun_anew != self._begun_anew:
-            # A run that goes back takes the undone steps out of its file: those that are left have been read before.
+            # A run that goes back takes the discarded steps out of its file: those that are left have been read before.
             self._begun_anew, self._known = self.tail.begun_anew, max(self._latest, self._unwanted)
         for record in records:
             when = record.time

@@ -22,7 +22,7 @@ class History:
     last: StepMetrics = NOTHING
     """The metrics record with the highest step of those with a loss."""
     at: tuple[int, float] | None = None
-    """The highest step that a record tells of, with a loss or without, and the time of that record."""
+    """The highest step of any record, with a loss or without, and the time of that record."""
     curve: tuple[Point, ...] = ()
     """(step, loss), finite losses only, every `stride`-th one: at most `MAX_POINTS`."""
     stride: int = 1
@@ -62,10 +62,10 @@ class History:
         """What remains when an attempt goes on after `step` (None: from nothing); its pace is yet to be measured."""
         if step is None:
             return History()
-        kept = tuple(point for point in self.curve if point[0] <= step)
+        curve = tuple(point for point in self.curve if point[0] <= step)
         last = self.last if (self.last.step or 0) <= step else NOTHING
         at = self.at if self.at and self.at[0] <= step else None
-        return History(last=last, at=at, curve=kept, stride=self.stride, num_seen=self.num_seen)
+        return History(last=last, at=at, curve=curve, stride=self.stride, num_seen=self.num_seen)
 
 
 class HistoryRecorder:

@@ -1,4 +1,4 @@
-"""The state of a run as far as its records tell, and the pure function that moves it on."""
+"""The state of a run as far as its records show, and the pure function that moves it on."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -227,9 +227,9 @@ def _blocked_seconds(
 
 
 def _run_start(state: RunState, start: RunStartEvent) -> RunState:
-    """A new attempt: what the earlier ones did up to the step it goes on from still counts, the rest is undone."""
+    """A new attempt: what the earlier ones did up to the step it goes on from still counts, the rest is discarded."""
     resumed = start.resumed_step
-    kept = {} if resumed is None else {n: e for n, e in state.evaluations.items() if (e.step or 0) <= resumed}
+    evaluations = {} if resumed is None else {n: e for n, e in state.evaluations.items() if (e.step or 0) <= resumed}
     checkpoint = state.checkpoint
     if resumed is None or (checkpoint and (checkpoint.step or 0) > resumed):
         checkpoint = None
@@ -237,23 +237,23 @@ def _run_start(state: RunState, start: RunStartEvent) -> RunState:
         start=start,
         first_step=min(state.first_step, resumed or 0) if state.restarting else resumed or 0,
         history=state.history.rewound(resumed),
-        evaluations=MappingProxyType(kept),
+        evaluations=MappingProxyType(evaluations),
         checkpoint=checkpoint,
         num_restarts=state.num_restarts if state.restarting else 0,
     )
 
 
 def _rollback(state: RunState, event: RollbackEvent) -> RunState:
-    """The run has gone back: what it did behind that step is undone."""
+    """The run has gone back: what it did after that step is discarded."""
     step = event.step or 0
-    kept = {name: found for name, found in state.evaluations.items() if (found.step or 0) <= step}
+    evaluations = {name: found for name, found in state.evaluations.items() if (found.step or 0) <= step}
     checkpoint = state.checkpoint if state.checkpoint and (state.checkpoint.step or 0) <= step else None
     return evolve(
         state,
         start=replace(state.start, resumed_step=step) if state.start else None,
         history=state.history.rewound(step),
         event_step=min(step, state.event_step),
-        evaluations=MappingProxyType(kept),
+        evaluations=MappingProxyType(evaluations),
         checkpoint=checkpoint,
         num_rollbacks=state.num_rollbacks + 1,
     )
@@ -348,8 +348,8 @@ def _failure(state: RunState, event: FailureEvent) -> RunState:
 
 
 def _run_end(state: RunState, end: RunEndEvent) -> RunState:
-    """A launcher that was stopped before its ranks had begun says so too: what was behind the checkpoint it would have
-    gone on from is undone by then."""
+    """A launcher that was stopped before its ranks had begun says so too: what came after the checkpoint it would have
+    continued from is discarded by then."""
     state = _of_another_start(state)
     if end.step is not None and end.step < (state.history.step or 0):
         state = evolve(state, history=state.history.rewound(end.step), event_step=min(end.step, state.event_step))

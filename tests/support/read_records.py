@@ -8,7 +8,7 @@ from xtrain.records.events import event_of
 from xtrain.records.lines import read
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.record import Record
-from xtrain.tui import event_text as telling
+from xtrain.tui import event_text as event_texts
 from xtrain.tui import state
 
 
@@ -24,12 +24,12 @@ def reduce_all(before: state.RunState, found: Iterable[dict[str, Any]]) -> state
     return state.reduce_all(before, map(typed, found))
 
 
-def told(found: dict[str, Any]) -> tuple[telling.EventText, ...]:
-    return telling.event_text(event_of(found))
+def event_text(found: dict[str, Any]) -> tuple[event_texts.EventText, ...]:
+    return event_texts.event_text(event_of(found))
 
 
 def in_one_line(found: dict[str, Any]) -> str:
-    return telling.in_one_line(event_of(found))
+    return event_texts.in_one_line(event_of(found))
 
 
 def events(*found: dict[str, Any]) -> list[Event]:

@@ -75,10 +75,10 @@ def test_time_left_uses_the_median_pace(metrics, event) -> None:
 def test_before_steps_are_logged_the_time_left_is_that_of_the_estimate(metrics, event) -> None:
     """Logging may be sparse: the run itself has measured its first steps."""
     start = reduce(RunState(), event("run_start", 0, step=0, steps=300))
-    told = reduce(start, event("estimate", 9, step=10, step_seconds=0.5, steps_left=290, seconds_left=145.0))
-    assert start.seconds_left is None and (told.step, told.seconds_left) == (10, pytest.approx(145.0))
-    assert told.status == "training"
-    logged = reduce_all(told, [metrics(100, 60.0), metrics(200, 160.0)])
+    estimated = reduce(start, event("estimate", 9, step=10, step_seconds=0.5, steps_left=290, seconds_left=145.0))
+    assert start.seconds_left is None and (estimated.step, estimated.seconds_left) == (10, pytest.approx(145.0))
+    assert estimated.status == "training"
+    logged = reduce_all(estimated, [metrics(100, 60.0), metrics(200, 160.0)])
     assert logged.seconds_left == pytest.approx(100.0), "the pace of recent steps is nearer"
 
 
@@ -213,27 +213,27 @@ def test_what_a_launcher_does_not_know_of_earlier_starts_it_does_not_say(event) 
     assert "no checkpoint was saved" not in going_on(state) and "from the last checkpoint" in going_on(state)
 
 
-def test_of_ranks_that_only_lost_another_one_the_first_is_told_and_a_cause_comes_before_them(event) -> None:
+def test_of_ranks_that_only_lost_another_one_the_first_is_shown_and_a_cause_comes_before_them(event) -> None:
     state = RunState()
-    told = []
+    shown = []
     for record in (
         event("failure", 5, rank=1, error="lost contact", lost=True),
         event("failure", 5, rank=2, error="lost contact", lost=True),
         event("failure", 5, rank=0, error="out of memory"),
     ):
         state = reduce(state, record)
-        told += [] if state.is_echo(typed(record)) else [record["rank"]]
-    assert told == [1, 0] and [failure.rank for failure in state.failures] == [0, 1, 2]
+        shown += [] if state.is_echo(typed(record)) else [record["rank"]]
+    assert shown == [1, 0] and [failure.rank for failure in state.failures] == [0, 1, 2]
 
 
 def test_counted_data_says_how_many_steps_there_are() -> None:
-    def told(planned: int | None, **data: object) -> RunState:
+    def state_of(planned: int | None, **data: object) -> RunState:
         start = {"event": "run_start", "time": 1.0, "step": 0, "steps": planned, "attempt": 1}
         return reduce_all(RunState(), [start, {"event": "data", "time": 2.0, "step": 0, **data}])
 
-    counted = told(None, steps=500, rows={"code": 99, "broken": "x"})
+    counted = state_of(None, steps=500, rows={"code": 99, "broken": "x"})
     assert counted.steps == 500 and dict(counted.rows) == {"code": 99}
-    known = told(60, steps=500, rows=None)
+    known = state_of(60, steps=500, rows=None)
     assert known.steps == 60 and not known.rows
 
 
@@ -265,9 +265,9 @@ def test_streams_as_they_should_not_be(recorded, data) -> None:
         one_by_one = reduce(one_by_one, record)
     assert state == one_by_one
     assert len({step for step, _ in state.history.points()}) == len(state.history.points())
-    kept = data.draw(st.sets(st.sampled_from(range(len(recorded)))))
-    holes = reduce_all(RunState(), [record for place, record in enumerate(recorded) if place in kept])
-    steps = [record["step"] for place, record in enumerate(recorded) if place in kept and "event" not in record]
+    places = data.draw(st.sets(st.sampled_from(range(len(recorded)))))
+    holes = reduce_all(RunState(), [record for place, record in enumerate(recorded) if place in places])
+    steps = [record["step"] for place, record in enumerate(recorded) if place in places and "event" not in record]
     assert holes.history.step == max(steps, default=None)
     repeated = [record for record in recorded for _ in range(2) if "event" not in record]
     once = [record for record in recorded if "event" not in record]

@@ -183,8 +183,8 @@ class BoardApp(App[int]):
         if self._reading.faults and not self._read_fault_shown:
             self._read_fault_shown = True
             self.fault = self._reading.fault
-            told = f"reading the run failed and is tried again; details are in {self.fault}"
-            self.notify(told, title="dashboard error", severity="error", timeout=20, markup=False)
+            message = f"reading the run failed and is tried again; details are in {self.fault}"
+            self.notify(message, title="dashboard error", severity="error", timeout=20, markup=False)
         if self._old() is not None:
             self._draw_head()
 
@@ -227,8 +227,8 @@ class BoardApp(App[int]):
                 return
             self._faulty.add(self.visited)
             self.fault = fault.write(error)
-            told = f"{pane.title} cannot be drawn; details are in {self.fault}"
-            self.notify(told, title="dashboard error", severity="error", timeout=20, markup=False)
+            message = f"{pane.title} cannot be drawn; details are in {self.fault}"
+            self.notify(message, title="dashboard error", severity="error", timeout=20, markup=False)
 
     def _screens(self) -> tuple[tuple[int, str, type[Pane]], ...]:
         """Those that this run has, with their numbers."""
@@ -248,8 +248,8 @@ class BoardApp(App[int]):
             return
         width, height = event.size
         self.screen_stack[0].set_class(width < SMALLEST[0] or height < SMALLEST[1], "tiny")
-        told = f"{width}×{height}: needs {SMALLEST[0]}×{SMALLEST[1]}"
-        self._tiny.show(line([Piece(told, "bold")], width))
+        hint = f"{width}×{height}: needs {SMALLEST[0]}×{SMALLEST[1]}"
+        self._tiny.show(line([Piece(hint, "bold")], width))
         self.call_after_refresh(self.draw, anew=True)
 
     # Going about
@@ -330,15 +330,15 @@ class BoardApp(App[int]):
 
     @work(thread=True, group="asking", exit_on_error=False)
     def ask_run(self, word: str, argument: str = "") -> None:
-        """Ask the run, and tell what it answers, as it does."""
+        """Ask the run, and show its answers as they come."""
         title = f"{word} {argument}".strip()
         for answer in answers(command_line(self.directory, word, argument)):
             at = "" if answer.step is None else f"step {answer.step:,}"
-            told = ": ".join(filter(None, (at, answer.detail)))
+            detail = ": ".join(filter(None, (at, answer.detail)))
             severity: Literal["information", "error"]
             severity = "information" if answer.state in (ControlState.ACCEPTED, ControlState.DONE) else "error"
             self.call_from_thread(
-                self.notify, told, title=f"{title}: {answer.state}", severity=severity, timeout=8, markup=False
+                self.notify, detail, title=f"{title}: {answer.state}", severity=severity, timeout=8, markup=False
             )
 
     # Leaving
@@ -364,7 +364,7 @@ class BoardApp(App[int]):
         if answer == "leave":
             self.exit(0)
         elif answer == ControlWord.STOP and is_starting(self.live):
-            # Before its first step the run hears signals only; they do what the plan has for `sigterm`.
+            # Before its first step the run takes signals only; they do what the plan has for `sigterm`.
             os.kill(launcher, signal.SIGTERM)
         elif answer == ControlWord.STOP:
             self.ask_run(ControlWord.STOP)

@@ -32,10 +32,10 @@ class Group:
 
 def group(title: str, bindings: Iterable[BindingType], board: "Board | None" = None) -> Group:
     """The bindings that say what they do, in their order."""
-    made = [binding for binding in bindings if isinstance(binding, Binding)]
+    known = [binding for binding in bindings if isinstance(binding, Binding)]
     keys = (
         (sign(binding.key_display or binding.key), binding.tooltip or binding.description, _why_not(binding, board))
-        for binding in made
+        for binding in known
         if binding.description
     )
     return Group(title, tuple(keys))

@@ -14,7 +14,7 @@ from . import fault
 from .app import BoardApp
 from .terminal import Terminal
 
-# A terminal that takes nothing any more must not keep a process that was told to leave.
+# A terminal that takes nothing any more must not keep a process that was asked to end.
 LEAVE_SECONDS = 2.0
 LOOK_SECONDS = 0.5
 # Training on the same cores comes first.
@@ -22,7 +22,7 @@ NICENESS = 10
 
 
 class AttachedApp(BoardApp):
-    """The dashboard on a real terminal: hears signals, and leaves with its terminal or its launcher."""
+    """The dashboard on a real terminal: takes signals, and ends with its terminal or its launcher."""
 
     def __init__(self, *args, terminal: Terminal, **options) -> None:
         super().__init__(*args, **options)
@@ -31,12 +31,12 @@ class AttachedApp(BoardApp):
     def on_mount(self) -> None:  # beside that of `BoardApp`, which Textual calls as well
         loop = asyncio.get_running_loop()
 
-        def leave(number: int, frame: FrameType | None) -> None:
+        def on_signal(number: int, frame: FrameType | None) -> None:
             leave_at_last(self._terminal, LEAVE_SECONDS)
             loop.call_soon_threadsafe(self.exit, 128 + number)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, leave)
+            signal.signal(number, on_signal)
         if self.launcher is not None:
             # Of a launcher that is gone the shell takes the terminal: that must not put this process to sleep.
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -62,7 +62,7 @@ def open_board(
     terminal = Terminal(sys.stdin.fileno())
 
     def hung_up(number: int, frame: FrameType | None) -> None:
-        terminal.give_back()  # there may still be one, if only this process was told
+        terminal.give_back()  # there may still be one, if only this process got the signal
         os._exit(0)
 
     signal.signal(signal.SIGHUP, hung_up)

@@ -80,8 +80,8 @@ class OverviewPane(Pane):
         self.query_one("#plots").display = plots
         if plots:
             self._plot_in_time(board, width, height)
-            self.query_one("#loss-plot", Plot).tell([board.series.latest(key) for key in self._lines])
-            self.query_one("#norm-plot", Plot).tell([board.series.latest("grad_norm")])
+            self.query_one("#loss-plot", Plot).show_newest([board.series.latest(key) for key in self._lines])
+            self.query_one("#norm-plot", Plot).show_newest([board.series.latest("grad_norm")])
 
     def _put(self, name: str, lines: "list[Content]") -> None:
         self.query_one(f"#{name}", TextBlock).show(stack(lines), rows=len(lines))

@@ -32,14 +32,16 @@ def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
     style = f"bold reverse {_BAND.get(board.life.in_words, '$error')}"
     band = [Content.styled(left(f" {text}", width), style) for text in wrapped(headline(board), width - 2)]
     empty = [Content.styled(" " * width, style)] if tall else []
-    said = [Content(f" {text}") for told in advice(board) for text in wrapped(told, width - 2)]
+    said = [Content(f" {text}") for advised in advice(board) for text in wrapped(advised, width - 2)]
     return [*empty, *band, *empty, *said]
 
 
 def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
     """What is raised now, the newest first, one line each."""
-    told = ("lost",) if board.life.state == "lost" else ()  # by the verdict, in larger letters
-    newest = sorted((alert for alert in board.alerts if alert.kind not in told), key=lambda alert: -(alert.since or 0))
+    in_headline = ("lost",) if board.life.state == "lost" else ()  # by the verdict, in larger letters
+    newest = sorted(
+        (alert for alert in board.alerts if alert.kind not in in_headline), key=lambda alert: -(alert.since or 0)
+    )
     lines = []
     for alert in newest[:most]:
         ago = f"  {duration(board.now - alert.since)} ago" if alert.since else ""

@@ -25,11 +25,11 @@ class Piece:
 
 def line(pieces: Iterable[Piece], width: int, *, gap: str = "  ", margin: str = " ") -> Content:
     """The pieces that fit in `width` columns, in their order."""
-    kept = [piece for piece in pieces if piece.text]
-    while len(kept) > 1 and _columns(kept, gap, margin) > width:
+    fitting = [piece for piece in pieces if piece.text]
+    while len(fitting) > 1 and _columns(fitting, gap, margin) > width:
         # Of equal weight the last goes first.
-        kept.pop(min(reversed(range(len(kept))), key=lambda place: kept[place].weight))
-    content = Content(margin) + Content(gap).join(piece.content for piece in kept)
+        fitting.pop(min(reversed(range(len(fitting))), key=lambda place: fitting[place].weight))
+    content = Content(margin) + Content(gap).join(piece.content for piece in fitting)
     return content.truncate(max(1, width), ellipsis=True)
 
 

@@ -10,7 +10,7 @@ _SIGNS = {
     "◀◂‹←": "<", "▾▼↓": "v", "▴▲↑": "^", "─━═–—−": "-", "│┃║": "|", "╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝": "+", "·": ".", "•": "-",
     "…": "~", "×✗": "x", "✓": "+", "“”": '"', "‘’": "'", "µ": "u", "●○■□◆◇": "o",
 }  # fmt: skip
-_TABLE = str.maketrans({sign: plain for signs, plain in _SIGNS.items() for sign in signs})
+_TABLE = str.maketrans({sign: plain for unicode, plain in _SIGNS.items() for sign in unicode})
 
 
 class PlainSigns(LineFilter):

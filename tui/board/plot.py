@@ -33,7 +33,7 @@ def terminal_glyphs() -> Glyphs:
     Python writes UTF-8 also where the locale is `C` (its UTF-8 mode): what counts is what the locale says.
     """
     named = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
-    # A locale that is named and not installed here still tells what the terminal takes.
+    # A locale that is named and not installed here still says what the terminal takes.
     charset = named.rpartition(".")[2] if "." in named else locale.getencoding()
     written = getattr(sys.__stdout__, "encoding", None) or charset
     takes = all(name.lower().replace("-", "").startswith("utf") for name in (charset, written))
@@ -93,7 +93,7 @@ class Plot(Widget, can_focus=True):
         self._strips: list[Strip] = []
         self._drawn_for: object = None
         self._newest: tuple[float | None, ...] = ()
-        self._told: tuple[float | None, ...] = ()
+        self._newest_drawn: tuple[float | None, ...] = ()
         self._dragged_from: int | None = None
         self._dragged = False
 
@@ -118,7 +118,7 @@ class Plot(Widget, can_focus=True):
             self._curves, self._title, self._x_label, self._unit, self._x_unit = now
             self.refresh()
 
-    def tell(self, newest: Sequence[float | None]) -> None:
+    def show_newest(self, newest: Sequence[float | None]) -> None:
         """The newest value of each line, for the head: the lines themselves may be shown less often, as they cost
         more."""
         if tuple(newest) != self._newest:
@@ -138,19 +138,19 @@ class Plot(Widget, can_focus=True):
     def _draw(self) -> None:
         """Draw anew if anything has changed."""
         wanted = (self._curves, self.view, self._title, self._x_label, self.size, self.app.theme, self.has_focus)
-        if wanted == self._drawn_for and self._newest == self._told:
+        if wanted == self._drawn_for and self._newest == self._newest_drawn:
             return
         place = (self._curves, self.view, self.size.width, self.size.height)
         said: dict[str, Any] = {"title": self._title, "x_label": self._x_label, "unit": self._unit}
         said |= {"glyphs": self._glyphs, "newest": self._newest}
         only_head = wanted == self._drawn_for
         under = self._drawing.with_head(head(*place, **said)) if only_head else None
-        self._drawn_for, self._told = wanted, self._newest
+        self._drawn_for, self._newest_drawn = wanted, self._newest
         self._drawing = under or draw(*place, **said, x_unit=self._x_unit)
         if only_head and under is None:
             self.refresh()  # it has other rows than before, and so has all below it
-        kept = [] if under is None else self._strips[under.heads :]
-        self._strips = [*self._styled(self._drawing.rows[: len(self._drawing.rows) - len(kept)]), *kept]
+        strips_below = [] if under is None else self._strips[under.heads :]
+        self._strips = [*self._styled(self._drawing.rows[: len(self._drawing.rows) - len(strips_below)]), *strips_below]
 
     def _styled(self, rows: Sequence[Row]) -> list[Strip]:
         styles: dict[str, Style] = {"": self.rich_style}

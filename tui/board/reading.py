@@ -32,17 +32,17 @@ LIMIT_BYTES = 16 << 20
 
 
 class BackgroundReader(Thread):
-    """Reads until it is closed; `tell` is called, in this thread, when `newest` is there to be taken.
+    """Reads until it is closed; `announce` is called, in this thread, when `newest` is there to be taken.
 
-    It tells once for any number of boards that nobody has taken: a slow terminal makes no queue.
+    It is called once for any number of boards that nobody has taken: a slow terminal makes no queue.
     fault: the file in which an error of reading is written; of several the last. faults: how many there were.
     """
 
-    def __init__(self, directory: Path, tell: Callable[[], object]) -> None:
+    def __init__(self, directory: Path, announce: Callable[[], object]) -> None:
         super().__init__(name="reading", daemon=True)
-        self._directory, self._tell = directory, tell
+        self._directory, self._announce = directory, announce
         self._closed = Event()
-        self._told = False
+        self._is_announced = False
         self.newest: Board | None = None
         self.fault: Path | None = None
         self.faults = 0
@@ -56,8 +56,8 @@ class BackgroundReader(Thread):
         return monotonic() - self._read_at
 
     def take(self) -> "Board | None":
-        """The newest board; the next one is told of again."""
-        self._told = False
+        """The newest board; the next one is announced again."""
+        self._is_announced = False
         return self.newest
 
     def close(self) -> None:
@@ -80,9 +80,9 @@ class BackgroundReader(Thread):
             else:
                 self._read_at = monotonic()
                 opening = self.newest.loading is not None
-                if not self._told:
-                    self._told = True
-                    self._tell()
+                if not self._is_announced:
+                    self._is_announced = True
+                    self._announce()
             self._closed.wait(OPENING_PAUSE_SECONDS if opening else pause)
 
     def _pause_after_fault(self) -> float:
@@ -94,11 +94,11 @@ class BackgroundReader(Thread):
 
 
 class ReadingOthers(Thread):
-    """Reads the runs in `wanted` on, a bit at a time, and calls `tell` (in this thread) when one of them is new."""
+    """Reads the runs in `wanted` on, a bit at a time, and calls `announce` (in this thread) when one of them is new."""
 
-    def __init__(self, tell: Callable[[], object]) -> None:
+    def __init__(self, announce: Callable[[], object]) -> None:
         super().__init__(name="reading others", daemon=True)
-        self._tell = tell
+        self._announce = announce
         self._closed, self._woken = Event(), Event()
         self._lock = Lock()
         self._wanted: tuple[Path, ...] = ()
@@ -149,5 +149,5 @@ class ReadingOthers(Thread):
         with self._lock:
             self._boards[path] = board
         if before is None or before.version != board.version:
-            self._tell()
+            self._announce()
         return board.loading is not None

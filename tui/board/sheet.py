@@ -65,7 +65,7 @@ class Sheet(Widget, can_focus=True):
         return self._styles_of[name]
 
 
-# From cool to hot, each to be seen on dark and on light ground; the signs they colour tell the order without them.
+# From cool to hot, each to be seen on dark and on light ground; the signs they colour show the order without them.
 HEAT = ("#5b7fb5", "#4482b4", "#2f8ba0", "#2f8f6e", "#5a8c46", "#80822c", "#a07420", "#bf6420", "#d04a36", "#cf2f5c")
 
 

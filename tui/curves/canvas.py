@@ -104,11 +104,11 @@ class Canvas:
 
     def rows(self) -> list[Row]:
         """All cells, neighbours of one style as one piece of text."""
-        signs, owners = self._signs(), self._owner.copy()
+        codes, owners = self._signs(), self._owner.copy()
         for place, (sign, owner) in self._over.items():
-            signs[place], owners[place] = ord(sign), owner
+            codes[place], owners[place] = ord(sign), owner
         found = []
-        for row_signs, row_owners in zip(signs, owners, strict=True):
+        for row_signs, row_owners in zip(codes, owners, strict=True):
             text = row_signs.tobytes().decode("utf-32-le")
             ends = [*(np.flatnonzero(np.diff(row_owners)) + 1).tolist(), self.width]
             styles = row_owners[[0, *ends[:-1]]].tolist()

@@ -47,10 +47,10 @@ class Curve:
         if not x.shape == y.shape == steps.shape or x.ndim != 1:
             raise ValueError(f"{line.name}: {x.shape} places, {y.shape} values and {steps.shape} steps")
         if len(x) and not (np.isfinite(x[-1]) and bool(np.all(x[1:] >= x[:-1]))):
-            kept = np.flatnonzero(np.isfinite(x))
-            kept = kept[np.argsort(x[kept], kind="stable")]
-            steps = steps[kept]
-            x, y = x[kept], y[kept]
+            order = np.flatnonzero(np.isfinite(x))
+            order = order[np.argsort(x[order], kind="stable")]
+            steps = steps[order]
+            x, y = x[order], y[order]
         finite = np.isfinite(y)
         self.broken = not bool(finite.all())
         self.line, self.x, self.steps = line, x, steps
@@ -167,9 +167,9 @@ class Curve:
         starts = starts - starts[0]
         sums = np.add.reduceat(weights * y, starts).tolist()
         totals = np.add.reduceat(weights, starts).tolist()
-        kept = np.exp(-fade * np.diff(end_steps, prepend=end_steps[0])).tolist()
+        fades = np.exp(-fade * np.diff(end_steps, prepend=end_steps[0])).tolist()
         averages, total, divisor = [], 0.0, 0.0
-        for added, more, keep in zip(sums, totals, kept, strict=True):
+        for added, more, keep in zip(sums, totals, fades, strict=True):
             total, divisor = total * keep + added, divisor * keep + more
             averages.append(total / divisor if more > 0 and divisor > 0 else math.nan)
         return Curve(Line(self.line.name, self.x[ends - 1], np.array(averages), steps=end_steps))

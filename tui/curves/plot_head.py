@@ -28,8 +28,8 @@ def head(
 ) -> list[Row]:
     """One row, or more where the values need them and a quarter of the height has room for them.
 
-    newest: of each curve the value that is told without a cursor, where it is known before the curve has it. Of more
-    curves than can be told apart the further ones are counted.
+    newest: of each curve the value that is shown without a cursor, where it is known before the curve has it. Of more
+    curves than signs can distinguish the further ones are counted.
     """
     curves, more = curves[:MOST_LINES], len(curves) - MOST_LINES
     pieces: list[Row] = [((printable(title), "title"),)]

@@ -55,7 +55,7 @@ class ConsoleView(Drawer):
         self._line.clear()
         self._line.print(*summary(state, self._directory, self._console))
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give the terminal back without a word, as when following is interrupted."""
         self._line.clear()
 

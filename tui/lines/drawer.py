@@ -18,11 +18,11 @@ class Drawer:
         """Show what moves with time; called with every poll."""
 
     def close(self, state: RunState) -> None:
-        """Say what the run came to: it is over, or nothing more will be heard of it."""
+        """Say what the run came to: it is over, or nothing more is written."""
 
     def lost(self, state: RunState, why: str) -> None:
         """Say that nobody is there any more who could say how the run ends; why: what that is concluded from."""
         self.close(state)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give the terminal back without a word: following was broken off."""

@@ -19,7 +19,7 @@ from ..words import count, decimal, duration, printable
 from .drawer import Drawer
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 
-# A node that begins is told once it has ended; of ranks that are stuck the failure that follows tells.
+# A node is printed once it has ended, not when it begins; stuck ranks are in the failure that follows.
 _SUPERFLUOUS = (SetupBeginEvent, StuckEvent)
 
 

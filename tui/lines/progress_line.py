@@ -19,7 +19,7 @@ QUIET_GAPS, QUIET_SECONDS = 5, 10
 
 @frozen(kw_only=True)
 class BarGlyphs:
-    """What lines are drawn with; done and to do differ in shape, so that they can be told apart without colour."""
+    """What lines are drawn with; done and to do differ in shape, so that they can be distinguished without colour."""
 
     spinner: str
     done: str
@@ -79,17 +79,17 @@ def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: 
     parts = _parts(state, quiet=quiet)
     # One blank for the cursor in front, one unused column behind.
     room = width - 2 - MIN_BAR
-    kept: list[_Part] = []
+    fitting: list[_Part] = []
     for part in sorted(parts, key=lambda part: part.rank):
         cells = cell_len(part.text.plain) + 2
         spare = 0 if part.rank <= LAST_ESSENTIAL_RANK else GOOD_BAR - MIN_BAR
         if cells + spare > room:
             break
         room -= cells
-        kept.append(part)
+        fitting.append(part)
     bar_width = min(MAX_BAR, MIN_BAR + room)
     bar = _bar(state.progress, bar_width, glyphs) if state.progress is not None else _pulse(now, bar_width, glyphs)
-    shown = [part.text for part in parts if part in kept]
+    shown = [part.text for part in parts if part in fitting]
     return Text("  ").join([Text(" ").append_text(bar), *shown])
 
 

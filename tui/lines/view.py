@@ -73,7 +73,7 @@ def follow(
                 finished.wait(POLL_SECONDS)
         drawer.close(state)
     finally:
-        drawer.leave()
+        drawer.release()
     return state
 
 

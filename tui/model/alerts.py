@@ -20,8 +20,8 @@ class Alert:
     """Something is not as it should be, and still is.
 
     kind: that of the event (`loss_spike`, `nonfinite`, `stalled`, `starvation`, `memory`, `disk`, …), or of what the
-    dashboard sees: `silent` (ranks are not heard of), `idle` (ranks make no progress), `lost` (the run is gone without
-    a word). message: in words. value, limit: where it is a number. ranks: those it is about, may be empty. since:
+    dashboard sees: `silent` (ranks send no heartbeat), `idle` (ranks make no progress), `lost` (the run is gone without
+    a record). message: in words. value, limit: where it is a number. ranks: those it is about, may be empty. since:
     seconds since 1970; step: at which it was raised. source: who has seen it. id: the same for as long as it is the
     same alert: a toast is for those whose id is new.
     """

@@ -14,7 +14,7 @@ from .series import Series
 
 # Seconds that one poll may take: at four polls a second a twelfth of a core, while a long run is being opened.
 BUDGET_SECONDS = 0.02
-# Of how many ranks the progress tells how far the run is.
+# The heartbeats of how many ranks are asked how far the run is.
 ASKED = 64
 
 
@@ -39,7 +39,7 @@ class Board:
 
     @property
     def step(self) -> int:
-        """Completed optimizer steps: as records tell, or as ranks do of their progress, whichever is further. Steps
+        """Completed optimizer steps: as records say, or as the heartbeats of ranks do, whichever is further. Steps
         need not be logged for that."""
         # Ranks are never a step apart for long: a few of thousands do.
         beats = (each.beat.step - 1 for each in self.ranks.all[:ASKED] if each.beat is not None)

@@ -1,4 +1,4 @@
-"""Whether a run is alive, as far as its files tell: a run that was killed says nothing of it.
+"""Whether a run is alive, as far as its files show: a run that was killed says nothing of it.
 
 On this machine the locks of the run's directory say it at once: its launcher and its first rank each hold one for as
 long as they live, from before the first record on. Where other machines write to the file system as well, locks of
@@ -31,9 +31,9 @@ class Life:
     """What has become of a run.
 
     state: `waiting` (no record yet), `starting` (set-up), `training`, `paused` (it waits for `resume`), `ended` (it
-    has said so itself), `lost` (its processes are gone, or not heard of, and it has not said that it ends). status: of
+    has said so itself), `lost` (its processes are gone, or write nothing, and it has not said that it ends). status: of
     an ended run, as in `run_end`: `done`, `complete`, `stopped`, `interrupted`, `failed`. since: seconds since 1970,
-    from when; of a lost run when it was last heard of. why: what that is concluded from, in words. again: a launcher
+    from when; of a lost run when it last wrote anything. why: what that is concluded from, in words. again: a launcher
     has begun that has not written anything yet: what is known is of the start before.
     """
 
@@ -65,7 +65,7 @@ class LifeReader:
         self._launched: bool | None = None
         self._launched_at: float | None = None
         self._nobody = 0
-        self._heard = time.monotonic()
+        self._newest_at = time.monotonic()
         self._newest: float | None = None
         self._lost: Life | None = None
 
@@ -73,7 +73,7 @@ class LifeReader:
         """What has become of it. newest: time of the newest record. To be called after the records were read: a run
         that ends says so before it lets go of its locks."""
         if newest != self._newest:
-            self._newest, self._heard = newest, time.monotonic()
+            self._newest, self._newest_at = newest, time.monotonic()
         why = self._why_nobody(ranks, between_starts=run.restarting)
         begun = run.start.time if run.start else None
         if begun is not None and self._launched_at is not None and self._launched_at > begun:
@@ -105,13 +105,13 @@ class LifeReader:
             return ""
         if not is_folder(self._directory):
             return "its directory is gone"
-        heard = [each for each in ranks if each.beat is not None and not between_starts]
-        if heard and all(each.pulse == "gone" for each in heard):
+        with_beat = [each for each in ranks if each.beat is not None and not between_starts]
+        if with_beat and all(each.pulse == "gone" for each in with_beat):
             return "its processes are gone"
         if self._shared:
-            if heard:
+            if with_beat:
                 return "its ranks send no heartbeat any more"
-            return "there was no record for two minutes" if now - self._heard >= QUIET_SECONDS else ""
+            return "there was no record for two minutes" if now - self._newest_at >= QUIET_SECONDS else ""
         return "no process holds its lock files"
 
     def _look(self) -> None:
@@ -124,11 +124,11 @@ class LifeReader:
         self._shared = unknown or shared
 
     def _is_somebody(self, ranks: Ranks) -> bool:
-        heard = [each.pulse for each in ranks if each.beat is not None]
-        if self._launched or any(pulse in ("alive", "idle") for pulse in heard):
+        pulses = [each.pulse for each in ranks if each.beat is not None]
+        if self._launched or any(pulse in ("alive", "idle") for pulse in pulses):
             return True
         # A child of a rank that was killed may hold its lock a little longer.
-        return bool(self._locked) and not (heard and all(pulse == "gone" for pulse in heard))
+        return bool(self._locked) and not (pulses and all(pulse == "gone" for pulse in pulses))
 
 
 def _while_alive(run: RunState) -> Life:

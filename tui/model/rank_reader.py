@@ -1,4 +1,4 @@
-"""Reads what ranks tell of themselves: the ends of `ranks/*.jsonl`, and the lines `ranks/*.beat`.
+"""Reads what ranks report: the ends of `ranks/*.jsonl`, and the lines `ranks/*.beat`.
 
 There may be thousands of files. A poll looks at as many as its time allows, and the next one goes on behind them; the
 lines of progress are looked at about once a second. Clocks of other machines are never compared: a line that has moved
@@ -115,9 +115,9 @@ class RankReader:
                 for each in known
             ]
         self._ranks = known
-        for kept, empty in ((self._files, _RankFile), (self._busy, tuple), (self._lines, lambda: None)):
-            del kept[world_size:]
-            kept.extend(empty() for _ in range(world_size - len(kept)))  # type: ignore[arg-type]
+        for of_ranks, empty in ((self._files, _RankFile), (self._busy, tuple), (self._lines, lambda: None)):
+            del of_ranks[world_size:]
+            of_ranks.extend(empty() for _ in range(world_size - len(of_ranks)))  # type: ignore[arg-type]
 
     def _go_on(self, name: str, look: Any, deadline: float) -> bool:
         """Look at the next ranks; begin anew a second after the last time it was begun. Whether it has been through."""
@@ -193,7 +193,7 @@ class RankReader:
     def _read_beat(self, rank: int) -> None:
         before = self._ranks[rank]
         beat = read_heartbeat(heartbeat_path(self._directory, rank))
-        if beat is None:  # half a line, or none: what was heard before is not moved by it
+        if beat is None:  # half a line, or none: the heartbeat read before stays
             beat = before.beat
         if beat is None or (self._attempt and beat.attempt != self._attempt):
             return

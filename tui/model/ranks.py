@@ -1,4 +1,4 @@
-"""The ranks of a run: what each told last of itself, and which of them hold the others up."""
+"""The ranks of a run: what each reported last, and which of them hold the others up."""
 
 from collections.abc import Iterator, Mapping
 from statistics import median_low
@@ -27,7 +27,7 @@ class OneRank:
     coordinates: its place on every axis of the mesh, empty without a plan. last: the newest line of its own file, None
     where it has none; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
     None where they are missing. busy_seconds: the part of a step that is no communication, the lower quartile over the
-    newest lines; None where several ranks do not tell how long they communicate; busy_most: the upper one. recent:
+    newest lines; None where several ranks do not report how long they communicate; busy_most: the upper one. recent:
     (step, seconds a step), oldest first, at most RING. beat: its line of progress, None where it has none of this
     start. pulse: `alive`; `idle` (its Python runs, but it makes no progress in work that should); `silent` (its line
     stands still); `gone` (its process is not there any more); `unknown` (no line yet). seconds_silent: how long the
@@ -84,7 +84,7 @@ class Ranks:
     def stragglers(self) -> tuple[Straggler, ...]:
         """The ranks that hold the others up, the slowest first; none where that is not `measured`.
 
-        All ranks of a run take equally long for a step, as they wait for each other: what tells them apart is the part
+        All ranks of a run take equally long for a step, as they wait for each other: where they differ is the part
         of it in which they do not communicate. Compared are ranks that do the same work, which are those of one
         pipeline coordinate. A rank is slow if its quick steps are behind the (lower) median of theirs by SLOWER of it,
         and by VARIATION times their deviation, itself a median, so that no slow rank can hide itself; and if they are
@@ -100,7 +100,7 @@ class Ranks:
 
     @property
     def measured(self) -> bool:
-        """Whether it can be told who is slow: not where ranks do not know how long they wait for each other."""
+        """Whether slow ranks can be found: not where ranks do not know how long they wait for each other."""
         return any(each.busy_seconds is not None for each in self.all)
 
 

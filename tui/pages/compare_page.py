@@ -96,10 +96,10 @@ def _difference(each: Difference, width: int, broad: int, markers: str) -> list[
         groups[value] = groups.get(value, "") + markers[number % MOST_LINES]
     rows: list[Row] = []
     line: list[tuple[str, str]] = [(left(each.key, broad), "dim")]
-    for value, signs in groups.items():
-        room = max(6, width - broad - len(signs) - 4)
+    for value, marks in groups.items():
+        room = max(6, width - broad - len(marks) - 4)
         said = cut(printable("not set" if value is None else value).replace("\n", " "), room)
-        piece = [("  ", ""), (f"{signs} ", "mark"), (said, "")]
+        piece = [("  ", ""), (f"{marks} ", "mark"), (said, "")]
         if len(line) > 1 and cells(tuple(line)) + cells(tuple(piece)) > width:
             rows.append(tuple(line))
             line = [(" " * broad, "")]

@@ -128,12 +128,12 @@ def differences(runs: Sequence[Compared]) -> list[Difference] | None:
     if len(plans) < len(runs):
         return None
     found: dict[str, Difference] = {}
-    told = tuple(isinstance(plan.content.get("config"), dict) for plan in plans)
-    if not all(told):
-        # Against a plan that tells none of its settings, every setting would be a difference.
-        values = tuple("in its plan" if one else "not in its plan" for one in told)
+    have_config = tuple(isinstance(plan.content.get("config"), dict) for plan in plans)
+    if not all(have_config):
+        # Against a plan that holds none of its settings, every setting would be a difference.
+        values = tuple("in its plan" if one else "not in its plan" for one in have_config)
         found["settings"] = Difference(key="settings", values=values)
-    settings = [_settings(plan, with_config=all(told)) for plan in plans]
+    settings = [_settings(plan, with_config=all(have_config)) for plan in plans]
     for key in sorted({key for each in settings for key in each}):
         values = tuple(each.get(key) for each in settings)
         if len(set(values)) < 2:

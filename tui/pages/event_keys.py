@@ -42,7 +42,7 @@ def back(page: EventsPage) -> EventsView:
 
 
 def other_kinds(page: EventsPage, by: int) -> EventsView:
-    """All events, those that tell of problems, or of one kind, of those that are there: the next of these."""
+    """All events, those about problems, or of one kind, of those that are there: the next of these."""
     there = page.log.kinds
     choices = ["all", *(["problems"] if any(kind in there for kind in PROBLEMS) else []), *there]
     at = choices.index(page.view.kinds) if page.view.kinds in choices else 0

@@ -95,11 +95,11 @@ def reordered(page: ExpertsPage) -> ExpertsView:
 
 @frozen(kw_only=True)
 class _Grid:
-    """How wide everything is. together: neighbouring experts that share a cell."""
+    """How wide everything is. experts_per_cell: neighbouring experts that share a cell."""
 
     label: int
     cell: int
-    together: int
+    experts_per_cell: int
     experts: int
     figures: bool
 
@@ -111,19 +111,23 @@ class _Grid:
         room = max(1, width - label - 2 - (24 if figures else 8))
         cell = next((size for size in (_NUMBERED, _BROAD, 1) if experts * size <= room), 1)
         return cls(
-            label=label, cell=cell, together=-(-experts // room) if cell == 1 else 1, experts=experts, figures=figures,
-        )  # fmt: skip
+            label=label,
+            cell=cell,
+            experts_per_cell=-(-experts // room) if cell == 1 else 1,
+            experts=experts,
+            figures=figures,
+        )
 
     @property
     def num_cells(self) -> int:
-        return -(-self.experts // self.together)
+        return -(-self.experts // self.experts_per_cell)
 
     def head(self, width: int) -> Row:
         """The numbers of the experts above their cells, as many as fit, and what the figures are."""
         ruler = [" "] * (self.num_cells * self.cell)
         free = 0
         for cell in range(self.num_cells):
-            name = str(cell * self.together)
+            name = str(cell * self.experts_per_cell)
             end = (cell + 1) * self.cell if self.cell == _NUMBERED else cell * self.cell + len(name)
             start = end - len(name)
             if start >= free and end <= len(ruler):
@@ -134,14 +138,14 @@ class _Grid:
 
     def line(self, load: LayerLoad) -> Row:
         """One layer: its cells, then the greatest load, the evenness and the number of dead experts."""
-        times = np.full(self.num_cells * self.together, np.nan)
+        times = np.full(self.num_cells * self.experts_per_cell, np.nan)
         times[: load.num_experts] = load.times
         dead = np.zeros(len(times), dtype=bool)
         dead[list(load.dead)] = True
-        cells = times.reshape(self.num_cells, self.together)
+        cells = times.reshape(self.num_cells, self.experts_per_cell)
         known = ~np.isnan(cells)
         worst = np.where(known.any(axis=1), np.where(known, cells, -np.inf).max(axis=1), np.nan)
-        any_dead = np.any(dead.reshape(self.num_cells, self.together), axis=1, keepdims=True)[:, 0]
+        any_dead = np.any(dead.reshape(self.num_cells, self.experts_per_cell), axis=1, keepdims=True)[:, 0]
         spans = [self._cell(*pair) for pair in zip(worst.tolist(), any_dead.tolist(), strict=True)]
         largest = "bad" if load.imbalance > 3 else "warn" if load.imbalance > 1.5 else ""
         if self.figures:
@@ -165,7 +169,7 @@ class _Grid:
     def legend(self, width: int, hidden: int) -> Row:
         """What the signs mean, and how much of the map is not on the screen."""
         more = plural(hidden, "more layer") if hidden > 0 else ""
-        each = f"each cell the most loaded of {self.together}" if self.together > 1 else ""
+        each = f"each cell the most loaded of {self.experts_per_cell}" if self.experts_per_cell > 1 else ""
         _, low, even, high, most = SHADES
         said = short = "cells: times an even share"
         if self.cell != _NUMBERED:

@@ -54,7 +54,7 @@ class MixtureTable:
 
 
 def several(board: "Board") -> bool:
-    """Whether a run has more than one dataset to tell of."""
+    """Whether a run has more than one dataset."""
     planned = board.planned
     names = set(_planned_names(planned.phases)) if planned else set()
     keys = board.series.keys

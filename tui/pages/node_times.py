@@ -24,7 +24,7 @@ from ..state import RunState
 
 @frozen(kw_only=True)
 class StepTime:
-    """Seconds of one node in a step, averaged by each rank since its last record; over the `ranks` that told of it.
+    """Seconds of one node in a step, averaged by each rank since its last record; over the `ranks` that reported it.
 
     slowest: the longest, and `slowest_rank` the rank that it took so long on. share: of the step, 0 to 1, taken from
     the means over ranks, so that those of all nodes add up to 1.
@@ -39,11 +39,11 @@ class StepTime:
     share: float = 0.0
 
 
-def step_times(told: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, StepTime]:
+def step_times(by_rank: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, StepTime]:
     """By node, from (rank, its `node_seconds`), in the order in which nodes first come up."""
     values: dict[str, list[float]] = {}
     worst: dict[str, tuple[float, int]] = {}
-    for rank, nodes in told:
+    for rank, nodes in by_rank:
         for node, seconds in nodes.items():
             if not (seconds >= 0 and isfinite(seconds)):
                 continue
@@ -67,18 +67,20 @@ def step_times(told: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, Ste
 
 
 class StepTimes:
-    """`step_times` of the ranks of a run, computed again only where one of them has told something new."""
+    """`step_times` of the ranks of a run, computed again only where one of them has reported something new."""
 
     def __init__(self) -> None:
-        self._told: list[Mapping[str, float]] = []
+        self._node_seconds: list[Mapping[str, float]] = []
         self._times: dict[str, StepTime] = {}
 
     def of(self, ranks: Ranks) -> dict[str, StepTime]:
         """The times of now, by node."""
-        told = [each.node_seconds for each in ranks]
-        same = len(told) == len(self._told) and all(new is old for new, old in zip(told, self._told, strict=True))
+        node_seconds = [each.node_seconds for each in ranks]
+        same = len(node_seconds) == len(self._node_seconds) and all(
+            new is old for new, old in zip(node_seconds, self._node_seconds, strict=True)
+        )
         if not same:
-            self._told = told
+            self._node_seconds = node_seconds
             self._times = step_times((each.rank, each.node_seconds) for each in ranks)
         return self._times
 
@@ -103,7 +105,7 @@ _TIMED = (EvalEvent, GenerateEvent, CheckpointEvent, ModelEvent, ProfileEvent, M
 
 
 def last_times(entries: Sequence[LogEntry]) -> dict[str, Took]:
-    """Of every node that an event tells the time of (evaluations, checkpoints, …), the latest."""
+    """Of every node whose time is in an event (evaluations, checkpoints, …), the latest."""
     found: dict[str, Took] = {}
     for event in (entry.event for entry in reversed(entries)):
         if isinstance(event, _TIMED) and event.node and event.node not in found and event.seconds is not None:
@@ -197,7 +199,7 @@ def step_cost(last: StepMetrics, plan: Planned | None) -> StepCost:
 
 
 def under_way(ranks: Ranks) -> dict[str, tuple[int, ...]]:
-    """The nodes that ranks are in now, by what they told last of their progress, and which ranks; ranks that are not
+    """The nodes that ranks are in now, by their newest heartbeats, and which ranks; ranks that are not
     there any more are in none."""
     found: dict[str, list[int]] = {}
     for each in ranks:

@@ -1,4 +1,4 @@
-"""What the Plan screen knows at one instant: the plan as an outline, and all times that the run has told of it."""
+"""What the Plan screen knows at one instant: the plan as an outline, and all times that the run has recorded of it."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ class PlanFacts:
     over: bool = False
 
     def next_due(self, node: str) -> tuple[PlannedTick, Due] | None:
-        """Of the ticks that a node belongs to, the one that comes first, and when; those whose time nobody can tell
+        """Of the ticks that a node belongs to, the one that comes first, and when; those whose time is not known
         come after the others. None for a node that is part of no tick."""
         found = [
             (tick, due(tick, self.plan, step=self.ended, pace=self.pace)) for tick in self.arranged.ticks.get(node, ())

@@ -113,15 +113,15 @@ def lines(arranged: Outline, *, query: str = "", folded: frozenset[str] = frozen
     words = query.casefold().split()
     found: list[Line] = []
     for kind, nodes in arranged.nodes.items():
-        kept = [node for node in nodes if _matches(node, arranged, words)] if words else list(nodes)
-        if words and not kept:
+        matching = [node for node in nodes if _matches(node, arranged, words)] if words else list(nodes)
+        if words and not matching:
             continue
         hidden = kind in folded and not words
         found.append(
-            ListSection(kind=kind, title=KINDS.get(kind, kind), nodes=len(nodes), shown=len(kept), folded=hidden)
+            ListSection(kind=kind, title=KINDS.get(kind, kind), nodes=len(nodes), shown=len(matching), folded=hidden)
         )
         if not hidden:
-            found += kept
+            found += matching
     return found
 
 

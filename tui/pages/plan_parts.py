@@ -36,15 +36,15 @@ def _labelled(label: str, text: str, width: int, style: str = "") -> Iterator[Ro
 
 
 def _facts(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str, str]]:
-    """What the run has told: label, text, style."""
+    """What the run has recorded: label, text, style."""
     if ranks := facts.now_in.get(node.id):
         which = "" if facts.ranks == 1 else f" on {len(ranks):,} of {plural(facts.ranks, 'rank')}"
         yield "now", f"under way{which}", "mark"
     if (step := facts.step.get(node.id)) is not None:
-        told = f"{brief(step.slowest)} on rank {step.slowest_rank:,}"
+        text = f"{brief(step.slowest)} on rank {step.slowest_rank:,}"
         if step.ranks > 1:
-            told += f", the slowest; {brief(step.median)} on the median of {step.ranks:,}"
-        yield "takes", f"{told}; {percent(step.share)} of a step", ""
+            text += f", the slowest; {brief(step.median)} on the median of {step.ranks:,}"
+        yield "takes", f"{text}; {percent(step.share)} of a step", ""
     took = facts.took(node.id)
     if took is not None and took.seconds is not None:
         after = f", after step {took.step:,}" if took.step is not None and node.id not in facts.setup else ""
@@ -119,10 +119,10 @@ def breakdown_rows(facts: PlanFacts, width: int, height: int) -> list[Row]:
         if seconds is not None
     ]
     room = height - len(rows) - len(called) - (1 if called else 0)
-    kept = nodes if len(nodes) <= room else nodes[: max(0, room - 1)]
-    rows += [_bar_row(each.node, each.mean, each.share, name_width, width, "") for each in kept]
-    if len(kept) < len(nodes):
-        rest = nodes[len(kept) :]
+    listed = nodes if len(nodes) <= room else nodes[: max(0, room - 1)]
+    rows += [_bar_row(each.node, each.mean, each.share, name_width, width, "") for each in listed]
+    if len(listed) < len(nodes):
+        rest = nodes[len(listed) :]
         rows.append(
             _bar_row(
                 plural(len(rest), "more node"),

@@ -54,9 +54,9 @@ _LABELS = {"step": ("slowest", "median"), "tick": ("took", "next"), "event": ("t
 
 def line_row(line: Line, facts: PlanFacts, room: PlanColumns, width: int, *, chosen: bool) -> Row:
     """One line of the list in exactly `width` cells. chosen: the cursor is on it."""
-    made = _heading(line, room, alone=facts.ranks == 1) if isinstance(line, ListSection) else _node(line, facts, room)
+    spans = _heading(line, room, alone=facts.ranks == 1) if isinstance(line, ListSection) else _node(line, facts, room)
     pointer = CURSOR if chosen else " "
-    whole = fit(((pointer, "mark"), *made), width)
+    whole = fit(((pointer, "mark"), *spans), width)
     return restyled(whole, "cursor") if chosen else whole
 
 

@@ -86,11 +86,11 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
 
 
 def _memory_now(last: RankMetrics | None) -> list[str]:
-    """What the rank held when it told its numbers."""
+    """The memory of the rank in its newest line."""
     if last is None:
         return []
-    held = ((last.allocated_bytes, "allocated"), (last.reserved_bytes, "reserved"), (last.resident_bytes, "resident"))
-    now = [f"{size(value)} {name}" for value, name in held if value is not None]
+    memory = ((last.allocated_bytes, "allocated"), (last.reserved_bytes, "reserved"), (last.resident_bytes, "resident"))
+    now = [f"{size(value)} {name}" for value, name in memory if value is not None]
     return [*now, *([f"{last.retries:,} allocation retries"] if last.retries else [])]
 
 

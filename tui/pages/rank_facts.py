@@ -46,7 +46,7 @@ class RankFacts:
 
 
 class RankFactRows:
-    """Makes the facts of a board; node times are made again only where ranks have told new ones."""
+    """Makes the facts of a board; node times are made again only where ranks have reported new ones."""
 
     def __init__(self) -> None:
         self._times = StepTimes()

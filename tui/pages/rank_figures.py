@@ -23,7 +23,7 @@ AGES = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 @frozen(kw_only=True)
 class Figure:
-    """One number of a rank. title: its name; says: what it is, in a sentence; of: None where a rank has not told it."""
+    """One number of a rank. title: its name; says: what it is, in a sentence; of: None where a rank has not sent it."""
 
     key: str
     title: str
@@ -33,7 +33,7 @@ class Figure:
 
 
 def age(rank: OneRank) -> float | None:
-    """Seconds without progress: what the rank itself counted, and how long nothing has been heard of it since."""
+    """Seconds without progress: what the rank itself counted, and for how long it has sent no heartbeat since."""
     return None if rank.beat is None else rank.beat.idle + rank.seconds_silent
 
 

@@ -33,7 +33,7 @@ def at_cell(page: RankPage, cell: int) -> RankView:
 
 
 def next_figure(view: RankView, facts: RankFacts, by: int) -> RankView:
-    """Another number in the map: the next one that any rank has told."""
+    """Another number in the map: the next one that any rank has reported."""
     for number in range(1, len(FIGURES) + 1):
         place = (view.figure + by * number) % len(FIGURES)
         if not np.isnan(facts.figure(FIGURES[place]).values).all():

@@ -230,5 +230,5 @@ def listed(numbers: Sequence[int], most: int = 6) -> str:
 
 
 def current_step(rank: OneRank) -> int | None:
-    """The step under way on a rank, counted from 1; else the last one it has told numbers of."""
+    """The step under way on a rank, counted from 1; else the last one it has reported numbers for."""
     return rank.beat.step if rank.beat else rank.step

@@ -53,12 +53,12 @@ def columns(facts: RankFacts, width: int) -> tuple[TableColumn, ...]:
         if column.figure in (WORK, COMMUNICATION) and facts.figure(column.figure).median is None:
             texts[column.key] = 0
     found = [_as_wide_as(column, texts.get(column.key)) for column in COLUMNS]
-    room, kept = width - 1, set()
+    room, shown = width - 1, set()
     for column in sorted(found, key=lambda each: each.early):
         if column.wide and column.wide + 1 <= room:
-            kept.add(column.key)
+            shown.add(column.key)
             room -= column.wide + 1
-    return tuple(column for column in found if column.key in kept)
+    return tuple(column for column in found if column.key in shown)
 
 
 def _as_wide_as(column: TableColumn, text: int | None) -> TableColumn:
@@ -69,7 +69,7 @@ def _as_wide_as(column: TableColumn, text: int | None) -> TableColumn:
 
 
 def ordered(facts: RankFacts, ranks: Sequence[int], key: str, *, most_first: bool) -> list[int]:
-    """The ranks as the table has them; those that have not told a number come last."""
+    """The ranks as the table has them; those that have not reported a number come last."""
     figure = next((column.figure for column in COLUMNS if column.key == key), None)
     if figure is not None:
         sign_of = -1 if most_first else 1

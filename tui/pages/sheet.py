@@ -57,14 +57,14 @@ def fit(spans: Row, width: int, fill: str = "") -> Row:
     spare = width - cells(spans)
     if spare >= 0:
         return (*spans, (" " * spare, fill)) if spare else spans
-    room, kept = width - cell_len(CUT), []
+    room, fitting = width - cell_len(CUT), []
     for text, style in spans:
         if cell_len(text) >= room:
-            kept.append((set_cell_size(text, max(0, room)) + CUT, style))
+            fitting.append((set_cell_size(text, max(0, room)) + CUT, style))
             break
-        kept.append((text, style))
+        fitting.append((text, style))
         room -= cell_len(text)
-    return tuple(kept) if width > 0 else BLANK
+    return tuple(fitting) if width > 0 else BLANK
 
 
 def left(text: str, width: int) -> str:

@@ -23,23 +23,23 @@ def ended(tmp_path_factory) -> Path:
 @pytest.fixture
 def live(tmp_path):
     """A run that could be training: this process holds its locks."""
-    made = made_run(tmp_path / "live", "datasets", end="running", logged=40, steps=400)
-    with made.alive():
-        yield made
+    run = made_run(tmp_path / "live", "datasets", end="running", logged=40, steps=400)
+    with run.alive():
+        yield run
 
 
 @pytest.fixture
 def asked(monkeypatch) -> list[list[str]]:
     """What would have been asked of the run, which answers to everything."""
-    heard: list[list[str]] = []
+    given: list[list[str]] = []
 
     def answers(arguments):
-        heard.append(arguments[arguments.index("control") + 2 : -1])
+        given.append(arguments[arguments.index("control") + 2 : -1])
         yield Answer("accepted", "")
         yield Answer("done", "as it was asked", 41)
 
     monkeypatch.setattr(application, "answers", answers)
-    return heard
+    return given
 
 
 def test_numbers_and_tab_lead_to_the_screens(ended):
@@ -165,11 +165,11 @@ def test_an_action_says_what_it_does_and_is_asked_for_after_a_yes_only(live, ask
                 await question(app, pilot, key)
                 assert asked == []
                 await pilot.press("y")
-                told = f"{word}: done"
-                await until(pilot, lambda told=told: told in titles(app))
+                title = f"{word}: done"
+                await until(pilot, lambda title=title: title in titles(app))
                 assert asked.pop() == [word]
                 assert titles(app)[f"{word}: accepted"] == ""
-                assert titles(app)[told] == "step 41: as it was asked"
+                assert titles(app)[title] == "step 41: as it was asked"
             await question(app, pilot, "S")
             await pilot.press("right", "enter")  # arrows lead to yes as well
             await until(pilot, lambda: asked == [["save"]])
@@ -274,17 +274,17 @@ def test_what_was_started_from_here_is_not_left_by_accident(live, asked):
 def test_before_its_first_step_a_run_is_stopped_by_a_signal(tmp_path, monkeypatch, asked):
     sent = []
     monkeypatch.setattr(application.os, "kill", lambda *given: sent.append(given))
-    made = made_run(tmp_path / "run", end="starting")
+    run = made_run(tmp_path / "run", end="starting")
 
     async def play():
-        async with opened(made.directory, launcher=77) as (app, pilot):
+        async with opened(run.directory, launcher=77) as (app, pilot):
             await until(pilot, lambda: app.live.life.state == "starting")
             assert "the run has not started to train, and ends" in await question(app, pilot, "q")
             await pilot.press("s")
             await until(pilot, lambda: bool(sent))
             assert sent == [(77, application.signal.SIGTERM)] and asked == []
 
-    with made.alive():
+    with run.alive():
         played(play())
 
 

@@ -53,10 +53,10 @@ def test_every_screen_of_every_run_is_whole(tmp_path, shape, end):
 
 
 def test_questions_and_help_fit_the_smallest_terminal(tmp_path):
-    made = made_run(tmp_path / "a", "datasets", end="running", logged=40, steps=400)
+    run = made_run(tmp_path / "a", "datasets", end="running", logged=40, steps=400)
 
     async def play():
-        async with opened(made.directory, SMALLEST, launcher=1) as (app, pilot):
+        async with opened(run.directory, SMALLEST, launcher=1) as (app, pilot):
             for key in ("X", "E", "P", "q", "question_mark"):
                 await pilot.press(key)
                 await until(pilot, lambda: len(app.screen_stack) == 2)
@@ -67,18 +67,18 @@ def test_questions_and_help_fit_the_smallest_terminal(tmp_path):
                 await pilot.press("escape")
                 await until(pilot, lambda: len(app.screen_stack) == 1)
 
-    with made.alive():
+    with run.alive():
         played(play())
 
 
 def test_a_terminal_without_utf_8_gets_nothing_but_ascii(tmp_path, monkeypatch):
     monkeypatch.setenv("LC_ALL", "de_DE.ISO-8859-1")
-    made = made_run(tmp_path / "é", "datasets", end="running", logged=40, steps=400)
+    run = made_run(tmp_path / "é", "datasets", end="running", logged=40, steps=400)
     other = made_run(tmp_path / "b", "datasets", logged=40).directory
-    made.event("alert", kind="slow", message="½ as fast", value=1, limit=2, ranks=[], state="raised")
+    run.event("alert", kind="slow", message="½ as fast", value=1, limit=2, ranks=[], state="raised")
 
     async def play():
-        async with opened(made.directory, (120, 40), compared=[other]) as (app, pilot):
+        async with opened(run.directory, (120, 40), compared=[other]) as (app, pilot):
             for name in [name for _, name, _ in app._screens()]:
                 await app.action_visit(name)
                 await until(pilot, lambda name=name: app.visited == name)
@@ -94,11 +94,11 @@ def test_a_terminal_without_utf_8_gets_nothing_but_ascii(tmp_path, monkeypatch):
                 await pilot.press("escape")
                 await until(pilot, lambda: len(app.screen_stack) == 1)
 
-    with made.alive():
+    with run.alive():
         played(play())
 
 
-def test_a_terminal_that_is_too_small_is_told_so_and_grows_again(tmp_path):
+def test_a_terminal_that_is_too_small_is_reported_and_grows_again(tmp_path):
     run = made_run(tmp_path / "a", logged=20).directory
 
     async def play():

@@ -122,8 +122,8 @@ async def test_a_click_chooses_a_node() -> None:
 async def test_a_new_board_changes_the_numbers_and_not_the_cursor() -> None:
     async with shown(BOARD) as (pilot, pane):
         await pilot.press("up")
-        told = {0: {"step.fetch": 0.777, "step.forward_backward": 0.1, "step.optimizer": 0.1}}
-        ranks = some_ranks(small_plan(), node_seconds=told, beat={0: a_beat(0, node="step.fetch")})
+        node_seconds = {0: {"step.fetch": 0.777, "step.forward_backward": 0.1, "step.optimizer": 0.1}}
+        ranks = some_ranks(small_plan(), node_seconds=node_seconds, beat={0: a_beat(0, node="step.fetch")})
         pane.show(evolve(BOARD, ranks=ranks, version=2))
         assert cursor(pane).startswith("step.fetch") and "777 ms" in text(pane)
 

@@ -193,7 +193,7 @@ def test_the_head_tells_a_newer_value_than_the_curve_has(monkeypatch) -> None:
     async def script(plot: Plot, pilot: Pilot[None]) -> None:
         before, widths = plot.text.split("\n"), {len(row) for row in plot.text.split("\n")}
         monkeypatch.setattr(plot_module, "draw", None)  # the curve is not drawn anew for it
-        plot.tell([1.5])
+        plot.show_newest([1.5])
         now = plot.text.split("\n")
         assert now[0].startswith("loss  1.500") and now[1:] == before[1:]
         assert {len(row) for row in now} == widths
@@ -209,7 +209,7 @@ def test_a_head_that_needs_more_rows_has_everything_drawn_anew() -> None:
     async def script(plot: Plot, pilot: Pilot[None]) -> None:
         plot.show([Line(f"a line {i}", STEPS, LOSS) for i in range(2)], title="loss")
         heads = plot_heads(plot)
-        plot.tell([1e-300] * 2)
+        plot.show_newest([1e-300] * 2)
         assert "1.000e-300" in plot.text and plot_heads(plot) > heads
         assert len(plot.text.split("\n")) == plot.size.height
 

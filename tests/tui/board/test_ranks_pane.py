@@ -134,7 +134,7 @@ async def test_a_click_chooses_a_cell_or_a_line() -> None:
 
 
 @piloted
-async def test_a_new_board_changes_what_is_told_and_not_the_cursor() -> None:
+async def test_a_new_board_changes_what_is_shown_and_not_the_cursor() -> None:
     async with shown(BOARD) as (pilot, pane):
         await pilot.press("right")
         ranks = some_ranks(PLAN, step_seconds={1: 0.777}, beat={1: a_beat(1, node="step.fetch")})

@@ -12,11 +12,11 @@ from xtrain.tui.model.reader import RunReader
 
 def test_a_disk_that_hangs_is_said_and_nobody_knows_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(application, "UNREAD_SECONDS", 1.0)
-    made = made_run(tmp_path / "run", end="running", logged=40, steps=400)
-    plan = made.directory / "plan.json"
+    run = made_run(tmp_path / "run", end="running", logged=40, steps=400)
+    plan = run.directory / "plan.json"
 
     async def play():
-        async with opened(made.directory, (160, 40)) as (app, pilot):
+        async with opened(run.directory, (160, 40)) as (app, pilot):
             await until(pilot, lambda: "ETA" in rows(app)[0])
             whole = plan.read_bytes()
             os.mkfifo(plan.with_suffix(".fifo"))
@@ -31,7 +31,7 @@ def test_a_disk_that_hangs_is_said_and_nobody_knows_the_end(tmp_path, monkeypatc
             plan.write_bytes(whole)
             await until(pilot, lambda: "not read" not in rows(app)[0] and "ETA" in rows(app)[0])
 
-    with made.alive():
+    with run.alive():
         played(play())
 
 
@@ -49,7 +49,7 @@ def test_a_directory_that_hangs_from_the_start_is_said(tmp_path, monkeypatch):
     played(play())
 
 
-def test_an_error_of_reading_is_told_once_and_tried_again_ever_later(tmp_path, monkeypatch):
+def test_an_error_of_reading_is_shown_once_and_tried_again_ever_later(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(application, "UNREAD_SECONDS", 0.5)
     monkeypatch.setattr(reading, "FAULT_PAUSE_SECONDS", 0.02)
@@ -73,8 +73,8 @@ def test_an_error_of_reading_is_told_once_and_tried_again_ever_later(tmp_path, m
             await until(pilot, lambda: "files cannot be read for" in rows(app)[0] and app._reading.faults >= 5)
             first = waits.index(0.02)
             assert waits[first : first + 4] == [0.02, 0.04, 0.08, 0.08]
-            (told,) = [each.message for each in app._notifications if "reading the run failed" in each.message]
-            assert "dashboard.log" in told and app.fault == tmp_path / "state/xtrain/dashboard.log"
+            (message,) = [each.message for each in app._notifications if "reading the run failed" in each.message]
+            assert "dashboard.log" in message and app.fault == tmp_path / "state/xtrain/dashboard.log"
             broken[0] = False
             await until(pilot, lambda: "cannot be read" not in rows(app)[0])
 

@@ -47,10 +47,10 @@ def test_overview(run, size):
 
 def test_a_question(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = made_run(Path("runs/curriculum/a1"), "datasets", end="running", logged=130)
+    run = made_run(Path("runs/curriculum/a1"), "datasets", end="running", logged=130)
 
     async def play():
-        async with opened(made.directory) as (app, pilot):
+        async with opened(run.directory) as (app, pilot):
             await until(pilot, lambda: app.live.life.state == "training")
             await pilot.press("X")
             await until(pilot, lambda: len(app.screen_stack) == 2)
@@ -61,5 +61,5 @@ def test_a_question(tmp_path, monkeypatch):
             left, right = text[first].index("╭"), text[first].index("╮")
             compare("question-stop", "\n".join(line[left : right + 1] for line in text[first : last + 1]))
 
-    with made.alive():
+    with run.alive():
         played(play())

@@ -210,12 +210,12 @@ sys.exit(75)
 @pytest.fixture
 def launched(tmp_path, seats):
     """A launcher beside which a dashboard is open, the run it writes, and how it is told that the run has ended."""
-    made = made_run(tmp_path / "a", end="running", logged=20, steps=100, start=time.time() - 20)
+    run = made_run(tmp_path / "a", end="running", logged=20, steps=100, start=time.time() - 20)
     over = tmp_path / "over"
-    with made.alive():
-        seat = seats("-c", LAUNCHED, str(made.directory), str(over), folder=tmp_path)
+    with run.alive():
+        seat = seats("-c", LAUNCHED, str(run.directory), str(over), folder=tmp_path)
         seat.read_until(b"training")
-        yield seat, made, over
+        yield seat, run, over
 
 
 def dashboard_of(seat: Seat) -> int:
@@ -224,26 +224,26 @@ def dashboard_of(seat: Seat) -> int:
 
 
 def test_a_dashboard_that_is_killed_gives_way_to_lines_and_the_run_goes_on(launched):
-    seat, made, over = launched
+    seat, run, over = launched
     assert b"a word of the launcher" not in seat.seen
     os.kill(dashboard_of(seat), signal.SIGKILL)
     seat.read_until(b"the dashboard is closed and the run continues")
     assert seat.given_back()
     assert "a word of the launcher" in seat.said()
     assert "setup" not in seat.said() and "eval" not in seat.said()  # what was seen before is not told again
-    made.start = time.time() - 24  # so that what follows is of now, however slow the machine
-    made.log(21, 30)
-    made.checkpoint()
+    run.start = time.time() - 24  # so that what follows is of now, however slow the machine
+    run.log(21, 30)
+    run.checkpoint()
     seat.read_until(b"saved in")
-    made.end("stopped")
+    run.end("stopped")
     over.touch()
     assert seat.ends() == 75
     assert seat.said().endswith("after") and "─ stopped ─" in seat.said()
 
 
 def test_an_ended_run_is_shown_until_q_and_then_summed_up(launched):
-    seat, made, over = launched
-    made.end("done")
+    seat, run, over = launched
+    run.end("done")
     over.touch()
     seat.read_until(b"DONE")
     time.sleep(0.3)
@@ -255,9 +255,9 @@ def test_an_ended_run_is_shown_until_q_and_then_summed_up(launched):
 
 
 @pytest.mark.slow
-def test_a_launcher_that_was_told_to_stop_waits_for_nobody(launched):
-    seat, made, over = launched
-    made.end("stopped")
+def test_a_launcher_that_was_asked_to_stop_waits_for_nobody(launched):
+    seat, run, over = launched
+    run.end("stopped")
     over.touch()
     seat.read_until(b"STOPPED")
     seat.process.send_signal(signal.SIGTERM)  # as a scheduler does that wants its machine back

@@ -76,7 +76,7 @@ def test_small_ones_label_both_ends() -> None:
     assert rows[1].startswith("2.39 ┤") and rows[2].startswith("2.31 ┤")
 
 
-def test_eight_lines_are_told_apart_by_their_signs() -> None:
+def test_eight_lines_are_distinguished_by_their_signs() -> None:
     curves = [curve(np.full(50, float(number)), f"set{number}") for number in range(9)]
     drawing = draw(curves, Viewport(), 100, 24, title="loss by dataset")
     shown = text(drawing)

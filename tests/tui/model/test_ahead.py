@@ -25,8 +25,8 @@ def tick(**fields: Any) -> PlannedTick:
 def board(*more: dict[str, Any], until: int = 30, seconds: float = 1.0, **plan: Any) -> Board:
     """After a record a step."""
     steps = [{"step": step, "time": seconds * step, "loss": 1.0, "tokens": 1} for step in range(1, until + 1)]
-    made = a_board(evolve(PLAN, **plan), records=[started(), *steps, *more])
-    return evolve(made, ranks=Ranks())
+    found = a_board(evolve(PLAN, **plan), records=[started(), *steps, *more])
+    return evolve(found, ranks=Ranks())
 
 
 def took(node: str, seconds: float, event: str = "eval", **fields: Any) -> dict[str, Any]:
@@ -65,10 +65,10 @@ def test_what_every_record_holds_is_in_its_pace() -> None:
      ({"ticks": (tick(steps=45, stop=True),)}, 45), ({"steps": None, "stop_at": 60}, 60)],
 )  # fmt: skip
 def test_a_run_may_stop_before_its_end(plan: dict[str, Any], last: int) -> None:
-    made = board(**plan)
+    stopping = board(**plan)
     if plan.get("steps", 100) is None:
-        made = evolve(made, run=evolve(made.run, start=replace(made.run.start, steps=None)))
-    assert last_step(made) == last and seconds_left(made) == pytest.approx(last - 30)
+        stopping = evolve(stopping, run=evolve(stopping.run, start=replace(stopping.run.start, steps=None)))
+    assert last_step(stopping) == last and seconds_left(stopping) == pytest.approx(last - 30)
 
 
 def test_a_start_trains_its_own_steps_whatever_fell_meanwhile() -> None:

@@ -214,7 +214,7 @@ def test_set_up_on_another_machine_is_given_time(tmp_path: Path, monkeypatch: py
     assert clock.polls(reader, 30)[-1] == "lost"
 
 
-def test_ranks_that_are_not_heard_of_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_heartbeats_are_shown_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", "experts", end="running", logged=8)
     reader = RunReader(run.directory)
@@ -248,7 +248,7 @@ def test_a_line_that_cannot_be_read_any_more_stands_still(tmp_path: Path, monkey
         assert [rank.pulse for rank in reader.poll().ranks] == ["alive", "silent"]
 
 
-def test_ranks_without_progress_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_progress_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="running", logged=8)
     reader = RunReader(run.directory)

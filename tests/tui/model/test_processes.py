@@ -57,8 +57,8 @@ def test_where_other_machines_write_no_lock_is_ever_taken(lock, listed, taken):
 
 def test_a_lock_that_the_kernel_does_not_list_is_found_all_the_same(lock, listed):
     listed("", lock)  # of a process in another container
-    with lock.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert is_locked(lock, shared=False) is True
     assert is_locked(lock, shared=False) is False
 
@@ -68,8 +68,8 @@ def test_this_kernel_lists_a_lock_where_it_is_looked_for(lock, taken):
     mounts = Path("/proc/self/mountinfo")
     if not processes.LOCKS.exists() or f" {os.major(device)}:{os.minor(device)} " not in mounts.read_text():
         pytest.skip("the kernel does not list locks, or names this file system otherwise")
-    with lock.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         taken.clear()
         assert is_locked(lock, shared=False) is True and taken == []
 

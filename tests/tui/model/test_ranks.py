@@ -44,12 +44,12 @@ def test_stragglers(busy, slow) -> None:
     assert [each.rank for each in _ranks(*busy).stragglers()] == slow
 
 
-def test_a_straggler_is_told_with_what_it_is_held_against() -> None:
+def test_a_straggler_is_shown_with_what_it_is_compared_with() -> None:
     (slow,) = _ranks(1.0, 1.5, 1.0, 1.0).stragglers()
     assert (slow.seconds, slow.median, slow.share) == (1.5, 1.0, 0.5)
 
 
-def test_stages_of_a_pipeline_are_not_held_against_each_other() -> None:
+def test_stages_of_a_pipeline_are_not_compared_with_each_other() -> None:
     assert _ranks(1.0, 1.0, 2.0, 2.0, pp=(0, 0, 1, 1)).stragglers() == ()
     assert [each.rank for each in _ranks(1.0, 1.0, 2.0, 2.6, pp=(0, 0, 1, 1)).stragglers()] == [3]
 

@@ -139,12 +139,12 @@ def test_what_was_drawn_does_not_change_when_the_run_goes_back() -> None:
     series = Series()
     series.extend(_logged(1000))
     x, y = series.xy("loss")
-    kept = y.copy()
+    y_before = y.copy()
     series.extend([{"step": 500, "time": 9000.0, "loss": 77.0}])
-    assert np.array_equal(y, kept) and len(x) == 1000
+    assert np.array_equal(y, y_before) and len(x) == 1000
     assert len(series) == 500 and series.latest("loss") == 77.0 and series.last.loss == 77.0
     series.extend(_logged(700, 501))
-    assert np.array_equal(y, kept)
+    assert np.array_equal(y, y_before)
     assert series.xy("loss")[1][499] == 77.0 and len(series) == 1200
 
 

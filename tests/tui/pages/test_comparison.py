@@ -114,7 +114,7 @@ def test_settings_that_differ(compared: list[Compared]) -> None:
     assert differences([*compared, Compared(label="x", directory=Path("x"), board=None)]) is None
 
 
-def test_a_plan_that_tells_no_settings_differs_in_that(compared: list[Compared]) -> None:
+def test_a_plan_without_settings_differs_in_that(compared: list[Compared]) -> None:
     board = compared[1].board
     assert board is not None and board.planned is not None
     content = {key: value for key, value in board.planned.content.items() if key != "config"}

@@ -132,7 +132,7 @@ def text(found: DatasetsPage) -> list[str]:
 
 
 def facts(count: int) -> MixtureTable:
-    made = [
+    datasets = [
         DatasetFacts(
             name=f"dataset-{number}",
             loss=2.5,
@@ -148,7 +148,7 @@ def facts(count: int) -> MixtureTable:
         )
         for number in range(count)
     ]
-    return MixtureTable(datasets=tuple(made), phase=PHASES[0], until=100, following=PHASES[1], num_phases=2)
+    return MixtureTable(datasets=tuple(datasets), phase=PHASES[0], until=100, following=PHASES[1], num_phases=2)
 
 
 @pytest.mark.parametrize(("width", "most"), [(200, 40), (120, 30), (80, 15), (60, 10), (40, 4), (20, 3)])
@@ -176,11 +176,11 @@ def test_many_datasets_are_scrolled() -> None:
 
 
 def test_a_made_run(tmp_path: Path) -> None:
-    made = made_run(tmp_path / "run", "datasets", logged=100)
-    found = mixture(RunReader(made.directory).poll(5.0))
+    run = made_run(tmp_path / "run", "datasets", logged=100)
+    found = mixture(RunReader(run.directory).poll(5.0))
     assert [one.name for one in found.datasets] == ["code", "drills", "noise"]
-    last = made.metrics(100)
+    last = run.metrics(100)
     for one in found.datasets:
         assert one.rows == last[f"rows/{one.name}"] and one.loss == last[f"loss/{one.name}"]
     assert found.phase is not None and found.phase.name == "drill"
-    assert {one.name: one.target for one in found.datasets} == made.plan["timeline"]["phases"][1]["shares"]
+    assert {one.name: one.target for one in found.datasets} == run.plan["timeline"]["phases"][1]["shares"]

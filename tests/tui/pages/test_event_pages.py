@@ -46,8 +46,8 @@ def _one_zone(monkeypatch: pytest.MonkeyPatch):
 def log(records: list[dict[str, Any]] | None = None, **fields: Any) -> EventLog:
     entries = []
     for number, record in enumerate(RECORDS if records is None else records):
-        told = {"time": START + 60 * number, **record}
-        event = event_of(told)
+        timed = {"time": START + 60 * number, **record}
+        event = event_of(timed)
         text, kind = in_one_line(event), event.event
         entries.append(LogEntry(number=number, time=event.time, step=event.step, kind=kind, text=text, event=event))
     return EventLog(entries=tuple(entries), version=len(entries), **fields)
@@ -80,7 +80,7 @@ def test_the_list_says_when_where_and_what() -> None:
     assert "✗ 11:18:40   58 failure     rank 1  RuntimeError: boom" in found
 
 
-def test_paths_of_the_run_are_told_from_the_run_on() -> None:
+def test_paths_of_the_run_are_shown_from_the_run_on() -> None:
     saved = [{"event": "checkpoint", "step": 5, "path": "runs/moe/r/checkpoints/ckpt-5"}]
     assert " 5 checkpoint  checkpoints/ckpt-5" in text(page(log(saved), EventsView(), 80, 5, directory="/else/moe/r"))
     assert "  runs/moe/r/checkpoints/ckpt-5" in text(page(log(saved), EventsView(), 80, 5))
@@ -95,7 +95,7 @@ def test_a_failure_stays_above_everything_until_another_attempt() -> None:
     assert "failure at" not in text(page(again, EventsView(), 80, 20))
 
 
-def test_a_node_that_begins_is_told_once_it_has_not_ended() -> None:
+def test_a_node_that_begins_is_shown_until_it_has_ended() -> None:
     assert "setup_begin" not in text(page(log(), EventsView(), 80, 20))
     under_way = log([*RECORDS[:2]])
     assert "setup_begin setup.mesh" in text(page(under_way, EventsView(), 80, 20))
@@ -105,11 +105,11 @@ def test_the_newest_is_followed_until_another_is_chosen() -> None:
     many = [{"event": "warning", "step": step, "message": f"number {step}"} for step in range(50)]
     found = page(log(many), EventsView(), 60, 10)
     assert "number 49" in rows(found)[-1] and found.rows[-1][0][1].endswith("cursor")
-    held = page(log(many), moved(found, -1), 60, 10)
-    assert held.view.chosen == 48 and "not following" in rows(held)[0]
-    more = page(log([*many, {"event": "warning", "step": 50, "message": "number 50"}]), held.view, 60, 10)
+    one_up = page(log(many), moved(found, -1), 60, 10)
+    assert one_up.view.chosen == 48 and "not following" in rows(one_up)[0]
+    more = page(log([*many, {"event": "warning", "step": 50, "message": "number 50"}]), one_up.view, 60, 10)
     assert more.entries[more.place].step == 48 and "number 50" not in text(more)
-    assert moved(page(log(many), held.view, 60, 10), 1).chosen is None
+    assert moved(page(log(many), one_up.view, 60, 10), 1).chosen is None
     assert newest(more).chosen is None
     up = page(log(many), moved(found, 1 - found.height), 60, 10)
     assert up.entries[up.place].step == 49 - 8

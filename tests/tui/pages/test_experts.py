@@ -90,7 +90,7 @@ def test_few_experts_are_figures() -> None:
     assert "    0  2.00 0.50 1.50    ✗   2.00×    0.703      1" in found
 
 
-def test_many_experts_are_shades_that_are_told_apart_without_colour() -> None:
+def test_many_experts_are_shades_that_are_distinguished_without_colour() -> None:
     shares = np.ones(64)
     shares[[3, 7, 9]] = 0, 4, 0.4
     (line,) = (line for line in rows(page((load(*shares / shares.sum()),), ExpertsView(), 120, 20)) if "×" in line)

@@ -53,12 +53,12 @@ CELLS = st.lists(
 
 @settings(deadline=None)
 @given(CELLS)
-def test_a_cell_shows_the_worst_of_its_ranks(told: list[tuple[int, float, int]]) -> None:
-    cells, values, states = (np.array(column) for column in zip(*told, strict=True))
+def test_a_cell_shows_the_worst_of_its_ranks(ranks: list[tuple[int, float, int]]) -> None:
+    cells, values, states = (np.array(column) for column in zip(*ranks, strict=True))
     scale = Scale(edges=tuple(range(9)), words=words)
     found = heat(cells, 6, values.astype(float), states, scale)
     for cell in range(6):
-        own = [rank for rank in range(len(told)) if cells[rank] == cell]
+        own = [rank for rank in range(len(ranks)) if cells[rank] == cell]
         if not own:
             assert (found.rank[cell], found.level[cell]) == (-1, -1)
             continue

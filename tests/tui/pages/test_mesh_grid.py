@@ -28,9 +28,9 @@ def test_every_rank_has_one_cell_that_is_on_the_screen(sizes: list[int], width: 
     assert grid.cell_of.min() >= 0 and grid.cell_of.max() < cells
     assert grid.num_rows + grid.heading <= height
     assert grid.label_width + GAP + grid.num_columns * grid.cell_width <= width
-    held = np.bincount(grid.cell_of, minlength=cells)
-    assert held.max() <= grid.most and (grid.most == 1) == bool((held == 1).all())
-    assert held.min() >= 1
+    ranks_of_cell = np.bincount(grid.cell_of, minlength=cells)
+    assert ranks_of_cell.max() <= grid.most and (grid.most == 1) == bool((ranks_of_cell == 1).all())
+    assert ranks_of_cell.min() >= 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -90,6 +90,6 @@ def test_one_rank_has_one_cell() -> None:
 
 def test_the_ranks_of_a_cell() -> None:
     grid = grid_of({"fsdp": 512}, 30, 8)
-    held = [grid.ranks(cell).tolist() for cell in range(grid.num_rows * grid.num_columns)]
-    assert sorted(rank for ranks in held for rank in ranks) == list(range(512))
-    assert all(ranks == sorted(ranks) for ranks in held) and max(map(len, held)) == grid.most
+    by_cell = [grid.ranks(cell).tolist() for cell in range(grid.num_rows * grid.num_columns)]
+    assert sorted(rank for ranks in by_cell for rank in ranks) == list(range(512))
+    assert all(ranks == sorted(ranks) for ranks in by_cell) and max(map(len, by_cell)) == grid.most

@@ -25,10 +25,10 @@ SECONDS = st.floats(0, 1e3, allow_nan=False)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), SECONDS, min_size=1), min_size=1, max_size=9))
-def test_of_each_node_the_slowest_rank_and_the_median_are_told(told: list[dict[str, float]]) -> None:
-    found = step_times(enumerate(told))
+def test_of_each_node_the_slowest_rank_and_the_median_are_shown(by_rank: list[dict[str, float]]) -> None:
+    found = step_times(enumerate(by_rank))
     for node, time in found.items():
-        own = {rank: nodes[node] for rank, nodes in enumerate(told) if node in nodes}
+        own = {rank: nodes[node] for rank, nodes in enumerate(by_rank) if node in nodes}
         assert time.slowest == max(own.values()) == own[time.slowest_rank]
         assert time.median == median(own.values())
         assert time.ranks == len(own)
@@ -44,7 +44,7 @@ def test_numbers_that_are_none_do_not_count() -> None:
     assert step_times([(0, {"a": float("nan"), "b": float("inf")}), (1, {"a": -1.0})]) == {}
 
 
-def test_times_are_made_again_only_when_a_rank_has_told_new_ones() -> None:
+def test_times_are_made_again_only_when_a_rank_has_reported_new_ones() -> None:
     plan, times = small_plan(), StepTimes()
     ranks = some_ranks(plan)
     first = times.of(ranks)

@@ -35,16 +35,16 @@ def steps(*numbers: int) -> list[dict[str, Any]]:
 TRAINING = (*SETUP, DONE, *steps(40, 41))
 
 
-class Told(Series):
+class SeriesOfOneRecord(Series):
     """What the newest record says."""
 
     def __init__(self, **last: Any) -> None:
         super().__init__()
-        self._told = last
+        self._record = last
 
     @property
     def last(self) -> StepMetrics:
-        return read(StepMetrics, self._told)
+        return read(StepMetrics, self._record)
 
 
 def a_run(plan: Planned | None = None, *, records: Any = TRAINING, **fields: Any) -> Board:
@@ -52,7 +52,7 @@ def a_run(plan: Planned | None = None, *, records: Any = TRAINING, **fields: Any
     values: dict[str, Any] = {
         "ranks": some_ranks(plan, node_seconds={1: {"step.fetch": 0.15, "step.forward_backward": 0.4}}),
         "events": entries({"event": "eval", "node": "tick.eval.web", "seconds": 1.23, "step": 40}),
-        "series": Told(step_seconds=0.5, data_seconds=0.01, comm_seconds=0.06),
+        "series": SeriesOfOneRecord(step_seconds=0.5, data_seconds=0.01, comm_seconds=0.06),
     }
     return a_board(plan, records=records, **values | fields)
 
@@ -100,7 +100,7 @@ def test_every_row_fits_the_screen(size: tuple[int, int], shows: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [200, 120, 80, 60])
-def test_times_stand_beside_the_nodes_as_they_were_told(width: int) -> None:
+def test_times_stand_beside_the_nodes_as_they_were_reported(width: int) -> None:
     drawn = page(facts(), PlanView(cursor="step.fetch"), width, 46)
     assert "750 ms" in line(drawn, "setup.bootstrap") and "✓" in line(drawn, "setup.bootstrap")
     fetch = line(drawn, "step.fetch")
@@ -174,7 +174,7 @@ def test_planned_traffic_of_a_node() -> None:
     assert "planned  12 all_gather over fsdp, 2.0 KiB, 2 ms, exposed" in shown
 
 
-def test_where_the_time_goes_is_sorted_and_held_against_the_plan() -> None:
+def test_where_the_time_goes_is_sorted_and_compared_with_the_plan() -> None:
     rows = [plain(each) for each in breakdown_rows(facts(), 80, 30)]
     assert rows[1].strip() == "500 ms a step, 25% longer (planned 400 ms, 350 ms to 450 ms)"
     assert rows[2].strip() == "planned: computing 300 ms, exposed communication 50 ms"
@@ -193,7 +193,7 @@ def test_without_times_the_plan_says_why() -> None:
     rows = [plain(each) for each in breakdown_rows(facts(small_plan()), 80, 30)]
     assert "no planned time: the cluster is not known" in rows[1]
     none = some_ranks(small_plan(), node_seconds={0: {}, 1: {}})
-    empty = facts(small_plan(), series=Told(), ranks=none)
+    empty = facts(small_plan(), series=SeriesOfOneRecord(), ranks=none)
     assert "no step has been logged yet" in plain(breakdown_rows(empty, 80, 30)[1])
 
 

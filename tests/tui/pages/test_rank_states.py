@@ -53,7 +53,7 @@ def test_a_rank_that_something_is_wrong_with_is_named(pulse: str, state: int, wo
     assert said(found) == [(words, state)]
 
 
-def test_a_rank_that_has_never_told_anything() -> None:
+def test_a_rank_that_has_never_reported_anything() -> None:
     found = board(pulse={1: "unknown"}, last={1: None}, beat={1: None})
     assert states(found).of[1] == UNKNOWN
     assert states(found).troubled() == []

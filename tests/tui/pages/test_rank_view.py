@@ -78,7 +78,7 @@ def test_the_map_shows_who_is_slow_and_who_is_gone_without_colours(size: tuple[i
     assert len({sign(rank) for rank in (0, 1, 2, 4, 6, 7)}) == 1
 
 
-def test_cells_with_room_show_values_as_they_were_told() -> None:
+def test_cells_with_room_show_values_as_they_were_reported() -> None:
     shown = text(page(facts(step_seconds={5: 0.9}), RankView(), 120, 36))
     assert "█ 900 ms" in shown and shown.count("500 ms") >= 7
     assert "most 900 ms on rank 5" in shown and "median 500 ms" in shown
@@ -107,9 +107,9 @@ def test_a_cell_says_how_many_ranks_it_stands_for_and_shows_the_worst(huge: Rank
 
 def test_what_every_figure_is_of() -> None:
     rank = facts(beat={0: a_beat(0, idle=3.0)}, seconds_silent={0: 4.0}).ranks[0]
-    told = [figure.of(rank) for figure in FIGURES]
-    assert told == [0.5, 0.44, 0.004, 0.06, 1000.0, 7.0]
-    assert [figure.words(value) for figure, value in zip(FIGURES, told, strict=True) if value is not None] == [
+    values = [figure.of(rank) for figure in FIGURES]
+    assert values == [0.5, 0.44, 0.004, 0.06, 1000.0, 7.0]
+    assert [figure.words(value) for figure, value in zip(FIGURES, values, strict=True) if value is not None] == [
         "500 ms", "440 ms", "4 ms", "60 ms", "1000 B", "7 s",
     ]  # fmt: skip
 
@@ -126,7 +126,7 @@ def planned_memory() -> Planned:
     return found
 
 
-def test_memory_is_held_against_the_plan_of_its_own_stage() -> None:
+def test_memory_is_compared_with_the_plan_of_its_own_stage() -> None:
     known = facts(planned_memory(), device="cuda", memory_bytes={1: 1900.0})
     measured = known.figure(MEMORY)
     assert measured.against_plan
@@ -137,7 +137,7 @@ def test_memory_is_held_against_the_plan_of_its_own_stage() -> None:
     assert "+ over plan" in text(drawn)
 
 
-def test_on_a_cpu_memory_is_not_held_against_a_plan_that_counts_tensors() -> None:
+def test_on_a_cpu_memory_is_not_compared_with_a_plan_that_counts_tensors() -> None:
     known = facts(planned_memory(), device="cpu")
     assert not known.figure(MEMORY).against_plan and known.figure(MEMORY).values[0] == 1000.0
 
@@ -199,7 +199,7 @@ def test_few_ranks_have_their_table_below_the_map() -> None:
     assert any(line.startswith("›     5 slow") and "900 ms" in line for line in shown.splitlines())
 
 
-def test_the_next_figure_is_one_that_ranks_have_told() -> None:
+def test_the_next_figure_is_one_that_ranks_have_reported() -> None:
     none = dict.fromkeys(range(8))
     known = facts(comm_seconds=none, data_seconds=none)
     view, seen = RankView(), []
@@ -234,7 +234,7 @@ def test_a_long_rank_can_be_scrolled_to_its_end() -> None:
     assert last.view.scroll == drawn.most_scroll and "step.optimizer" in text(last)
 
 
-def test_the_table_holds_numbers_as_they_were_told() -> None:
+def test_the_table_holds_numbers_as_they_were_reported() -> None:
     known = facts(step_seconds={5: 0.9}, pulse={3: "gone"})
     rows = text(page(known, RankView(shows="table"), 200, 46)).splitlines()
     head = next(line for line in rows if "rank▴" in line)
@@ -310,7 +310,7 @@ def test_a_world_that_has_become_smaller() -> None:
     assert page(smaller, view, 80, 20).view.rank == 1
 
 
-def test_before_any_number_is_told() -> None:
+def test_before_any_number_is_shown() -> None:
     none = dict.fromkeys(range(8))
     empty = {rank: {} for rank in range(8)}
     numbers = ("step", "step_seconds", "busy_seconds", "data_seconds", "comm_seconds", "memory_bytes", "beat")

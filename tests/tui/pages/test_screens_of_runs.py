@@ -41,12 +41,12 @@ def test_nodes_and_their_times_are_those_of_the_files(tmp_path: Path, shape: Sha
     facts = plan_facts.PlanFactRows().of(read(tmp_path))
     assert facts is not None
     shown = [plain(row)[2:] for row in plan_page(facts, PlanView(), 100, 300).rows]
-    plan, told = json.loads((tmp_path / "plan.json").read_text()), of_ranks(tmp_path)
+    plan, metrics_of = json.loads((tmp_path / "plan.json").read_text()), of_ranks(tmp_path)
     for node in plan["graph"]["nodes"]:
         line = next(line for line in shown if line.lstrip("✓▶ ").startswith(f"{node['id']} "))
         if node["kind"] != "step":
             continue
-        seconds = [record["node_seconds"][node["id"]] for record in told.values()]
+        seconds = [record["node_seconds"][node["id"]] for record in metrics_of.values()]
         assert f" {brief(max(seconds))} " in line and f" {brief(median(seconds))} " in line
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     for event in events:
@@ -60,13 +60,13 @@ def test_numbers_of_ranks_are_those_of_their_files(tmp_path: Path) -> None:
     facts = rank_facts.RankFactRows().of(read(tmp_path))
     assert facts is not None
     lines = [plain(row) for row in rank_page(facts, RankView(shows="table"), 200, 40).rows]
-    for rank, told in of_ranks(tmp_path).items():
+    for rank, metrics in of_ranks(tmp_path).items():
         line = next(line for line in lines if line[1:].split()[:1] == [str(rank)])
         for text in (
-            brief(told["step_seconds"]),
-            brief(told["data_seconds"]),
-            brief(told["comm_seconds"]),
-            size(told["memory_bytes"]),
+            brief(metrics["step_seconds"]),
+            brief(metrics["data_seconds"]),
+            brief(metrics["comm_seconds"]),
+            size(metrics["memory_bytes"]),
         ):
             assert f" {text} " in line
     assert lines[1].startswith("rank 2 works ") and "% longer than the others" in lines[1]

@@ -114,7 +114,11 @@ def test_the_cursor_keeps_the_style_below_it() -> None:
 
 def test_signs_differ_in_shape() -> None:
     states = [DEAD, STUCK_SIGN, SILENT_SIGN, OVER_SIGN, " ", *SHADES]
-    for signs in (states, [in_ascii(sign) for sign in states], [in_ascii(sign) for sign in (UNDER_WAY, DONE, CURSOR)]):
-        assert len(set(signs)) == len(signs) and all(cell_len(sign) == 1 for sign in signs)
+    for shapes in (
+        states,
+        [in_ascii(sign) for sign in states],
+        [in_ascii(sign) for sign in (UNDER_WAY, DONE, CURSOR)],
+    ):
+        assert len(set(shapes)) == len(shapes) and all(cell_len(sign) == 1 for sign in shapes)
     for sign in (DOWN, UP, OPEN, FOLDED, CUT, LINE, WALL, *EIGHTHS):
         assert in_ascii(sign).isascii() and in_ascii(sign) != "?"

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from read_records import in_one_line, told
+from read_records import event_text, in_one_line
 
 SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x", "text": "x = 2"}]
 
@@ -46,19 +46,19 @@ def test_in_one_line(record: dict[str, Any], line: str) -> None:
 
 
 def test_what_does_not_fit_one_line_is_kept() -> None:
-    first, second = told({"event": "generate", "step": 9, "samples": SAMPLES})
+    first, second = event_text({"event": "generate", "step": 9, "samples": SAMPLES})
     assert first.more == ("def f():", "    return 1") and second.more == ("x = 2",)
-    (failure,) = told({"event": "failure", "rank": 0, "error": "a\nb", "traceback": "Traceback\n  File"})
+    (failure,) = event_text({"event": "failure", "rank": 0, "error": "a\nb", "traceback": "Traceback\n  File"})
     assert (failure.at, failure.more) == ("step –", ("b", "Traceback", "  File"))
 
 
 def test_a_line_without_a_name_says_nothing() -> None:
-    assert told({"step": 3}) == ()
+    assert event_text({"step": 3}) == ()
 
 
 def test_no_field_is_needed() -> None:
     kinds = "run_start setup eval generate checkpoint signal stop control restart rollback alert notify phase health"
     looks = ("profile", "memory_snapshot", "estimate")
     for kind in [*kinds.split(), "tokenise", "failure", "run_end", "resumed", "paused", "device", "nonfinite", *looks]:
-        assert all(said.word for said in told({"event": kind}))
+        assert all(said.word for said in event_text({"event": kind}))
         in_one_line({"event": kind})
