@@ -22,11 +22,11 @@ HEAD = """\
 
 Written by `python tests/support/topology_table.py --write`.
 
-Each row is a layout that ran three optimizer steps and an evaluation on gloo ranks of one machine, held against one
+Each row is a layout that ran three optimizer steps and an evaluation on gloo ranks of one machine, compared with one
 process that saw the same rows: uneven documents, a held-out set, AdamW with clipping. A gap is the largest difference,
 relative to the value (loss, gradient norm, evaluation) or to the largest element of the tensor (routing: the experts'
 loads and the balance loss; tensors: parameters and both moments, every one of them, as every rank holds it). The tests
-fail above 1e-10 in fp64 and 1e-5 in fp32. Each rank's shapes and bytes are those that the plan foresees.
+fail above 1e-10 in fp64 and 1e-5 in fp32. Each rank's shapes and bytes are those that the plan predicts.
 
 `tests/support/topologies.py` is the table as data; `pytest tests/distributed` runs the ordinary rows,
 `pytest -m matrix` all of them. The seconds are those of two cores, set-up included.
