@@ -118,7 +118,7 @@ def test_feed_keeps_the_order_of_a_file_when_a_clock_is_set_back(tmp_path: Path,
 
 @pytest.mark.parametrize("offset", [False, True])
 def test_what_is_left_of_a_file_that_was_cut_is_not_read_again(tmp_path: Path, offset: bool) -> None:
-    """As when a run goes back, and takes the records of the steps that are undone out of its file."""
+    """As when a run goes back, and takes the records of the discarded steps out of its file."""
     path = tmp_path / "metrics.jsonl"
 
     def lines(*records: tuple[int, float]) -> bytes:

@@ -87,7 +87,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
 
 @lru_cache(maxsize=16)
 def tabs(screens: tuple[tuple[int, str, type[Pane]], ...], visited: str, width: int) -> Content:
-    """`screens` as (number, name, class); the visited one stands in brackets, so that it shows without colour."""
+    """`screens` as (number, name, class); the visited one is in brackets, so that it shows without colour."""
     for words in ("title", "short"):
         pieces = []
         for number, name, cls in screens:

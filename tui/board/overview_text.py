@@ -111,7 +111,7 @@ def table(board: "Board", rows: int) -> list[Content]:
 
 def schedule(board: "Board", width: int, rows: int) -> list[Content]:
     """How far the run is, what comes next, and what was last saved and measured, the most wanted first."""
-    wanted: list[tuple[int, Content]] = []  # (weight, line), in the order they stand in
+    wanted: list[tuple[int, Content]] = []  # (weight, line), in the order in which they are shown
     found = stretches(board)
     if found:
         wanted.append((1, _bar(board, width)))

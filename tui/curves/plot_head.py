@@ -51,7 +51,7 @@ def head(
 
 
 def exact(value: float) -> str:
-    """A number with all its digits, as it stands in the file; whole ones with their thousands apart."""
+    """A number with all its digits, as in the file; whole numbers with separators between thousands."""
     whole = abs(value) < 2**53 and value == int(value) if np.isfinite(value) else False
     return f"{int(value):,}" if whole else repr(value)
 

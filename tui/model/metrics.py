@@ -187,7 +187,7 @@ def _lines(fd: int, offset: int, size: int) -> bytes:
 
 
 def _seal(fd: int, offset: int) -> int:
-    """What stands in front of a byte, as a number."""
+    """A checksum of the bytes before `offset`."""
     begin = max(0, offset - PRINT)
     return zlib.crc32(os.pread(fd, offset - begin, begin))
 

@@ -108,7 +108,7 @@ class RunReader:
         return self._again[1]
 
     def _read_plan(self) -> None:
-        """A run that goes on with other ranks has another plan."""
+        """A run that continues on other ranks has another plan."""
         path = self.directory / "plan.json"
         try:
             status = path.stat()

@@ -98,7 +98,7 @@ def _mark(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
 
 
 def _times(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
-    """What stands in the two columns of times."""
+    """The texts of the two columns of times."""
     if (step := facts.step.get(node.id)) is not None:
         return brief(step.slowest), brief(step.median)
     took = facts.took(node.id)

@@ -41,7 +41,7 @@ COLUMNS = (
 
 
 def columns(facts: RankFacts, width: int) -> tuple[TableColumn, ...]:
-    """The columns there is room for in `width` cells, in their order; those of texts as wide as what stands in them."""
+    """The columns there is room for in `width` cells, in their order; those of texts as wide as their texts."""
     texts = {
         "place": len(" ".join(f"{axis.name} {axis.size - 1}" for axis in facts.axes if axis.size > 1)),
         "host": max((len(rank.beat.host) for rank in facts.ranks if rank.beat), default=0),
@@ -62,7 +62,7 @@ def columns(facts: RankFacts, width: int) -> tuple[TableColumn, ...]:
 
 
 def _as_wide_as(column: TableColumn, text: int | None) -> TableColumn:
-    """The column for texts of that width at most; 0 is a column that nothing stands in."""
+    """The column for texts of that width at most; 0 is an empty column."""
     if text is None or not text:
         return column if text is None else evolve(column, wide=0)
     return evolve(column, wide=min(column.wide, max(len(column.title), text)))

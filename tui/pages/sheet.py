@@ -17,7 +17,7 @@ BLANK: Row = ()
 
 
 # The signs that screens are drawn with; each says by its shape what it means, in every colour and in none. What a
-# terminal without UTF-8 shows instead stands in `board/plain_signs.py`.
+# terminal without UTF-8 shows instead is in `board/plain_signs.py`.
 CUT = "…"
 UNDER_WAY, DONE, DEAD = "▶", "✓", "✗"
 STUCK_SIGN, SILENT_SIGN, OVER_SIGN = "!", "?", "+"

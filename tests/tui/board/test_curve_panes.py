@@ -94,7 +94,7 @@ def test_experts(root):
             await pilot.press("a")
             assert app.focused is sheet and sheet.display
             assert faults(app) == []
-            # A step that was skipped tells no loads: those that were there stay.
+            # A skipped step has no loads: those of the step before stay.
             with (root / "two" / "cccc" / "metrics.jsonl").open("a") as file:
                 file.write('{"step":31,"time":1795000031.0,"phase":"train","tokens":1}\n')
             await until(pilot, lambda: "step 31" in rows(app)[2])

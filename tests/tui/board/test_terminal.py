@@ -209,7 +209,7 @@ sys.exit(75)
 
 @pytest.fixture
 def launched(tmp_path, seats):
-    """A launcher beside which a dashboard is open, the run it writes, and how it is told that the run has ended."""
+    """A launcher beside which a dashboard is open, the run it writes, and the file that says that the run has ended."""
     run = made_run(tmp_path / "a", end="running", logged=20, steps=100, start=time.time() - 20)
     over = tmp_path / "over"
     with run.alive():
@@ -230,7 +230,7 @@ def test_a_dashboard_that_is_killed_gives_way_to_lines_and_the_run_goes_on(launc
     seat.read_until(b"the dashboard is closed and the run continues")
     assert seat.given_back()
     assert "a word of the launcher" in seat.said()
-    assert "setup" not in seat.said() and "eval" not in seat.said()  # what was seen before is not told again
+    assert "setup" not in seat.said() and "eval" not in seat.said()  # what was seen before is not printed again
     run.start = time.time() - 24  # so that what follows is of now, however slow the machine
     run.log(21, 30)
     run.checkpoint()

@@ -1,4 +1,4 @@
-"""Ticks are round, and their labels tell them apart."""
+"""Ticks are round, and their labels differ."""
 
 import itertools
 import math

@@ -18,7 +18,7 @@ from xtrain.tui.model import rank_reader
 from xtrain.tui.model.reader import RunReader
 from xtrain.tui.pages.rank_states import states as states_of_ranks
 
-# Holds the locks of a run and tells of its progress, as its processes do.
+# Holds the locks of a run and writes heartbeats, as its processes do.
 STANDIN = """
 import fcntl, os, sys, time
 sys.path.insert(0, {support!r})
@@ -56,7 +56,7 @@ def standin():
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that a test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -91,7 +91,7 @@ def test_a_run_that_is_killed_is_lost_within_five_seconds(
 
 
 def test_a_run_that_is_killed_in_set_up_is_lost_too(tmp_path: Path, standin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank has told of its progress yet: there are the locks alone."""
+    """No rank has written a heartbeat yet: there are only the locks."""
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="starting")
     process = standin(run, "no beats")
@@ -321,7 +321,7 @@ def test_a_real_run_that_is_killed(tmp_path: Path) -> None:
             time.sleep(0.05)
         reader = RunReader(found[0].parent)
         assert reader.poll().life.state in ("starting", "training")
-        process.send_signal(signal.SIGSTOP)  # so that it tells of nothing
+        process.send_signal(signal.SIGSTOP)  # so that it writes nothing
         for rank in workers(found[0].parent):
             os.kill(rank, signal.SIGKILL)
         process.kill()

@@ -1,4 +1,4 @@
-"""Times of nodes: figures are those that ranks and events tell."""
+"""Times of nodes: figures are those of ranks and events."""
 
 from statistics import median
 
