@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PSEUDO_COUNT = 5
 
 SHORT, WHOLE = 40, 300  # steps
-HOLDOUT, ROWS = 0.01, 16  # of the short run
+HOLDOUT, ROWS = 0.01, 8  # of the short run
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -153,7 +153,7 @@ def _actions(trigger: TriggerSection, path: str, around: "Structurer") -> tuple[
     for name, section in trigger.actions:
         place = f"{path}.actions.{len(found)}"
         action = _action(name, section, place, trigger.names, around)
-        if action is FAILED:
+        if action is FAILED or section.broken:  # `checkpoint { stop`: it may have swallowed `then …`
             around.unknown.paths.add(f"{path}.actions")
         found += [action] if action is not FAILED else around.leave_out(place)
     return tuple(found)

@@ -74,7 +74,7 @@ def test_a_plan_begins_as_the_readme_shows():
         ("shapes or names", "model.layers=5"),
         ("what weights mean", "model.rope_theta=5000"),
         ("sizes of axes", "parallel.fsdp=2"),
-        ("budget at a constant rate", "every.checkpoint=50 steps"),
+        ("budget with a constant learning rate", "every.checkpoint=50 steps"),
         ("files, field or hold-out", "dataset.stdlib.holdout=10%"),
     ],
 )

@@ -2,10 +2,10 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import other_packages
 import pytest
 from agreement import hold_against_the_trace
 from attrs import evolve
@@ -23,7 +23,6 @@ from xtrain.planner.report.capabilities import capabilities
 from xtrain.planner.rules.validate import check_spec
 from xtrain.planner.serialise import dumps, from_json
 
-PACKAGE = Path(__file__).parents[1] / "support" / "package_with_stacks"
 SPEC = """
 experiment tiny {{ seed = 1, budget = 100 steps }}
 model {family} {{ dim = 64, layers = 2, heads = 8, kv_heads = 4 }}
@@ -38,17 +37,9 @@ parallel {{ {parallel} }}
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The stacks of `package_with_stacks`, as long as a test runs."""
-    before = dict(STACKS)
-    monkeypatch.syspath_prepend(PACKAGE)
     monkeypatch.setattr(Registry, "_offers", "stacks_of_others")
-    import sharding  # noqa: F401  # pyright: ignore[reportMissingImports]
-    import summing  # noqa: F401  # pyright: ignore[reportMissingImports]
-
-    yield
-    STACKS._own.clear()
-    STACKS._own.update(before)
-    for module in ("sharding", "summing", "summing_torch"):
-        sys.modules.pop(module, None)
+    with other_packages.installed(monkeypatch, other_packages.OTHER_STACKS):
+        yield
 
 
 def plan_of(folder: Path, parallel: str, world: int | None = None, family: str = "llama") -> Plan:

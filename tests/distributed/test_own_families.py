@@ -16,7 +16,7 @@ OWN = Path(__file__).parents[1] / "support" / "own_families" / "parts.py"
 SPEC = """
 use "parts.py"
 experiment own { seed = 3, budget = 4 steps }
-model gated { dim = 32, layers = 4, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
+model gated { dim = 32, layers = 2, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
 tokenizer bytes
 dataset made { source = synthetic(), holdout = 10% }
 batch { sequence = 64, micro = 1, rows = 8 }

@@ -1,13 +1,15 @@
 """Execution stacks of an installed package, which ranks find by their entry point, train as one process does."""
 
-from pathlib import Path
-
 import pytest
-from projects import Project, curve, worst
+from forked_ranks import Outcome
+from other_packages import OTHER_STACKS, installed
+from projects import Project, worst
+from trials import Laboratory
+
+from xtrain.planner.load import plan_from_path
 
 pytestmark = pytest.mark.distributed
 
-PACKAGE = Path(__file__).parents[1] / "support" / "package_with_stacks"
 COPIES = ("parallel.stack=summing", "parallel.fsdp.replicate=2", "batch.micro=2")
 
 
@@ -21,17 +23,17 @@ COPIES = ("parallel.stack=summing", "parallel.fsdp.replicate=2", "batch.micro=2"
     ids=["copies", "copies of tp 2", "shards"],
 )
 def test_an_installed_stack_trains_as_one_process_does(
-    layout: tuple[str, ...], project: Project, monkeypatch: pytest.MonkeyPatch
+    layout: tuple[str, ...], lab: Laboratory, project: Project, monkeypatch: pytest.MonkeyPatch
 ):
     """Two microbatches a step, of which gradients are summed in the second."""
-    monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
-    project.spec(steps=3, tied=False, more="precision { params = fp64 }")
-    curves = []
-    for root, *sets in (("alone",), ("spread", *layout)):
-        arguments = [word for text in (f"workspace.root={root}", *sets) for word in ("--set", text)]
-        process = project.start("tiny.xtrain", *arguments, "--ui", "plain", fresh=True)
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, f"{out}\n{err}"
-        curves.append(curve(project.directory(root)))
-    assert len(curves[0]) == 3 and max(worst(*curves)) < 1e-10
-    assert curves[0][-1][1] < curves[0][0][1]
+    path = project.folder / project.spec(steps=3, tied=False, more="precision { params = fp64 }")
+
+    def train(name: str, *sets: str) -> Outcome:
+        with installed(monkeypatch, OTHER_STACKS):
+            compiled = plan_from_path(path, sets)
+        assert compiled.plan is not None, compiled.diagnostics.render()
+        return lab.ranks.run(compiled.plan, project.folder, name=name, saves=False)
+
+    alone, spread = train("alone"), train("spread", *layout)
+    assert len(alone.curve) == 3 and max(worst(spread.curve, alone.curve)) < 1e-10
+    assert alone.curve[-1][1] < alone.curve[0][1]

@@ -375,7 +375,7 @@ def judged(text):
     return check_from_spec(SPEC, (), {SPEC: text})
 
 
-@drawn(20, 1000)
+@drawn(8, 1000)
 @given(st.sampled_from(sorted(TEXTS)), st.sampled_from(MISTAKES), st.integers(0, 10_000))
 def test_a_known_mistake_is_put_back(name, mistake, seed):
     """What was broken once is whole again: the same spec, or, where two things can have been meant, the broken text."""

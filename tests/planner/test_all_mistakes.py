@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from every_setting import at, replaced
 from examples import drawn
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
@@ -367,6 +367,7 @@ def shown(diagnostics):
 
 
 @FEW
+@example(TEXTS[1].replace("on sigint checkpoint then stop", "on sigint checkpoint { stop"))
 @given(mistaken())
 def test_one_mistake_of_the_language_is_the_only_one(tmp_path, text):
     path = tmp_path / "spec.xtrain"

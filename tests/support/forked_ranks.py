@@ -82,11 +82,11 @@ class Mutation:
         return " ".join((self.name, *(f"{name}={value}" for name, value in self.arguments.items())))
 
 
-OTHER_PACKAGE = Path(__file__).with_name("other_package")
+OTHER_PACKAGES = [str(Path(__file__).with_name(name)) for name in ("other_package", "package_with_stacks")]
 
 
 class ForkedRanks:
-    """Has a process that ranks are forked from, for as long as it is open; `other_package` is installed there."""
+    """Has a process that ranks are forked from, for as long as it is open; `OTHER_PACKAGES` are installed there."""
 
     def __init__(self) -> None:
         self._forker: subprocess.Popen[str] | None = None
@@ -102,7 +102,7 @@ class ForkedRanks:
         if self._forker is None:
             ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
             clean = {name: value for name, value in os.environ.items() if name not in ours}
-            clean["PYTHONPATH"] = os.pathsep.join((str(OTHER_PACKAGE), *filter(None, [clean.get("PYTHONPATH")])))
+            clean["PYTHONPATH"] = os.pathsep.join((*OTHER_PACKAGES, *filter(None, [clean.get("PYTHONPATH")])))
             threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             self._forker = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("rank_forker.py")), str(os.getpid())],

@@ -1,29 +1,34 @@
-"""The package `theirs` of `other_package`, as one that is installed in this process."""
+"""Packages that offer components, as installed in this process."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from xtrain.dsl.schema.log import TRACKERS
 from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.stacks import STACKS
 
-OTHER_PACKAGE = Path(__file__).parent / "other_package"
+OTHER_PACKAGE = Path(__file__).with_name("other_package")
+OTHER_STACKS = Path(__file__).with_name("package_with_stacks")
 
 
 @contextmanager
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Its components are registered inside."""
-    monkeypatch.syspath_prepend(OTHER_PACKAGE)
-    registries = (FAMILIES, TRACKERS)
+def installed(monkeypatch: pytest.MonkeyPatch, package: Path = OTHER_PACKAGE) -> Iterator[None]:
+    """The components of a package are registered inside."""
+    monkeypatch.syspath_prepend(package)
+    registries = (FAMILIES, TRACKERS, STACKS)
     before = [dict(registry.items()) for registry in registries]
-    import theirs  # noqa: F401  # pyright: ignore[reportMissingImports]
-
+    modules = [path.stem for path in package.glob("*.py")]
+    for module in modules:
+        if not module.endswith(("_torch", "_run")):
+            import_module(module)
     yield
     for registry, own in zip(registries, before, strict=True):
         registry._own.clear()
         registry._own.update(own)
-    for module in ("theirs", "theirs_torch", "theirs_run"):
+    for module in modules:
         sys.modules.pop(module, None)
