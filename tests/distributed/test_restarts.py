@@ -121,7 +121,7 @@ def test_a_rank_that_dies_twice_at_the_same_place_is_left_out(project):
     sabotage(project, AT_STEP, rank=3, starts=(0, 1, 2, 3), step=7)
     broken, out = run(project, spec, "--world", "4")
     assert [e["world"] for e in events(broken, "restart")] == [4, 2]
-    assert "goes on from step 4 on 2 ranks" in out
+    assert "continues from step 4 on 2 ranks" in out
     whole = unbroken(project, spec, "--world", "4")
     assert [m["tokens"] for m in _metrics(broken)] == [m["tokens"] for m in _metrics(whole)]
     assert max(worst(curve(broken), curve(whole))) < 1e-10

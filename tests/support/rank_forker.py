@@ -235,4 +235,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup, where the tests may run
     main()
