@@ -19,9 +19,10 @@ from ...dsl.user_parts.reader import COMPUTED, REQUIRED, Declared
 from ...dsl.user_parts.types import expression
 from ...planner.architecture import Architecture
 from ...planner.blocks.block import PIECES, BlockPiece, Chain, Layer
-from ...planner.blocks.user_layer import RESERVED, UserLayer, check_argument, read_layer
+from ...planner.blocks.user_layer import UserLayer, check_argument, is_reserved, read_layer
 
 _OWN: Final = ("own", "family", "vocab")  # what of an architecture no block is made of
+_OFFERED: Final = tuple(name for name in PIECES if name not in (Layer.__name__, UserLayer.__name__))
 
 
 class _OwnFamily(UserComponent):
@@ -102,7 +103,7 @@ def _piece(name: str) -> Any:
         return getattr(cls, "of", None)
     found = PIECES.get(last)
     known = found is not None and ".".join(package) in ("xtrain", getattr(found, "__module__", ""))
-    return found if known and found is not UserLayer else None
+    return found if known and last in _OFFERED else None
 
 
 class _FamilyReader(BodyReader):
@@ -151,7 +152,7 @@ class _FamilyReader(BodyReader):
     def call(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
         piece = _piece(name)
         if piece is None:
-            raise self.unknown(node, name, [*(n for n in PIECES if n != UserLayer.__name__), *self.module.layers])
+            raise self.unknown(node, name, [*_OFFERED, *self.module.layers])
         title = ast.unparse(node.func)
         try:
             signature = inspect.signature(piece)
@@ -213,8 +214,8 @@ class _FamilyReader(BodyReader):
             raise self.wrong(problem, node, "give another value")
 
     def _name(self, name: str, node: ast.Call) -> None:
-        if not name.isidentifier() or name in RESERVED:
-            why = "which modules of torch have already" if name in RESERVED else "which is no name"
+        if not name.isidentifier() or is_reserved(name):
+            why = "which modules of torch have already" if is_reserved(name) else "which is no name"
             raise self.wrong(f"a layer cannot be called `{name}`, {why}", node, 'give it another, as "mlp"')
         self.places[name] = node
 

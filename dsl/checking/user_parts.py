@@ -29,8 +29,9 @@ from .part_calls import DeclaredPart
 from .user_components import names_taken
 
 # Words that a spec understands in another way, beside the names of components; nodes of a plan go by some of them.
+_CONSTANTS: Final = ("true", "false", "none", "auto")  # values wherever they stand
 _TAKEN: Final = frozenset((
-    *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, "true", "false", "none", "auto", "microbatches",
+    *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, *_CONSTANTS, "microbatches",
 ))  # fmt: skip
 
 
@@ -229,7 +230,8 @@ class _UseReader:
         for each in declared or ():
             earlier = self.parts.get(each.name)
             block = PART_KINDS[each.kind].block
-            if each.name in (names_taken(block) if block else (*_TAKEN, *SOURCES, *LINKS)):
+            taken = (*names_taken(block), *_CONSTANTS) if block else (*_TAKEN, *SOURCES, *LINKS)
+            if each.name in taken:
                 message = f"`{each.name}` is already a word of the language"
                 self.diagnostics.error("X224", message, each.span, hint="give the function another name")
                 self.parts.unread = True

@@ -39,12 +39,14 @@ class BodyError(Exception):
 @frozen(eq=False)
 class ModuleText:
     """A module of the user's. imports: name in it → what it stands for, with dots. functions: those at its top level.
-    layers: those of them with `@layer`, by their names."""
+    layers: those of them with `@layer`, by their names. wrapped: names of those with a decorator that is not of xtrain.
+    """
 
     source: SourceText
     imports: dict[str, str] = field(factory=dict)
     functions: dict[str, ast.FunctionDef] = field(factory=dict)
     layers: dict[str, Any] = field(factory=dict)
+    wrapped: set[str] = field(factory=set)
 
     def span(self, node: Any) -> Span:
         start = offset(self.source, node.lineno, node.col_offset)
@@ -126,6 +128,8 @@ class BodyReader:
         names = {**{each: self.value(default, {}) for each, default in defaults.items() if each not in names}, **names}
         if len(given) > len(placed) or set(names) != set(known) or set(both) & set(named) or arguments.vararg:
             raise self.wrong(f"`{name}` takes {', '.join(known) or 'nothing'}", node, "give each of them once")
+        if name in self.module.wrapped:
+            raise self.wrong(f"`{name}` has a decorator, which may change what it computes", node, "remove it")
         if self.depth >= _DEPTH:
             raise self.wrong(f"`{name}` calls itself", node, "write what it computes without recursion")
         self.depth += 1

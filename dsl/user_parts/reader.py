@@ -101,8 +101,10 @@ class _PartReader:
     def run(self, tree: ast.Module) -> list[Declared]:
         for node in ast.walk(tree):
             self._note_import(node)
-        self.module.functions.update({node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)})
+        for node in tree.body:
+            self._note_binding(node)
         found: dict[str, Declared] = {}
+        unread_layer = False
         top = set(map(id, tree.body))
         for node in _definitions(tree):
             for decorator in node.decorator_list:
@@ -111,6 +113,7 @@ class _PartReader:
                     continue
                 declared = self._declared(node, kind, decorator, top=id(node) in top)
                 if declared is None:
+                    unread_layer |= kind == "layer"
                     break
                 if kind == "layer":
                     self.module.layers.setdefault(declared.name, declared)
@@ -119,7 +122,30 @@ class _PartReader:
                     notes = [("the first is here", first.span)]
                     self._wrong(f"`{node.name}` is declared twice", declared.span, "give one another name", notes)
                 break
+        if unread_layer:  # families would be blamed for calling what has been reported
+            return [each for each in found.values() if each.kind != "family"]
         return list(found.values())
+
+    def _note_binding(self, node: ast.stmt) -> None:
+        """What a statement at the top level makes of a name, whatever stood for it before."""
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self._note_import(node)
+            for alias in node.names:
+                self.module.functions.pop(alias.asname or alias.name.partition(".")[0], None)
+            return
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else ()
+        )
+        bound = {each.id for each in targets if isinstance(each, ast.Name)}
+        if isinstance(node, Definition):
+            bound.add(node.name)
+        for name in bound:
+            self.module.imports.pop(name, None)
+            self.module.functions.pop(name, None)
+        if isinstance(node, ast.FunctionDef):
+            self.module.functions[node.name] = node
+            if any(self._kind(each) is None for each in node.decorator_list):
+                self.module.wrapped.add(node.name)
 
     def _note_import(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
@@ -162,6 +188,14 @@ class _PartReader:
             self._wrong(f"`{node.name}` is an async function", name, "write `def` without `async`")
             return None
         about = PART_KINDS[kind]
+        if kind != "layer" and not node.name.isascii():
+            self._wrong(f"`{node.name}` cannot be written in a spec", name, "use the letters a-z, digits and `_`")
+            return None
+        if about.composes and len(node.decorator_list) > 1:
+            message = f"`{node.name}` has another decorator, which may change what it computes"
+            other = next(each for each in node.decorator_list if each is not decorator)
+            self._wrong(message, self._span(other), "remove it")
+            return None
         if isinstance(node, ast.ClassDef) != bool(about.methods):
             is_now, wanted = ("a class", "function") if isinstance(node, ast.ClassDef) else ("a function", "class")
             self._wrong(f"`{node.name}` is {is_now}", name, f"`@{kind}` stands above a {wanted}")

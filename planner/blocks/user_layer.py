@@ -54,14 +54,19 @@ RESERVED: Final = frozenset(
     """
     T_destination add_module apply axes bfloat16 buffers call_super_init children compile compute cpu cuda double
     dump_patches eval extra_repr float forward function get_buffer get_extra_state get_parameter get_submodule half
-    ipu load_state_dict modules mtia named_buffers named_children named_modules named_parameters parameters part
-    recompute register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+    ipu is_cut is_whole load_state_dict modules mtia named_buffers named_children named_modules named_parameters
+    parameters part recompute register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
     register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
     register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
     register_state_dict_pre_hook requires_grad_ routes set_extra_state set_submodule share_memory state_dict to
     to_empty train training type xpu zero_grad
     """.split()  # noqa: SIM905
 )
+
+
+def is_reserved(name: str) -> bool:
+    """Whether no layer or weight can be called so; what begins with `_` is for torch alone, whatever its version."""
+    return name in RESERVED or name.startswith("_")
 
 
 @frozen(kw_only=True)
@@ -208,7 +213,7 @@ def check_argument(name: str, kind: Any, value: Any) -> str | None:
 
 def _weight(declared: Declared, weight: Weight, known: Mapping[str, Any]) -> BlockParameter:
     assert declared.body is not None
-    if weight.name in RESERVED:
+    if is_reserved(weight.name):
         message = f"a weight cannot be called `{weight.name}`, which modules of torch have already"
         raise BodyError(message, weight.span, "give it another name")
     reader, shape = _ShapeReader(declared.body.module, weight), []

@@ -1,5 +1,7 @@
 """Families in a module that `use` names: what is read of them is what ranks build and run."""
 
+import ast
+import inspect
 import json
 import re
 from pathlib import Path
@@ -11,7 +13,7 @@ from agreement import hold_against_the_trace
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.own_functions import own_functions
-from xtrain.planner.blocks.user_layer import _FUNCTIONAL, RESERVED
+from xtrain.planner.blocks.user_layer import _FUNCTIONAL, is_reserved
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.data.chain import own_modules
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches
@@ -22,6 +24,7 @@ from xtrain.planner.serialise import dumps, from_json
 from xtrain.runtime.data.user_parts import PartChanged, PartFailed, UserPart
 from xtrain.runtime.models.attention import KERNELS
 from xtrain.runtime.models.block import DecoderBlock
+from xtrain.runtime.models.own_layer import OwnLayer
 from xtrain.runtime.parallel.axes import Axes
 
 OWN = Path(__file__).parents[1] / "support" / "own_families" / "parts.py"
@@ -87,6 +90,10 @@ WRONG = [
     ("@family\ndef own(arch, dim=3): ...", "X223", "cannot be called `dim`", "`arch` has the settings", "def own"),
     ("@family\ndef own(arch, a=len('')): ...", "X223", "known only when the code is run", "plain value", "def own"),
     ("@family(3)\ndef own(arch): ...", "X223", "takes no arguments", "@family", "@family"),
+    ("@family\ndef none(arch): ...", "X224", "`none` is already a word", "another name", "def none"),
+    ("@family\ndef größe(arch): ...", "X223", "`größe` cannot be written in a spec", "letters a-z", "def größe"),
+    ("@len\n@family\ndef own(arch): ...", "X223", "`own` has another decorator", "remove it", "@len"),
+    ("@layer\n@torch.no_grad()\ndef mine(x): ...", "X223", "`mine` has another decorator", "remove it", "no_grad"),
     ("@family\ndef llama(arch): ...", "X224", "`llama` is already a word", "another name", "def llama"),
     (
         "@family\ndef own(arch, a: Annotated[int, at_least(2)] = 1): ...",
@@ -131,6 +138,18 @@ WRONG = [
     (block("SwiGLULayer(3)"), "X223", "`name` must be a text", "", "SwiGLULayer(3)"),
     (block('SwiGLULayer("attn")'), "X223", "two layers of the block are called `attn`", "", 'SwiGLULayer("attn")'),
     (block('SwiGLULayer("train")'), "X223", "cannot be called `train`", "another", "train"),
+    (block('SwiGLULayer("_modules")'), "X223", "cannot be called `_modules`", "another", "_modules"),
+    (
+        block('Layer("mlp")') + "\nfrom xtrain.planner.blocks.block import Layer",
+        "X223",
+        "`Layer` cannot be called",
+        "",
+        "mlp",
+    ),
+    (block("mine()") + "\n@layer\ndef mine(x, up=weight(0)): ...", "X223", "one or two extents", "weight(", "weight"),
+    (block("_same()") + "\n@len\ndef _same(): ...", "X223", "`_same` has a decorator", "remove it", "_same()"),
+    (block("_same()") + "\ndef _same(): ...\n_same = len", "X223", "`_same` cannot be called here", "", "_same()"),
+    (block("pre_norm()") + "\ndef pre_norm(a): ...", "X223", "`pre_norm` takes a", "", "pre_norm()"),
     (block('SwiGLULayer("a b")'), "X223", "cannot be called `a b`", "another", "a b"),
     (block("SwiGLULayer"), "X223", "`SwiGLULayer` is no value here", "call it", "SwiGLULayer"),
     (block("Residual.of()"), "X223", "`Residual.of` has no pieces", "", "Residual.of()"),
@@ -449,8 +468,13 @@ def test_what_a_layer_does_wrong_in_a_run_is_reported_with_its_line(plan_of):
 
 
 def test_names_that_modules_of_torch_have_are_refused():
-    assert {name for name in dir(DecoderBlock) if not name.startswith("_")} <= RESERVED
-    assert {name for name in vars(torch.nn.Module()) if not name.startswith("_")} <= RESERVED
+    assert all(map(is_reserved, (*dir(DecoderBlock), *dir(OwnLayer), *vars(torch.nn.Module()))))
+    kept = [
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(OwnLayer)))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    ]
+    assert "is_cut" in kept and all(map(is_reserved, kept))
 
 
 def test_operations_cost_what_is_said_of_them(plan_of):
