@@ -65,7 +65,7 @@ def no_rank_1(project: Project) -> tuple[str, ...]:
 
 
 def too_many_ranks(project: Project) -> tuple[str, ...]:
-    return project.spec(), "--world", "8"
+    return project.spec(), "--world", "4"
 
 
 @pytest.mark.parametrize(
