@@ -24,11 +24,19 @@ class SnapshotMissing(Exception):
 def cache_folder() -> Path:
     """As huggingface_hub finds it: HF_HUB_CACHE, else `hub` in HF_HOME, else in its folder of the user's cache."""
     if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(named).expanduser()
+        return _expanded(named)
     home = os.environ.get("HF_HOME")
     if home is None:
         home = f"{os.environ.get('XDG_CACHE_HOME', '~/.cache')}/huggingface"
-    return Path(home).expanduser() / "hub"
+    return _expanded(home) / "hub"
+
+
+def _expanded(path: str) -> Path:
+    """With the home folder for `~`; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
@@ -36,7 +44,8 @@ def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
 
     Nothing is ever downloaded. Raises SnapshotMissing.
     """
-    if not _REPO.fullmatch(repo) or ".." in f"{repo}/{revision}" or revision.startswith("/"):
+    written = revision != "" and revision.isprintable() and not revision.startswith("/")
+    if not written or not _REPO.fullmatch(repo) or ".." in f"{repo}/{revision}":
         raise SnapshotMissing(f"`{repo}` at `{revision}` is no repository", 'write hub("organisation/name")')
     cache = cache_folder()
     folder = cache / f"models--{repo.replace('/', '--')}"

@@ -25,6 +25,7 @@ from .hub_cache import SnapshotMissing, find_snapshot
 
 CONFIG: Final = "config.json"
 LARGEST: Final = 2**24  # bytes of a file that is read whole
+MOST_DIGITS: Final = 40  # of a whole number: more than any size has
 # Settings that may differ from the file: what is learned from here on, and how weights are drawn.
 FREE: Final = ("loss", "elsewhere")
 ROPE: Final = ("rope_parameters", "rope_scaling")
@@ -66,7 +67,8 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
 def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
     """The folder that a label means; None after reporting a call that means none."""
     if isinstance(label.data, str):
-        return ModelFolder(path=os.path.normpath(label.data).replace(os.sep, "/"))
+        path = os.path.normpath(label.data).replace(os.sep, "/")
+        return ModelFolder(path=f"./{path}" if path in FAMILIES else path)  # the name alone would mean the family
     call = label.data
     given = {name: value.data for name, (_, value) in call.keywords.items()}
     repo = call.positional[0].data if len(call.positional) == 1 else None
@@ -103,6 +105,8 @@ def _read(folder: ModelFolder, label: Span) -> SourceText:
         if not path.is_dir() and not os.path.lexists(path):
             hint = did_you_mean(folder.path, FAMILIES) or f"a family of {', '.join(FAMILIES)}, or the path of a folder"
             raise ConfigUnreadable(f"there is no folder `{folder}`", hint)
+        if (path / CONFIG).exists() and not ((path / CONFIG).is_file() or (path / CONFIG).is_dir()):
+            raise ConfigUnreadable(f"{(path / CONFIG).as_posix()} is no regular file", "give a copy of the file")
         with (path / CONFIG).open("rb") as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
@@ -129,7 +133,9 @@ def _entries(source: SourceText) -> dict[str, _Entry]:
 def _scan(source: SourceText) -> Iterator[tuple[str, _Entry]]:
     """Every key of the object with its place, each once. Raises ValueError."""
     text, names = source.text, set()
-    decoder = JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+    decoder = JSONDecoder(
+        parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
+    )
 
     def blank(place: int) -> int:
         while text[place : place + 1] in (" ", "\t", "\n"):
@@ -163,6 +169,21 @@ def _finite(text: str) -> float:
     if math.isinf(number := float(text)):
         raise ValueError(f"{text} is too large")
     return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"{text[:MOST_DIGITS]}… is too large")
+    return int(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object inside the file that has these keys. Raises ValueError where a key is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"`{next(name for name in names if names.count(name) > 1)}` is given twice")
+    return found
 
 
 def _refuse_constant(name: str) -> Any:
@@ -279,6 +300,10 @@ class _Reading:
                 self._refuse(f"{name}.rope_type", _Entry(min(kinds - {"default"}), entry.span), wanted)
                 continue
             if (theta := inside.pop("rope_theta", None)) is not None:
+                if found is not None and found.value not in (None, theta):
+                    message = f"`rope_theta` is {_short(theta)} in `{name}` of {self.source.path}, and elsewhere "
+                    hint = "keep the one that is meant"
+                    self.diagnostics.error("X522", f"{message}{_short(found.value)}", entry.span, hint=hint)
                 found = _Entry(theta, entry.span)
             if inside.get("partial_rotary_factor") == 1:
                 inside.pop("partial_rotary_factor")

@@ -5,6 +5,7 @@ A file is 8 bytes with the length of a header, the header, and data: https://git
 
 import json
 import os
+import stat
 from functools import lru_cache
 from hashlib import blake2b
 from math import prod
@@ -105,6 +106,8 @@ def _stamp(path: Path) -> tuple[int, int, int]:
         found = path.stat()
     except OSError as error:
         raise WeightsUnreadable(f"{path.as_posix()} cannot be read: {error.strerror or error}") from error
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a pipe would be waited for
+        raise WeightsUnreadable(f"{path.as_posix()} is no regular file", "give a copy of the file")
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
@@ -117,6 +120,7 @@ def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         return (SINGLE,), ()
     if not os.path.lexists(index):
         raise WeightsUnreadable(*_absent(path))
+    _stamp(index)
     try:
         listed = json.loads(index.read_bytes())["weight_map"]
         items = tuple(listed.items())
@@ -125,7 +129,8 @@ def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsUnreadable(f"{index.as_posix()} is no index: it has no `weight_map`") from error
     for tensor, name in items:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors") or "\\" in name:
+        ours = isinstance(name, str) and name.isprintable() and name.endswith(".safetensors") and "\\" not in name
+        if not ours or Path(name).name != name:
             message = f"{index.as_posix()} says that `{tensor}` is in {name!r}, which is no file of the folder"
             raise WeightsUnreadable(message, "an index names .safetensors files beside it")
     if not items:

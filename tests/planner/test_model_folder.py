@@ -1,6 +1,7 @@
 """`model "folder"`: what config.json and the headers of weights say becomes a plan, or a diagnostic with its place."""
 
 import json
+import os
 import pickle
 import struct
 from collections.abc import Callable
@@ -142,6 +143,14 @@ def test_a_folder_says_what_a_model_is(folder: Folder):
     assert again is not None and again.config_id == plan.config_id and again.spec_text == plan.spec_text
 
 
+def test_a_folder_with_the_name_of_a_family_stays_a_folder(folder: Folder):
+    (folder.path / "model").rename(folder.path / "llama")
+    plan = folder.plan('"./llama"').plan
+    assert plan is not None and 'model "./llama"' in plan.spec_text
+    again = plan_from_text(plan.spec_text, plan.spec).plan
+    assert again is not None and again.id == plan.id and again.node("setup.read_weights").args["folder"] == "./llama"
+
+
 def test_a_shape_alone_needs_no_weights(folder: Folder):
     (folder.path / "model" / "model.safetensors").unlink()
     plan = folder.plan('"model" { weights = none, init_std = 0.3 }').plan
@@ -179,6 +188,9 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "scaled positions, old": ("X522", "linear", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
     "scaled positions, new": ("X522", "yarn", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}),
     "partial positions": ("X522", "partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
+    "two bases": ("X522", "rope_theta", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
+    "two bases, old": ("X522", "keep the one", {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4},
+                                               "rope_scaling": {"type": "default", "rope_theta": 1e6}}),
     "positions that are none": ("X522", "rope_scaling", {"rope_scaling": "linear"}),
     "biases": ("X522", "attention_bias", {"attention_bias": True}),
     "biases of the mlp": ("X522", "mlp_bias", {"mlp_bias": True}),
@@ -223,6 +235,9 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "a comma too much": (b'{"model_type": "llama",}', "not a JSON object"),
     "NaN": (b'{"model_type": "llama", "rms_norm_eps": NaN}', "NaN"),
     "infinity": (b'{"model_type": "llama", "rms_norm_eps": 1e999}', "1e999"),
+    "a huge whole number": (b'{"model_type": "llama", "hidden_size": 1' + b"0" * 400 + b"}", "too large"),
+    "more digits than Python reads": (b'{"model_type": "llama", "id": 1' + b"0" * 5000 + b"}", "too large"),
+    "a key twice inside": (b'{"model_type": "llama", "rope_parameters": {"a": 1, "a": 2}}', "`a` is given twice"),
     "no UTF-8": (b'{"model_type": "\xff"}', "UTF-8"),
     "deep": (b'{"a":' + b"[" * 100_000, "not a JSON object"),
 }
@@ -246,6 +261,7 @@ def test_a_folder_that_is_not_there(folder: Folder):
     for make, word in (
         (lambda: None, "No such file"),
         (lambda: config.symlink_to("config.json"), "symbolic links"),
+        (lambda: (config.unlink(), os.mkfifo(config)), "no regular file"),
         (lambda: (config.unlink(), config.mkdir()), "directory"),
     ):
         make()
@@ -287,6 +303,8 @@ PLACES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "nothing": ({}, ("names no tensor",)),
     "another folder": ({"a": "../a.safetensors"}, ("../a.safetensors", "no file of the folder")),
     "an absolute path": ({"a": "/etc/passwd.safetensors"}, ("/etc/passwd", "no file of the folder")),
+    "a name with NUL": ({"a": "a\0.safetensors"}, ("no file of the folder",)),
+    "a name that is no text": ({"a": "\ud800.safetensors"}, ("no file of the folder",)),
     "no text": ({"a": 3}, ("no file of the folder",)),
     "a file that is missing": ({"a": "model-00001-of-00001.safetensors"}, ("model-00001-of-00001", "No such file")),
     "a pickle": ({"a": "pytorch_model.bin"}, ("pytorch_model.bin",)),
@@ -303,6 +321,8 @@ CLUTTER: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "a loop of links": (lambda model: (model / ONE).symlink_to(ONE), ("symbolic links",)),
     "a link to nothing": (lambda model: (model / ONE).symlink_to("nothing"), ("No such file",)),
     "a folder": (lambda model: (model / ONE).mkdir(), ("directory",)),
+    "a pipe": (lambda model: os.mkfifo(model / ONE), ("no regular file",)),
+    "a pipe for an index": (lambda model: os.mkfifo(model / INDEX), ("no regular file",)),
     "an index and one file": (lambda model: [(model / each).touch() for each in (ONE, INDEX)], ("remove the one",)),
 }
 
@@ -385,9 +405,14 @@ def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
         ('hub("org/name", revision = "v2")', "--revision v2"),
         ('hub("../../etc")', "no repository"),
         ('hub("org/name", revision = "../main")', "no repository"),
+        ('hub("org/name", revision = "")', "no repository"),
+        ('hub("org/name", revision = "a\\u{0}b")', "no repository"),
     ):
         ((code, text),) = errors(folder.plan(model))
         assert code == "X520" and word in text, text
     for model in ("hub()", 'hub("org/name", version = "1")', 'hub("org/name", revision = 3)'):
         ((code, _),) = errors(folder.plan(model))
         assert code == "X220"
+    monkeypatch.setenv("HF_HUB_CACHE", "~nobody-of-this-name/cache")
+    ((code, text),) = errors(folder.plan('hub("org/name")'))
+    assert code == "X520" and "~nobody-of-this-name" in text
