@@ -8,6 +8,7 @@ the callable that runs in the loop.
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, Final, TypeVar, get_type_hints
 
 import attrs
@@ -16,11 +17,13 @@ from attrs import frozen
 
 from ..dsl.schema.actions import ACTIONS, action_of
 from ..dsl.schema.collators import LINKS
+from ..dsl.schema.component import Component
 from ..dsl.schema.log import tracker_of
 from ..dsl.schema.stacks import stack_of_node
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.architecture import Architecture
 from ..planner.plan import Node
+from .errors import EnvironmentFault
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -119,9 +122,9 @@ def op_of(node: Node) -> Op:
     kind = str(node.args.get("kind"))
     if "user" in node.args and node.op in OF_USERS:
         registry, name = OF_USERS[node.op], f"{node.op}.user"
-        importlib.import_module(registry.of_users.torch_module())
+        code_of(registry.of_users, registry.of_users.torch_module())
     elif registry is not None and kind in registry:
-        importlib.import_module(registry[kind].torch_module())
+        code_of(registry[kind], registry[kind].torch_module())
         name = f"{node.op}.{kind}"
     found = op_named(name)
     if found is None:
@@ -136,10 +139,28 @@ def op_named(name: str) -> Op | None:
     component = stack_of_node(name) or action_of(name) or ACTIONS.get(last)
     component = CALLED_AFTER[head].of_kind(last) if head in CALLED_AFTER else component
     if name not in OPS and component is not None:
-        importlib.import_module(component.torch_module())
+        code_of(component, component.torch_module())
     elif name not in OPS and (tracker := tracker_of(name)) is not None:
-        importlib.import_module(tracker.run_module())
+        code_of(tracker, tracker.run_module())
     return OPS.get(name)
+
+
+def code_of(component: type[Component], module: str) -> ModuleType:
+    """The module that runs a component. Raises EnvironmentFault where an installed package offers the component and the
+    module cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        registry = component.components
+        name, package = registry.offer(component)
+        if package in ("", "xtrain"):
+            raise
+        why = f"its module {module} cannot be imported ({type(error).__name__}: {error})"
+        raise EnvironmentFault(
+            "X715",
+            f"the {registry.word} {name} of the package {package} cannot run: {why}; update the package, or choose "
+            f"another {registry.word}",
+        ) from error
 
 
 def load_ops() -> dict[str, Op]:

@@ -235,9 +235,10 @@ PAGES: Final = (
         but here three in a row died at the same step. They may have run out of memory, or a collator of yours ends its
         process. The log of the rank says more; with `workers = 0` the rank itself reads the data.
         """),
-    CodePage("X715", "a package is missing", """
+    CodePage("X715", "a package is missing or cannot be loaded", """
         `log` needs a package that is not installed: `pip install 'xtrain[tensorboard]'` for TensorBoard event files,
-        `pip install 'xtrain[wandb]'` for Weights & Biases.
+        `pip install 'xtrain[wandb]'` for Weights & Biases. Or a component comes with an installed package, and the
+        package's module that runs it cannot be imported: the message has the module and the reason.
         """),
     CodePage("X716", "the ranks do not find each other", """
         Ranks that another launcher has started meet at MASTER_ADDR and MASTER_PORT before they begin. Nothing answers

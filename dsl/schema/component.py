@@ -211,6 +211,11 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         self._loaded_own()
         return self._origins[name]
 
+    def offer(self, component: type[C]) -> tuple[str, str]:
+        """Name and origin of a component; empty for one of the user's own."""
+        names = (name for name, each in self.items() if each is component)
+        return next(((name, self._origins[name]) for name in names), ("", ""))
+
     def __getitem__(self, name: str) -> type[C]:
         return self._loaded_own()[name]
 

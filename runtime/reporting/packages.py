@@ -1,20 +1,25 @@
-"""Packages that only some runs need, looked for before anything is begun; none is imported here."""
+"""Packages that only some runs need, looked for before anything is begun."""
 
 from importlib.util import find_spec
 
 from ...dsl.schema.log import tracker_of
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault
+from ..ops import code_of
 
 
 def check_packages(plan: Plan) -> None:
-    """Raise EnvironmentFault where a package is missing that the first rank needs for its records."""
+    """Raise EnvironmentFault where the first rank cannot load a tracker: a package is missing, which is not imported
+    here, or the tracker's own module fails."""
     for node in plan.nodes:
         tracker = tracker_of(node.op)
-        package = tracker.package if tracker is not None else ""
-        if tracker is not None and package and not _is_installed(package):
-            remedy = f"install it with `pip install '{tracker.install or package}'`, or remove it from `log`"
-            raise EnvironmentFault("X715", f"log needs the package {package}, which is not installed here; {remedy}")
+        if tracker is None:
+            continue
+        if tracker.package and not _is_installed(tracker.package):
+            remedy = f"install it with `pip install '{tracker.install or tracker.package}'`, or remove it from `log`"
+            message = f"log needs the package {tracker.package}, which is not installed here; {remedy}"
+            raise EnvironmentFault("X715", message)
+        code_of(tracker, tracker.run_module())
 
 
 def _is_installed(package: str) -> bool:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from xtrain.dsl.spec_json import spec_json
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.report.render import render
+from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
+from xtrain.runtime.launch.preflight import check_machine
+from xtrain.runtime.reporting.packages import check_packages
 
 EVAL = "every 2 steps eval lines { batches = 1 }"
 
@@ -129,6 +133,27 @@ def test_a_tracker_that_cannot_be_made_is_one_warning_too(tmp_path, monkeypatch)
     directory = run(tmp_path, "log { tally {} }")
     (message,) = [event["message"] for event in events(directory, "warning")]
     assert message == "a tracker gets no records: ZeroDivisionError: division by zero; metrics.jsonl is complete"
+
+
+def test_a_package_whose_module_cannot_be_imported_is_reported_before_anything_is_begun(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "_offers", "a-broken-package")
+        broken = types.new_class("Broken", (TRACKERS["tally"],), exec_body=lambda body: body.update(kind="broken"))
+        broken.__module__ = "broken_package"
+        TRACKERS.register()(broken)
+    (tmp_path / "broken_package_run.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = planned(tmp_path, "log { broken {} }")
+    monkeypatch.setattr("xtrain.runtime.launch.preflight.find_devices", lambda *_: pytest.fail("devices were touched"))
+    with pytest.raises(EnvironmentFault) as raised:
+        check_machine(plan, 1)
+    assert (raised.value.code, str(raised.value)) == (
+        "X715",
+        "the tracker broken of the package a-broken-package cannot run: its module broken_package_run cannot be "
+        "imported (ModuleNotFoundError: No module named 'no_such_module'); update the package, or choose another "
+        "tracker",
+    )
+    check_packages(planned(tmp_path, "log { tally {} }"))
 
 
 PARTS = """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from xtrain.dsl.schema.component import Registry
 from xtrain.dsl.schema.log import TRACKERS
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.stacks import STACKS
@@ -22,10 +23,13 @@ def installed(monkeypatch: pytest.MonkeyPatch, package: Path = OTHER_PACKAGE) ->
     monkeypatch.syspath_prepend(package)
     registries = (FAMILIES, TRACKERS, STACKS)
     before = [dict(registry.items()) for registry in registries]
+    (metadata,) = package.glob("*.dist-info")
     modules = [path.stem for path in package.glob("*.py")]
-    for module in modules:
-        if not module.endswith(("_torch", "_run")):
-            import_module(module)
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "_offers", metadata.name.partition("-")[0])
+        for module in modules:
+            if not module.endswith(("_torch", "_run")):
+                import_module(module)
     yield
     for registry, own in zip(registries, before, strict=True):
         registry._own.clear()

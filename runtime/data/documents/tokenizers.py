@@ -1,6 +1,5 @@
 """Text to token ids and back: what is asked of a tokenizer, and how the one of a plan is opened."""
 
-import importlib
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from ....dsl.schema.tokenizers import tokenizer_kind
+from ...ops import code_of
 
 
 @frozen(kw_only=True, eq=False)
@@ -97,4 +97,5 @@ def load_tokenizer(source: str, base: Path) -> TextTokenizer:
 
     Raises DataError as HuggingFaceTokenizer does.
     """
-    return importlib.import_module(tokenizer_kind(source).run_module()).open_tokenizer(source, base)
+    kind = tokenizer_kind(source)
+    return code_of(kind, kind.run_module()).open_tokenizer(source, base)

@@ -4,12 +4,12 @@ Each is a function `pack` in the module `…_run` of its component. Which rows t
 settings alone, never on the number of threads.
 """
 
-import importlib
 from collections.abc import Callable
 
 import numpy as np
 
 from ....dsl.schema.packings import packing_of
+from ...ops import code_of
 from ..errors import DataError
 from .rows import POLICIES, SPLIT, Oversized, Rows, check_align, index_type
 
@@ -32,7 +32,8 @@ def pack_rows(
     See the function `pack` of `sequential` for the arguments and for what is raised, and that of `multipack` for
     `group` and `threads`, which mean nothing where documents keep their order.
     """
-    module = importlib.import_module(packing_of(method).run_module())
+    packing = packing_of(method)
+    module = code_of(packing, packing.run_module())
     return module.pack(document_lengths, capacity, oversized, align, group=group, threads=threads)
 
 

@@ -1,6 +1,5 @@
 """Where documents come from: files of several formats, the standard library's modules, or what is made on the spot."""
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from attrs import field, frozen
 from ....dsl.schema.sources import SOURCES
 from ....planner.canonical import DATA, text
 from ....planner.data.file_source import FileSource
+from ...ops import code_of
 from ..documents.tokenizers import TextTokenizer
 from ..errors import DataError
 from ..records.bad_records import BadRecord
@@ -126,7 +126,7 @@ def open_source(
     request = SourceRequest(
         kind=kind, patterns=patterns, options=dict(options or {}), reads=what, base=base, tokenizer=tokenizer
     )
-    opened: OpenedSource = importlib.import_module(source.run_module()).open_source(request)
+    opened: OpenedSource = code_of(source, source.run_module()).open_source(request)
     absolute = bool(patterns) and all(Path(pattern).is_absolute() for pattern in patterns)
     base = base if opened.base is None else opened.base
     return DataSource(
