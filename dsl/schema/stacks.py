@@ -22,8 +22,8 @@ class Stack(Component):
     `planner/graph/builder.py`.
 
     A stack that wraps the model puts a node `setup.parallel.NAME` behind the weights; the function with this op stands
-    in the module `…_torch` beside it and gives `wrapped`, a `WrappedModel` (`runtime/parallelize/wrapped.py`). It does
-    without `pp`, whose schedules call the stages themselves.
+    in the module `…_torch` beside it and gives `wrapped`, a `WrappedModel` (`runtime/parallelize/wrapped.py`). Its
+    `unsupported` must have `pp`: a pipeline schedule calls the stages themselves.
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {}
@@ -38,6 +38,14 @@ class Stack(Component):
     """The nodes that make its calls while blocks are computed; all other calls are waited for."""
     resuming: ClassVar[Mapping[str, str]] = {}
     """Argument of its own node → what becomes of a run that is resumed with another value, as a clause."""
+
+    def __init_subclass__(cls) -> None:
+        """Raises TypeError for one that wraps the model and does not refuse pp: its wrapper would never be called."""
+        if cls.wrap is not Stack.wrap and "pp" not in cls.unsupported:
+            raise TypeError(
+                f'{cls.__name__} wraps the model, and so its `unsupported` must have "pp": a pipeline schedule calls '
+                "the stages and not the wrapper"
+            )
 
     @classmethod
     def node(cls) -> str:

@@ -13,7 +13,6 @@ from attrs import evolve
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.json_schema import json_schema
 from xtrain.dsl.reference.reference import pages
-from xtrain.dsl.schema.component import Registry
 from xtrain.dsl.schema.stacks import STACKS
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
@@ -37,7 +36,6 @@ parallel {{ {parallel} }}
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The stacks of `package_with_stacks`, as long as a test runs."""
-    monkeypatch.setattr(Registry, "_offers", "stacks_of_others")
     with other_packages.installed(monkeypatch, other_packages.OTHER_STACKS):
         yield
 
@@ -114,6 +112,15 @@ def test_a_checkpoint_goes_from_one_stack_to_another(tmp_path: Path):
     (reason,) = resumable(b, evolve(b, nodes=nodes, id="other")).reasons
     assert (reason.kind, reason.path) == ("safe", "parallel.stack.tensors")
     assert reason.text == "21 → 9: as many sums as there are parameters"
+
+
+@pytest.mark.parametrize("lacks", [{}, {"cp": "has no context parallel", "fsdp": "shards nothing"}])
+def test_a_stack_that_wraps_the_model_must_refuse_pipelines(lacks: dict[str, str]):
+    wraps = {"wrap": lambda self, graph, run, last: last, "unsupported": lacks}
+    with pytest.raises(TypeError, match=r'^Wrapping wraps the model, and so its `unsupported` must have "pp": '):
+        type(STACKS["parallel"])("Wrapping", (STACKS["parallel"],), wraps)
+    wraps["unsupported"] = {**lacks, "pp": "calls the whole model"}
+    type(STACKS["parallel"])("Wrapping", (STACKS["parallel"],), wraps)
 
 
 def test_it_is_documented_with_who_offers_it():
