@@ -112,8 +112,9 @@ PAGES: Final = (
     CodePage("X524", "the weights of a folder do not fit", """
         The weights are `model.safetensors`, or the files that `model.safetensors.index.json` names. Every parameter of
         the model must be there, in its shape and as bf16, fp16, fp32 or fp64, and every tensor must be one of the
-        model. Files must be complete, and no value NaN or infinite. Pickles (`.bin`, `.pt`) are refused: they can run
-        any code when they are read. `weights = none` takes the shape of the model alone.
+        model. Files must be complete, and no value NaN, infinite or too large for the format of the parameters. Pickles
+        (`.bin`, `.pt`) are refused: they can run any code when they are read. `weights = none` takes the shape of the
+        model alone.
         """),
     CodePage("W501", "no file matches yet", """
         No file on this machine matches the pattern of a dataset, or a folder, template or checkpoint that the spec

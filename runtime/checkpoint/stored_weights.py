@@ -21,6 +21,7 @@ from ...planner.plan import Plan
 from ...planner.weights.files import SIZES, StoredTensor, WeightFiles
 from ...planner.weights.fit import Assignment, assign
 from ...planner.weights.stored import EMBEDDING_WEIGHT, StoredPart
+from ..models.build import DTYPES
 
 TYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 # Of a tensor that is in host memory at a time, whatever its size.
@@ -40,7 +41,7 @@ class WeightReader:
     report: Callable[[int], None]
     bytes: int = 0
     _open: dict[str, int] = field(factory=dict)
-    _buffer: bytearray = field(factory=lambda: bytearray(CHUNK_BYTES))
+    _buffer: bytearray = field(factory=bytearray)
     _reported: float = field(factory=time.monotonic)
 
     @classmethod
@@ -96,6 +97,12 @@ class WeightReader:
             piece, indices = piece.t(), indices[::-1]
         rows, columns = indices[0] + part.row, indices[1] if len(indices) > 1 else None
         for place, chunk in self._chunks(part.name, stored, rows, columns, skipped):
+            if torch.finfo(piece.dtype).max < torch.finfo(chunk.dtype).max:
+                chunk = chunk.to(piece.dtype)
+                if not bool(torch.isfinite(chunk).all()):
+                    format = next(format for format, dtype in DTYPES.items() if dtype == piece.dtype)
+                    message = f"{self._path(stored.file)}: `{part.name}` has a value that is too large for {format}"
+                    raise OSError(f"{message}, the format of the parameters")
             piece[place].copy_(chunk)
 
     def _chunks(
@@ -132,7 +139,7 @@ class WeightReader:
                     yield (slice(top, bottom), slice(first, end)), chunk.view(count, end - first)
 
     def _room(self, size: int) -> memoryview:
-        """Memory of the buffer, which grows where one row is longer than a chunk."""
+        """Memory of the buffer, which is as large as the largest chunk so far."""
         if size > len(self._buffer):
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]

@@ -13,6 +13,7 @@ from xtrain.planner.weights.fit import Assignment
 from xtrain.planner.weights.stored import StoredPart
 from xtrain.runtime.checkpoint import stored_weights
 from xtrain.runtime.checkpoint.stored_weights import WeightReader, runs
+from xtrain.runtime.models.build import DTYPES
 
 STORED = {
     "vector": torch.randn(29),
@@ -59,7 +60,25 @@ def test_pieces_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.Monke
             assert reader.bytes == expected.numel() * whole.element_size()
             assert reader.total([(name, piece)]) == reader.bytes
             longest = max(size for tensor in STORED.values() for size in (tensor.shape[-1] * tensor.element_size(),))
-            assert len(reader._buffer) <= max(chunk, longest)
+            assert len(reader._buffer) <= min(max(chunk, longest), reader.bytes)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "format"),
+    [(1e39, torch.float64, "fp32"), (-1e39, torch.float64, "bf16"), (3.4e38, torch.float32, "bf16")],
+)
+def test_a_value_that_the_parameters_cannot_have_is_refused(tmp_path: Path, value: float, dtype, format: str):
+    stored = torch.zeros(3, 5, dtype=dtype)
+    stored[1, 2] = value
+    save_file({"matrix": stored}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assignment = Assignment({"w": (StoredPart("matrix", (3, 5)),)})
+    with WeightReader(read_weight_files(str(tmp_path)), assignment, report=lambda done: None) as reader:
+        with pytest.raises(OSError, match=f"safetensors: `matrix` has a value that is too large for {format}"):
+            reader.read("w", torch.empty(3, 5, dtype=DTYPES[format]))
+        exact = torch.empty(3, 5, dtype=dtype)
+        reader.read("w", exact)
+        assert torch.equal(exact, stored)
 
 
 def test_runs_are_stretches_of_neighbours():
