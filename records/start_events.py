@@ -124,7 +124,7 @@ class PretrainedEvent(Event, tag="pretrained"):
 class WeightsEvent(Event, tag="weights"):
     """weights of the model's folder: every ten seconds while they are read, and when all ranks have theirs"""
 
-    path: Annotated[str, doc("of the folder")]
+    path: Annotated[str, doc("of the folder, or name on the hub")]
     done: Annotated[int | None, doc("that the first rank has read so far", "bytes")]
     total: Annotated[int | None, doc("that the first rank reads", "bytes")]
     rank_bytes: Annotated[list[int], doc("that each rank has read; empty until all have", "bytes")] = field(

@@ -122,7 +122,9 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     },
     "setup.read_weights": {
         "digest": Rule("model.weights", "learning", _FIRST),
-        "folder": Rule("model.folder", "none", "it is only read at the start of a run"),
+        **dict.fromkeys(
+            ("folder", "repo", "revision"), Rule("model.folder", "none", "it is only read at the start of a run")
+        ),
     },
     "setup.pretrained": {"path": Rule("checkpoint.pretrained", "learning", _FIRST)},
     "setup.ema": {

@@ -35,11 +35,13 @@ def _weights(graph: Builder, run: Resolved, last: str) -> str:
     last = graph.add("setup", "setup.weights", "give memory to all parameters", args=args, after=((last, "model"),))
     formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
     size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
-    does = (
-        f"read weights of {run.spec.model.folder}: {plural(len(files.files), 'file')} with {size} of {formats}, each "
-    )
+    folder = run.spec.model.folder
+    assert folder is not None
+    does = f"read weights of {folder}: {plural(len(files.files), 'file')} with {size} of {formats}, each "
     does += "rank its own pieces; where the run goes on they are read from its own checkpoint"
-    args = {"folder": files.folder, "digest": files.digest}
+    # A plan is the same wherever the cache of a machine lies, in which ranks find the snapshot again.
+    where = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": folder.path}
+    args = {**where, "digest": files.digest}
     return graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),))
 
 

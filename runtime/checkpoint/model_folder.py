@@ -1,5 +1,6 @@
 """The folder of a model as it is when a run begins, held against the plan that was made of it."""
 
+from ...dsl.checking.hub_cache import SnapshotMissing, find_snapshot
 from ...planner.plan import Plan
 from ...planner.weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..errors import EnvironmentFault
@@ -10,17 +11,19 @@ def check_folder(plan: Plan) -> None:
     args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), None)
     if args is not None:
         try:
-            planned_files(args["folder"], args["digest"])
+            planned_files(**args)
         except OSError as error:
             raise EnvironmentFault("X524", str(error)) from error
 
 
-def planned_files(folder: str, digest: str) -> WeightFiles:
-    """The files of a folder. Raises OSError where they are not those of the plan."""
+def planned_files(digest: str, folder: str = "", repo: str = "", revision: str = "") -> WeightFiles:
+    """The files of a folder, or of a snapshot in the cache of huggingface_hub on this machine. Raises OSError where
+    they are not those of the plan."""
     try:
-        files = read_weight_files(folder)
-    except WeightsUnreadable as problem:
+        found = folder or find_snapshot(repo, revision)[0]
+        files = read_weight_files(found)
+    except (SnapshotMissing, WeightsUnreadable) as problem:
         raise OSError(f"{problem}; {problem.hint}") from problem
     if files.digest != digest:
-        raise OSError(f"{folder} has other files, or another config.json, than when the plan was made; plan again")
+        raise OSError(f"{found} has other files, or another config.json, than when the plan was made; plan again")
     return files

@@ -76,7 +76,15 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
 @op("setup.read_weights")
 @torch.no_grad()
 def read_weights(
-    plan: Plan, model: ModelParts, rank: Rank, records: Records, beat: HeartbeatWriter, folder: str, digest: str
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    records: Records,
+    beat: HeartbeatWriter,
+    digest: str,
+    folder: str = "",
+    repo: str = "",
+    revision: str = "",
 ) -> None:
     """Read this rank's pieces of the weights in a model's folder; a run that goes on reads its checkpoint instead.
 
@@ -90,9 +98,9 @@ def read_weights(
 
         def report(done: int) -> None:
             beat.mark()
-            records.event(WeightsEvent(step=0, path=folder, done=done, total=reader.total(parameters)))
+            records.event(WeightsEvent(step=0, path=folder or repo, done=done, total=reader.total(parameters)))
 
-        with WeightReader.of(plan, planned_files(folder, digest), report) as reader:
+        with WeightReader.of(plan, planned_files(digest, folder, repo, revision), report) as reader:
             for name, parameter in parameters:
                 reader.read(name, parameter)
         return reader.bytes, time.perf_counter() - begin
@@ -102,7 +110,9 @@ def read_weights(
     except StorageFailed as error:
         raise StorageFailed(str(error), "X524") from error
     own, seconds = [each[0] for each in found], [each[1] for each in found]
-    records.event(WeightsEvent(step=0, path=folder, done=own[0], total=own[0], rank_bytes=own, rank_seconds=seconds))
+    records.event(
+        WeightsEvent(step=0, path=folder or repo, done=own[0], total=own[0], rank_bytes=own, rank_seconds=seconds)
+    )
 
 
 @op("setup.resume", gives="begun")

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from attrs import frozen
 
 from xtrain.planner.compile import Compiled
 from xtrain.planner.load import plan_from_spec, plan_from_text
+from xtrain.runtime.checkpoint.model_folder import planned_files
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -383,6 +385,7 @@ def test_other_files_are_another_experiment(folder: Folder):
 
 def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
+    copy = f"models--org--name/snapshots/{commit}"
     repo = folder.path / "cache" / "models--org--name"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(commit)
@@ -399,7 +402,15 @@ def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     ):
         plan = folder.plan(model).plan
         assert plan is not None and f'model hub("org/name", revision = "{commit}")' in plan.spec_text
-        assert plan.node("setup.read_weights").args["folder"].endswith(f"snapshots/{commit}")
+        args = plan.node("setup.read_weights").args
+        assert args == {"repo": "org/name", "revision": commit, "digest": args["digest"]}
+    before, digest = folder.plan('hub("org/name")').plan, args["digest"]
+    shutil.copytree(folder.path / "cache", folder.path / "other", symlinks=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder.path / "other"))
+    (repo / "snapshots" / commit / "model.safetensors").unlink()
+    after = folder.plan('hub("org/name")').plan
+    assert before is not None and after is not None and (before.id, before.config) == (after.id, after.config)
+    assert planned_files(digest, repo="org/name", revision=commit).folder == f"{folder.path}/other/{copy}"
     for model, word in (
         ('hub("org/other")', "hf download org/other"),
         ('hub("org/name", revision = "v2")', "--revision v2"),
