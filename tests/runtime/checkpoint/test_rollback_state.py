@@ -69,6 +69,44 @@ def test_what_is_newer_loses_its_name_and_the_best_keeps_it(folder, tmp_path):
     assert state["loader"] == LOADER and state["nonfinite"] == COUNTS and state["step"] == 2
 
 
+# As 0.1 wrote it before `newer` was called so in code.
+WRITTEN_BEFORE = """{
+ "checkpoint": "ckpt-s000000000002",
+ "seal": "%s",
+ "from_step": 7,
+ "loader": {
+  "step": 2,
+  "rows": 48
+ },
+ "nonfinite": {
+  "in_a_row": 0,
+  "total": 2,
+  "last_good": 2,
+  "went_back": [
+   [
+    7,
+    2
+   ]
+  ]
+ },
+ "undone": {
+  "ckpt-s000000000004": "%s",
+  "ckpt-s000000000006": "%s"
+ }
+}"""
+
+
+def test_a_file_of_an_earlier_version_is_read_and_written_as_it_was(folder, tmp_path):
+    text = WRITTEN_BEFORE % tuple(seal_of(entry) for entry in folder.published())
+    (tmp_path / "rollback.json").write_text(text)
+    rollback = read_rollback(tmp_path)
+    assert rollback == back_to_2(folder)
+    rollback.write(tmp_path)
+    assert (tmp_path / "rollback.json").read_text() == text
+    finish_rollback(tmp_path)
+    assert folder.latest().step == 2 and onward(folder.latest())["loader"] == LOADER
+
+
 def test_a_checkpoint_that_is_saved_anew_is_another_one(folder, tmp_path):
     back_to_2(folder).write(tmp_path)
     finish_rollback(tmp_path)
