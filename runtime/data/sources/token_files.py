@@ -7,6 +7,7 @@ import numpy as np
 from attrs import frozen
 
 from ..errors import DataError
+from ..stores.digests import Stamp
 from .opening import size_of, unreadable
 
 DEFAULT_DTYPE = "uint16"
@@ -41,17 +42,14 @@ def open_tokens(path: Path, dtype: str | None) -> TokenArray:
     Raises DataError if it cannot be read, is damaged, holds no integers, or other ones than `dtype` says.
     """
     try:
-        found = [each.stat() for each in files_of(path)]
+        stamps = tuple(map(Stamp.of, files_of(path)))
     except OSError as error:
         raise unreadable(path, error) from error
-    # Another file may take the place of one with its size and its time, as a copy does that keeps times.
-    return _opened(
-        path, dtype, tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
-    )
+    return _opened(path, dtype, stamps)
 
 
 @lru_cache(maxsize=16)
-def _opened(path: Path, dtype: str | None, stamps: tuple) -> TokenArray:
+def _opened(path: Path, dtype: str | None, stamps: tuple[Stamp, ...]) -> TokenArray:
     del stamps  # a file that has changed is opened again
     try:
         if path.is_dir():
