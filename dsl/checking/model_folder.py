@@ -285,7 +285,7 @@ class _Reading:
 
     def _rope(self) -> _Entry | None:
         """Where the base of the frequencies stands: version 5 of transformers has it in `rope_parameters`."""
-        found = self.entries.get("rope_theta")
+        found = outer = self.entries.get("rope_theta")
         for name in ROPE:
             entry = self.entries.get(name)
             if entry is None or entry.value is None:
@@ -305,12 +305,27 @@ class _Reading:
                     hint = "keep the one that is meant"
                     self.diagnostics.error("X522", f"{message}{_short(found.value)}", entry.span, hint=hint)
                 found = _Entry(theta, entry.span)
+            elif name == "rope_scaling" and entry.value and (outer is None or outer.value is None):
+                self._check_replaced(found)
             if inside.get("partial_rotary_factor") == 1:
                 inside.pop("partial_rotary_factor")
             for each, value in inside.items():
                 if value is not None:
                     self._unknown(f"{name}.{each}", _Entry(value, entry.span))
         return found
+
+    def _check_replaced(self, base: _Entry | None) -> None:
+        """Refuse a base in `rope_parameters` that is not that of transformers: where `rope_scaling` is given too, that
+        replaces it, and has the default of the model type (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`).
+        """
+        default = self.config.rope_theta
+        if base is not None and base.value not in (None, default):
+            message = (
+                f"`rope_theta` is {_short(base.value)} in `rope_parameters` of {self.source.path}, and transformers"
+            )
+            message += f" ignores that beside `rope_scaling`: it computes with {default:g}"
+            hint = "add the base that is meant to `rope_scaling`, or remove `rope_scaling`"
+            self.diagnostics.error("X522", message, base.span, hint=hint)
 
     def _set(self, setting: str, value: Any, entry: _Entry | None, key: str) -> None:
         """Put a value where none is written, and compare it with what is."""

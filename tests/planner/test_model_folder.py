@@ -193,6 +193,8 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "two bases": ("X522", "rope_theta", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
     "two bases, old": ("X522", "keep the one", {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4},
                                                "rope_scaling": {"type": "default", "rope_theta": 1e6}}),
+    "a base that transformers does not read": ("X522", "computes with 10000", {
+        "rope_theta": None, "rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"rope_type": "default"}}),
     "positions that are none": ("X522", "rope_scaling", {"rope_scaling": "linear"}),
     "biases": ("X522", "attention_bias", {"attention_bias": True}),
     "biases of the mlp": ("X522", "mlp_bias", {"mlp_bias": True}),
