@@ -11,15 +11,17 @@ from typing import Any, ClassVar, Final, get_origin
 from attrs import frozen
 
 from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.component import UserComponent, named
+from ...dsl.schema.component import COMPUTED, UserComponent, named
 from ...dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, TransformerSettings
 from ...dsl.schema.setting import Auto
 from ...dsl.user_parts.bodies import BodyError, BodyReader, FunctionBody
-from ...dsl.user_parts.reader import COMPUTED, REQUIRED, Declared
+from ...dsl.user_parts.reader import Declared
+from ...dsl.user_parts.signatures import REQUIRED
 from ...dsl.user_parts.types import expression
 from ...planner.architecture import Architecture
 from ...planner.blocks.block import PIECES, BlockPiece, Chain, Layer
-from ...planner.blocks.user_layer import UserLayer, check_argument, is_reserved, read_layer
+from ...planner.blocks.layer_reader import check_argument, read_layer
+from ...planner.blocks.user_layer import UserLayer, is_reserved
 
 _OWN: Final = ("own", "family", "vocab")  # what of an architecture no block is made of
 _OFFERED: Final = tuple(name for name in PIECES if name not in (Layer.__name__, UserLayer.__name__))

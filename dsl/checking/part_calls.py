@@ -12,7 +12,8 @@ from ..quantity import Quantity
 from ..schema.component import Registry, UserComponent, parameters_of
 from ..schema.setting import Setting
 from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import REQUIRED, Declared
+from ..user_parts.reader import Declared
+from ..user_parts.signatures import REQUIRED
 from .context import Context, Converter, report
 from .type_errors import TypeMismatch, joined, list_mismatch, map_mismatch
 from .user_components import component_of

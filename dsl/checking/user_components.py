@@ -13,7 +13,8 @@ from ..schema.log import TRACKERS
 from ..schema.sources import SOURCES
 from ..syntax.numbers import UNIT_WORDS
 from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import REQUIRED, Declared
+from ..user_parts.reader import Declared
+from ..user_parts.signatures import REQUIRED
 
 # Kinds that no word opens a block of: they stand inside others, or are called.
 _INSIDE: Final = {registry.word: registry for registry in (ACTIONS, TRACKERS, SOURCES, LINKS)}

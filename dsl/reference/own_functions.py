@@ -8,7 +8,8 @@ from ..diagnostics.source import SourceText
 from ..schema.component import COMPUTED
 from ..spec_text import value_text
 from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import REQUIRED, Declared, Parameter, Weight, read_parts
+from ..user_parts.reader import Declared, read_parts
+from ..user_parts.signatures import REQUIRED, Parameter, Weight
 
 _WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
 

@@ -28,6 +28,9 @@ _COMPARED: Final[dict[type, Callable[[Any, Any], Any]]] = {
 _CALLED: Final[dict[str, Callable[..., Any]]] = {"int": int, "float": float, "round": round, "min": min, "max": max}
 
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
 class BodyError(Exception):
     """Why a body cannot be read, with its place and what to write instead."""
 
@@ -51,6 +54,11 @@ class ModuleText:
     def span(self, node: Any) -> Span:
         start = offset(self.source, node.lineno, node.col_offset)
         return Span(self.source, start, max(start + 1, offset(self.source, node.end_lineno, node.end_col_offset)))
+
+    def name_span(self, node: Definition) -> Span:
+        begin = offset(self.source, node.lineno, node.col_offset)
+        start = self.source.text.find(node.name, begin + len("class" if isinstance(node, ast.ClassDef) else "def"))
+        return Span(self.source, start, start + len(node.name))
 
     def dotted(self, node: ast.expr) -> str:
         """What a name that is not defined in the module stands for, as `torch.nn.functional.relu`; else empty."""

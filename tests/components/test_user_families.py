@@ -13,7 +13,8 @@ from agreement import hold_against_the_trace
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.own_functions import own_functions
-from xtrain.planner.blocks.user_layer import _FUNCTIONAL, is_reserved
+from xtrain.planner.blocks.layer_reader import _FUNCTIONAL
+from xtrain.planner.blocks.user_layer import is_reserved
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.data.chain import own_modules
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches

@@ -91,7 +91,8 @@ heavy = {{"torch", "numba", "numpy", "textual", "networkx", "rich"}} & set(sys.m
 rooms = [name for name in sys.modules if name.startswith(("xtrain.planner.", "xtrain.runtime", "xtrain.tui"))]
 made_of = {{"schedule", "schedule.closed_form", "graph", "graph.action_node", "graph.recorded_ranks", "units"}}
 made_of |= {{"architecture", "costs", "costs.op_trace", "blocks", "data", "data.file_source", "canonical"}}
-made_of |= {{f"blocks.{{name}}" for name in ("block", "attention", "experts", "feed_forward", "norm", "user_layer")}}
+made_of |= {{f"blocks.{{name}}" for name in ("block", "attention", "experts", "feed_forward", "norm")}}
+made_of |= {{"blocks.user_layer", "blocks.layer_reader"}}
 made_of |= {{"mesh", "mesh.hardware_specs", "weights", "weights.stored"}}
 rooms = set(rooms) - {{f"xtrain.planner.{{name}}" for name in made_of}}
 assert not heavy and not rooms, (heavy, rooms)

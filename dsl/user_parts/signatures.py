@@ -1,0 +1,215 @@
+"""The parameters of the user's functions, by their text: what a spec gives, and what a layer has of the model."""
+
+import ast
+from math import isfinite
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from ..diagnostics.diagnostic import Diagnostics
+from ..diagnostics.source import Span
+from ..schema import setting
+from ..schema.component import COMPUTED
+from ..schema.setting import Range
+from .bodies import ModuleText
+from .kinds import PART_KINDS, Kind
+from .types import annotated, parameter_type, widened
+
+REQUIRED: Final = object()
+WEIGHT: Final = "weight"  # what declares a parameter of a layer to be one of the model
+CUTS: Final = ("column", "row")
+INITIALS: Final = ("normal", "residual", "ones", "zeros")
+# What an annotation may bound a number by, `Annotated[int, at_least(1)]`; numbers are given to those of the first line.
+_BOUNDS: Final[dict[str, Any]] = {
+    "at_least": setting.at_least, "between": setting.between,
+    "positive": setting.positive, "not_negative": setting.not_negative, "proper_fraction": setting.proper_fraction,
+}  # fmt: skip
+
+
+@frozen
+class Parameter:
+    """type: an annotation of `convert`, or Any. default: a value, REQUIRED or COMPUTED. named: by its name alone.
+    check: the bounds of its annotation. doc: the text of its annotation."""
+
+    name: str
+    type: Any
+    default: Any
+    named: bool
+    span: Span = field(repr=False)
+    check: Range | None = None
+    doc: str = ""
+
+
+@frozen
+class Weight:
+    """A parameter of a layer that is one of the model.
+
+    shape: numbers, and texts of what a plan computes of settings. cut, initial: as of a `BlockParameter` of the plan.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    cut: str | None
+    initial: str
+    span: Span = field(repr=False)
+
+
+@frozen
+class SignatureReader:
+    """Reads the parameters of functions of one module, and reports what is wrong with them."""
+
+    module: ModuleText
+    diagnostics: Diagnostics
+
+    def parameters(self, node: ast.FunctionDef, kind: Kind) -> tuple[Parameter, ...] | None:
+        """Those that a spec gives: without the first ones, which the run gives, and those that it fills by name."""
+        arguments, about = node.args, PART_KINDS[kind]
+        inputs = ("self", *about.inputs) if about.methods else about.inputs
+        first = len(inputs)
+        for starred in (arguments.vararg, arguments.kwarg):
+            if starred is not None:
+                sign = "*" if starred is arguments.vararg else "**"
+                message = f"`{sign}{starred.arg}` of `{node.name}` accepts any argument"
+                self._wrong(message, self.module.span(starred), "name every parameter")
+                return None
+        placed = [*arguments.posonlyargs, *arguments.args]
+        defaults: list[ast.expr | None] = [None] * (len(placed) - len(arguments.defaults))
+        defaults += arguments.defaults
+        pairs = [(each, default, False) for each, default in zip(placed, defaults, strict=True)]
+        if len(placed) < first:
+            missing = "its input" if first == 1 else " and ".join(f"`{each}`" for each in inputs)
+            hint = f"write `def {node.name}({', '.join(inputs)})`"
+            self._wrong(f"`{node.name}` has no parameter for {missing}", self.module.name_span(node), hint)
+            return None
+        pairs = pairs[first:]
+        if arguments.posonlyargs[first:]:
+            hint = "remove the `/`"
+            self._wrong(f"arguments are given to `{node.name}` by name", self.module.name_span(node), hint)
+            return None
+        pairs += [
+            (each, default, True) for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        ]
+        given = [
+            self._parameter(*pair)
+            for pair in pairs
+            if pair[0].arg not in about.filled and not (kind == "layer" and self._weight_call(pair[1]))
+        ]
+        if None in given:
+            return None
+        for each in given:
+            assert each is not None
+            if each.name in about.refused:
+                message = f"a parameter of {about.noun} cannot be called `{each.name}`"
+                self._wrong(message, each.span, about.refused[each.name])
+                return None
+            if (about.block or about.composes) and each.default is COMPUTED:
+                message = f"the default of `{each.name}` is known only when the code is run"
+                self._wrong(message, each.span, "write a plain value: a number, a string, a list, `True`, `None`")
+                return None
+        return tuple(each for each in given if each is not None)
+
+    def _parameter(self, node: ast.arg, default: ast.expr | None, named: bool) -> Parameter | None:
+        """A parameter; None after reporting what its annotation says that cannot be read."""
+        kind, value = parameter_type(node.annotation), _default(default)
+        kind = kind if value in (REQUIRED, COMPUTED) else widened(kind, value)
+        check, doc = None, ""
+        for extra in annotated(node.annotation):
+            if isinstance(extra, ast.Constant) and isinstance(extra.value, str):
+                doc = extra.value
+                continue
+            check = self._bounds(extra)
+            if check is None:
+                known = "`at_least(1)`, `between(0, 1)`, `positive`, `not_negative` or `proper_fraction`"
+                self._wrong(
+                    f"`{ast.unparse(extra)}` bounds no number", self.module.span(extra), f"write {known} of xtrain"
+                )
+                return None
+            if kind not in (int, float):
+                message = f"`{node.arg}` is no number that could be bounded"
+                self._wrong(message, self.module.span(extra), "annotate `int` or `float`, with a default of it if any")
+                return None
+            problem = None if value in (REQUIRED, COMPUTED) else check(value)
+            if problem is not None:
+                self._wrong(f"the default of `{node.arg}` {problem}", self.module.span(node), "give another default")
+                return None
+        return Parameter(node.arg, kind, value, named, self.module.span(node), check, doc)
+
+    def _bounds(self, node: ast.expr) -> Range | None:
+        """The bounds that a part of an annotation stands for."""
+        call = node if isinstance(node, ast.Call) and not node.keywords else None
+        package, _, name = self.module.dotted(call.func if call else node).rpartition(".")
+        known = _BOUNDS.get(name) if package == "xtrain" else None
+        if call is None:
+            return known if isinstance(known, Range) else None
+        numbers = [_default(each) for each in call.args]
+        good = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+        wanted = {"at_least": 1, "between": 2}.get(name)
+        return known(*numbers) if known is not None and good and len(numbers) == wanted else None
+
+    def _weight_call(self, node: ast.expr | None) -> ast.Call | None:
+        """`weight(…)` of xtrain."""
+        named = isinstance(node, ast.Call) and self.module.dotted(node.func) == f"xtrain.{WEIGHT}"
+        return node if named and isinstance(node, ast.Call) else None
+
+    def weights(self, node: ast.FunctionDef) -> tuple[Weight, ...] | None:
+        """The parameters of a layer that are those of the model; None after reporting what is wrong with one."""
+        arguments = node.args
+        placed = [*arguments.posonlyargs, *arguments.args]
+        pairs = [*zip(placed[len(placed) - len(arguments.defaults) :], arguments.defaults, strict=True)]
+        pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+        found = []
+        for argument, default in pairs:
+            call = self._weight_call(default)
+            if call is not None:
+                weight = self._weight(argument, call)
+                if weight is None:
+                    return None
+                found.append(weight)
+        return tuple(found)
+
+    def _weight(self, argument: ast.arg, call: ast.Call) -> Weight | None:
+        span, example = self.module.span(call), 'write `weight("ffn", "dim", cut="column")`'
+        shape = [_default(each) for each in call.args]
+        strange = [each.arg for each in call.keywords if each.arg not in ("cut", "initial")]
+        if strange or not all(_is_extent(each) for each in shape) or len(shape) not in (1, 2):
+            what = f"`{strange[0]}` is no argument of `weight`" if strange else "a weight has one or two extents"
+            self._wrong(f"{what}, numbers or texts of what is computed of settings", span, example)
+            return None
+        given = {str(each.arg): _default(each.value) for each in call.keywords}
+        cut, initial = given.get("cut"), given.get("initial", "ones" if len(shape) == 1 else "normal")
+        if (cut is not None and cut not in CUTS) or initial not in INITIALS:
+            name, words = ("initial", INITIALS) if initial not in INITIALS else ("cut", CUTS)
+            hint = f"write one of {', '.join(words)} as a plain string"
+            self._wrong(f"there is no `{name}` called `{given[name]}`", span, hint)
+            return None
+        if cut == "row" and len(shape) == 1:
+            self._wrong("a row cut divides the input of a matrix, and a vector has none", span, 'write `cut="column"`')
+            return None
+        return Weight(argument.arg, tuple(shape), cut, initial, self.module.span(argument))
+
+    def _wrong(self, message: str, span: Span, hint: str) -> None:
+        self.diagnostics.error("X223", message, span, hint=hint)
+
+
+def _default(node: ast.expr | None) -> Any:
+    """A default that a spec can write, as a tuple if it is a list; else REQUIRED or COMPUTED."""
+    if node is None:
+        return REQUIRED
+    try:
+        return _plain(ast.literal_eval(node))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return COMPUTED
+
+
+def _is_extent(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(each) for key, each in value.items()}
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value)):
+        return value
+    raise ValueError(value)
