@@ -22,6 +22,7 @@ from ..schema.component import Component, Registry, UserComponent, members_of, r
 from ..schema.log import TRACKERS, Log
 from ..schema.sources import SOURCES
 from ..syntax import tree as s
+from ..syntax.tokens import CONSTANTS
 from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
 from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import read_parts
@@ -29,9 +30,8 @@ from .part_calls import DeclaredPart
 from .user_components import names_taken
 
 # Words that a spec understands in another way, beside the names of components; nodes of a plan go by some of them.
-_CONSTANTS: Final = ("true", "false", "none", "auto")  # values wherever they stand
 _TAKEN: Final = frozenset((
-    *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, *_CONSTANTS, "microbatches",
+    *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, *CONSTANTS, "microbatches",
 ))  # fmt: skip
 
 
@@ -230,7 +230,7 @@ class _UseReader:
         for each in declared or ():
             earlier = self.parts.get(each.name)
             block = PART_KINDS[each.kind].block
-            taken = (*names_taken(block), *_CONSTANTS) if block else (*_TAKEN, *SOURCES, *LINKS)
+            taken = (*names_taken(block), *CONSTANTS) if block else (*_TAKEN, *SOURCES, *LINKS)
             if each.name in taken:
                 message = f"`{each.name}` is already a word of the language"
                 self.diagnostics.error("X224", message, each.span, hint="give the function another name")

@@ -21,7 +21,9 @@ PAGES: Final = (
         tensors, token samples, labelled samples, microbatch, or part of a microbatch. Only `pack` makes a microbatch,
         and only `shard` a part of a microbatch. An optimizer lists what it keeps for each parameter, `state` and
         `scalars`, as strings. A hook names its place, and what it changes there if anything. The defaults of losses,
-        optimizers, schedules, actions and hooks are plain values, as the plan contains them. Of a family and its layers
+        optimizers, schedules, actions and hooks are plain values, as the plan contains them. A default is of the type
+        that its parameter is annotated with, and within its bounds. Names of parameters are those that a spec can set:
+        the letters a-z, digits and `_`, and not `true`, `false`, `none` or `auto`. Of a family and its layers
         the body is read too: assignments, `if` and `return` with pieces of a block, or with operations whose shapes,
         memory and FLOPs are known; tensor parallelism must divide a layer so that its ranks compute what one alone
         would. A tracker is a class with

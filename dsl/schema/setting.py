@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
+from math import ceil, floor
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -220,6 +221,15 @@ class Range:
         return not (self.high is not None and amount > self.high) and not (
             self.below is not None and amount >= self.below
         )
+
+    def has_values(self, *, whole: bool) -> bool:
+        """Whether any number, or whole number, is allowed."""
+        low = self.above if self.low is None else self.low
+        high = self.below if self.high is None else self.high
+        if low is None or high is None:
+            return True
+        candidates = (ceil(low), floor(low) + 1) if whole else (low / 2 + high / 2,)
+        return any(self._holds(each, True) for each in candidates)
 
     @property
     def _must(self) -> str:

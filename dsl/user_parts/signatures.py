@@ -11,9 +11,10 @@ from ..diagnostics.source import Span
 from ..schema import setting
 from ..schema.component import COMPUTED
 from ..schema.setting import Range
+from ..syntax.tokens import CONSTANTS
 from .bodies import ModuleText
 from .kinds import PART_KINDS, Kind
-from .types import annotated, parameter_type, widened
+from .types import annotated, fits, optional, parameter_type
 
 REQUIRED: Final = object()
 WEIGHT: Final = "weight"  # what declares a parameter of a layer to be one of the model
@@ -98,6 +99,12 @@ class SignatureReader:
             return None
         for each in given:
             assert each is not None
+            if kind != "layer" and (not each.name.isascii() or each.name in CONSTANTS):
+                hint = "use the letters a-z, digits and `_`"
+                if each.name in CONSTANTS:
+                    hint = "give it another name: this one is a value of the language"
+                self._wrong(f"`{each.name}` cannot be set in a spec", each.span, hint)
+                return None
             if each.name in about.refused:
                 message = f"a parameter of {about.noun} cannot be called `{each.name}`"
                 self._wrong(message, each.span, about.refused[each.name])
@@ -111,12 +118,21 @@ class SignatureReader:
     def _parameter(self, node: ast.arg, default: ast.expr | None, named: bool) -> Parameter | None:
         """A parameter; None after reporting what its annotation says that cannot be read."""
         kind, value = parameter_type(node.annotation), _default(default)
-        kind = kind if value in (REQUIRED, COMPUTED) else widened(kind, value)
+        plain = value not in (REQUIRED, COMPUTED)
+        if plain and value is not None and not fits(kind, value):
+            assert node.annotation is not None
+            message = f"the default of `{node.arg}` is not of its type, `{ast.unparse(node.annotation)}`"
+            self._wrong(message, self.module.span(default), "give another default, or another type")
+            return None
+        kind = optional(kind) if plain and value is None else kind
         check, doc = None, ""
         for extra in annotated(node.annotation):
             if isinstance(extra, ast.Constant) and isinstance(extra.value, str):
                 doc = extra.value
                 continue
+            if check is not None:
+                self._wrong(f"`{node.arg}` has two bounds", self.module.span(extra), "write one, as `between(1, 8)`")
+                return None
             check = self._bounds(extra)
             if check is None:
                 known = "`at_least(1)`, `between(0, 1)`, `positive`, `not_negative` or `proper_fraction`"
@@ -128,7 +144,12 @@ class SignatureReader:
                 message = f"`{node.arg}` is no number that could be bounded"
                 self._wrong(message, self.module.span(extra), "annotate `int` or `float`, with a default of it if any")
                 return None
-            problem = None if value in (REQUIRED, COMPUTED) else check(value)
+            if not check.has_values(whole=kind is int):
+                what = "whole number" if kind is int else "number"
+                message = f"no {what} satisfies `{ast.unparse(extra)}`"
+                self._wrong(message, self.module.span(extra), "give bounds with numbers between them")
+                return None
+            problem = check(value) if plain else None
             if problem is not None:
                 self._wrong(f"the default of `{node.arg}` {problem}", self.module.span(node), "give another default")
                 return None

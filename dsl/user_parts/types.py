@@ -48,11 +48,9 @@ def annotated(annotation: ast.expr | None) -> list[ast.expr]:
     return []
 
 
-def widened(kind: Any, default: Any) -> Any:
-    """The type of a parameter, so that its own default is of it: with None, or Any where the annotation is wrong."""
-    if default is None:
-        return _union([kind, NoneType])
-    return kind if fits(kind, default) else Any
+def optional(kind: Any) -> Any:
+    """The type with None, which a parameter with that default takes whatever its annotation says."""
+    return _union([kind, NoneType])
 
 
 def fits(kind: Any, value: Any) -> bool:

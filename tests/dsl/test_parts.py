@@ -193,6 +193,15 @@ DECLARED = [
     ("@source\ndef f(**more): ...", "X223", "`**more`", "more"),
     ("@source\ndef f(a, /): ...", "X223", "by name", "def f"),
     ("@source\nasync def f(): ...", "X223", "async", "async def"),
+    ('@source\ndef f(a: int = "a"): ...', "X223", "the default of `a` is not of its type, `int`", "def f"),
+    ('@source\ndef f(a: list[int] = ["a"]): ...', "X223", "not of its type, `list[int]`", "def f"),
+    ("@source\ndef f(a: Literal['b'] = 'c'): ...", "X223", "not of its type", "def f"),
+    ("@source\ndef f(a, auto=1): ...", "X223", "`auto` cannot be set in a spec", "def f"),
+    ("@source\ndef f(größe=1): ...", "X223", "`größe` cannot be set in a spec", "def f"),
+    ("@source\ndef f(a: Annotated[float, between(1, 0)]): ...", "X223", "no number satisfies", "def f"),
+    ("@source\ndef f(a: Annotated[int, between(0.2, 0.8)]): ...", "X223", "no whole number satisfies", "def f"),
+    ("@source\ndef f(a: Annotated[int, proper_fraction]): ...", "X223", "no whole number", "def f"),
+    ("@source\ndef f(a: Annotated[int, at_least(1), positive]): ...", "X223", "two bounds", "def f"),
     ("class A:\n    @source\n    def f(self): ...", "X223", "inside something else", "def f"),
     ("@source\ndef f(): ...\n@source\ndef f(): ...", "X223", "declared twice", "def f"),
     ("@source\ndef jsonl(): ...", "X224", "already a word", "def jsonl"),
@@ -203,7 +212,11 @@ DECLARED = [
 
 @pytest.mark.parametrize(("parts", "code", "message", "line"), DECLARED)
 def test_declarations_are_checked_in_the_users_file(own, parts, code, message, line):
-    parts = parts if parts.startswith(("def ", "x =")) else f"from xtrain import source, collator\n# é\n{parts}\n"
+    parts = (
+        parts
+        if parts.startswith(("def ", "x ="))
+        else f"from xtrain import at_least, between, collator, positive, proper_fraction, source\n# é\n{parts}\n"
+    )
     found = only(own('use "parts.py"\ncollate = to_tensor -> flatten -> anything -> pack\n', parts))
     assert found.code == code
     assert message in found.message
