@@ -126,16 +126,17 @@ class _FamilyReader(BodyReader):
         block = self.returned(self.body.node, {self.body.first: self.arch, **own})
         if not isinstance(block, BlockPiece):
             raise BodyError(f"`{self.declared.name}` returns no piece", self.declared.span, "return the decoder block")
-        layers = list(block.layers())
-        names = [layer.name for layer in layers]
-        for name in names:
-            if names.count(name) > 1:
-                raise self._fault(f"two layers of the block are called `{name}`", name, "give each a name of its own")
-        mixing = [layer for layer in layers if layer.attends]
+        layers: dict[str, Layer] = {}
+        for layer in block.layers():
+            if layer.name in layers:
+                message = f"two layers of the block are called `{layer.name}`"
+                raise self._fault(message, layer.name, "give each a name of its own")
+            layers[layer.name] = layer
+        mixing = [layer for layer in layers.values() if layer.attends]
         if len(mixing) != 1:
             message = f"a block has one layer of attention, and that of `{self.declared.name}` has {len(mixing)}"
             raise BodyError(message, self.declared.span, 'put one `AttentionLayer("self_attn")` into it')
-        routed = [layer for layer in layers if issubclass(layer.settings, ExpertTransformer)]
+        routed = [layer for layer in layers.values() if issubclass(layer.settings, ExpertTransformer)]
         if len(routed) != int(self.arch.is_moe):
             message = f"a block has one layer of experts or none, and that of `{self.declared.name}` has {len(routed)}"
             raise BodyError(message, self.declared.span, "let each way through the function have one `ExpertsLayer`")

@@ -14,8 +14,9 @@ from attrs import field, frozen
 
 from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import did_you_mean
+from .types import nested_too_deeply
 
-_DEPTH: Final = 20  # functions that call one another
+_MOST_CALLS: Final = 1000  # of functions of the module, for one body
 _LARGEST: Final = 2**63
 _NUMBERS: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -43,6 +44,7 @@ class BodyError(Exception):
 class ModuleText:
     """A module of the user's. imports: name in it → what it stands for, with dots. functions: those at its top level.
     layers: those of them with `@layer`, by their names. wrapped: names of those with a decorator that is not of xtrain.
+    others: name of something else at its top level → the statement that defines it, and the import that it replaces.
     """
 
     source: SourceText
@@ -50,6 +52,7 @@ class ModuleText:
     functions: dict[str, ast.FunctionDef] = field(factory=dict)
     layers: dict[str, Any] = field(factory=dict)
     wrapped: set[str] = field(factory=set)
+    others: dict[str, tuple[ast.stmt, str]] = field(factory=dict)
 
     def span(self, node: Any) -> Span:
         start = offset(self.source, node.lineno, node.col_offset)
@@ -59,6 +62,11 @@ class ModuleText:
         begin = offset(self.source, node.lineno, node.col_offset)
         start = self.source.text.find(node.name, begin + len("class" if isinstance(node, ast.ClassDef) else "def"))
         return Span(self.source, start, start + len(node.name))
+
+    def check_depth(self, function: ast.FunctionDef) -> None:
+        """Raises BodyError where something in a function is nested more deeply than may be read."""
+        if (found := nested_too_deeply(function)) is not None:
+            raise BodyError("this is nested too deeply", self.span(found), "split it into several statements")
 
     def dotted(self, node: ast.expr) -> str:
         """What a name that is not defined in the module stands for, as `torch.nn.functional.relu`; else empty."""
@@ -81,12 +89,15 @@ class FunctionBody:
         return [*self.node.args.posonlyargs, *self.node.args.args][0].arg
 
     def code(self) -> str:
-        """What it computes, as text without comments and layout, with the functions of the module that it calls."""
+        """What it computes, as text without comments and layout, with the functions of the module that it calls.
+
+        Raises BodyError."""
         seen: dict[str, str] = {}
         waiting = [self.node]
         while waiting:
             node = waiting.pop()
             if node.name not in seen:
+                self.module.check_depth(node)
                 body = [each for each in node.body if not _is_text(each)]
                 seen[node.name] = "\n".join([ast.unparse(node.args), *map(ast.unparse, body)])
                 names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
@@ -97,13 +108,14 @@ class FunctionBody:
 class BodyReader:
     """Computes what a body returns. Raises BodyError.
 
-    calls: what is under way, the outermost first.
+    under_way: the functions of the module that are being read, the outermost first. calls: how many have been.
     """
 
     what = "a value"
 
     def __init__(self, module: ModuleText) -> None:
-        self.module, self.depth = module, 0
+        self.module, self.calls = module, 0
+        self.under_way: list[str] = []
 
     # What another kind of value can do --------------------------------------------------------------------------------
 
@@ -138,13 +150,21 @@ class BodyReader:
             raise self.wrong(f"`{name}` takes {', '.join(known) or 'nothing'}", node, "give each of them once")
         if name in self.module.wrapped:
             raise self.wrong(f"`{name}` has a decorator, which may change what it computes", node, "remove it")
-        if self.depth >= _DEPTH:
+        if name in self.under_way:
             raise self.wrong(f"`{name}` calls itself", node, "write what it computes without recursion")
-        self.depth += 1
+        self.calls += 1
+        if self.calls > _MOST_CALLS:
+            message = f"more than {_MOST_CALLS} calls of functions of this file are needed to read this"
+            raise self.wrong(message, node, "let functions call one another less often")
+        self.module.check_depth(function)
+        self.under_way.append(name)
         try:
             return self.returned(function, names)
+        except RecursionError:
+            message = "too many functions call one another here"
+            raise self.wrong(message, node, "let fewer functions be nested") from None
         finally:
-            self.depth -= 1
+            self.under_way.pop()
 
     # Statements -------------------------------------------------------------------------------------------------------
 
@@ -272,6 +292,12 @@ class BodyReader:
 
     def undefined(self, name: str, names: Mapping[str, Any], node: ast.expr) -> BodyError:
         known = [*names, *self.module.layers]
+        if name in self.module.others:
+            statement, replaced = self.module.others[name]
+            what = "a class" if isinstance(statement, ast.ClassDef) else "a value"
+            message = f"`{name}` is {what} that is defined in line {statement.lineno}, which is not read"
+            hint = f"give that another name: it replaces the import of `{replaced}`" if replaced else self.hint
+            return self.wrong(message, node, hint)
         return self.wrong(
             f"`{name}` is not defined here", node, did_you_mean(name, known) or f"there is {_list(known)}"
         )

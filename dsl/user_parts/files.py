@@ -6,8 +6,10 @@ folder; for a dotted name, what lies in the same package. Else a change in one o
 
 import ast
 import importlib.util
+import io
 import os
 import sys
+import tokenize
 import warnings
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -113,7 +115,7 @@ def _imported(module: PartModule) -> Iterator[PartModule]:
     """What a module imports of the user's own, wherever in it; nothing of one that cannot be read."""
     try:
         tree = parse_quietly(module.path.read_bytes())
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError):
         return
     names: dict[str, None] = {}
     for node in ast.walk(tree):
@@ -127,10 +129,35 @@ def _imported(module: PartModule) -> Iterator[PartModule]:
 
 
 def parse_quietly(text: str | bytes) -> ast.Module:
-    """The syntax tree; what Python only warns of is said when it is run. Raises what `ast.parse` does."""
+    """The syntax tree; what Python only warns of is said when it is run.
+
+    Raises SyntaxError, also for what Python cannot read as it is nested too deeply; ValueError for a null character.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(text)
+        try:
+            return ast.parse(text)
+        except (RecursionError, MemoryError):
+            line = _longest_statement(text) if isinstance(text, str) else 1
+            message = "something is nested too deeply, most likely in this statement, the longest of the file"
+            raise SyntaxError(message, ("", line, 1, None)) from None
+
+
+def _longest_statement(text: str) -> int:
+    """The line where the simple statement, or head of a compound one, begins that has the most words."""
+    line, longest, words, found = 0, 0, 0, 1
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NEWLINE:
+                if words > longest:
+                    longest, found = words, line
+                words = 0
+            elif token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT):
+                line = line if words else token.start[0]
+                words += 1
+    except (tokenize.TokenError, SyntaxError):  # what comes behind does not matter
+        pass
+    return found
 
 
 def _named(node: ast.ImportFrom, package: str) -> list[str]:

@@ -15,6 +15,7 @@ from .files import parse_quietly
 from .kinds import GENERATOR, PART_KINDS, Kind, Option, PartKind, names_of
 from .places import MAY_CHANGE, NOTHING, may_change
 from .signatures import Parameter, SignatureReader, Weight
+from .types import nested_too_deeply
 
 
 @frozen
@@ -41,7 +42,7 @@ def read_parts(source: SourceText, diagnostics: Diagnostics) -> list[Declared] |
     """The parts a Python file declares, in their order; None if it cannot be parsed. What is wrong is reported."""
     try:
         tree = parse_quietly(source.text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         message = f"this is not Python: {getattr(error, 'msg', None) or error}"
         diagnostics.error("X222", message, _point(source, line, getattr(error, "offset", None) or 1))
@@ -90,7 +91,9 @@ class _PartReader:
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._note_import(node)
             for alias in node.names:
-                self.module.functions.pop(alias.asname or alias.name.partition(".")[0], None)
+                name = alias.asname or alias.name.partition(".")[0]
+                self.module.functions.pop(name, None)
+                self.module.others.pop(name, None)
             return
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else ()
@@ -99,9 +102,10 @@ class _PartReader:
         if isinstance(node, Definition):
             bound.add(node.name)
         for name in bound:
-            self.module.imports.pop(name, None)
             self.module.functions.pop(name, None)
+            self.module.others[name] = node, self.module.imports.pop(name, "")
         if isinstance(node, ast.FunctionDef):
+            del self.module.others[node.name]
             self.module.functions[node.name] = node
             if any(self._kind(each) is None for each in node.decorator_list):
                 self.module.wrapped.add(node.name)
@@ -163,13 +167,20 @@ class _PartReader:
         if options is None:
             return None
         does = (ast.get_docstring(node) or "").strip().split("\n")[0].strip()
+        function = self._opened(node, about) if isinstance(node, ast.ClassDef) else node
+        if function is None:
+            return None
+        deep = nested_too_deeply(function if about.composes else function.args)
+        if deep is not None:
+            self._wrong("this is nested too deeply", self._span(deep), "split it into several statements")
+            return None
+        weights = self.signatures.weights(function) if kind == "layer" else ()
+        parameters = self.signatures.parameters(function, kind)
+        if weights is None or parameters is None:
+            return None
         if isinstance(node, ast.ClassDef):
-            opened = self._opened(node, about)
-            parameters = None if opened is None else self.signatures.parameters(opened, kind)
-            return None if parameters is None else Declared(kind, node.name, parameters, (), options, does, name)
-        weights = self.signatures.weights(node) if kind == "layer" else ()
-        parameters = self.signatures.parameters(node, kind)
-        if weights is None or parameters is None or self._random_part(node, options.get("takes", "")):
+            return Declared(kind, node.name, parameters, (), options, does, name)
+        if self._random_part(node, options.get("takes", "")):
             return None
         placed = [*node.args.posonlyargs, *node.args.args]
         asked = {each.arg for each in (*placed[len(about.inputs) :], *node.args.kwonlyargs)}
@@ -179,7 +190,7 @@ class _PartReader:
 
     def _opened(self, node: ast.ClassDef, about: PartKind) -> ast.FunctionDef | None:
         """`open` of a class, whose methods are those of its kind; None after reporting that they are not."""
-        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+        methods, elsewhere = self._methods(node, set())
         wanted = {"open": about.inputs, **about.methods}
         for name, inputs in wanted.items():
             method = methods.get(name)
@@ -198,13 +209,32 @@ class _PartReader:
         found = methods.get("open")
         if not isinstance(found, ast.FunctionDef):
             hint = f"write `def open(self, {', '.join(about.inputs)})` in it, with its settings behind that"
-            self._wrong(f"`{node.name}` has no `open`", self.module.name_span(node), hint)
+            message = f"`{node.name}` has no `open`"
+            if elsewhere:
+                message += f" in this file, and `{ast.unparse(elsewhere[0])}` is not read"
+            self._wrong(message, self.module.name_span(node), hint)
             return None
-        if not methods.keys() & about.methods.keys() and not node.bases:
+        if not methods.keys() & about.methods.keys() and not elsewhere:
             listed = " or ".join(f"`{name}`" for name in about.methods)
             self._wrong(f"`{node.name}` would get nothing", self.module.name_span(node), f"give it {listed}")
             return None
         return found
+
+    def _methods(self, node: ast.ClassDef, seen: set[str]) -> tuple[dict[str, Any], list[ast.expr]]:
+        """The methods of a class by name, inherited ones too, and its bases that are not classes of this file."""
+        seen.add(node.name)
+        found: dict[str, Any] = {}
+        elsewhere: list[ast.expr] = []
+        for base in reversed(node.bases):
+            known, _ = self.module.others.get(base.id if isinstance(base, ast.Name) else "", (None, ""))
+            if not isinstance(known, ast.ClassDef):
+                elsewhere += [] if ast.unparse(base) == "object" else [base]
+            elif known.name not in seen:
+                inherited, others = self._methods(known, seen)
+                found |= inherited
+                elsewhere += others
+        own = (each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+        return {**found, **{each.name: each for each in own}}, elsewhere
 
     # The decorator ----------------------------------------------------------------------------------------------------
 

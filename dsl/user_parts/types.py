@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 _SCALARS: Final[dict[str, Any]] = {"int": int, "float": float, "str": str, "bool": bool, "None": NoneType}
 _LISTS: Final = ("list", "tuple", "Sequence", "Iterable", "Collection", "List", "Tuple")
+_DEEPEST: Final = 100  # far below what Python's stack takes
 _MAPS: Final = ("dict", "Mapping", "Dict")
 
 
@@ -36,9 +37,22 @@ def type_of(node: ast.expr | None) -> Any:
 def expression(text: str) -> ast.expr | None:
     """What a text is as an expression of Python; None if it is none."""
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        found = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+    return found if nested_too_deeply(found) is None else None
+
+
+def nested_too_deeply(node: ast.AST) -> ast.AST | None:
+    """The outermost expression, or the statement, below `node` that is nested more deeply than may be read."""
+    waiting = [(node, node, 0)]
+    while waiting:
+        each, outermost, depth = waiting.pop()
+        if depth > _DEEPEST:
+            return outermost
+        inside = isinstance(each, ast.expr)
+        waiting += [(child, outermost if inside else child, depth + 1) for child in ast.iter_child_nodes(each)]
+    return None
 
 
 def annotated(annotation: ast.expr | None) -> list[ast.expr]:

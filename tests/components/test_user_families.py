@@ -84,6 +84,12 @@ def block(text):
     return body(f'return pre_norm(AttentionLayer("attn"), {text})')
 
 
+def calling(depth, times=2):
+    """Functions each of which calls the next one, once or more often."""
+    calls = [f"{'_{next}(' * times}a{')' * times}".format(next=n + 1) for n in range(depth)]
+    return "".join(f"\ndef _{n}(a):\n    return {call}" for n, call in enumerate([*calls, "a"]))
+
+
 # (text behind the imports, code, part of the message, part of the hint, what the line it points at contains)
 WRONG = [
     # the declaration
@@ -148,6 +154,24 @@ WRONG = [
         "mlp",
     ),
     (block("mine()") + "\n@layer\ndef mine(x, up=weight(0)): ...", "X223", "one or two extents", "weight(", "weight"),
+    (block('_0("a")') + calling(10), "X223", "more than 1000 calls", "less often", "return _"),
+    (block('_0("a")') + calling(400, 1), "X223", "too many functions call one another", "fewer", "return _"),
+    (block(f"SwiGLULayer({'+'.join('1' * 400)})"), "X223", "nested too deeply", "several statements", "return"),
+    (block('_0("a")') + f"\ndef _0(a):\n    return {'-' * 400}1", "X223", "too deeply", "several", "return -"),
+    (
+        "class x: pass\n" + body('return x.AttentionLayer("a")'),
+        "X223",
+        "`x` is a class that is defined in line 9, which",
+        "it replaces the import of `xtrain`",
+        "return x.",
+    ),
+    (
+        "N = 3\n" + body("return N"),
+        "X223",
+        "`N` is a value that is defined in line 9",
+        "numbers and settings",
+        "return N",
+    ),
     (block("_same()") + "\n@len\ndef _same(): ...", "X223", "`_same` has a decorator", "remove it", "_same()"),
     (block("_same()") + "\ndef _same(): ...\n_same = len", "X223", "`_same` cannot be called here", "", "_same()"),
     (block("pre_norm()") + "\ndef pre_norm(a): ...", "X223", "`pre_norm` takes a", "", "pre_norm()"),
@@ -349,6 +373,12 @@ def test_a_wrong_declaration_is_diagnosed_with_its_line(tmp_path, monkeypatch, t
     assert message in found.message, found.message
     assert hint in (found.hint or ""), found.hint
     assert line in (HEAD + text).splitlines()[found.span.line - 1]
+
+
+def test_functions_that_call_one_another_are_read_however_deep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert diagnosed(block('SwiGLULayer(_0("a"))') + calling(60, 1)) == []
+    assert diagnosed(block('SwiGLULayer(_0("a"))') + calling(8)) == []
 
 
 # (settings of the model, other lines of the spec, code, part of the message, part of the hint)

@@ -177,6 +177,10 @@ def test_calls_are_checked_against_signatures(own, text, code, message, hint):
 # (a whole file, code, part of the message, text of the line that it points at)
 DECLARED = [
     ("def f(:\n", "X222", "not Python", "def f(:"),
+    (f"x = 1\ny = {'-' * 9000}x\n", "X222", "nested too deeply", "y = "),
+    (f"x = 1\ny = ({' + '.join(5000 * ['x'])}\n + x)\n", "X222", "nested too deeply", "y = "),
+    (f"@source\ndef f(a={'-' * 200}1): ...", "X223", "nested too deeply", "def f"),
+    (f"@source\ndef f(a: {'|'.join(200 * ['int'])} = 1): ...", "X223", "nested too deeply", "def f"),
     ("x = 1\n\0", "X222", "not Python", None),
     ("x = 1\n", "X222", "declares nothing", None),
     ("def source(f): return f\n@source\ndef f(): ...\n", "X222", "declares nothing", None),

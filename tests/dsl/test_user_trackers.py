@@ -107,6 +107,14 @@ DECLARED = [
     ("@tracker\ndef f(context): ...", "`f` is a function", "def f"),
     ("@optimizer()\nclass F: ...", "`F` is a class", "class F"),
     (f"@tracker\nclass F:\n{METRICS}", "`F` has no `open`", "class F"),
+    (
+        f"@tracker\nclass F(lib.Base):\n{METRICS}",
+        "`F` has no `open` in this file, and `lib.Base` is not read",
+        "class F",
+    ),
+    (f"class B(F):\n{METRICS}\n@tracker\nclass F(B): ...", "`F` has no `open`", "class F"),
+    (f"class B:\n    def open(self, c, *a): ...\n@tracker\nclass F(B):\n{METRICS}", "any argument", "def open"),
+    (f"class B:\n{OPEN}\n@tracker\nclass F(B): ...", "`F` would get nothing", "class F"),
     (f"@tracker\nclass F:\n{OPEN}", "`F` would get nothing", "class F"),
     (f"@tracker\nclass F:\n    async def open(self, context): ...\n{METRICS}", "is an async function", "async"),
     (f"@tracker\nclass F:\n    def open(self): ...\n{METRICS}", "no parameter for `self` and `context`", "def open"),
@@ -133,6 +141,12 @@ def test_names_of_trackers_are_taken_and_classes_may_inherit(own):
     assert found.code == "X224"
     text = f"from xtrain import tracker\n@tracker\nclass F(Base):\n{OPEN}"
     assert not own("log { F {} }", text).diagnostics
+    base = f"class B:\n    def open(self, context, level: int = 1): ...\n{METRICS}"
+    base += "class C(B):\n    def metrics(self, a): ...\n"
+    text = f"from xtrain import tracker\n{base}@tracker\nclass F(C, object): ...\n"
+    loaded = own("log { F { level = 2 } }", text)
+    assert loaded.spec is not None, loaded.diagnostics.render()
+    assert [tracker.given() for tracker in loaded.spec.log.trackers()] == [{"level": 2}]
 
 
 def test_what_an_unreadable_file_may_declare_is_no_second_mistake(own):
