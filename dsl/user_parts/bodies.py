@@ -212,7 +212,7 @@ class BodyReader:
                 return self.attribute(self.value(base, names), node)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 value = self.value(operand, names)
-                return -value if _is_number(value) else self.negative(value, node)
+                return -value if is_number(value) else self.negative(value, node)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._plain(operand, names)
             case ast.BinOp(left=left, right=right, op=sign):
@@ -243,7 +243,7 @@ class BodyReader:
         if isinstance(target, ast.Name) and target.id not in names:
             if target.id in self.module.layers or target.id in self.module.functions:
                 return self.own(target.id, node, given, named)
-            if target.id in _CALLED and all(map(_is_number, (*given, *named.values()))):
+            if target.id in _CALLED and all(map(is_number, (*given, *named.values()))):
                 return self._numbers(_CALLED[target.id], *given, node, **named)
             return self.call(target.id, node, given, named)
         if isinstance(target, ast.Attribute):
@@ -258,7 +258,7 @@ class BodyReader:
         return isinstance(root, ast.Name) and root.id not in names and bool(self.module.dotted(node))
 
     def _binary(self, sign: type, left: Any, right: Any, node: ast.expr) -> Any:
-        if not (_is_number(left) and _is_number(right)):
+        if not (is_number(left) and is_number(right)):
             return self.binary(sign, left, right, node)
         if sign not in _NUMBERS or (sign is ast.Pow and abs(right) > 64):
             raise self.wrong(f"`{ast.unparse(node)}` is not read without running the code", node, self.hint)
@@ -271,7 +271,7 @@ class BodyReader:
             found = function(*values, **named)
         except (ArithmeticError, TypeError, ValueError) as error:
             raise self.wrong(f"`{ast.unparse(node)}`: {error}", node, "write what can be computed") from None
-        if isinstance(found, complex) or (_is_number(found) and not (isfinite(found) and abs(found) < _LARGEST)):
+        if isinstance(found, complex) or (is_number(found) and not (isfinite(found) and abs(found) < _LARGEST)):
             raise self.wrong(f"`{ast.unparse(node)}` is no number that a plan can have", node, "write a smaller one")
         return found
 
@@ -312,7 +312,7 @@ class BodyReader:
 _NOTHING: Final = object()
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

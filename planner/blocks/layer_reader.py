@@ -6,13 +6,13 @@ one alone would.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.user_parts.bodies import BodyError, BodyReader, ModuleText
+from ...dsl.user_parts.bodies import BodyError, BodyReader, ModuleText, is_number
 from ...dsl.user_parts.reader import Declared
 from ...dsl.user_parts.signatures import Weight
 from ...dsl.user_parts.types import expression, fits
@@ -23,10 +23,45 @@ from .user_layer import UNARY, LayerOp, UserLayer, is_reserved
 # what they are together.
 WHOLE, CUT, SUMMAND = "whole", "cut", "summand"
 _NN: Final = "torch.nn.functional"
-_METHODS: Final = ("relu", "sigmoid", "tanh", "exp", "sin", "cos", "abs", "square", "pow", "softmax")
-_FUNCTIONAL: Final = (*(name for name in UNARY if name not in ("exp", "sin", "cos", "abs", "square", "pow")), "softmax")
 _SIGNS: Final = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 _OPERATIONS: Final = ("linear", "rms_norm", *UNARY, "softmax")
+
+
+@frozen
+class Argument:
+    """What a function takes beside a tensor. fits: whether it takes a value, in words: `takes`. required: it has no
+    default. named: it is given by its name alone."""
+
+    fits: Callable[[Any], bool]
+    takes: str
+    required: bool = False
+    named: bool = False
+
+
+_IN_PLACE: Final = Argument(lambda value: value is False, "False, as values are not changed in place")
+_NUMBER: Final = Argument(is_number, "a number")
+_NONZERO: Final = Argument(lambda value: is_number(value) and value != 0, "a number other than 0")
+_LAST: Final = Argument(lambda value: value == -1 and is_number(value), "-1: all of the last dimension", required=True)
+_APPROXIMATE: Final = Argument(lambda value: value in ("none", "tanh"), '"none" or "tanh"', named=True)
+# Of functions of single numbers, and softmax: those of `torch.nn.functional`, and those that are methods of a tensor
+# and functions of `torch`, with the signatures that they have there.
+FUNCTIONAL: Final[dict[str, dict[str, Argument]]] = {
+    "relu": {"inplace": _IN_PLACE},
+    "sigmoid": {},
+    "tanh": {},
+    "silu": {"inplace": _IN_PLACE},
+    "gelu": {"approximate": _APPROXIMATE},
+    "mish": {"inplace": _IN_PLACE},
+    "softplus": {"beta": _NONZERO, "threshold": _NUMBER},
+    "leaky_relu": {"negative_slope": _NUMBER, "inplace": _IN_PLACE},
+    "hardswish": {"inplace": _IN_PLACE},
+    "softmax": {"dim": _LAST},
+}
+METHODS: Final[dict[str, dict[str, Argument]]] = {
+    **{name: {} for name in ("relu", "sigmoid", "tanh", "exp", "sin", "cos", "abs", "square")},
+    "pow": {"exponent": evolve(_NUMBER, required=True)},
+    "softmax": {"dim": _LAST},
+}
 
 
 @frozen(eq=False)
@@ -185,25 +220,30 @@ class _LayerReader(BodyReader):
 
     def call(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
         package, _, last = name.rpartition(".")
-        if name == f"{_NN}.linear":
-            return self._linear(node, *self._arguments(node, given, named, ("input", "weight", "bias")))
-        if package == "xtrain" and last == "rms_norm":
-            return self._norm(node, *self._arguments(node, given, named, ("x", "weight_D", "eps")))
-        known = {_NN: _FUNCTIONAL, "torch": _METHODS}.get(package, ())
-        if last not in known or not given:
+        for title, names, read in (
+            (f"{_NN}.linear", ("input", "weight", "bias"), self._linear),
+            ("xtrain.rms_norm", ("x", "weight_D", "eps"), self._norm),
+        ):
+            if name == title:
+                return read(node, *map(self._arguments(node, given, named, names).get, names))
+        known = {_NN: FUNCTIONAL, "torch": METHODS}.get(package, {})
+        if last not in known:
             raise self.unknown(node, name, _OPERATIONS)
-        return self._single(last, node, given[0], given[1:], named)
+        return self._single(last, node, known[last], given, named)
 
     def method(self, value: Any, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
-        if name not in _METHODS:
-            raise self.unknown(node, name, _METHODS)
-        return self._single(name, node, value, given, named)
+        if name not in METHODS:
+            raise self.unknown(node, name, METHODS)
+        return self._single(name, node, METHODS[name], [value, *given], named)
 
-    def _arguments(self, node: ast.Call, given: list[Any], named: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
-        found = {**dict(zip(names, given, strict=False)), **named}
-        if len(given) > len(names) or set(found) - set(names):
-            raise self.wrong(f"this takes {', '.join(names)}", node, "give each of them once")
-        return [found.get(name) for name in names]
+    def _arguments(
+        self, node: ast.Call, given: list[Any], named: dict[str, Any], placed: Sequence[str], more: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """The arguments of a call by name. placed: the names of those that may be given by place; more: of others."""
+        found = dict(zip(placed, given, strict=False))
+        if len(given) > len(placed) or found.keys() & named or named.keys() - {*placed, *more}:
+            raise self.wrong(f"this takes {', '.join((*placed, *more))}", node, "give each of them once")
+        return found | named
 
     def _linear(self, node: ast.Call, x: Any, weight: Any, bias: Any) -> Any:
         if not isinstance(x, Activations) or not isinstance(weight, GivenWeight) or len(weight.of.shape) != 2:
@@ -237,7 +277,7 @@ class _LayerReader(BodyReader):
         return self._operation("linear", [x], outputs, place, node, weight, *extra)
 
     def _norm(self, node: ast.Call, x: Any, weight: Any, eps: Any) -> Any:
-        good = isinstance(x, Activations) and isinstance(weight, GivenWeight) and isinstance(eps, int | float)
+        good = isinstance(x, Activations) and isinstance(weight, GivenWeight) and is_number(eps)
         if not good or weight.of.shape != (x.width,):
             raise self.wrong(
                 "`rms_norm` takes activations, a vector as wide, and a number", node, "rms_norm(x, gain, 1e-6)"
@@ -247,17 +287,24 @@ class _LayerReader(BodyReader):
             raise self.wrong(message, node, "norm before matrices that are cut")
         return self._operation("rms_norm", [x], x.width, WHOLE, node, weight)
 
-    def _single(self, name: str, node: ast.Call, x: Any, rest: list[Any], named: dict[str, Any]) -> Any:
-        """A function of single numbers, or a softmax over the last dimension."""
-        for each in (*rest, *named.values()):
-            if not (each is None or isinstance(each, bool | int | float | str)):
-                raise self.wrong(f"`{name}` takes one tensor here", node, "give it numbers beside")
+    def _single(
+        self, name: str, node: ast.Call, takes: Mapping[str, Argument], given: list[Any], named: dict[str, Any]
+    ) -> Any:
+        """A function of single numbers, or a softmax over the last dimension. takes: its arguments but the first."""
+        placed = ["input", *(each for each, argument in takes.items() if not argument.named)]
+        found = self._arguments(node, given, named, placed, [each for each in takes if each not in placed])
+        for each, argument in takes.items():
+            if argument.required and each not in found:
+                raise self.wrong(f"`{name}` needs `{each}`", node, f"it is {argument.takes}")
+            if each in found and not argument.fits(found[each]):
+                raise self.wrong(f"`{each}` of `{name}` must be {argument.takes}", node, "give another value")
+        x = found.get("input")
         if isinstance(x, GivenWeight) and len(x.of.shape) == 1 and name != "softmax":
             return x
-        if not isinstance(x, Activations) or named.get("inplace"):
+        if not isinstance(x, Activations):
             raise self.wrong(f"`{name}` takes activations", node, "apply it to what is computed of the first parameter")
         if name == "softmax":
-            if x.place != WHOLE or [*rest, *named.values()][:1] != [-1]:
+            if x.place != WHOLE:
                 raise self.wrong(
                     "a softmax is taken over all of the last dimension", node, "softmax(x, -1) of what is whole"
                 )
@@ -284,7 +331,7 @@ class _LayerReader(BodyReader):
         name = _SIGNS.get(sign, "")
         tensors = [each for each in (left, right) if isinstance(each, Activations)]
         vectors = [each for each in (left, right) if isinstance(each, GivenWeight)]
-        numbers = [each for each in (left, right) if isinstance(each, int | float) and not isinstance(each, bool)]
+        numbers = [each for each in (left, right) if is_number(each)]
         if len(tensors) + len(vectors) + len(numbers) != 2 or not name or any(len(v.of.shape) > 1 for v in vectors):
             raise self.wrong(f"`{ast.unparse(node)}` is not read without running the code", node, _HINT)
         if not tensors:

@@ -13,7 +13,7 @@ from agreement import hold_against_the_trace
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.own_functions import own_functions
-from xtrain.planner.blocks.layer_reader import _FUNCTIONAL
+from xtrain.planner.blocks.layer_reader import FUNCTIONAL, METHODS
 from xtrain.planner.blocks.user_layer import is_reserved
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.data.chain import own_modules
@@ -305,6 +305,27 @@ WRONG = [
         "",
         "rms_norm(x",
     ),
+    *(
+        (TWO + f"return F.linear({call}, down)\n" + FAMILY, "X223", message, "", call)
+        for call, message in (
+            ("F.linear(x, up).pow()", "`pow` needs `exponent`"),
+            ("torch.pow(F.linear(x, up), None)", "`exponent` of `pow` must be a number"),
+            ("F.linear(x, up).pow(2, 3)", "this takes input, exponent"),
+            ("F.relu(F.linear(x, up), foo=3)", "this takes input, inplace"),
+            ("F.relu(F.linear(x, up), input=x)", "this takes input, inplace"),
+            ("F.relu(F.linear(x, up), True)", "`inplace` of `relu` must be False"),
+            ("torch.relu(F.linear(x, up), inplace=False)", "this takes input"),
+            ("torch.exp(F.linear(x, up), out=None)", "this takes input"),
+            ("F.softplus(F.linear(x, up), beta=0)", "`beta` of `softplus` must be a number other than 0"),
+            ("F.softplus(F.linear(x, up), 1, True)", "`threshold` of `softplus` must be a number"),
+            ("F.leaky_relu(F.linear(x, up), '0.1')", "`negative_slope` of `leaky_relu` must be a number"),
+            ("F.gelu(F.linear(x, up), 'tanh')", "this takes input, approximate"),
+            ("F.gelu(F.linear(x, up), approximate='roughly')", '"none" or "tanh"'),
+            ("torch.softmax(F.linear(x, up))", "`softmax` needs `dim`"),
+            ("F.linear(x, up, weight=up)", "this takes input, weight, bias"),
+            ("F.relu()", "`relu` takes activations"),
+        )
+    ),
     # tensor parallelism
     (CUT + "return F.linear(x, up) * 2\n" + FAMILY, "X223", "returns 192 numbers", "", "def mine"),
     (
@@ -480,14 +501,14 @@ def test_a_checkpoint_fits_what_computes_the_same(plan_of):
 
 
 def test_what_a_layer_does_wrong_in_a_run_is_reported_with_its_line(plan_of):
-    """What cannot be read off its text, as which words a function of torch knows."""
-    layer = TWO + 'return F.linear(F.gelu(F.linear(x, up), approximate="roughly"), down)\n'
-    plan = plan_of("own", parts=f"{HEAD.replace('raise', '#')}\n{layer}{FAMILY}")
+    """What cannot be read off its text, as what the code makes of names when it is run."""
+    layer = TWO + "return F.linear(F.gelu(F.linear(x, up)), down)\n"
+    plan = plan_of("own", parts=f"{HEAD.replace('raise', '#')}\nglobals()['F'] = None\n{layer}{FAMILY}")
     block = DecoderBlock(plan.architecture, KERNELS["documents"], Axes(), rows=4)
-    with pytest.raises(PartFailed, match="approximate") as caught:
+    with pytest.raises(PartFailed, match="'NoneType' object has no attribute 'linear'") as caught:
         block.mlp(torch.zeros(1, 4, 64))
     assert caught.value.path == Path("parts.py")
-    assert "roughly" in Path("parts.py").read_text().splitlines()[caught.value.line - 1]
+    assert "F.gelu" in Path("parts.py").read_text().splitlines()[caught.value.line - 1]
     block.mlp.function = lambda x, **weights: x.float()[:, :2]
     wanted = r"gave torch.float32 of shape \(1, 2, 64\) for torch.float64 of shape \(1, 4, 64\)"
     with pytest.raises(PartFailed, match=wanted):
@@ -496,6 +517,27 @@ def test_what_a_layer_does_wrong_in_a_run_is_reported_with_its_line(plan_of):
     Path("parts.py").write_text("# changed\n" + Path("parts.py").read_text())
     with pytest.raises(PartChanged, match="has changed since the plan was made"):
         UserPart("layer", "parts.py", "mine", plan.architecture.own["user"]["digest"], {}, Path("elsewhere/..")).load()
+
+
+def test_operations_take_what_they_take_in_torch():
+    values = {"inplace": False, "approximate": "tanh", "dim": -1}
+    x = torch.tensor([0.5, 2.0])
+    calls = [(getattr(torch.nn.functional, name), takes) for name, takes in FUNCTIONAL.items()]
+    for name, takes in METHODS.items():
+        calls += [(getattr(torch, name), takes), (getattr(torch.Tensor, name), takes)]
+    for function, takes in calls:
+        given = {name: values.get(name, 2.0) for name in takes}
+        assert all(takes[name].fits(value) for name, value in given.items())
+        placed = [value for name, value in given.items() if not takes[name].named]
+        by_place = function(x, *placed, **{name: given[name] for name in takes if takes[name].named})
+        torch.testing.assert_close(function(x, **given), by_place)
+        for name, argument in takes.items():
+            without = {each: value for each, value in given.items() if each != name}
+            if argument.named:
+                with pytest.raises(TypeError):
+                    function(x, *given.values())
+            if not argument.required:
+                function(x, **without)
 
 
 def test_names_that_modules_of_torch_have_are_refused():
@@ -510,7 +552,7 @@ def test_names_that_modules_of_torch_have_are_refused():
 
 def test_operations_cost_what_is_said_of_them(plan_of):
     """All functions of single numbers that a layer may use, one after the other."""
-    functions = [f"F.{name}" for name in _FUNCTIONAL if name != "softmax"]
+    functions = [f"F.{name}" for name in FUNCTIONAL if name != "softmax"]
     functions += [f"torch.{name}" for name in ("exp", "sin", "cos", "abs", "square")]
     lines = [f"    x = F.linear({name}(F.linear(x, a{i})), b{i})" for i, name in enumerate(functions)]
     lines += ["    x = torch.softmax(x, -1) / (x ** 2 + 1) - 0.5 * x", "    return -x + c"]
