@@ -10,6 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from ..dsl.schema.model import FAMILIES
+from ..dsl.schema.rope import Rope
 
 if TYPE_CHECKING:
     from .blocks.block import BlockPiece
@@ -24,7 +25,7 @@ HEAD: Final = "lm_head"
 class Architecture:
     """A decoder-only transformer with nothing left to choose.
 
-    own: settings that only its family has, as JSON.
+    own: settings that only its family has, as JSON. rope: left out of the JSON where positions are not scaled.
     """
 
     family: str
@@ -49,6 +50,7 @@ class Architecture:
     router_bias_speed: float = 0.0
     router_aux_loss: float = 0.0
     router_z_loss: float = 0.0
+    rope: Rope = field(factory=Rope)
     own: Mapping[str, Any] = field(factory=dict, hash=False)
 
     @property
@@ -68,12 +70,16 @@ class Architecture:
 
     def to_json(self) -> dict[str, Any]:
         """All numbers by name, those of its family alone beside the others."""
-        return {**attrs.asdict(self, filter=lambda attribute, _: attribute.name != "own"), **self.own}
+        numbers = attrs.asdict(self, filter=lambda attribute, _: attribute.name not in ("own", "rope"), recurse=False)
+        rope = {"rope": scaled} if (scaled := self.rope.resolved()) else {}
+        return {**numbers, **rope, **self.own}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Architecture":
         """The architecture with the values of `to_json`."""
         known = attrs.fields_dict(cls).keys() - {"own"}
+        if isinstance(values.get("rope"), Mapping):
+            values = {**values, "rope": Rope(**values["rope"])}
         own = {name: value for name, value in values.items() if name not in known}
         return cls(**{name: value for name, value in values.items() if name in known}, own=own)
 

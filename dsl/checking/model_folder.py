@@ -19,7 +19,17 @@ from ..diagnostics.suggest import did_you_mean
 from ..evaluation.sections import Label, Section, SectionEntry
 from ..evaluation.values import FAILED, Called, Value, ValueStep, Word, is_number
 from ..schema.model import FAMILIES, Model, ModelFolder
-from ..schema.model_config import REFUSED, ConfigKey, ModelConfig, Only
+from ..schema.model_config import (
+    CONTEXT,
+    REFUSED,
+    ROPE_KEYS,
+    ROPE_NEEDED,
+    ROPE_WEIGHTS,
+    ConfigKey,
+    ModelConfig,
+    Only,
+)
+from ..schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
 from ..schema.setting import AUTO
 from .hub_cache import SnapshotMissing, find_snapshot
 
@@ -284,8 +294,10 @@ class _Reading:
         self._set(key.setting, value, entry, name)
 
     def _rope(self) -> _Entry | None:
-        """Where the base of the frequencies stands: version 5 of transformers has it in `rope_parameters`."""
+        """Where the base of the frequencies stands: version 5 of transformers has it in `rope_parameters`. Gives the
+        settings of their scaling, unless the spec has a scaling of its own."""
         found = outer = self.entries.get("rope_theta")
+        scaled: dict[str, Any] = {}
         for name in ROPE:
             entry = self.entries.get(name)
             if entry is None or entry.value is None:
@@ -294,11 +306,6 @@ class _Reading:
                 self._refuse(name, entry, "an object or null")
                 continue
             inside = dict(entry.value)
-            kinds = {inside.pop(each) for each in ("rope_type", "type") if isinstance(inside.get(each), str)}
-            if kinds - {"default"}:
-                wanted = "default, without scaling of positions"
-                self._refuse(f"{name}.rope_type", _Entry(min(kinds - {"default"}), entry.span), wanted)
-                continue
             if (theta := inside.pop("rope_theta", None)) is not None:
                 if found is not None and found.value not in (None, theta):
                     message = f"`rope_theta` is {_short(theta)} in `{name}` of {self.source.path}, and elsewhere "
@@ -309,10 +316,65 @@ class _Reading:
                 self._check_replaced(found)
             if inside.get("partial_rotary_factor") == 1:
                 inside.pop("partial_rotary_factor")
-            for each, value in inside.items():
-                if value is not None:
-                    self._unknown(f"{name}.{each}", _Entry(value, entry.span))
+            settings = self._scaling(name, entry, inside)
+            if settings is None:
+                continue
+            if scaled and settings != scaled:
+                message = f"`{ROPE[0]}` and `{ROPE[1]}` of {self.source.path} scale positions in two ways"
+                self.diagnostics.error("X522", message, entry.span, hint="keep the one that is meant")
+                continue
+            scaled = settings
+            written = "rope" in self.section.blocks and self.section.block("rope").heads
+            if settings["scaling"] != "none" and not written:
+                for setting, value in settings.items():
+                    self._set(f"rope.{setting}", value, entry, name)
         return found
+
+    def _scaling(self, name: str, entry: _Entry, inside: dict[str, Any]) -> dict[str, Any] | None:
+        """The settings of `rope` that one object gives; None after reporting what is wrong with it. Keys that its
+        scaling does not read are refused, unless they are null."""
+
+        def refuse(message: str, hint: str) -> None:
+            text = f"`{name}` of {self.source.path} {message}"
+            self.diagnostics.error("X522", text, entry.span, hint=hint)
+
+        words = {"default": "none", **{each: each for each in ROPE_SCALINGS if each != "none"}}
+        kinds = [each for key in ("rope_type", "type") if (each := inside.pop(key, None)) is not None]
+        if wrong := [each for each in kinds if not isinstance(each, str) or each not in words or each != kinds[0]]:
+            self._refuse(f"{name}.rope_type", _Entry(wrong[-1], entry.span), f"one of {', '.join(words)}")
+            return None
+        kind = words[kinds[0]] if kinds else "none"
+        context = self.entries.get(CONTEXT)
+        found: dict[str, Any] = {"scaling": kind}
+        good = True
+        for setting in Rope(scaling=kind).reads:  # type: ignore[arg-type]
+            key = ROPE_KEYS[setting]
+            value = inside.pop(key, None) if (setting, kind) != ("original", "dynamic") else None
+            if setting == "original" and value is None:
+                if context is None or not isinstance(context.value, int):
+                    refuse(f"has no `{key}`, and there is no `{CONTEXT}`", f"add `{key}`")
+                    good = False
+                    continue
+                value = context.value
+            if setting == "attention_factor":
+                weights = [inside.pop(each, None) for each in ROPE_WEIGHTS]
+                numbers = [each for each in (*weights, found.get("factor")) if is_number(each) and each]
+                if value is None and len(numbers) == 3:
+                    value = yarn_magnitude(numbers[2], numbers[0]) / yarn_magnitude(numbers[2], numbers[1])
+            if value is None and setting in ROPE_NEEDED:
+                refuse(f"scales positions by {kind}, and has no `{key}`", f"add `{key}`")
+                good = False
+            elif value is not None:
+                found[setting] = value
+        for each, value in inside.items():
+            if value is not None:
+                self._unknown(f"{name}.{each}", _Entry(value, entry.span))
+                good = False
+        before = found.get("original")
+        if context is not None and is_number(before) and is_number(context.value) and before > context.value:
+            refuse(f"scales positions from {before}, and `{CONTEXT}` is only {context.value}", "correct one of them")
+            good = False
+        return found if good else None
 
     def _check_replaced(self, base: _Entry | None) -> None:
         """Refuse a base in `rope_parameters` that is not that of transformers: where `rope_scaling` is given too, that

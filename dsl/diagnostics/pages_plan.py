@@ -59,6 +59,12 @@ PAGES: Final = (
         A token is sent to different experts, so `experts_per_token` is at most `experts`.
         """, "model mixtral { dim = 192, layers = 4, heads = 6, experts = 2, experts_per_token = 4 }",
         "model mixtral { dim = 192, layers = 4, heads = 6, experts = 8, experts_per_token = 2 }"),
+    CodePage("X432", "scaled positions that do not fit", """
+        `rope { scaling }` lets a model read longer texts than it was trained on. dynamic, llama3 and yarn need
+        `original`, the number of positions before scaling; `low` is below `high`, and `beta_slow` below `beta_fast`.
+        What dynamic computes beyond `original` depends on the length of each text, so rows are not longer than that.
+        """, "model llama { dim = 192, layers = 4, heads = 6, rope { scaling = llama3, factor = 8 } }",
+        "model llama { dim = 192, layers = 4, heads = 6, rope { scaling = llama3, factor = 8, original = 8192 } }"),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),

@@ -9,6 +9,7 @@ from attrs import frozen
 from .component import Component, Registry
 from .model_config import ModelConfig
 from .names import file_path
+from .rope import Rope
 from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, settings_of
 
 FAMILIES: Final = Registry["Model"]("model", "families", key="family")
@@ -111,6 +112,11 @@ class Model(Component):
                 continue
             if isinstance(value, Auto):
                 values[name], reasons[name] = derived[name]
+            elif isinstance(value, Rope):
+                if scaled := value.resolved():
+                    values[name] = scaled
+                    if "attention_factor" in scaled and isinstance(value.attention_factor, Auto):
+                        reasons[f"{name}.attention_factor"] = f"0.1 · ln(factor {value.factor:g}) + 1"
             elif isinstance(value, Router):
                 values |= {f"{name}_{inner}": getattr(value, inner) for inner in attrs.fields_dict(Router)}
             else:
@@ -138,6 +144,7 @@ class TransformerSettings(Model):
     )
     vocab: int | Auto = setting("vocabulary size; auto: that of the tokenizer", default=AUTO, check=at_least(2))
     rope_theta: float = setting("base of the RoPE frequencies", default=10_000.0, check=positive)
+    rope: Rope = setting("scaling of rotary positions to a longer context", default=Rope(), added=True)
     norm_eps: float = setting("epsilon inside RMSNorm", default=1e-6, check=positive)
     tie_embeddings: bool = setting("use the embedding as the output head", default=False)
     qk_norm: bool | Auto = setting("RMSNorm on queries and keys; auto: as the family has it", default=AUTO)
@@ -159,7 +166,7 @@ class TransformerSettings(Model):
     resuming: ClassVar[Mapping[str, Resuming]] = {
         **dict.fromkeys(("dim", "layers", "ffn", "vocab", "tie_embeddings", "qk_norm"), "shape"),
         **dict.fromkeys(("heads", "kv_heads", "head_dim"), "width"),
-        **dict.fromkeys(("rope_theta", "norm_eps"), "meaning"),
+        **dict.fromkeys(("rope_theta", "rope", "norm_eps"), "meaning"),
         "init_std": "elsewhere",
     }
 
@@ -169,9 +176,12 @@ class TransformerSettings(Model):
         return self.folder is not None and self.weights == "auto"
 
     def idle(self) -> dict[str, tuple[str, str]]:
+        found = {f"rope.{name}": why for name, why in self.rope.idle().items()}
         if self.folder is None:
-            return {"weights": ("the model is not that of a folder, so its weights are drawn", "remove it")}
-        return {"init_std": ("the weights are those of the folder", "remove it")} if self.loads else {}
+            found["weights"] = ("the model is not that of a folder, so its weights are drawn", "remove it")
+        elif self.loads:
+            found["init_std"] = ("the weights are those of the folder", "remove it")
+        return found
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         part = "part" if self.has_qk_norm else "no part"

@@ -80,6 +80,23 @@ def query_heads(config: Config) -> Any:
     return config.get("num_attention_heads")
 
 
+# Setting of `rope { … }` → its key inside `rope_parameters` or `rope_scaling`. `original` of dynamic is always the
+# context of the model; that of the others is the context where the key is absent.
+ROPE_KEYS: Final = {
+    "factor": "factor",
+    "original": "original_max_position_embeddings",
+    "low": "low_freq_factor",
+    "high": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention_factor": "attention_factor",
+}
+ROPE_NEEDED: Final = ("factor", "low", "high")  # of those that a scaling reads
+# Two keys of yarn that give `attention_factor` together, where that is absent.
+ROPE_WEIGHTS: Final = ("mscale", "mscale_all_dim")
+CONTEXT: Final = "max_position_embeddings"
+
 # Of every family.
 KEYS: Final = (
     ConfigKey("dim", "hidden_size"),

@@ -97,7 +97,7 @@ def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Ch
 
 
 def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
-    before, after = saved["model"], planned["model"]
+    before, after = ({"rope": {}, **each["model"]} for each in (saved, planned))  # left out where nothing is scaled
     changed = [name for name in after if before.get(name) != after[name] and name not in ("family", "user", "block")]
     meaning = resuming(before, after)
     found = []
@@ -154,6 +154,8 @@ def setting_path(name: str) -> str:
 
 
 def _spell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_spell(each)}" for name, each in value.items()) or "none"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -206,7 +206,10 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
 
 def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any:
     if path.startswith("model."):
-        return architecture.to_json()[path.removeprefix("model.")]
+        found: Any = architecture.to_json()
+        for name in path.split(".")[1:]:
+            found = found[name]
+        return found
     return values[path]
 
 

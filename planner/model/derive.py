@@ -36,6 +36,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     if architecture.is_moe:
         _check_routing(architecture, found)
     _check_heads(architecture, found)
+    _check_rope(spec, architecture, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None
     return Shape(architecture, reasons, weights)
 
@@ -100,6 +101,18 @@ def _check_heads(architecture: Architecture, found: Findings) -> None:
         found.fail("model.groups", "X408", "model.kv_heads", message, f"use kv_heads {divisor}")
     else:
         found.passed("model.groups", f"{heads // kv_heads} query heads share each of {kv_heads} key/value heads")
+
+
+def _check_rope(spec: Spec, architecture: Architecture, found: Findings) -> None:
+    rope = architecture.rope
+    if rope.scaling == "none":
+        return
+    problem = rope.problem(spec.batch.sequence)
+    if problem is None:
+        found.passed("model.rope", f"positions are scaled: {rope}")
+    else:
+        setting, message, hint = problem
+        found.fail("model.rope", "X432", f"model.rope.{setting}", message, hint)
 
 
 def _check_routing(architecture: Architecture, found: Findings) -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
+from ...planner.architecture import Architecture
 from ...planner.mesh.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import column_parallel_input, local, row_parallel_output
@@ -87,13 +88,20 @@ class Rotation:
     sin: Tensor
 
     @classmethod
-    def of(cls, positions_BS: Tensor, width: int, theta: float, dtype: torch.dtype) -> "Rotation":
+    def of(cls, positions_BS: Tensor, arch: Architecture, dtype: torch.dtype) -> "Rotation":
         # Angles in fp64 when the model is, else fp32: a bf16 angle is wrong by whole turns at long positions.
         exact = torch.float64 if dtype == torch.float64 else torch.float32
-        half = torch.arange(0, width, 2, device=positions_BS.device, dtype=exact)
-        angle = positions_BS.to(exact)[:, None, :, None] * (theta ** (-half / width))
+        width, theta, rope = arch.head_dim, arch.rope_theta, arch.rope
+        if rope.scaling == "none":
+            frequencies = theta ** (-torch.arange(0, width, 2, device=positions_BS.device, dtype=exact) / width)
+        else:
+            frequencies = torch.tensor(rope.frequencies(width, theta), device=positions_BS.device, dtype=exact)
+        angle = positions_BS.to(exact)[:, None, :, None] * frequencies
         angle = torch.cat((angle, angle), dim=-1)
-        return cls(cos=angle.cos().to(dtype), sin=angle.sin().to(dtype))
+        cos, sin = angle.cos(), angle.sin()
+        if rope.magnitude != 1:
+            cos, sin = cos * rope.magnitude, sin * rope.magnitude
+        return cls(cos=cos.to(dtype), sin=sin.to(dtype))
 
     def __call__(self, x_BHSA: Tensor) -> Tensor:
         left, right = x_BHSA.chunk(2, dim=-1)

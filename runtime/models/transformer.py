@@ -81,7 +81,7 @@ class Transformer(nn.Module):
         return self._decode(x_BSD, batch)
 
     def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
-        rotate = Rotation.of(batch.positions_BS, self.arch.head_dim, self.arch.rope_theta, x_BSD.dtype)
+        rotate = Rotation.of(batch.positions_BS, self.arch, x_BSD.dtype)
         packing = with_block_mask(batch.packing) if self.uses_flex and self.axes.ring is None else batch.packing
         for block in self.layers.values():
             x_BSD = block(x_BSD, rotate, packing, batch.real_BS)

@@ -140,7 +140,7 @@ def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: P
         torch.nn.init.normal_(tensor, std=0.2)
     x_BSD = torch.randn(rows, positions, arch.dim, requires_grad=True)
     places_BS = torch.arange(positions).expand(rows, positions)
-    rotate = Rotation.of(places_BS, arch.head_dim, arch.rope_theta, x_BSD.dtype)
+    rotate = Rotation.of(places_BS, arch, x_BSD.dtype)
     bounds = torch.arange(0, rows * positions + 1, positions, dtype=torch.int32)
     packing = DocumentLayout.from_lengths(bounds, rows, positions, x_BSD.device)
     with FlopCounterMode(display=False) as counter:
@@ -173,7 +173,7 @@ def test_its_plan_is_read_back_and_says_what_a_checkpoint_is(name: str, tmp_path
     assert weight_mismatches(contents, checkpoint_contents(plan)) == []
     values, _ = FAMILIES[name](**{k: v for k, v in SIZES.items() if k in settings_of(FAMILIES[name])}).resolved()
     known = FAMILIES[name].resuming
-    assert known.keys() <= values.keys() | {"head_dim", "vocab"}
+    assert known.keys() <= values.keys() | {"head_dim", "vocab", "rope"}
     for other in NAMES:  # another family is refused, unless it computes the same
         mismatches = weight_mismatches(checkpoint_contents(plan_of(tmp_path, other)), checkpoint_contents(plan))
         assert bool(mismatches) == (other != name)

@@ -116,7 +116,7 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 SETTINGS = {"mixtral": "router { aux_loss = 0 }", "qwen3_moe": "router { aux_loss = 0 }"}
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Beside those that layouts are compared with below.
-ODD = ("every head its own", "odd heads")
+ODD = ("every head its own", "odd heads", "scaled as llama3")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from .conftest import spec_text
 
 # Everything is on, so that every setting has something to act upon.
 ALL_ON = {
-    "model": "model qwen3_moe { dim = 64, layers = 8, heads = 8, kv_heads = 4, vocab = 300, experts = 8 }",
+    "model": "model qwen3_moe { dim = 64, layers = 8, heads = 8, kv_heads = 4, vocab = 300, experts = 8\n"
+    "rope { scaling = yarn, factor = 4, original = 128 } }",
     "dataset": """dataset code { source = jsonl("a/*.jsonl"), holdout = 1% }
         dataset other { source = text("b/*.txt"), holdout = 100% }
         dataset chat {
@@ -75,6 +76,7 @@ EXEMPT = {
     "origins": "nor is how it is written",
     "uses": "which files are read shows in the parts that are used",
     **dict.fromkeys(("model.folder", "model.weights"), "of a folder: tests/planner/test_model_folder.py"),
+    **dict.fromkeys(("model.rope.low", "model.rope.high"), "of llama3: tests/planner/test_model_folder.py"),
     **dict.fromkeys(("step", "evaluation_step"), "a function of a module: tests/dsl/test_user_components.py"),
     **{f"datasets.{name}.name": "the name is the key" for name in ("code", "other", "chat", "qa", "ready", "fake")},
 }

@@ -1,6 +1,7 @@
 """`model "folder"`: what config.json and the headers of weights say becomes a plan, or a diagnostic with its place."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -13,7 +14,9 @@ import pytest
 from attrs import frozen
 
 from xtrain.planner.compile import Compiled
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches
 from xtrain.planner.load import plan_from_spec, plan_from_text
+from xtrain.planner.serialise import dumps, from_json
 from xtrain.runtime.checkpoint.model_folder import planned_files
 
 CONFIG: dict[str, Any] = {
@@ -181,14 +184,75 @@ def test_settings_beside_it_agree_or_are_reported_with_both_places(folder: Folde
     assert [warning.code for warning in idle.diagnostics.warnings] == ["W401"]
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+
+
+def test_scaled_positions_are_those_of_the_file_or_of_the_spec(folder: Folder):
+    """Both spellings; the plan has what a scaling reads, with its place, and what transformers fills in."""
+    wanted = {"scaling": "llama3", "factor": 8.0, "original": 8192, "low": 1.0, "high": 4.0}
+    for changes in (
+        {"rope_scaling": LLAMA3},
+        {"rope_theta": None, "rope_scaling": None, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+        {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+    ):
+        folder.config(max_position_embeddings=131072, **changes)
+        plan = folder.plan().plan
+        assert (
+            plan is not None and plan.architecture.to_json()["rope"] == wanted and plan.architecture.rope_theta == 5e5
+        )
+        values = {entry.path: (entry.value, entry.origin) for entry in plan.provenance}
+        assert values["model.rope.factor"] == ("8", "config") and values["model.rope.scaling"] == ("llama3", "config")
+        again = plan_from_text(plan.spec_text, plan.spec).plan
+        assert again is not None and again.config_id == plan.config_id and from_json(json.loads(dumps(plan))) == plan
+    other = folder.plan('"model" { rope { scaling = yarn, factor = 4, original = 131_072 } }')
+    assert other.plan is not None and not other.diagnostics.warnings
+    assert other.plan.architecture.rope.magnitude == 0.1 * math.log(4) + 1
+    shown = {entry.path: (entry.value, entry.how) for entry in other.plan.provenance}
+    assert shown["model.rope.attention_factor"] == ("1.13863", "0.1 · ln(factor 4) + 1")
+    assert other.plan.config_id != plan.config_id
+    (mismatch,) = weight_mismatches(checkpoint_contents(plan), checkpoint_contents(other.plan))
+    assert mismatch.path == "model.rope" and "scaling llama3" in mismatch.text and "scaling yarn" in mismatch.text
+    folder.config(
+        max_position_embeddings=128, rope_scaling={"type": "yarn", "factor": 2, "mscale": 2, "mscale_all_dim": 1}
+    )
+    plan = folder.plan().plan
+    assert plan is not None and plan.architecture.rope.original == 128
+    assert plan.architecture.rope.magnitude == (0.2 * math.log(2) + 1) / (0.1 * math.log(2) + 1)
+    folder.config(max_position_embeddings=64, rope_scaling={"type": "dynamic", "factor": 2.0})
+    plan = folder.plan().plan
+    assert plan is not None and plan.architecture.rope.original == 64
+    idle = folder.plan('"model" { rope { scaling = linear, factor = 2, low = 2 } }').diagnostics.warnings
+    assert [(each.code, "low" in each.message) for each in idle] == [("W401", True)]
+    (error,) = folder.plan('"model" { rope { scaling = yarn, factor = 2 } }').diagnostics.errors
+    assert error.code == "X432" and "original" in (error.hint or "")
+
+
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another family": ("X521", '"gemma3"', {"model_type": "gemma3"}),
     "no family": ("X521", "model_type", {"model_type": None}),
     "another head": ("X521", "ForSequenceClassification", {"architectures": ["LlamaForSequenceClassification"]}),
     "quantised": ("X522", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
-    "scaled positions": ("X522", "rope_type", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
-    "scaled positions, old": ("X522", "linear", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
-    "scaled positions, new": ("X522", "yarn", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}),
+    "positions scaled otherwise": ("X522", "longrope", {"rope_scaling": {"type": "longrope", "factor": 8.0}}),
+    "scaled in two ways": ("X522", "two ways", {"rope_scaling": {"type": "linear", "factor": 8.0},
+                                                "rope_parameters": {"rope_type": "linear", "factor": 4.0}}),
+    "two types": ("X522", "rope_type", {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0}}),
+    "a type that is none": ("X522", "rope_type", {"rope_scaling": {"type": ["linear"], "factor": 8.0}}),
+    "half a scaling": ("X522", "low_freq_factor", {"rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}),
+    "no factor": ("X522", "`factor`", {"rope_scaling": {"type": "linear"}}),
+    "no context": ("X522", "max_position_embeddings", {"rope_scaling": {"type": "yarn", "factor": 2.0}}),
+    "a key of another scaling": ("X522", "beta_fast", {"rope_scaling": {
+        "type": "linear", "factor": 2.0, "beta_fast": 32}}),
+    "longer before scaling": ("X522", "only 4096", {"max_position_embeddings": 4096, "rope_scaling": {
+        "type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8192}}),
+    "a factor that is none": ("X301", "factor", {"rope_scaling": {"type": "linear", "factor": "2"}}),
+    "a factor below 1": ("X304", "factor", {"rope_scaling": {"type": "linear", "factor": 0.5}}),
+    "dynamic, and longer rows": ("X432", "rows have 64", {"max_position_embeddings": 32, "rope_scaling": {
+        "type": "dynamic", "factor": 2.0}}),
+    "bounds the wrong way": ("X432", "below", {"rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 16}}),
     "partial positions": ("X522", "partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
     "two bases": ("X522", "rope_theta", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
     "two bases, old": ("X522", "keep the one", {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4},

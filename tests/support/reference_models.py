@@ -19,11 +19,16 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             **DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10, "tied": True
         },
         "every head its own": {**DENSE, "num_key_value_heads": 4, "rope_theta": 500.0, "rms_norm_eps": 1e-3},
+        "scaled as llama3": {**DENSE, "max_position_embeddings": 64, "rope_theta": 500.0, "rope": {
+            "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16}},
     },
     "qwen3": {
         "plain": {**DENSE, "head_dim": 8},
         "wide heads, tied": {**DENSE, "head_dim": 20, "tied": True, "rope_theta": 1e6},
         "odd heads": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6},
+        "scaled by yarn": {**DENSE, "head_dim": 8, "max_position_embeddings": 64, "rope": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
     },
     "mixtral": {
         "plain": {**DENSE, **EXPERTS},
@@ -47,7 +52,7 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
 
     keys = dict(CONFIGS[family][name])
     keys["tie_word_embeddings"] = keys.pop("tied", False)
-    rope = {"rope_type": "default", "rope_theta": keys.pop("rope_theta", 10_000.0)}
+    rope = {"rope_type": "default", "rope_theta": keys.pop("rope_theta", 10_000.0), **keys.pop("rope", {})}
     config = AutoConfig.for_model(family, **keys, rope_parameters=rope, initializer_range=0.2)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
