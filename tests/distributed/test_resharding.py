@@ -37,6 +37,7 @@ LAYOUTS = {
     "1f1b and fsdp": moe(pp=2, fsdp=2, sets=SCHEDULES["1f1b"]),
     "zbv": moe(pp=2, sets=SCHEDULES["zbv"]),
     "ep and tp": moe(fsdp=2, tp=2, ep=4),
+    "two ranks, ep and tp": moe(tp=2, ep=2),
     "ring, ulysses and ep": moe(ring=2, ulysses=2, ep=2),
     "hsdp": moe(replicate=2, fsdp=2),
     "pp, fsdp and tp": moe(pp=2, fsdp=2, tp=2),
@@ -46,12 +47,12 @@ LAYOUTS = {
 }
 ORDINARY = (
     ("one process, one file", "zbv"),
-    ("zbv", "ep and tp"),
+    ("zbv", "two ranks, ep and tp"),
 )
 
 
 def moves() -> list:
-    """Every pair of layouts that train the same model: 72 of the MoE model, 6 of the dense one."""
+    """Every pair of layouts that train the same model: 90 of the MoE model, 6 of the dense one."""
     pairs = [pair for pair in permutations(LAYOUTS, 2) if LAYOUTS[pair[0]].model == LAYOUTS[pair[1]].model]
     return [
         pytest.param(*pair, id=" to ".join(pair), marks=() if pair in ORDINARY else pytest.mark.matrix)
