@@ -48,10 +48,10 @@ def as_object(record: Record) -> dict[str, Any]:
     kind = type(record).__struct_config__.tag
     if kind:
         found["event"] = kind
-    for name, default in _layout(type(record)):
+    for name, key, default in _layout(type(record)):
         value = getattr(record, name)
         if value is not default:
-            found[name] = value
+            found[key] = value
     return found | record.rest if record.rest else found
 
 
@@ -66,10 +66,10 @@ def plain_value(value: Any) -> Any:
 
 
 @cache
-def _layout(kind: type[Record]) -> tuple[tuple[str, Any], ...]:
-    """The fields of a record but for the first ones, with the defaults with which they are left out."""
+def _layout(kind: type[Record]) -> tuple[tuple[str, str, Any], ...]:
+    """The fields of a record but for the first ones, with their keys, and the defaults with which they are left out."""
     own = [each for each in msgspec.structs.fields(kind) if each.name not in ("step", "time", "rest")]
-    return tuple((each.name, _NO_DEFAULT if each.required else each.default) for each in own)
+    return tuple((each.name, each.encode_name, _NO_DEFAULT if each.required else each.default) for each in own)
 
 
 def _builtin(value: Any) -> Any:
@@ -139,28 +139,31 @@ def read_all(kind: type[AnyRecord], found: Iterable[dict[str, Any]]) -> list[Any
 def _keys(kind: type[Record]) -> frozenset[str]:
     """Every key that is read as a field, and the one that says which event it is."""
     tag = kind.__struct_config__.tag_field
-    return frozenset(kind.__struct_fields__) - {"rest"} | ({tag} if tag else set())
+    return frozenset(kind.__struct_encode_fields__) - {""} | ({tag} if tag else set())
 
 
 def _read_by_key(kind: type[AnyRecord], found: dict[str, Any]) -> AnyRecord:
     values, rest = {}, {key: value for key, value in found.items() if key not in _keys(kind)}
-    for name, type_, default in _types(kind):
+    for name, key, type_, default in _types(kind):
         values[name] = default
-        if name in found:
+        if key in found:
             try:
-                values[name] = _as_type(type_, found[name])
+                values[name] = _as_type(type_, found[key])
             except (msgspec.ValidationError, OverflowError):
-                rest[name] = found[name]
+                rest[key] = found[key]
     return kind(**values, rest=rest)
 
 
 @cache
-def _types(kind: type[Record]) -> tuple[tuple[str, Any, Any], ...]:
-    """Name, type, and what stands for a missing value, of every field but `rest`."""
+def _types(kind: type[Record]) -> tuple[tuple[str, str, Any, Any], ...]:
+    """Name, key, type, and what stands for a missing value, of every field but `rest`."""
     hints = get_type_hints(kind)
     fields = [each for each in msgspec.structs.fields(kind) if each.name != "rest"]
     has_default = {each.name: each.default is not msgspec.NODEFAULT for each in fields}  # the time of a reader is none
-    return tuple((f.name, hints[f.name], f.default if has_default[f.name] else _empty(hints[f.name])) for f in fields)
+    return tuple(
+        (f.name, f.encode_name, hints[f.name], f.default if has_default[f.name] else _empty(hints[f.name]))
+        for f in fields
+    )
 
 
 def _empty(type_: Any) -> Any:

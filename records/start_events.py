@@ -146,7 +146,7 @@ class TokeniseEvent(Event, tag="tokenise"):
     documents: Annotated[int | None, doc("so far", "documents")]
     tokens: Annotated[int | None, doc("so far", "tokens")]
     bad_records: Annotated[int | None, doc("left out so far", "records")]
-    kept: Annotated[int | None, doc("of the input that an earlier build had done", "bytes")]
+    resumed: Annotated[int | None, doc("of the input that an earlier build had done", "bytes")] = field(name="kept")
     builder: Annotated[str, doc("process that builds, while this one waits")]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from .event import Event
 from .record import doc
@@ -116,7 +116,9 @@ class MemorySnapshotEvent(Event, tag="memory_snapshot"):
     seconds: Annotated[float | None, doc("of taking and writing it", "s")]
     bytes: Annotated[int | None, doc("of all files", "bytes")]
     note: Annotated[str, doc("a sentence about when it was taken, may be empty")]
-    held: Annotated[dict[str, Any] | None, doc("memory of tensors on rank 0, by category", "bytes")]
+    tensors: Annotated[dict[str, Any] | None, doc("memory of tensors on rank 0, by category", "bytes")] = field(
+        name="held"
+    )
     allocator: Annotated[dict[str, Any] | None, doc("of rank 0, null on a CPU", "bytes")]
     process: Annotated[dict[str, Any] | None, doc("of the process of rank 0", "bytes")]
     planned: Annotated[dict[str, Any] | None, doc("for rank 0, by category", "bytes")]

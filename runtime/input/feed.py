@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from attrs import define, evolve
+from attrs import asdict, define, evolve
 
 from ...planner.plan import Plan, PlanPhase, Timeline
 from ...planner.schedule.arithmetic import Arithmetic
@@ -32,7 +32,7 @@ from ..state import Rank
 from .reading_processes import ReaderProcesses
 
 # Between two events of a long build.
-TOLD_EVERY_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 ALONE = PlanPhase(name="train", first=0, fraction=None, shares={})
 
 
@@ -150,11 +150,11 @@ def prepare_dataset(
     """
     node = plan.node(node_id)
 
-    def tell(line: str, now: DataProgress) -> None:
-        records.event(TokeniseEvent(step=0, dataset=dataset, message=line, **now.as_json()))
+    def report(line: str, now: DataProgress) -> None:
+        records.event(TokeniseEvent(step=0, dataset=dataset, message=line, **asdict(now)))
 
-    report = every(TOLD_EVERY_SECONDS, tell)
-    ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=report), beat)
+    progress = every(REPORT_SECONDS, report)
+    ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=progress), beat)
     if rank.world_size > 1:
         said: list[Any] = [None if ready is None else ready.store.names]
         dist.broadcast_object_list(said, src=0)
@@ -166,11 +166,11 @@ def prepare_dataset(
                 remedy="All machines need the same files.",
             )
     assert ready is not None
-    _tell_losses(records, ready, oversized)
+    _warn_of_left_out(records, ready, oversized)
     return {**prepared, dataset: ready}
 
 
-def _tell_losses(records: Records, prepared: PreparedDataset, oversized: str) -> None:
+def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: str) -> None:
     name = prepared.name
     bad_records = prepared.store.bad_records
     for bad in bad_records.first:
@@ -237,8 +237,8 @@ def build_loader(
     loader.make_ready()
     batch = counted_arithmetic(plan, counts)
     assert epochs == batch.epochs
-    tell_rows(records, trained, curriculum.steps, batch)
-    _tell_repeats(records, curriculum.phases, trained, rows)
+    report_rows(records, trained, curriculum.steps, batch)
+    _warn_of_repeats(records, curriculum.phases, trained, rows)
     feed = Feed(
         loader=loader,
         collate=collate,
@@ -273,7 +273,7 @@ def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int
     return ReadingAhead(elsewhere if workers else here, ahead=waiting, end=lambda: feed.steps, device=rank.device)
 
 
-def tell_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, batch: Arithmetic) -> None:
+def report_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, batch: Arithmetic) -> None:
     """Say how many rows each dataset has, how many steps the run takes, and how many rows and tokens an epoch has."""
     rows = {each.name: each.order.num_rows for each in trained}
     epoch = float(batch.epoch_rows or 0)
@@ -281,7 +281,7 @@ def tell_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, b
     records.event(DataEvent(step=0, rows=rows, steps=steps, epoch_rows=epoch, epoch_tokens=tokens, epochs=batch.epochs))
 
 
-def _tell_repeats(
+def _warn_of_repeats(
     records: Records, phases: tuple[PlanPhase, ...], trained: tuple[TrainingRows, ...], rows: int
 ) -> None:
     """Say where a step takes more rows of a dataset than it has."""

@@ -122,7 +122,7 @@ class Snapshot:
                 seconds=time.perf_counter() - began,
                 bytes=int(size) + page,
                 note=note,
-                held=own.get("held"),
+                tensors=own.get("held"),
                 allocator=own.get("allocator"),
                 process=own.get("process"),
                 planned=own.get("planned"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from projects import Project
 from ranks import on_ranks
 
 from xtrain.components.collators.flatten_torch import flatten
@@ -14,22 +15,29 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.sequential_run import pack as pack_sequential
+from xtrain.planner.load import plan_from_spec
 from xtrain.planner.mesh.mesh import AXES
 from xtrain.planner.plan import PlanPhase, Timeline
 from xtrain.planner.schedule.arithmetic import Arithmetic
 from xtrain.planner.schedule.horizon import counted_timeline
 from xtrain.records.event import Event
-from xtrain.records.start_events import DataEvent
+from xtrain.records.events import event_of
+from xtrain.records.lines import objects_since
+from xtrain.records.start_events import DataEvent, TokeniseEvent
 from xtrain.runtime.data.collate.collators import compose
+from xtrain.runtime.data.documents.tokenizers import load_tokenizer
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
 from xtrain.runtime.data.packing.row_reader import RowReader
 from xtrain.runtime.data.records.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.input.feed import Feed, tell_rows
+from xtrain.runtime.input import feed as feed_module
+from xtrain.runtime.input.feed import Feed, report_rows
 from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 from xtrain.runtime.monitoring.waiting import first_of_machine
+from xtrain.runtime.ops import OPS
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Rank
 
 
@@ -165,6 +173,24 @@ def test_how_much_data_there_is_is_reported(store):
             events.append(event)
 
     batch = Arithmetic(micro=4, accumulate=1, rows=4, sequence=8, steps=12).counted(Fraction(30))
-    tell_rows(Heard(), (rows_of(store, "one"),), 12, batch)
+    report_rows(Heard(), (rows_of(store, "one"),), 12, batch)
     epoch = {"epoch_rows": 30.0, "epoch_tokens": 240.0, "epochs": None}
     assert events == [DataEvent(step=0, time=events[0].time, steps=12, rows={"one": 30}, **epoch)]
+
+
+def test_a_long_build_reports_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(feed_module, "REPORT_SECONDS", 0.0)
+    plan = plan_from_spec(tmp_path / Project(tmp_path).spec()).plan
+    assert plan is not None
+    node = plan.node("setup.data.lines")
+    resources = {
+        "plan": plan, "rank": rank_of(0, 1, 0), "records": Records.open(tmp_path, 0), "beat": HeartbeatWriter(),
+        "tokenizer": load_tokenizer("bytes", tmp_path), "prepared": {}, "node_id": node.id,
+    }  # fmt: skip
+    OPS["setup.data"].bind(node, resources)()
+    *_, last = map(event_of, objects_since(tmp_path / "events.jsonl"))
+    size = (tmp_path / "data.jsonl").stat().st_size
+    assert isinstance(last, TokeniseEvent)
+    assert (last.dataset, last.stage, last.done, last.total, last.resumed) == ("lines", "tokens", size, size, 0)
+    assert last.message.startswith("tokenising: 100% of ")

@@ -42,7 +42,7 @@ def rows(kind: type[msgspec.Struct], *, left_out: tuple[str, ...] = ()) -> Itera
             word = word.removesuffix(" or null")  # to a reader alone a line may lack them
         elif not field.required:
             word = f"{word.removesuffix(' or null')}, if any"
-        yield f"`{field.name}`", word, meta.extra["unit"], meta.description
+        yield f"`{field.encode_name}`", word, meta.extra["unit"], meta.description
 
 
 def table(head: tuple[str, ...], found: Iterator[tuple[str, ...]]) -> str:

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
-from attrs import asdict, define, field, frozen
+from attrs import define, field, frozen
 
 from ....planner.units import bytes_text, rate_text, seconds_text
 
@@ -35,9 +35,6 @@ class DataProgress:
     def share(self) -> float | None:
         """0 to 1; None if nobody knows."""
         return min(self.done / self.total, 1.0) if self.total else None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 Report = Callable[[DataProgress], None]
@@ -88,9 +85,9 @@ def in_words(now: DataProgress, pace: ReadingPace) -> str:
 
 
 def every(
-    seconds: float, tell: Callable[[str, DataProgress], None], clock: Callable[[], float] = time.monotonic
+    seconds: float, write: Callable[[str, DataProgress], None], clock: Callable[[], float] = time.monotonic
 ) -> Report:
-    """A report for long builds: `tell` gets a line and the moment, `seconds` apart, the first time after `seconds`."""
+    """A report for long builds: `write` gets a line and the moment, `seconds` apart, the first time after `seconds`."""
     pace, due = ReadingPace(clock=clock), clock() + seconds
 
     def report(now: DataProgress) -> None:
@@ -98,6 +95,6 @@ def every(
         pace.look(now)
         if clock() >= due:
             due = clock() + seconds
-            tell(in_words(now, pace), now)
+            write(in_words(now, pace), now)
 
     return report
