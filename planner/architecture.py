@@ -4,6 +4,7 @@ Shapes: D dim, F ffn, H query heads, K key/value heads, A head width, V vocabula
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from .blocks.block import BlockPiece
 
 EMBEDDING: Final = "embed_tokens"
-
-
 HEAD: Final = "lm_head"
 
 
@@ -58,9 +57,19 @@ class Architecture:
         return self.experts > 0
 
     @property
-    def block(self) -> "BlockPiece":
-        """The decoder block of its family. Raises KeyError for a family that is not registered."""
-        return (FAMILIES.of_users if "user" in self.own else FAMILIES[self.family]).block(self)
+    def kinds(self) -> "tuple[LayerKind, ...]":
+        """The decoder blocks of its family, each with the layers that have it, in the order of the first of these.
+        Raises KeyError for a family that is not registered."""
+        return _kinds(self)
+
+    def block(self, layer: int) -> "BlockPiece":
+        """That of one layer."""
+        return next(kind.block for kind in self.kinds if layer in kind.layers)
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """The layers whose blocks have experts."""
+        return tuple(sorted(layer for kind in self.kinds if kind.block.routes for layer in kind.layers))
 
     @property
     def title(self) -> str:
@@ -82,6 +91,31 @@ class Architecture:
             values = {**values, "rope": Rope(**values["rope"])}
         own = {name: value for name, value in values.items() if name not in known}
         return cls(**{name: value for name, value in values.items() if name in known}, own=own)
+
+
+@frozen
+class LayerKind:
+    """Layers whose blocks are alike. layers: their numbers, in order."""
+
+    block: "BlockPiece"
+    layers: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        return self.layers[0]
+
+
+@lru_cache(maxsize=64)  # of many layouts that are compared, each asks, and often
+def _kinds(arch: Architecture) -> tuple[LayerKind, ...]:
+    family = FAMILIES.of_users if "user" in arch.own else FAMILIES[arch.family]
+    blocks: list[BlockPiece] = []
+    layers: list[list[int]] = []
+    for layer, block in enumerate(family.blocks(arch)):
+        if block not in blocks:
+            blocks.append(block)
+            layers.append([])
+        layers[blocks.index(block)].append(layer)
+    return tuple(LayerKind(block, tuple(each)) for block, each in zip(blocks, layers, strict=True))
 
 
 @frozen(kw_only=True)
@@ -134,18 +168,18 @@ def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
 
     Matrices decay; norms and embeddings do not. A tied head is the embedding and is not listed again.
     """
-    block = tuple(arch.block.parameters(arch))
+    blocks = {layer: tuple(kind.block.parameters(arch)) for kind in arch.kinds for layer in kind.layers}
     yield ParameterSpec(name=f"{EMBEDDING}.weight", shape=(arch.vocab, arch.dim), decays=False)
     for layer in range(arch.layers):
-        yield from (_of_layer(parameter, layer) for parameter in block)
+        yield from (_of_layer(parameter, layer) for parameter in blocks[layer])
     yield ParameterSpec(name="norm.weight", shape=(arch.dim,), decays=False)
     if not arch.tie_embeddings:
         yield ParameterSpec(name=f"{HEAD}.weight", shape=(arch.vocab, arch.dim), decays=True)
 
 
-def block_parameters(arch: Architecture) -> Iterator[ParameterSpec]:
-    """The parameters of one block, the first."""
-    return (_of_layer(parameter, 0) for parameter in arch.block.parameters(arch))
+def block_parameters(arch: Architecture, layer: int) -> Iterator[ParameterSpec]:
+    """The parameters of the block of one layer."""
+    return (_of_layer(parameter, layer) for parameter in arch.block(layer).parameters(arch))
 
 
 def _of_layer(parameter: BlockParameter, layer: int) -> ParameterSpec:
@@ -164,4 +198,4 @@ def name_in_block(name: str) -> str:
 
 def expert_module(arch: Architecture) -> str:
     """The module of a block whose parameters are the experts'. Raises StopIteration where there are none."""
-    return next(parameter.owner for parameter in arch.block.parameters(arch) if parameter.expert)
+    return next(each.owner for kind in arch.kinds for each in kind.block.parameters(arch) if each.expert)

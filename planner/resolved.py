@@ -1,5 +1,7 @@
 """`Resolved`: a spec with nothing left to choose, which the parts of a plan are made from."""
 
+from collections.abc import Container
+
 from attrs import frozen
 
 from ..dsl.schema.collators import row_link
@@ -14,7 +16,7 @@ from .mesh.layout import Layout
 from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
 from .mesh.stages import Pipeline
-from .model.inventory import checkpoint_bytes
+from .model.inventory import block_tensors, checkpoint_bytes
 from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
 from .units import BYTES
@@ -165,9 +167,10 @@ class Resolved:
     @property
     def whole_gradients(self) -> int:
         """Bytes of the gradients of one rank before they are summed and cut."""
-        blocks = [tensor for tensor in self.inventory.tensors if tensor.name.startswith("layers.0.")]
         ends = [tensor for tensor in self.inventory.tensors if not tensor.name.startswith("layers.")]
-        elements = self.architecture.layers * self.cuts.gathered(blocks) + self.cuts.gathered(ends)
+        elements = self.cuts.gathered(ends)
+        for kind in self.architecture.kinds:
+            elements += len(kind.layers) * self.cuts.gathered(block_tensors(self.inventory, kind.first))
         return BYTES[self.formats.reduce] * elements
 
     @property
@@ -179,6 +182,10 @@ class Resolved:
         """Blocks on each coordinate that are computed again in the backward: of every n neighbours the last."""
         every = self.spec.activation.every
         return [sum((layer + 1) % every == 0 for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
+
+    def matches(self, layers: Container[int]) -> list[int]:
+        """How many of these layers are on each pipeline coordinate."""
+        return [sum(layer in layers for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
 
     def size(self, axis: str) -> int:
         return self.layout.size(axis)

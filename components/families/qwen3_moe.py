@@ -5,20 +5,21 @@ from typing import ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, ExpertTransformer
-from ...dsl.schema.model_config import HARMLESS, KEYS, OFF, ONLY, ConfigKey, ModelConfig, Only, head_width
+from ...dsl.schema.model import FAMILIES, MixedTransformer
+from ...dsl.schema.model_config import HARMLESS, KEYS, MIXED_KEYS, OFF, ONLY, ConfigKey, ModelConfig, head_width
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
 from ...planner.blocks.experts import ExpertsLayer
+from ...planner.blocks.feed_forward import SwiGLULayer
 from ...planner.blocks.norm import pre_norm
 from ...planner.weights.stored import StoredNames
 
 
 @FAMILIES.register()
 @frozen
-class Qwen3Moe(ExpertTransformer):
-    """`model qwen3_moe { … }`: as qwen3, with experts in place of the SwiGLU."""
+class Qwen3Moe(MixedTransformer):
+    """`model qwen3_moe { … }`: as qwen3, with experts in place of the SwiGLU of all blocks or some."""
 
     family: str = named("qwen3_moe")
     has_qk_norm: ClassVar[bool] = True
@@ -33,22 +34,17 @@ class Qwen3Moe(ExpertTransformer):
             ConfigKey("experts_per_token", "num_experts_per_tok", 8),
             ConfigKey("expert_ffn", "moe_intermediate_size", 768),
             ConfigKey("router.normalise", "norm_topk_prob", default=False),
+            *MIXED_KEYS,
         ),
         constant={"qk_norm": True, "shared_experts": 0, "router.score": "softmax"},
-        only={
-            **ONLY,
-            "attention_bias": OFF,
-            "use_sliding_window": OFF,
-            # Every block has experts.
-            "mlp_only_layers": Only((None, [])),
-            "decoder_sparse_step": Only((1,)),
-        },
-        # Of windows, of dense blocks, and of a loss that training adds, whose weight here is `router { aux_loss }`.
-        harmless=HARMLESS
-        | {"sliding_window", "max_window_layers", "intermediate_size", "output_router_logits", "router_aux_loss_coef"},
+        only={**ONLY, "attention_bias": OFF, "use_sliding_window": OFF},
+        # Of windows, and of a loss that training adds, whose weight here is `router { aux_loss }`.
+        harmless=HARMLESS | {"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )
     stored: ClassVar[StoredNames] = StoredNames()
 
     @classmethod
-    def block(cls, arch: Architecture) -> BlockPiece:
-        return pre_norm(AttentionLayer("self_attn", qk_norm=arch.qk_norm), ExpertsLayer("mlp"))
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm)
+        experts, dense = pre_norm(attention, ExpertsLayer("mlp")), pre_norm(attention, SwiGLULayer("mlp"))
+        return tuple(experts if has else dense for has in cls.has_experts(arch))

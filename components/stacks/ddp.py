@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.schema.stacks import STACKS, Stack
 from ...planner.architecture import EMBEDDING, HEAD
-from ...planner.costs.op_trace import CollectiveCall, OpTrace
+from ...planner.costs.op_trace import CollectiveCall
 from ...planner.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ class Ddp(Stack):
 
     def calls(self, run: "Resolved", stages: list["StagePlay"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
         if run.size("replicate") > 1:
-            for size in bucket_sizes(run, stages[0].plays.trace):
+            for size in bucket_sizes(run, stages[0]):
                 yield CollectiveCall("replicate", "all_reduce", self.node(), size), 1
 
 
-def bucket_sizes(run: "Resolved", block: OpTrace) -> list[int]:
+def bucket_sizes(run: "Resolved", stage: "StagePlay") -> list[int]:
     """Bytes of every bucket of a step: what is ready first in a small one, the rest in larger ones. A bucket is full
-    when it has reached its limit. block: the trace of one."""
+    when it has reached its limit. stage: the whole model."""
     width, buckets, filled, limit = BYTES[run.formats.params], [], 0, FIRST
-    for elements in _as_they_come(run, block):
+    for elements in _as_they_come(run, stage):
         filled += elements * width
         if filled >= limit:
             buckets.append(filled)
@@ -61,9 +61,13 @@ def bucket_sizes(run: "Resolved", block: OpTrace) -> list[int]:
     return [*buckets, filled] if filled else buckets
 
 
-def _as_they_come(run: "Resolved", trace: OpTrace) -> list[int]:
+def _as_they_come(run: "Resolved", stage: "StagePlay") -> list[int]:
     """Elements of all parameters in the order in which their gradients are ready: from the head to the embedding."""
     sizes = {tensor.name: tensor.size for tensor in run.inventory.tensors}
     head = [sizes[f"{HEAD}.weight"]] if f"{HEAD}.weight" in sizes else []
-    blocks = [sizes[f"layers.0.{name}"] for name in reversed(trace.parameters)] * run.architecture.layers
+    blocks = [
+        sizes[f"layers.{block.layer}.{name}"]
+        for block, _ in reversed(stage.blocks)
+        for name in reversed(block.trace.parameters)
+    ]
     return [*head, sizes["norm.weight"], *blocks, sizes[f"{EMBEDDING}.weight"]]

@@ -17,7 +17,7 @@ from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import did_you_mean
 from ..evaluation.sections import Label, Section, SectionEntry
-from ..evaluation.values import FAILED, Called, Value, ValueStep, Word, is_number
+from ..evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
 from ..schema.model import FAMILIES, Model, ModelFolder
 from ..schema.model_config import (
     CONTEXT,
@@ -278,9 +278,12 @@ class _Reading:
                 f"{' and '.join(f'`{each}`' for each in key.names)} of {self.source.path} are one setting and differ"
             )
             self.diagnostics.error("X522", message, entry.span, hint="keep the one that is meant")
+        config = {name: entry.value for name, entry in self.entries.items()}
+        if key.when is not None and not key.when(config):
+            return
         value = key.default if entry is None else key.null if entry.value is None else entry.value
         if callable(value):
-            value = value({name: entry.value for name, entry in self.entries.items()})
+            value = value(config)
             if value is None:  # what it is computed of is wrong, and said to be
                 self.section.lost.add(key.setting)
                 return
@@ -395,7 +398,8 @@ class _Reading:
         section = self.section if not block else self.section.block(block)
         span = entry.span if entry is not None else self.entries["model_type"].span
         step = ValueStep("config", key if entry is not None else f"the default of {self.config.model_type}", span)
-        theirs = Value(value, span, (step,))
+        items = Items(tuple(Value(each, span) for each in value)) if isinstance(value, list) else value
+        theirs = Value(items, span, (step,))
         written = section.entries.get(name)
         if written is None or written.value.data is AUTO:
             section.entries[name] = SectionEntry(span, theirs)
@@ -434,6 +438,8 @@ def _agree(written: Value, theirs: Value) -> bool:
     """Whether two values are the same, or are of different types, which is reported where a setting is converted."""
     ours, other = written.data, theirs.data
     ours = ours.text if isinstance(ours, Word) else ours
+    if isinstance(ours, Items) and isinstance(other, Items):
+        return [each.data for each in ours.values] == [each.data for each in other.values]
     same_kind = (is_number(ours) and is_number(other)) or type(ours) is type(other)
     return not same_kind or ours == other
 

@@ -65,6 +65,11 @@ PAGES: Final = (
         What dynamic computes beyond `original` depends on the length of each text, so rows are not longer than that.
         """, "model llama { dim = 192, layers = 4, heads = 6, rope { scaling = llama3, factor = 8 } }",
         "model llama { dim = 192, layers = 4, heads = 6, rope { scaling = llama3, factor = 8, original = 8192 } }"),
+    CodePage("X433", "blocks without experts that do not fit", """
+        `dense_layers` and `expert_every` say which blocks of a model with experts have none. Blocks are counted from 0,
+        and at least one has experts.
+        """, "model qwen3_moe { dim = 192, layers = 4, heads = 6, experts = 8, dense_layers = [4] }",
+        "model qwen3_moe { dim = 192, layers = 4, heads = 6, experts = 8, dense_layers = [3] }"),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),

@@ -10,7 +10,7 @@ from .component import Component, Registry
 from .model_config import ModelConfig
 from .names import file_path
 from .rope import Rope
-from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, settings_of
+from .setting import AUTO, Auto, Role, at_least, is_unspoken, label, not_negative, positive, setting, settings_of
 
 FAMILIES: Final = Registry["Model"]("model", "families", key="family")
 FFN_MULTIPLE: Final = 64
@@ -83,9 +83,14 @@ class Model(Component):
 
     @classmethod
     def block(cls, arch: Any) -> Any:
-        """The decoder block, which all layers share, as pieces (`planner/blocks`): its parameters, what it costs and
-        its modules follow from them. arch: the `Architecture` of the plan."""
+        """The decoder block that all layers share, as pieces (`planner/blocks`): its parameters, what it costs and its
+        modules follow from them. arch: the `Architecture` of the plan."""
         raise NotImplementedError
+
+    @classmethod
+    def blocks(cls, arch: Any) -> tuple[Any, ...]:
+        """The decoder block of every layer; a family whose layers differ says them one by one."""
+        return (cls.block(arch),) * arch.layers
 
     def composed(self, arch: Any, report: Callable[[Any], None]) -> dict[str, Any]:
         """What a plan has to say of its block beside the settings, as JSON. report: takes the `BodyError` of one of
@@ -100,6 +105,10 @@ class Model(Component):
         """The settings that change nothing beside the others, whatever the run: why, and what to do."""
         return {}
 
+    def unfit(self) -> tuple[str, str, str] | None:
+        """Which settings do not fit each other: the setting at fault, what is wrong, and what to do."""
+        return None
+
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
         """The settings of the experiment as JSON, those of `router` with `router_` before their names, and the reasons
         of those that were `auto`. Those that do not follow from the model alone are left out."""
@@ -110,13 +119,14 @@ class Model(Component):
             value = getattr(self, attribute.name)
             if meta.role is not Role.EXPERIMENT or (isinstance(value, Auto) and name not in derived):
                 continue
+            if is_unspoken(attribute, meta, value):
+                continue
             if isinstance(value, Auto):
                 values[name], reasons[name] = derived[name]
             elif isinstance(value, Rope):
-                if scaled := value.resolved():
-                    values[name] = scaled
-                    if "attention_factor" in scaled and isinstance(value.attention_factor, Auto):
-                        reasons[f"{name}.attention_factor"] = f"0.1 · ln(factor {value.factor:g}) + 1"
+                values[name] = value.resolved()
+                if "attention_factor" in values[name] and isinstance(value.attention_factor, Auto):
+                    reasons[f"{name}.attention_factor"] = f"0.1 · ln(factor {value.factor:g}) + 1"
             elif isinstance(value, Router):
                 values |= {f"{name}_{inner}": getattr(value, inner) for inner in attrs.fields_dict(Router)}
             else:
@@ -210,6 +220,8 @@ class ExpertTransformer(TransformerSettings):
     )
     router: Router = setting("how tokens choose experts", default=Router())
 
+    has_dense: ClassVar[Any] = False
+    """Whether some blocks have a SwiGLU of width `ffn` in place of experts."""
     resuming: ClassVar[Mapping[str, Resuming]] = {
         **TransformerSettings.resuming,
         **dict.fromkeys(("experts", "expert_ffn", "shared_experts"), "shape"),
@@ -225,7 +237,7 @@ class ExpertTransformer(TransformerSettings):
 
     def idle(self) -> dict[str, tuple[str, str]]:
         found = super().idle()
-        if not isinstance(self.expert_ffn, Auto):
+        if not isinstance(self.expert_ffn, Auto) and not self.has_dense:
             why = f"every block has experts, and expert_ffn gives their width, {self.expert_ffn:,}"
             found["ffn"] = (why, "remove it")
         if self.router.bias_speed and self.experts_per_token >= self.experts:
@@ -235,12 +247,56 @@ class ExpertTransformer(TransformerSettings):
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
         values, reasons = super().resolved()
-        if not isinstance(self.expert_ffn, Auto):  # no layer has the width `ffn`, whatever was written
+        if (
+            not isinstance(self.expert_ffn, Auto) and not self.has_dense
+        ):  # no layer has the width `ffn`, whatever was written
             values["ffn"] = default_ffn(self.dim)
             reasons.pop("ffn", None)
         if self.experts_per_token >= self.experts:  # biases decide who is chosen: where all are, they do nothing
             values["router_bias_speed"] = 0.0
         return values, reasons
+
+
+@frozen
+class MixedTransformer(ExpertTransformer):
+    """The settings of every family of which some blocks may have a SwiGLU in place of experts."""
+
+    expert_every: int = setting(
+        "of so many neighbouring blocks the last one has experts, the others a SwiGLU of width ffn",
+        default=1,
+        check=at_least(1),
+        added=True,
+    )
+    dense_layers: tuple[int, ...] = setting(
+        "numbers of blocks that have a SwiGLU of width ffn all the same; the first block is 0",
+        default=(),
+        check=not_negative,
+        added=True,
+    )
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **ExpertTransformer.resuming,
+        **dict.fromkeys(("expert_every", "dense_layers"), "shape"),
+    }
+
+    @property
+    def has_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.expert_every > 1 or bool(self.dense_layers)
+
+    @classmethod
+    def has_experts(cls, arch: Any) -> list[bool]:
+        """Of each layer of an `Architecture`, whether its block has experts."""
+        every, dense = arch.own.get("expert_every", 1), arch.own.get("dense_layers", ())
+        return [layer not in dense and (layer + 1) % every == 0 for layer in range(arch.layers)]
+
+    def unfit(self) -> tuple[str, str, str] | None:
+        beyond = [layer for layer in self.dense_layers if layer >= self.layers]
+        if beyond:
+            message = f"there is no block {beyond[0]}: the {self.layers} blocks are 0 to {self.layers - 1}"
+            return "dense_layers", message, "name blocks that there are"
+        if all(layer in self.dense_layers or (layer + 1) % self.expert_every for layer in range(self.layers)):
+            name = "expert_every" if self.expert_every > self.layers else "dense_layers"
+            return name, "no block has experts", "leave experts to one block at least, or take a family without"
+        return None
 
 
 def expert_families() -> list[str]:

@@ -19,7 +19,7 @@ class ConfigKey:
 
     default: where the key is absent, as the class of transformers has it; null: where it is null. Either may be
     computed from the other keys, and REFUSED says that there is none. also: another name of the key, of other versions
-    of transformers.
+    of transformers. when: whether the model computes anything with it, by the other keys; None: always.
     """
 
     setting: str
@@ -27,6 +27,7 @@ class ConfigKey:
     default: Any = REFUSED
     null: Any = REFUSED
     also: str = ""
+    when: Callable[[Config], bool] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,6 +98,12 @@ ROPE_NEEDED: Final = ("factor", "low", "high")  # of those that a scaling reads
 ROPE_WEIGHTS: Final = ("mscale", "mscale_all_dim")
 CONTEXT: Final = "max_position_embeddings"
 
+
+def has_dense_blocks(config: Config) -> bool:
+    """Whether some blocks have no experts, as qwen2_moe and qwen3_moe say it."""
+    return bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step", 1) != 1
+
+
 # Of every family.
 KEYS: Final = (
     ConfigKey("dim", "hidden_size"),
@@ -113,6 +120,12 @@ ONLY: Final = {
     "is_encoder_decoder": OFF,
     "chunk_size_feed_forward": Only((0,)),
 }
+# Of families in which some blocks may have no experts.
+MIXED_KEYS: Final = (
+    ConfigKey("expert_every", "decoder_sparse_step", 1),
+    ConfigKey("dense_layers", "mlp_only_layers", default=[], null=[]),
+    ConfigKey("ffn", "intermediate_size", when=has_dense_blocks),
+)
 # Names, versions, formats, tokens of generation, and what a forward gives back beside its logits.
 HARMLESS: Final = frozenset((
     "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id",

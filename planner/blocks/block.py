@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 import attrs
 from attrs import frozen
 
-from ...dsl.schema.model import Model, TransformerSettings
+from ...dsl.schema.model import ExpertTransformer, Model, TransformerSettings
 from ..architecture import Architecture, BlockParameter
 from ..costs.op_trace import TracedTensor
 
@@ -65,6 +65,11 @@ class BlockPiece:
         """Name → shape of the tensors beside parameters that a checkpoint has."""
         return {name: shape for layer in self.layers() for name, shape in layer.buffers(arch).items()}
 
+    @property
+    def routes(self) -> bool:
+        """Whether it has experts."""
+        return any(issubclass(layer.settings, ExpertTransformer) for layer in self.layers())
+
 
 @frozen
 class Layer(BlockPiece):
@@ -94,6 +99,10 @@ class Layer(BlockPiece):
 
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
         return {}
+
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        """What tells it from layers of the same name in other blocks of the model, for people."""
+        return ()
 
 
 @frozen

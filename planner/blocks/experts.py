@@ -57,6 +57,9 @@ class ExpertsLayer(Layer):
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
         return {f"{self.name}.gate.e_score_correction_bias": [arch.experts]} if arch.router_bias_speed else {}
 
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        return (f"{arch.experts} experts of {arch.expert_ffn}, {arch.experts_per_token} a token",)
+
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         """From the normed residual stream to what is added to it."""
         spread = bool(on.axes.tensor) and not on.axes.sequence

@@ -22,6 +22,9 @@ class SwiGLULayer(Layer):
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True)
 
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        return (f"ffn {arch.ffn}",)
+
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         return on.row_parallel_output(trace_swiglu(on, on.column_parallel_input(x), self.name, on.local.tokens))
 

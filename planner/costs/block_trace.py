@@ -5,7 +5,7 @@ from math import prod
 
 from attrs import frozen
 
-from ..architecture import block_parameters
+from ..architecture import block_parameters, name_in_block
 from ..resolved import Resolved
 from .local import Local
 from .op_trace import CP, TP, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
@@ -37,15 +37,14 @@ def axes_of(run: Resolved) -> BlockAxes:
     )
 
 
-def block_trace(run: Resolved, local: Local, experts: FsdpUnit | None) -> OpTrace:
-    """One block; `experts`: the FSDP unit of its experts, if they are one."""
-    prefix = "layers.0."
+def block_trace(run: Resolved, local: Local, layer: int, experts: FsdpUnit | None) -> OpTrace:
+    """The block of one layer; `experts`: the FSDP unit of its experts, if they are one."""
     shapes = {
-        parameter.name.removeprefix(prefix): run.cuts.gathered_shape(parameter)
-        for parameter in block_parameters(run.architecture)
+        name_in_block(parameter.name): run.cuts.gathered_shape(parameter)
+        for parameter in block_parameters(run.architecture, layer)
     }
     trace = OpTrace(TracedTensor(local.stream, local.stream))
-    run.architecture.block.trace(Tracer(trace, run, local, axes_of(run), experts, shapes), trace.input)
+    run.architecture.block(layer).trace(Tracer(trace, run, local, axes_of(run), experts, shapes), trace.input)
     return trace
 
 

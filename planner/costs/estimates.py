@@ -90,8 +90,9 @@ def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic,
 def _flops(run: Resolved, pp: int) -> int:
     """Of a step on one rank of a coordinate, without what is computed again; its ranks share the work evenly."""
     arch = run.architecture
-    block = 6 * block_matmul_parameters(arch) + 12 * arch.heads * arch.head_dim * run.batch.sequence
-    token = block * run.pipeline.blocks()[pp]
+    token = 12 * arch.heads * arch.head_dim * run.batch.sequence * run.pipeline.blocks()[pp]
+    for kind in arch.kinds:
+        token += 6 * block_matmul_parameters(arch, kind.first) * run.matches(kind.layers)[pp]
     if run.pipeline.holds_last(pp):
         token += 6 * arch.vocab * arch.dim
     return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
@@ -100,12 +101,11 @@ def _flops(run: Resolved, pp: int) -> int:
 def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], list[float]]:
     """Operations of the forward of every stage, and of what its backward computes a second time."""
     by_stage = {each.stage: each for own in stages for each in own}
-    block = sum(op.flops for op in stages[0][0].plays.trace.ops)
     works, again = [], []
     for stage in range(len(run.pipeline.spans)):
         play = by_stage[stage]
         head = 2 * play.local.tokens * play.local.vocab * play.local.dim if play.predicts else 0
-        works.append(float(block * len(play.blocks) + head))
+        works.append(float(sum(op.flops for block, _ in play.blocks for op in block.trace.ops) + head))
         again.append(float(sum(_again(play))))
     return works, again
 
@@ -125,12 +125,13 @@ def _work(run: Resolved, stages: list[list[StagePlay]]) -> Work:
 
 def _again(stage: StagePlay) -> tuple[int, int]:
     """Operations of forwards that the backward of one microbatch runs a second time: of products, of attention."""
-    recompute = stage.plays.recompute
-    if recompute is None:
-        return 0, 0
-    found, blocks = second_run(stage.plays.trace, recompute), sum(stage.blocks)
-    attention = sum(op.flops for op in found if op.attends)
-    return blocks * (sum(op.flops for op in found) - attention), blocks * attention
+    products = attention = 0
+    for (block, again), count in stage.counts.items():
+        if again and block.recompute is not None:
+            found = second_run(block.trace, block.recompute)
+            attention += count * sum(op.flops for op in found if op.attends)
+            products += count * sum(op.flops for op in found if not op.attends)
+    return products, attention
 
 
 # memory that no tensor has -------------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ def gathers_of(run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[Time
     """All-gathers of one step, each with how often."""
     for stage in stages:
         root, blocks = _gathers(run, stage, pp)
-        for unit, axis, node, times in (
-            (stage.root, _dense_axis(run), ROOT, root),
-            (stage.units.dense, _dense_axis(run), FSDP, blocks * len(stage.blocks)),
-            (stage.units.experts, "ep_fsdp", EXPERTS, blocks * len(stage.blocks)),
-        ):
+        units = [(stage.root, _dense_axis(run), ROOT, root)]
+        for (block, _), count in stage.counts.items():
+            units.append((block.units.dense, _dense_axis(run), FSDP, blocks * count))
+            units.append((block.units.experts, "ep_fsdp", EXPERTS, blocks * count))
+        for unit, axis, node, times in units:
             if unit is not None and unit.shards > 1:
                 yield CollectiveCall(axis, "all_gather", node, unit.whole), times
 
@@ -35,21 +35,21 @@ def sums_of(run: Resolved, stages: list[StagePlay]) -> Iterator[Times]:
     """Exchanges of gradients of one step: summed over shards, then over copies of them."""
     times = exchanges(run)
     for stage in stages:
-        blocks = len(stage.blocks)
-        for unit, axis, copies, node, units in (
-            (stage.root, _dense_axis(run), "replicate", ROOT, 1),
-            (stage.units.dense, _dense_axis(run), "replicate", FSDP, blocks),
-            (stage.units.experts, "ep_fsdp", "ep_replicate", EXPERTS, blocks),
-        ):
+        units = [(stage.root, _dense_axis(run), "replicate", ROOT, 1)]
+        for (block, _), count in stage.counts.items():
+            units.append((block.units.dense, _dense_axis(run), "replicate", FSDP, count))
+            units.append((block.units.experts, "ep_fsdp", "ep_replicate", EXPERTS, count))
+        for unit, axis, copies, node, count in units:
             if unit is not None:
-                yield from _exchange(unit, axis, copies, node, times * units)
+                yield from _exchange(unit, axis, copies, node, times * count)
         if run.size("tp") > 1 and run.dense_fsdp:
             width = BYTES[run.formats.compute if times > 1 or _at_once(run) else run.formats.reduce]
             ends = set(stage_end_names(run.architecture, run.pipeline, stage.stage))
             own = [t for t in run.inventory.tensors if t.name in ends]
-            for tensors, units in ((own, 1), (block_tensors(run.inventory), blocks)):
+            blocks = [(block_tensors(run.inventory, block.layer), n) for (block, _), n in stage.counts.items()]
+            for tensors, count in ((own, 1), *blocks):
                 for tensor in partial(run, tensors):
-                    yield CollectiveCall("tp", "all_reduce", "setup.parallel.tp", tensor.size * width), times * units
+                    yield CollectiveCall("tp", "all_reduce", "setup.parallel.tp", tensor.size * width), times * count
 
 
 def exchanges(run: Resolved) -> int:
@@ -62,9 +62,9 @@ def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
     own positions, or on its own heads."""
     whens = ("by_position", "always") if run.spec.parallel.tp.sequence else ("always",)
     arch = run.architecture
-    of_block = {parameter.name for parameter in arch.block.parameters(arch) if parameter.partial in whens}
+    of_blocks = {each.name for kind in arch.kinds for each in kind.block.parameters(arch) if each.partial in whens}
     ends = {"norm.weight"} if "by_position" in whens else set()
-    return [t for t in tensors if (t.name in ends or name_in_block(t.name) in of_block)]
+    return [t for t in tensors if (t.name in ends or name_in_block(t.name) in of_blocks)]
 
 
 def _exchange(unit: FsdpUnit, axis: str, copies: str, node: str, times: int) -> Iterator[Times]:

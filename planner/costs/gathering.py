@@ -14,30 +14,37 @@ from .op_trace import FsdpUnit
 
 
 @frozen
-class Units:
-    """dense: of a block, without its experts where these are a unit. experts: of a block. roots: of each stage, what
-    blocks leave of it. None: FSDP has no part in it."""
+class BlockUnits:
+    """Those of a block. dense: without its experts where these are a unit. None: FSDP has no part in it, or the block
+    no experts."""
 
     dense: FsdpUnit | None
     experts: FsdpUnit | None
-    roots: tuple[FsdpUnit | None, ...]
+
+    @property
+    def all(self) -> tuple[FsdpUnit, ...]:
+        return tuple(unit for unit in (self.dense, self.experts) if unit is not None)
 
 
-def units_of(run: Resolved) -> Units:
-    """The units that the nodes `expert_fsdp`, `fsdp` and `root_fsdp` of a plan make."""
-    block = block_tensors(run.inventory)
-    ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
+def units_of_block(run: Resolved, layer: int) -> BlockUnits:
+    """The units that the nodes `expert_fsdp` and `fsdp` of a plan make of the block of one layer."""
+    block = block_tensors(run.inventory, layer)
     dense = [t for t in block if not t.expert]
     experts = [t for t in block if t.expert]
+    return BlockUnits(
+        dense=_dense_unit(run, dense, reshards=run.reshard) if run.dense_fsdp else None,
+        experts=_expert_unit(run, experts) if run.expert_fsdp and experts else None,
+    )
+
+
+def roots_of(run: Resolved) -> tuple[FsdpUnit | None, ...]:
+    """Of each stage, what blocks leave of it: the units that the node `root_fsdp` makes."""
+    ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
     roots = []
     for stage in range(len(run.pipeline.spans)):
         own = [ends[name] for name in stage_end_names(run.architecture, run.pipeline, stage)]
         roots.append(_dense_unit(run, own, reshards=False) if run.dense_fsdp and own else None)
-    return Units(
-        dense=_dense_unit(run, dense, reshards=run.reshard) if run.dense_fsdp else None,
-        experts=_expert_unit(run, experts) if run.expert_fsdp else None,
-        roots=tuple(roots),
-    )
+    return tuple(roots)
 
 
 def _dense_unit(run: Resolved, tensors: Iterable[ParameterSpec], *, reshards: bool) -> FsdpUnit:

@@ -4,29 +4,33 @@ Counted is the program of `runtime/`: what each of its modules keeps for the bac
 and the order in which the schedule of a pipeline runs forwards and backwards.
 """
 
+from collections.abc import Hashable
+
 from ..mesh.stages import end_names
 from ..model.inventory import block_tensors
 from ..plan import Hardware, Memory
 from ..resolved import Resolved, resolve_save
 from ..units import BYTES
 from .block_trace import block_trace
-from .gathering import units_of
+from .gathering import roots_of, units_of_block
 from .head_memory import ends_of
 from .local import local_of
-from .memory_simulator import Handling, Recompute, Sums
+from .memory_simulator import Handling, Played, Recompute, Sums
 from .piped_memory import play_pipeline
-from .stage_play import Plays, StagePlay
+from .stage_play import BlockPlay, StagePlay
 
 
 def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
     """Memory of the ranks of every pipeline coordinate, each of the rank with the most; without `reserve`."""
-    block = run.cuts.largest(block_tensors(run.inventory))
+    blocks = {}
+    for kind in run.architecture.kinds:
+        blocks |= dict.fromkeys(kind.layers, run.cuts.largest(block_tensors(run.inventory, kind.first)))
     tensors = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
-    width, blocks = BYTES[run.formats.params], run.pipeline.blocks()
-    found = []
+    width, found = BYTES[run.formats.params], []
     for pp, own in enumerate(stages):
         names = end_names(run.architecture, run.pipeline, pp)
-        states = width * (block * blocks[pp] + run.cuts.largest(tensors[name] for name in names))
+        own_blocks = sum(blocks[layer] for layer in run.pipeline.layers(pp))
+        states = width * (own_blocks + run.cuts.largest(tensors[name] for name in names))
         memory = _piped(run, own, pp, states) if run.size("pp") > 1 else _alone(run, own[0], states)
         found.append(memory)
     return found
@@ -34,21 +38,26 @@ def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
 
 def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
     """The stages of every pipeline coordinate."""
-    local, units = local_of(run, cluster), units_of(run)
-    plays = Plays(block_trace(run, local, units.experts), units.dense, recompute_of(run))
+    local, roots, recompute = local_of(run, cluster), roots_of(run), recompute_of(run)
+    plays: dict[int, BlockPlay] = {}
+    for kind in run.architecture.kinds:
+        units = units_of_block(run, kind.first)
+        trace = block_trace(run, local, kind.first, units.experts)
+        plays |= dict.fromkeys(kind.layers, BlockPlay(kind.first, trace, units, recompute))
     ends, every, last = ends_of(run, local), run.spec.activation.every, len(run.pipeline.spans) - 1
-    again = plays.recompute is not None
+    found: dict[Hashable, Played] = {}
 
     def play(pp: int, stage: int) -> StagePlay:
         first, final = run.pipeline.spans[stage]
         return StagePlay(
             stage=stage,
-            plays=plays,
-            units=units,
-            root=units.roots[stage],
+            found=found,
+            root=roots[stage],
             local=local,
             ends=ends,
-            blocks=tuple(again and (layer + 1) % every == 0 for layer in range(first, final + 1)),
+            blocks=tuple(
+                (plays[layer], recompute is not None and (layer + 1) % every == 0) for layer in range(first, final + 1)
+            ),
             embeds=stage == 0,
             predicts=stage == last,
             tied=run.architecture.tie_embeddings,

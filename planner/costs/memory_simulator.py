@@ -84,21 +84,28 @@ def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) 
 
 
 def backward(
-    trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None, handling: Handling, *, first: bool = False
+    trace: OpTrace,
+    unit: FsdpUnit | None,
+    recompute: Recompute | None,
+    handling: Handling,
+    *,
+    behind: FsdpUnit | None,
+    ahead: FsdpUnit | None,
 ) -> Played:
     """Play the backward of a block; alive before: what it kept, and the gradient of its output.
 
-    With FSDP also the buffer that the unit was gathered in early, and, unless it is the first, that of an exchange.
+    With FSDP also the buffer that the unit was gathered in early, and, unless it is the first, that of the exchange of
+    `behind`, whose backward was the last one. ahead: the unit whose backward is next.
     """
     inner = next((op.closes for op in trace.ops if op.closes is not None), None)
-    player = _Player(handling, buffer=0 if unit is None or first else unit.buffer)
-    player.gather_again(unit, inner or unit)
+    player = _Player(handling, buffer=0 if behind is None else behind.buffer)
+    player.gather_again(unit, inner or ahead)
     later = {id(trace.input)}  # freed at the end
     if recompute is not None:
         later |= {id(value) for value in _stored(trace, recompute)}
         stays = {id(value) for op in trace.ops for value in op.keeps} | later
-        player.run(_until_last_keeper(trace), stays, known=later, again=True, follower=unit)
-    player.run_back(trace, later, unit if recompute is None else None)
+        player.run(_until_last_keeper(trace), stays, known=later, again=True, follower=ahead)
+    player.run_back(trace, later, ahead if recompute is None else None)
     player.exchange(unit)
     player.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
     return Played(player.peak, player.live)

@@ -1,25 +1,26 @@
 """`StagePlay`: forward and backward of one microbatch through one stage of the model, in bytes alive."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from attrs import define, field, frozen
+from attrs import frozen
 
-from .gathering import Units
+from .gathering import BlockUnits
 from .head_memory import Ends
 from .local import Local
 from .memory_simulator import Handling, Played, Recompute, backward, bytes_for_backward, exchange, forward
 from .op_trace import FsdpUnit, OpTrace, TracedOp
 
 
-@define
-class Plays:
-    """A block, and plays of it and of stages, each made once."""
+@frozen(eq=False)
+class BlockPlay:
+    """A block as those of one kind of layers are. layer: the first of them."""
 
+    layer: int
     trace: OpTrace
-    unit: FsdpUnit | None
+    units: BlockUnits
     recompute: Recompute | None
-    _found: dict[tuple[Hashable, ...], Played] = field(factory=dict)
 
     @property
     def owners(self) -> list[TracedOp]:
@@ -30,42 +31,44 @@ class Plays:
         return bytes_for_backward(self.trace, self.recompute if again else None)
 
     def forward(self, again: bool) -> Played:
+        return forward(self.trace, self.units.dense, self.recompute if again else None)
+
+    def backward(self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None) -> Played:
         how = self.recompute if again else None
-        return self.once(("block", again), lambda: forward(self.trace, self.unit, how))
-
-    def backward(self, again: bool, handling: Handling, first: bool) -> Played:
-        how = self.recompute if again else None
-        play = partial(backward, self.trace, self.unit, how, handling, first=first)
-        return self.once(("block", again, handling, first), play)
-
-    def once(self, key: tuple[Hashable, ...], play: Callable[[], Played]) -> Played:
-        """What `play` gives, for each key played once."""
-        if key not in self._found:
-            self._found[key] = play()
-        return self._found[key]
+        return backward(self.trace, self.units.dense, how, handling, behind=behind, ahead=ahead)
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class StagePlay:
     """One stage on a rank.
 
-    blocks: whether each is computed again in the backward. embeds, predicts: it has an end of the model. What it takes
-    from other stages, and gradients it takes, lie in buffers that stay. beside, behind: the next stage, or the one
-    before, is on the same rank, and what is passed on takes the place of such a buffer.
+    blocks: each, and whether it is computed again in the backward. found: plays of blocks and of stages, each made
+    once. embeds, predicts: it has an end of the model. What it takes from other stages, and gradients it takes, lie in
+    buffers that stay. beside, behind: the next stage, or the one before, is on the same rank, and what is passed on
+    takes the place of such a buffer.
     """
 
     stage: int
-    plays: Plays
-    units: Units
+    found: dict[Hashable, Played]
     root: FsdpUnit | None
     local: Local
     ends: Ends
-    blocks: tuple[bool, ...]
+    blocks: tuple[tuple[BlockPlay, bool], ...]
     embeds: bool
     predicts: bool
     tied: bool
     beside: bool = False
     behind: bool = False
+
+    @property
+    def counts(self) -> Counter[tuple[BlockPlay, bool]]:
+        """How many blocks of each kind there are, apart those that are computed again."""
+        return Counter(self.blocks)
+
+    def _once(self, key: Hashable, play: Callable[[], Played]) -> Played:
+        if key not in self.found:
+            self.found[key] = play()
+        return self.found[key]
 
     @property
     def rotation(self) -> int:
@@ -79,35 +82,38 @@ class StagePlay:
     @property
     def unsharded(self) -> int:
         """Gathered parameters, as many as are alive at once."""
-        dense, experts = self.units.dense, self.units.experts
-        block = sum(unit.whole for unit in (dense, experts) if unit is not None)
-        count = 1 if dense is not None and dense.reshards else len(self.blocks)
-        return (self.root.whole if self.root is not None else 0) + block * count
+        blocks = [sum(unit.whole for unit in block.units.all) for block, _ in self.blocks]
+        alive = max(blocks) if self._reshards else sum(blocks)
+        return (self.root.whole if self.root is not None else 0) + alive
 
     @property
     def resident(self) -> int:
         """Those of them that stay from the forward of a microbatch to its backward."""
-        dense = self.units.dense
         root = self.root.whole if self.root is not None else 0
-        return root if dense is None or dense.reshards else self.unsharded
+        return root if self._reshards is not False else self.unsharded
+
+    @property
+    def _reshards(self) -> bool | None:
+        """Whether blocks let go of gathered parameters; None where nothing is gathered."""
+        dense = self.blocks[0][0].units.dense
+        return None if dense is None else dense.reshards
 
     @property
     def unreduced(self) -> int:
         """Gradients of all units, whole, in the format they are summed in."""
-        dense, experts = self.units.dense, self.units.experts
-        block = sum(unit.summed for unit in (dense, experts) if unit is not None)
-        return (self.root.summed if self.root is not None else 0) + block * len(self.blocks)
+        blocks = sum(unit.summed for block, _ in self.blocks for unit in block.units.all)
+        return (self.root.summed if self.root is not None else 0) + blocks
 
     @property
     def captured(self) -> int:
         """Gradients that the first part of a split backward leaves for the second: of what matrices and norms give."""
-        return len(self.blocks) * sum(op.outputs[0].gradient for op in self.plays.owners)
+        return sum(op.outputs[0].gradient for block, _ in self.blocks for op in block.owners)
 
     def inputs_only(self, handling: Handling) -> Played:
         """The first part of a split backward: everything stays that it meets, and the gradient of what went in."""
         if self.embeds:
             return Played(0, 0)  # torch leaves all of it to the second part
-        weights = len(self.blocks) * sum(op.weights for op in self.plays.owners)
+        weights = sum(op.weights for block, _ in self.blocks for op in block.owners)
         passed = 0 if self.behind else self.local.stream
         peak = self.captured + max(0, self.backward(handling).peak - weights)
         return Played(peak, self.captured + passed)
@@ -117,17 +123,18 @@ class StagePlay:
         whole = self.backward(handling)
         if self.embeds:
             return whole
-        each = self.plays.saved_bytes(False) - self.plays.trace.input.size
-        again = sum(self.blocks) * (len(self.plays.owners) - 3) * each
-        return Played(max(0, whole.peak) + again, whole.net - self.captured)
+        more = 0
+        for (block, again), count in self.counts.items():
+            more += count * again * (len(block.owners) - 3) * (block.saved_bytes(False) - block.trace.input.size)
+        return Played(max(0, whole.peak) + more, whole.net - self.captured)
 
     def forward(self) -> Played:
         """net: what one microbatch leaves for its backward, the loss included."""
-        return self.plays.once(("forward", *self._kind), self._forward)
+        return self._once(("forward", *self._kind), self._forward)
 
     def backward(self, handling: Handling) -> Played:
         """Alive before is what the forward left."""
-        return self.plays.once(("backward", handling, *self._kind), lambda: self._backward(handling))
+        return self._once(("backward", handling, *self._kind), lambda: self._backward(handling))
 
     @property
     def _kind(self) -> tuple[Hashable, ...]:
@@ -138,20 +145,20 @@ class StagePlay:
         stream, live, peak = self.local.stream, self.rotation, 0
         if self.embeds:
             live += stream + self.ends.embedded
-        for again in self.blocks:
-            played = self.plays.forward(again)
+        for block, again in self.blocks:
+            played = self._once((block, again), partial(block.forward, again))
             peak = max(peak, live + played.peak)
             live += played.net
         if self.predicts:
-            last = self.units.experts or self.units.dense  # what was gathered last, in its buffer
-            peak = max(peak, live + self.ends.forward + (last.flat if last is not None else 0))
+            last = self.blocks[-1][0].units.all[-1:]  # what was gathered last, in its buffer
+            peak = max(peak, live + self.ends.forward + sum(unit.flat for unit in last))
             live += self.ends.saved + self.ends.loss
         elif self.beside:
             live -= stream
         return Played(max(peak, live), live)
 
     def _backward(self, handling: Handling) -> Played:
-        stream, live, peak, unit = self.local.stream, 0, 0, self.units.dense
+        stream, live, peak = self.local.stream, 0, 0
         in_place = handling.again and not handling.casts and handling.sums != "each"
         if self.predicts:
             peak = self.ends.backward
@@ -159,11 +166,18 @@ class StagePlay:
             live -= stream + (self.ends.weight if in_place else 0)
         else:
             live += stream  # the gradient lies in a buffer that stays
-        early = unit.flat if unit is not None and unit.reshards else 0
-        for number, again in enumerate(reversed(self.blocks)):
-            played = self.plays.backward(again, handling, not number)
+        units = [block.units.dense for block, _ in self.blocks]
+        # The buffers that the first unit to go backwards, and the last, were gathered in early.
+        early, late = (unit.flat if unit is not None and unit.reshards else 0 for unit in (units[-1], units[0]))
+        for place in reversed(range(len(units))):
+            block, again = self.blocks[place]
+            behind = units[place + 1] if place + 1 < len(units) else None
+            ahead = units[max(0, place - 1)]
+            key = (block, again, handling, behind, ahead)
+            played = self._once(key, partial(block.backward, again, handling, behind, ahead))
             peak = max(peak, live + early + played.peak)
             live += played.net
+        live += early - late
         if self.embeds:
             peak = max(peak, live + self.ends.start)
             live += (0 if in_place or (self.tied and self.predicts) else self.ends.embedding) - self.ends.embedded
@@ -172,14 +186,13 @@ class StagePlay:
         live -= stream + self.rotation
         if not self.predicts and not self.beside:
             live -= stream
-        last = exchange(self.root, unit.buffer if unit is not None else 0, handling)
+        last = exchange(self.root, units[0].buffer if units[0] is not None else 0, handling)
         return Played(max(peak, live + last.peak), live + last.net)
 
     def reduce(self) -> Played:
         """The exchange of all gradients of a stage of a pipeline at the end, unit by unit."""
         live = peak = buffer = 0
-        dense, experts = self.units.dense, self.units.experts
-        for unit in (self.root, *(unit for _ in self.blocks for unit in (dense, experts))):
+        for unit in (self.root, *(unit for block, _ in self.blocks for unit in block.units.all)):
             if unit is not None:
                 live -= unit.whole + buffer
                 peak = max(peak, live + unit.buffer)

@@ -70,15 +70,14 @@ def _calls_of_coordinate(run: Resolved, stages: list[StagePlay], pp: int) -> Col
 
 def _blocks(calls: CollectiveCounts, stage: StagePlay, count: int, split: bool) -> None:
     """The traces of all blocks, forward, backward, and where a block is computed again."""
-    trace, recompute = stage.plays.trace, stage.plays.recompute
-    blocks, again = len(stage.blocks), sum(stage.blocks)
-    for op in trace.ops:
-        calls.add_all((*op.calls, *op.back_calls), count * blocks)
-    if recompute is not None and again:
-        # A split backward goes through a block once for its input, and once for each of its parameters' owners.
-        runs = 1 + len(stage.plays.owners) if split else 1
-        for op in second_run(trace, recompute):
-            calls.add_all(op.calls, count * again * runs)
+    for (block, again), blocks in stage.counts.items():
+        for op in block.trace.ops:
+            calls.add_all((*op.calls, *op.back_calls), count * blocks)
+        if again and block.recompute is not None:
+            # A split backward goes through a block once for its input, and once for each of its parameters' owners.
+            runs = 1 + len(block.owners) if split else 1
+            for op in second_run(block.trace, block.recompute):
+                calls.add_all(op.calls, count * blocks * runs)
 
 
 def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:

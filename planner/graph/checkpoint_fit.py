@@ -37,10 +37,10 @@ class CheckpointMismatch:
 def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
-    buffers = arch.block.buffers(arch)
+    buffers = {layer: kind.block.buffers(arch) for kind in arch.kinds for layer in kind.layers}
     return {
         "tensors": {tensor.name: list(tensor.shape) for tensor in plan.parameters.tensors},
-        "buffers": {f"layers.{layer}.{name}": shape for name, shape in buffers.items() for layer in range(arch.layers)},
+        "buffers": {f"layers.{n}.{name}": shape for n in sorted(buffers) for name, shape in buffers[n].items()},
         "model": arch.to_json(),
         "params": build["params"],
         "optimizer": _optimizer(plan.node("setup.optimizer").args),
@@ -145,7 +145,7 @@ def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     if _family(before) is None:
         return False
     one, other = (Architecture.from_values(model) for model in (before, after))
-    return one.block == other.block
+    return one.kinds == other.kinds
 
 
 def setting_path(name: str) -> str:

@@ -102,7 +102,10 @@ def _owners(run: Resolved, pattern: str) -> list[int]:
     """How many modules on each pipeline coordinate a rule of tensor parallelism means."""
     pipeline = run.pipeline
     if pattern.startswith(BLOCKS):
-        return pipeline.blocks()
+        owner = pattern.removeprefix(f"{BLOCKS}.")
+        arch = run.architecture
+        having = [kind for kind in arch.kinds if any(each.owner == owner for each in kind.block.parameters(arch))]
+        return run.matches({layer for kind in having for layer in kind.layers})
     tied = run.architecture.tie_embeddings
     found = []
     for pp in range(run.size("pp")):
@@ -132,7 +135,7 @@ def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
     if size == 1:
         return last
     does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
-    args = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}", "matches": run.pipeline.blocks()}
+    args = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}", "matches": run.matches(arch.expert_layers)}
     return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
 
 
@@ -151,8 +154,10 @@ def _activation(graph: Builder, run: Resolved, last: str) -> str:
 def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
     if run.spec.activation.mode == "none" or run.layout.ep == 1:
         return last
-    args = {"matches": run.recomputed}
-    blocks = plural(sum(run.recomputed), "block")
+    every = run.spec.activation.every
+    matches = run.matches([layer for layer in run.architecture.expert_layers if (layer + 1) % every == 0])
+    args = {"matches": matches}
+    blocks = plural(sum(matches), "block")
     does = f"of {blocks}, send tokens in the backward to the experts they were sent to in the forward"
     return graph.add("setup", "setup.routing_replay", does, args=args, after=((last, "model"),))
 

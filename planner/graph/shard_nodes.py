@@ -20,17 +20,15 @@ def add_fsdp(graph: Builder, run: Resolved, last: str) -> str:
 def _expert_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     if not run.expert_fsdp:
         return last
-    cuts, layers = run.cuts, run.architecture.layers
+    layers = run.architecture.expert_layers
     axes = run.wide("ep_replicate", "ep_fsdp")
-    experts = [t for t in block_tensors(run.inventory) if t.expert]
     args = {
         "pattern": f"layers.*.{expert_module(run.architecture)}",
-        "matches": run.pipeline.blocks(),
-        "dimension": cuts.expert_dimension,
+        "matches": run.matches(layers),
+        "dimension": run.cuts.expert_dimension,
         **_policy(run, run.reshard),
     }
-    does = f"shard experts of {plural(layers, 'block')}"
-    does += _cut_text(run, axes, cuts.gathered(experts), cuts.largest(experts))
+    does = f"shard experts of {plural(len(layers), 'block')}" + _cut_text(run, axes, experts=True)
     return graph.add("setup", "setup.parallel.expert_fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
@@ -46,24 +44,28 @@ def _dense_axes(run: Resolved) -> tuple[str, ...]:
 def _fsdp(graph: Builder, run: Resolved, last: str) -> str:
     if not run.dense_fsdp:
         return last
-    axes, cuts, layers = _dense_axes(run), run.cuts, run.architecture.layers
-    dense = [t for t in block_tensors(run.inventory) if not t.expert]
+    axes, layers = _dense_axes(run), run.architecture.layers
     args = {"pattern": "layers.*", "matches": run.pipeline.blocks(), **_policy(run, run.reshard)}
-    does = f"shard {plural(layers, 'block')}" + _cut_text(run, axes, cuts.gathered(dense), cuts.largest(dense))
+    does = f"shard {plural(layers, 'block')}" + _cut_text(run, axes, experts=False)
     if not axes and run.expert_fsdp:
         does = f"make units of {plural(layers, 'block')}, in which the experts sum their gradients once a step"
     return graph.add("setup", "setup.parallel.fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
-def _cut_text(run: Resolved, axes: tuple[str, ...], before: int, after: int) -> str:
-    """What cutting does to the blocks of one pipeline rank, `before` and `after` elements a block."""
-    blocks, width = max(run.pipeline.blocks()), BYTES[run.formats.params]
+def _cut_text(run: Resolved, axes: tuple[str, ...], *, experts: bool) -> str:
+    """What cutting does to the blocks of one pipeline rank, of those with the most: to their experts, or the rest."""
     host = ", in host memory" if run.spec.parallel.fsdp.offload else ""
     if not axes:
         if run.formats.compute == run.formats.params:
             return host.replace(",", ":", 1)
         return f": computed in {run.formats.compute}, kept in {run.formats.params}{host}"
-    whole, piece = (bytes_text(elements * blocks * width) for elements in (before, after))
+    cuts, width, sizes = run.cuts, BYTES[run.formats.params], {}
+    for kind in run.architecture.kinds:
+        tensors = [t for t in block_tensors(run.inventory, kind.first) if t.expert == experts]
+        sizes |= dict.fromkeys(kind.layers, (cuts.gathered(tensors), cuts.largest(tensors)))
+    elements = [[sizes[layer] for layer in run.pipeline.layers(pp)] for pp in range(run.size("pp"))]
+    most = max(tuple(map(sum, zip(*each, strict=True))) for each in elements)
+    whole, piece = (bytes_text(each * width) for each in most)
     return f" over {run.product(axes)}: {whole} → {piece} a rank{host}, gradients summed in {run.formats.reduce}"
 
 

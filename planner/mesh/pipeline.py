@@ -10,7 +10,7 @@ from ..model.inventory import block_matmul_parameters
 from ..schedule.arithmetic import Arithmetic
 from .layout import Layout
 from .mesh import nearest_multiples
-from .stages import Pipeline, balance, pipeline_of
+from .stages import Pipeline, balance, balance_unequal, pipeline_of
 
 SINGLE = ("gpipe", "1f1b")  # one stage on a rank
 TWO_STAGES = ("interleaved_1f1b", "zbv")  # two stages on a rank, unless others are asked for
@@ -42,8 +42,13 @@ def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found:
         return StageAssignment(
             pipeline=pipeline_of([1] * stages, size, spec.parallel.pp.schedule), stages_per_rank=each
         )
-    embedding, head = _costs(spec, architecture, reasons)
-    even = balance(architecture.layers, stages, embedding, head)
+    weights = _weights(architecture)
+    embedding, head = _costs(spec, architecture, weights, reasons)
+    if min(weights) == max(weights):
+        even = balance(architecture.layers, stages, embedding, head)
+    else:
+        mean = sum(weights) / len(weights)
+        even = balance_unequal([each / mean for each in weights], stages, embedding, head)
     counts = _counts(spec, architecture, even, each, reasons, found)
     return StageAssignment(
         pipeline=pipeline_of(counts, size, spec.parallel.pp.schedule), stages_per_rank=each, reasons=reasons
@@ -71,15 +76,26 @@ def _stages_per_rank(spec: Spec, reasons: dict[str, tuple[object, str]], found: 
     return each
 
 
-def _costs(spec: Spec, architecture: Architecture, reasons: dict[str, tuple[object, str]]) -> tuple[float, float]:
+def _weights(architecture: Architecture) -> list[int]:
+    """The weights of every layer that a token is multiplied with."""
+    found = {}
+    for kind in architecture.kinds:
+        found |= dict.fromkeys(kind.layers, block_matmul_parameters(architecture, kind.first))
+    return [found[layer] for layer in range(architecture.layers)]
+
+
+def _costs(
+    spec: Spec, architecture: Architecture, weights: list[int], reasons: dict[str, tuple[object, str]]
+) -> tuple[float, float]:
     """What embedding and head cost, in layers: matrix products decide, and a lookup is none."""
     pp = spec.parallel.pp
     embedding, head = pp.embedding_cost, pp.head_cost
     if isinstance(head, Auto):
-        table, block = architecture.vocab * architecture.dim, block_matmul_parameters(architecture)
+        table, block = architecture.vocab * architecture.dim, round(sum(weights) / len(weights))
         head = round(table / block, 2)
         if isinstance(pp.layers, Auto):
-            reasons["parallel.pp.head_cost"] = (head, f"vocab · dim = {table:,} / {block:,} weights of a block")
+            mean = "" if min(weights) == max(weights) else ", on average"
+            reasons["parallel.pp.head_cost"] = (head, f"vocab · dim = {table:,} / {block:,} weights of a block{mean}")
     return (0.0 if isinstance(embedding, Auto) else embedding), head
 
 

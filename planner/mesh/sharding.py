@@ -22,7 +22,8 @@ def tensor_rules(architecture: Architecture) -> Rules:
     """(pattern, style) of every matrix that is cut, over the modules that own one; what has no rule is whole."""
     cut = {
         f"layers.*.{parameter.owner}": parameter.cut
-        for parameter in architecture.block.parameters(architecture)
+        for kind in architecture.kinds
+        for parameter in kind.block.parameters(architecture)
         if parameter.cut is not None
     }
     head = () if architecture.tie_embeddings else ((HEAD, "column"),)

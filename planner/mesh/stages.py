@@ -1,5 +1,8 @@
 """Which layers belong to which pipeline stage, and which stages to which rank."""
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from attrs import frozen
 
 from ..architecture import EMBEDDING, HEAD, Architecture
@@ -79,6 +82,26 @@ def balance(layers: int, stages: int, embedding_cost: float = 0.0, head_cost: fl
         costs[cheapest] += 1
         counts[cheapest] += 1
     return counts
+
+
+def balance_unequal(costs: Sequence[float], stages: int, embedding_cost: float, head_cost: float) -> list[int]:
+    """The same of layers that do not cost the same, `costs` in the order of layers: of all ways to cut them into runs
+    of at least one layer one whose most expensive stage is cheapest, and among those one that is even."""
+    sums = [0.0, *accumulate(costs)]
+    # Layers behind which a stage ends → its most expensive stage, the sum of squares of all, and the layers of each.
+    best = {0: (0.0, 0.0, ())}
+    for stage in range(stages):
+        ends = embedding_cost * (stage == 0) + head_cost * (stage == stages - 1)
+        found: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for last in range(stage + 1, len(costs) - (stages - 1 - stage) + 1):
+            ways = []
+            for first, (most, squares, counts) in best.items():
+                if first < last:
+                    cost = sums[last] - sums[first] + ends
+                    ways.append((max(most, cost), squares + cost**2, (*counts, last - first)))
+            found[last] = min(ways)
+        best = found
+    return list(best[len(costs)][2])
 
 
 def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:

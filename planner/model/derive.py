@@ -35,6 +35,9 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     architecture = evolve(architecture, own={**architecture.own, **composed})
     if architecture.is_moe:
         _check_routing(architecture, found)
+    if (unfit := spec.model.unfit()) is not None:
+        setting, message, hint = unfit
+        found.fail("model.layers", "X433", f"model.{setting}", message, hint)
     _check_heads(architecture, found)
     _check_rope(spec, architecture, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None

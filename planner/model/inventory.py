@@ -1,7 +1,5 @@
 """What a model is made of, counted: parameters, weights that a token is multiplied with, floating-point operations."""
 
-from itertools import takewhile
-
 from ..architecture import Architecture, ParameterSpec, block_parameters, parameters
 from ..plan import Parameters, Work
 from ..units import BYTES
@@ -20,14 +18,15 @@ def count_parameters(architecture: Architecture) -> Parameters:
 
 def matmul_parameters(architecture: Architecture) -> int:
     """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms."""
-    return architecture.layers * block_matmul_parameters(architecture) + architecture.vocab * architecture.dim
+    blocks = sum(len(kind.layers) * block_matmul_parameters(architecture, kind.first) for kind in architecture.kinds)
+    return blocks + architecture.vocab * architecture.dim
 
 
-def block_matmul_parameters(architecture: Architecture) -> int:
-    """Those of one block; of the routed experts, as many as a token is sent to."""
+def block_matmul_parameters(architecture: Architecture, layer: int) -> int:
+    """Those of the block of one layer; of the routed experts, as many as a token is sent to."""
     return sum(
         tensor.size * architecture.experts_per_token // architecture.experts if tensor.expert else tensor.size
-        for tensor in block_parameters(architecture)
+        for tensor in block_parameters(architecture, layer)
         if len(tensor.shape) > 1
     )
 
@@ -56,6 +55,7 @@ def checkpoint_bytes(inventory: Parameters, params_format: str, moments: int, av
     return (1 + moments) * weight_bytes(inventory, params_format) + averaged
 
 
-def block_tensors(inventory: Parameters) -> list[ParameterSpec]:
-    """The parameters of one block: the first, which stands behind the embedding."""
-    return list(takewhile(lambda tensor: tensor.name.startswith("layers.0."), inventory.tensors[1:]))
+def block_tensors(inventory: Parameters, layer: int) -> list[ParameterSpec]:
+    """The parameters of the block of one layer."""
+    prefix = f"layers.{layer}."
+    return [tensor for tensor in inventory.tensors if tensor.name.startswith(prefix)]

@@ -1,9 +1,11 @@
 """The head of the page: what is planned, on what, whether it fits and how long it takes; the model; who said what."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from ... import __version__
 from ...dsl.schema.cluster import CLUSTERS
+from ..architecture import Architecture, LayerKind
 from ..costs.headroom import Verdict, headroom, no_times
 from ..identity import fingerprint
 from ..plan import Hardware, Plan
@@ -113,9 +115,30 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
         *([f"positions {arch.rope}"] if arch.rope.scaling != "none" else []),
     ]
     page.wrapped(" · ".join(parts))
+    if len(arch.kinds) > 1:
+        page.table([(f"layers {_layers_text(kind.layers)}", words) for kind, words in _kinds(arch)], styles=("", "dim"))
     if detail.full:
         rows = [(tensor.name, " · ".join(map(str, tensor.shape))) for tensor in plan.parameters.tensors]
         page.table(rows, styles=("", "dim"))
+
+
+def _kinds(arch: Architecture) -> Iterator[tuple[LayerKind, str]]:
+    """Each kind of layers with what not all of them have."""
+    said = [[word for layer in kind.block.layers() for word in layer.words(arch)] for kind in arch.kinds]
+    for kind, words in zip(arch.kinds, said, strict=True):
+        yield kind, " · ".join(word for word in words if not all(word in each for each in said))
+
+
+def _layers_text(layers: tuple[int, ...]) -> str:
+    """`0 to 2, 5`, or `1, 3, 5, … 47`."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    shown = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return ", ".join(shown) if len(shown) <= 6 else ", ".join((*shown[:3], f"… {shown[-1]}"))
 
 
 def show_values(page: Page, plan: Plan, detail: Detail) -> None:

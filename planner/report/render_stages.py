@@ -35,10 +35,10 @@ def pipeline_in(plan: Plan) -> Pipeline:
     )
 
 
-def _shape(plan: Plan, pipeline: Pipeline, stage: int) -> tuple[int, bool, bool]:
+def _shape(plan: Plan, pipeline: Pipeline, stage: int) -> tuple[int, int, bool, bool]:
     """What a stage shares with its neighbours if they can stand in one line."""
-    first, last = pipeline.spans[stage]
-    return (last - first, stage == 0, stage == len(pipeline.spans) - 1)
+    first, last = span = pipeline.spans[stage]
+    return (last - first, _blocks_size(plan, span), stage == 0, stage == len(pipeline.spans) - 1)
 
 
 def _stages(plan: Plan, pipeline: Pipeline, stages: list[int], ranks: int, detail: Detail) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def _stages(plan: Plan, pipeline: Pipeline, stages: list[int], ranks: int, detai
     layers = f"{spans[0][0]} to {spans[-1][1]}" if spans[0][0] != spans[-1][1] else f"{spans[0][0]}"
     ends = _ends(plan, pipeline, stages[0])
     holds = [plural(count, "layer") + (" each" if len(stages) > 1 else ""), *(names for names, _ in ends)]
-    size = count * block_size(plan) + sum(size for _, size in ends)
+    size = _blocks_size(plan, spans[0]) + sum(size for _, size in ends)
     return (_span(stages), _owners(owners, ranks), layers, count_text(size), ", ".join(holds))
 
 
@@ -94,9 +94,11 @@ def _ends(plan: Plan, pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
     return found
 
 
-def block_size(plan: Plan) -> int:
-    """Parameters of one block, whole; all blocks are alike."""
-    return sum(tensor.size for tensor in plan.parameters.tensors if tensor.name.startswith("layers.0."))
+def _blocks_size(plan: Plan, span: tuple[int, int]) -> int:
+    """Parameters of the blocks of a stage, whole."""
+    layers = range(span[0], span[1] + 1)
+    blocks = (tensor for tensor in plan.parameters.tensors if tensor.name.startswith("layers."))
+    return sum(tensor.size for tensor in blocks if int(tensor.name.split(".")[1]) in layers)
 
 
 def _imbalance(plan: Plan) -> str:

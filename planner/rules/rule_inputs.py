@@ -16,6 +16,7 @@ from ..findings import Findings
 INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.head_dim": ("model.dim", "model.heads", "model.head_dim"),
     "model.groups": ("{kv_heads}",),
+    "model.layers": ("model.*",),
     "model.rope": ("model.rope.*", "batch.sequence"),
     "model.routing": ("model.family", "model.experts", "model.experts_per_token"),
     "model.folder": ("model.*", "checkpoint.pretrained", "checkpoint.from"),

@@ -58,7 +58,8 @@ def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found:
     tp, ffn, vocab = layout.size("tp"), architecture.ffn, architecture.vocab
     if tp == 1:
         return
-    if not architecture.is_moe and any("ffn" in layer.reads for layer in architecture.block.layers()):
+    layers = (layer for kind in architecture.kinds for layer in kind.block.layers())
+    if not architecture.is_moe and any("ffn" in layer.reads for layer in layers):
         if ffn % tp:
             hint = f"use ffn {nearest_multiples(ffn, tp)}, or tp {_smaller_tp(architecture, tp)}"
             found.fail("mesh.tp.ffn", "X420", "model.ffn", f"ffn {ffn} cannot be split over tp {tp}", hint)
@@ -86,7 +87,7 @@ def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None
     """What a block has of other widths than heads and ffn is cut evenly too."""
     if found.failed:
         return
-    for weight in architecture.block.parameters(architecture):
+    for weight in (each for kind in architecture.kinds for each in kind.block.parameters(architecture)):
         extent = weight.shape[min(DIMENSION[weight.cut], len(weight.shape) - 1)] if weight.cut else 0
         if extent % tp:
             shape = " × ".join(map(str, weight.shape))

@@ -139,17 +139,18 @@ def built(layer: Layer, of: BlockSettings) -> Built:
 
 
 class DecoderBlock(nn.Module):
-    """One decoder block. `recompute`, where it is set, runs `compute` so that the backward can run it again."""
+    """The decoder block of one layer. `recompute`, where it is set, runs `compute` so that the backward can run it
+    again."""
 
     def __init__(
-        self, arch: Architecture, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
+        self, arch: Architecture, layer: int, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
     ) -> None:
         super().__init__()
-        block, settings = arch.block, BlockSettings(arch, kernel, axes, rows, base or Path())
+        block, settings = arch.block(layer), BlockSettings(arch, kernel, axes, rows, base or Path())
         calls: dict[str, Call] = {}
-        for layer in block.layers():
-            module, calls[layer.name] = built(layer, settings)
-            self.add_module(layer.name, module)
+        for piece in block.layers():
+            module, calls[piece.name] = built(piece, settings)
+            self.add_module(piece.name, module)
         self._forward = _call_of(block, calls)
         self.recompute: Callable[..., Tensor] | None = None
 

@@ -44,9 +44,10 @@ class ExpertRouter(nn.Module):
         self.axes = axes
         self.experts, self.per_token = arch.experts, arch.experts_per_token
         self.sigmoid, self.normalise = arch.router_score == "sigmoid", arch.router_normalise
-        # Means over all rows of a step and all layers of the model, however many of them are here.
-        self.aux_weight = arch.router_aux_loss / (rows * arch.layers)
-        self.z_weight = arch.router_z_loss / (rows * arch.layers)
+        # Means over all rows of a step and all routers of the model, however many of them are here.
+        routers = len(arch.expert_layers)
+        self.aux_weight = arch.router_aux_loss / (rows * routers)
+        self.z_weight = arch.router_z_loss / (rows * routers)
         self.weight = nn.Parameter(torch.empty(arch.experts, arch.dim))
         # Named as in the files of DeepSeek-V3.
         bias_E = torch.zeros(arch.experts) if arch.router_bias_speed else None

@@ -57,7 +57,7 @@ class Transformer(nn.Module):
         if span.embeds or (span.predicts and arch.tie_embeddings):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
-        self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, KERNELS[kernel], axes, rows, base) for i in numbers})
+        self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, i, KERNELS[kernel], axes, rows, base) for i in numbers})
         if span.predicts:
             self.norm = RMSNorm(arch.dim, arch.norm_eps)
             if not arch.tie_embeddings:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ...planner.architecture import Initial, name_in_block
+from ...planner.architecture import Initial
 from ...planner.mesh.placement import local_shapes
 from ...planner.plan import Plan
 from ..ops import PlanMismatch, op
@@ -42,11 +42,16 @@ def initialise(
 
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
     arch = plan.architecture
-    kinds: dict[str, Initial] = {parameter.name: parameter.initial for parameter in arch.block.parameters(arch)}
+    kinds: dict[str, Initial] = {
+        f"layers.{layer}.{parameter.name}": parameter.initial
+        for kind in arch.kinds
+        for parameter in kind.block.parameters(arch)
+        for layer in kind.layers
+    }
     # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
     residual_std = init_std / math.sqrt(2 * arch.layers)
     for name, parameter in model.named_parameters():
-        kind = kinds.get(name_in_block(name), "ones" if parameter.ndim == 1 else "normal")
+        kind = kinds.get(name, "ones" if parameter.ndim == 1 else "normal")
         std = residual_std if kind == "residual" else init_std
         fill(parameter, initial_values(name, tuple(parameter.shape), kind, std, seed, rank.device))
 

@@ -68,18 +68,20 @@ def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> Callable
 
 @frozen(eq=False)
 class RouterMetrics:
-    """Numbers of a log line: `moe/aux_loss`, its mean over rows, layers and the steps since the last line, and
-    `moe/load/<layer>`, the share of assignments of every expert."""
+    """Numbers of a log line: `moe/aux_loss`, its mean over rows, layers with experts and the steps since the
+    last line, and `moe/load/<layer>`, the share of assignments of every expert. layers: those with experts."""
 
     counts: RouterCounts | None
     rows: int
+    layers: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, model: ModelParts, rank: Rank) -> "RouterMetrics":
         """For a dense model too, of which there is nothing to say."""
         arch = plan.architecture
         counts = RouterCounts(model, rank, arch.layers, arch.experts) if arch.is_moe else None
-        return cls(counts=counts, rows=plan.node("setup.build_model").args.get("rows", 1))
+        rows = plan.node("setup.build_model").args.get("rows", 1)
+        return cls(counts=counts, rows=rows, layers=arch.expert_layers)
 
     def take(self, steps: int) -> dict[str, float | list[float]]:
         """Collective. `steps`: how many have ended since the last line."""
@@ -87,5 +89,5 @@ class RouterMetrics:
             return {}
         loads_NE, aux_N = self.counts.take()
         shares_NE = loads_NE / loads_NE.sum(1, keepdim=True).clamp(min=1)
-        taken = {"moe/aux_loss": float(aux_N.sum()) / (self.rows * len(aux_N) * max(1, steps))}
-        return taken | {f"moe/load/{layer}": shares for layer, shares in enumerate(shares_NE.tolist())}
+        taken = {"moe/aux_loss": float(aux_N.sum()) / (self.rows * len(self.layers) * max(1, steps))}
+        return taken | {f"moe/load/{layer}": shares_NE[layer].tolist() for layer in self.layers}

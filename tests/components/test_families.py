@@ -32,6 +32,8 @@ from xtrain.runtime.models.block import DecoderBlock
 from xtrain.runtime.models.layers import Rotation
 from xtrain.runtime.parallel.axes import Axes
 
+# A setting with which layers differ → settings of a model of two kinds of layers.
+MIXED = {"expert_every": {"expert_every": 2, "expert_ffn": 32}}
 SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4, "experts": 8}
 LAYOUTS = {
     "one rank": "",
@@ -97,27 +99,34 @@ def plan_of(folder: Path, name: str, more: str = "", **settings: Any) -> Plan:
     return compiled.plan
 
 
-def block_of(arch: Architecture, device: str) -> DecoderBlock:
+def block_of(arch: Architecture, layer: int, device: str) -> DecoderBlock:
     with torch.device(device):
-        return DecoderBlock(arch, KERNELS["documents"], Axes(), rows=4)
+        return DecoderBlock(arch, layer, KERNELS["documents"], Axes(), rows=4)
+
+
+def mixed(name: str) -> dict[str, Any]:
+    """Settings of a family with which its layers differ; none where they cannot."""
+    known = settings_of(FAMILIES[name])
+    return {each: value for name, settings in MIXED.items() if name in known for each, value in settings.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_modules_are_the_inventory(name: str, tmp_path: Path):
     """Names, shapes and order, and the buffers of a checkpoint; what is cut is cut evenly."""
-    for settings in ({}, {"qk_norm": "true"}, *({"one_norm": "false"},) * (name == "side_by_side")):
+    for settings in ({}, {"qk_norm": "true"}, mixed(name), *({"one_norm": "false"},) * (name == "side_by_side")):
         arch = plan_of(tmp_path, name, **settings).architecture
-        block, wanted = block_of(arch, "meta"), list(arch.block.parameters(arch))
-        assert [(n, tuple(p.shape)) for n, p in block.named_parameters()] == [(p.name, p.shape) for p in wanted]
-        assert {n: list(b.shape) for n, b in block.named_buffers()} == arch.block.buffers(arch)
-        layers = [layer.name for layer in arch.block.layers()]
-        assert len(set(layers)) == len(layers)
-        modules = dict(block.named_modules())
-        for pattern, style in tensor_rules(arch):
-            if pattern.startswith("layers.*."):
-                weights = modules[pattern.removeprefix("layers.*.")].parameters()
-                assert all(weight.shape[min(DIMENSION[style], weight.ndim - 1)] % 2 == 0 for weight in weights)
-        assert all(p.decays == (len(p.shape) > 1) for p in wanted)
+        rules = {pattern.removeprefix("layers.*."): style for pattern, style in tensor_rules(arch)}
+        for kind in arch.kinds:
+            block, wanted = block_of(arch, kind.first, "meta"), list(kind.block.parameters(arch))
+            assert [(n, tuple(p.shape)) for n, p in block.named_parameters()] == [(p.name, p.shape) for p in wanted]
+            assert {n: list(b.shape) for n, b in block.named_buffers()} == kind.block.buffers(arch)
+            layers = [layer.name for layer in kind.block.layers()]
+            assert len(set(layers)) == len(layers)
+            for module, each in block.named_modules():
+                if (style := rules.get(module)) is not None:
+                    weights = [weight for weight in each.parameters() if weight.ndim > DIMENSION[style]]
+                    assert all(weight.shape[DIMENSION[style]] % 2 == 0 for weight in weights)
+            assert all(p.decays == (len(p.shape) > 1) for p in wanted)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,17 +134,23 @@ def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: P
     """Gradients of all parameters, and the products that torch counts when a block runs."""
     traces: list[OpTrace] = []
     monkeypatch.setattr(memory, "block_trace", lambda *args: traces.append(block_trace(*args)) or traces[-1])
-    plan = plan_of(tmp_path, name)
-    arch, rows, positions = plan.architecture, 2, 64
-    (ops,) = traces
-    wanted = list(arch.block.parameters(arch))
+    for settings in ({}, *filter(None, [mixed(name)])):
+        traces.clear()
+        arch = plan_of(tmp_path, name, **settings).architecture
+        for kind, ops in zip(arch.kinds, traces, strict=True):
+            _hold_against_a_block(arch, kind.first, ops)
+
+
+def _hold_against_a_block(arch: Architecture, layer: int, ops: OpTrace) -> None:
+    rows, positions = 2, 64
+    wanted = list(arch.block(layer).parameters(arch))
     assert sorted(ops.parameters) == sorted(parameter.name for parameter in wanted)
     assert sum(op.weights for op in ops.ops) == 4 * sum(prod(parameter.shape) for parameter in wanted)
     planned = sum(op.flops for op in ops.ops if not op.attends)
-    assert planned == 2 * rows * positions * block_matmul_parameters(arch)
+    assert planned == 2 * rows * positions * block_matmul_parameters(arch, layer)
 
     torch.manual_seed(0)
-    block = block_of(arch, "cpu")
+    block = block_of(arch, layer, "cpu")
     for tensor in (*block.parameters(), *block.buffers()):
         torch.nn.init.normal_(tensor, std=0.2)
     x_BSD = torch.randn(rows, positions, arch.dim, requires_grad=True)
@@ -165,6 +180,35 @@ def test_experts_cost_what_their_plan_says(tmp_path: Path, monkeypatch: pytest.M
         hold_against_the_trace(plan_of(tmp_path, name, "parallel { fsdp 2, ep 2 }", shared_experts=1))
 
 
+DIFFER = [name for name in NAMES if name in FAMILIES and mixed(name)]  # of xtrain's own
+LAYOUTS_OF_KINDS = {
+    **LAYOUTS,
+    "ep 2 · fsdp 2": "parallel { fsdp 2, ep 2 }",
+    "ep 2 · pp 2, selective": "parallel { pp 2, fsdp 2, ep 2 }\nactivation selective { every = 2 }",
+    "zero bubble": "parallel { pp 2 { schedule = zero_bubble } }",
+    "whole parameters stay": "parallel { fsdp 2 { reshard = false } }",
+}
+
+
+@pytest.mark.parametrize("name", DIFFER)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(each, marks=() if each == "ep 2 · pp 2, selective" else pytest.mark.matrix)
+        for each in LAYOUTS_OF_KINDS
+    ],
+)
+def test_layers_that_differ_cost_what_their_plan_says(
+    name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Blocks in an order in which no neighbours are alike, and a stage that has more of one kind."""
+    monkeypatch.chdir(tmp_path)
+    settings = {**mixed(name), **({"dense_layers": "[3]"} if "expert_every" in mixed(name) else {}), "layers": 6}
+    plan = plan_of(tmp_path, name, LAYOUTS_OF_KINDS[layout], **settings)
+    assert len(plan.architecture.kinds) > 1
+    hold_against_the_trace(plan, traffic=layout != "ddp")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_its_plan_is_read_back_and_says_what_a_checkpoint_is(name: str, tmp_path: Path):
     plan = plan_of(tmp_path, name)
@@ -173,7 +217,8 @@ def test_its_plan_is_read_back_and_says_what_a_checkpoint_is(name: str, tmp_path
     assert weight_mismatches(contents, checkpoint_contents(plan)) == []
     values, _ = FAMILIES[name](**{k: v for k, v in SIZES.items() if k in settings_of(FAMILIES[name])}).resolved()
     known = FAMILIES[name].resuming
-    assert known.keys() <= values.keys() | {"head_dim", "vocab", "rope"}
+    added = {each for each, (_, meta) in settings_of(FAMILIES[name]).items() if meta.added}
+    assert known.keys() <= values.keys() | {"head_dim", "vocab"} | added
     for other in NAMES:  # another family is refused, unless it computes the same
         mismatches = weight_mismatches(checkpoint_contents(plan_of(tmp_path, other)), checkpoint_contents(plan))
         assert bool(mismatches) == (other != name)

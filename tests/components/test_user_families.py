@@ -504,7 +504,7 @@ def test_what_a_layer_does_wrong_in_a_run_is_reported_with_its_line(plan_of):
     """What cannot be read off its text, as what the code makes of names when it is run."""
     layer = TWO + "return F.linear(F.gelu(F.linear(x, up)), down)\n"
     plan = plan_of("own", parts=f"{HEAD.replace('raise', '#')}\nglobals()['F'] = None\n{layer}{FAMILY}")
-    block = DecoderBlock(plan.architecture, KERNELS["documents"], Axes(), rows=4)
+    block = DecoderBlock(plan.architecture, 0, KERNELS["documents"], Axes(), rows=4)
     with pytest.raises(PartFailed, match="'NoneType' object has no attribute 'linear'") as caught:
         block.mlp(torch.zeros(1, 4, 64))
     assert caught.value.path == Path("parts.py")

@@ -1,13 +1,17 @@
 """Parameters, FLOPs and bytes against published models and numbers worked out by hand."""
 
+from itertools import accumulate, combinations, pairwise
+
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xtrain.dsl.schema.parallel import Cp, Parallel
 from xtrain.planner.architecture import Architecture, ParameterSpec
 from xtrain.planner.mesh.mesh import build_mesh
 from xtrain.planner.mesh.sharding import Cuts, cuts_of, fits, tensor_rules
-from xtrain.planner.mesh.stages import balance, pipeline_of, stages_of_rank
+from xtrain.planner.mesh.stages import balance, balance_unequal, pipeline_of, stages_of_rank
 from xtrain.planner.model.inventory import count_parameters, flops_per_token, matmul_parameters
 
 COMMON = {"rope_theta": 1e4, "norm_eps": 1e-6, "init_std": 0.02}
@@ -176,6 +180,26 @@ def test_the_ends_of_the_model_count_as_layers():
     assert balance(4, 4, 0.0, 9.0) == [1, 1, 1, 1]  # each stage keeps a layer, whatever the head costs
     assert balance(8, 2, 0.0, 0.6) == [4, 4]
     assert balance(8, 2, 0.0, 1.1) == [5, 3]
+
+
+@given(
+    st.lists(st.sampled_from((0.5, 1.0, 1.5, 4.0)), min_size=1, max_size=9),
+    st.integers(1, 4),
+    st.sampled_from((0.0, 0.7, 3.0)),
+)
+def test_no_other_cut_of_unequal_layers_is_cheaper(costs, stages, head):
+    """Against all ways to cut them."""
+    stages = min(stages, len(costs))
+
+    def dearest(ends: tuple[int, ...]) -> float:
+        each = [sum(costs[first:last]) for first, last in pairwise((0, *ends, len(costs)))]
+        return max(*each[:-1], each[-1] + head, 0.0)
+
+    counts = balance_unequal(costs, stages, 0.0, head)
+    assert sum(counts) == len(costs) and len(counts) == stages and min(counts) >= 1
+    best = min(map(dearest, combinations(range(1, len(costs)), stages - 1)))
+    assert dearest(tuple(accumulate(counts))[:-1]) == pytest.approx(best)
+    assert balance_unequal([1.0, 1.0, 4.0, 1.0, 1.0], 2, 0.0, 0.0) == [2, 3]
 
 
 @pytest.mark.parametrize("layers", range(4, 30))

@@ -16,6 +16,7 @@ from attrs import frozen
 from xtrain.planner.compile import Compiled
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches
 from xtrain.planner.load import plan_from_spec, plan_from_text
+from xtrain.planner.report.render import render
 from xtrain.planner.serialise import dumps, from_json
 from xtrain.runtime.checkpoint.model_folder import planned_files
 
@@ -228,6 +229,25 @@ def test_scaled_positions_are_those_of_the_file_or_of_the_spec(folder: Folder):
     assert error.code == "X432" and "original" in (error.hint or "")
 
 
+def test_blocks_without_experts_are_those_of_the_file(folder: Folder):
+    folder.config(**EXPERTS, num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[3])
+    plan = folder.plan('"model" { weights = none }').plan
+    assert plan is not None
+    dense, experts = plan.architecture.kinds
+    assert (dense.layers, experts.layers, plan.architecture.expert_layers) == ((0, 2, 3), (1,), (1,))
+    shapes = {tensor.name: tensor.shape for tensor in plan.parameters.tensors}
+    assert shapes["layers.3.mlp.gate_proj.weight"] == (48, 32) and shapes["layers.1.mlp.experts.up_proj"] == (4, 32, 16)
+    assert "layers.1.mlp.gate_proj.weight" not in shapes and "layers.0.mlp.gate.weight" not in shapes
+    page = render(plan)
+    assert "layers 0, 2 to 3  ffn 48" in page and "layers 1          4 experts of 16, 2 a token" in page
+    (error,) = folder.plan('"model" { weights = none, dense_layers = [0] }').diagnostics.errors
+    assert error.code == "X523" and "mlp_only_layers" in error.message
+    assert folder.plan('"model" { weights = none, dense_layers = [3] }').plan is not None
+    folder.config(**EXPERTS)
+    plan = folder.plan('"model" { weights = none }').plan
+    assert plan is not None and "expert_every" not in plan.architecture.to_json()
+
+
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another family": ("X521", '"gemma3"', {"model_type": "gemma3"}),
     "no family": ("X521", "model_type", {"model_type": None}),
@@ -272,8 +292,10 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a negative width": ("X304", "ffn", {"intermediate_size": -1}),
     "a tie that is none": ("X301", "tie_embeddings", {"tie_word_embeddings": 1}),
     "heads": ("X408", "kv_heads", {"num_key_value_heads": 3}),
-    "dense blocks": ("X522", "mlp_only_layers", {**EXPERTS, "mlp_only_layers": [0]}),
-    "some dense blocks": ("X522", "decoder_sparse_step", {**EXPERTS, "decoder_sparse_step": 2}),
+    "dense blocks that there are not": ("X433", "no block 2", {**EXPERTS, "mlp_only_layers": [2]}),
+    "dense blocks that are none": ("X301", "dense_layers", {**EXPERTS, "mlp_only_layers": ["a"]}),
+    "no block with experts": ("X433", "no block has experts", {**EXPERTS, "decoder_sparse_step": 3}),
+    "no step": ("X304", "expert_every", {**EXPERTS, "decoder_sparse_step": 0}),
     "two numbers of experts": ("X522", "num_local_experts", {**EXPERTS, "num_local_experts": 8}),
     "a function of experts": ("X522", "scoring_func", {**EXPERTS, "scoring_func": "sigmoid"}),
     "jitter": ("X522", "router_jitter_noise", {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],

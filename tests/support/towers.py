@@ -21,7 +21,7 @@ class Tower(nn.Module):
         super().__init__()
         self.arch = arch
         numbers = range(arch.layers)
-        self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, KERNELS["documents"], axes, rows) for i in numbers})
+        self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, i, KERNELS["documents"], axes, rows) for i in numbers})
 
     def forward(self, x_BSD: Tensor, real_BS: Tensor) -> Tensor:
         rows, positions = real_BS.shape
