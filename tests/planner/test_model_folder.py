@@ -230,7 +230,7 @@ def test_scaled_positions_are_those_of_the_file_or_of_the_spec(folder: Folder):
 
 
 def test_blocks_without_experts_are_those_of_the_file(folder: Folder):
-    folder.config(**EXPERTS, num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[3])
+    folder.config(**{**EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
     plan = folder.plan('"model" { weights = none }').plan
     assert plan is not None
     dense, experts = plan.architecture.kinds
