@@ -235,9 +235,9 @@ class HeadRow:
             path = Path(folder) / "head.xtrain"
             path.write_text(HEAD.format(params=self.params, chunk=self.tokens * 4 * HEAD_VOCAB // 2**20))
             spec = load_spec(path).require()
-        sound = validate(spec, None, Verdicts(spec))
-        assert sound is not None
-        run = resolve(spec, sound)
+        valid = validate(spec, None, Verdicts(spec))
+        assert valid is not None
+        run = resolve(spec, valid)
         gradients = BYTES[self.params] * HEAD_DIM * (HEAD_TOKENS + HEAD_VOCAB)
         return (ends_of(run, local_of(run, cluster_of(run))).forward - gradients) / 2**20
 

@@ -103,7 +103,7 @@ class Campaign:
                 launcher_lives = self.restarts and killed["victim"] not in ("launcher", "everything")
                 if not launcher_lives:
                     start.wait()
-                found, step = unsound(start.folder, step)
+                found, step = spoilt(start.folder, step)
                 faults += found
                 hit = launcher_lives
                 if launcher_lives:
@@ -145,8 +145,8 @@ class Campaign:
         start.steps = logged(start.directory)
 
 
-def unsound(folder: CheckpointFolder, before: int) -> tuple[list[Fault], int]:
-    """What a kill has spoilt: pointers that name no sound checkpoint, or fewer than before; the step of `latest`."""
+def spoilt(folder: CheckpointFolder, before: int) -> tuple[list[Fault], int]:
+    """What a kill has spoilt: pointers that name no intact checkpoint, or fewer than before; the step of `latest`."""
     faults: list[Fault] = []
     for pointer in POINTERS:
         while named := folder.named(pointer):

@@ -73,7 +73,7 @@ def _fix(path: str, arguments: argparse.Namespace) -> int:
             print(f"xtrain check: {file} cannot be written: {problem}", file=sys.stderr)
             return 3
     for diagnostic in fixed.fixed:
-        _tell(diagnostic, arguments.json)
+        _print(diagnostic, arguments.json)
     _report(path, fixed.diagnostics, arguments, fixed=len(fixed.fixed))
     return 2 if fixed.diagnostics.has_errors else 0
 
@@ -100,7 +100,7 @@ def _write(file: str, text: str) -> str | None:
     return None
 
 
-def _tell(diagnostic: "Diagnostic", as_json: bool) -> None:
+def _print(diagnostic: "Diagnostic", as_json: bool) -> None:
     """One line for a fix that was written."""
     assert diagnostic.fix is not None
     span, text = diagnostic.fix

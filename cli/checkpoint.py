@@ -190,7 +190,7 @@ def _prune(arguments: argparse.Namespace) -> int:
             found = removable(folder, keep=arguments.keep, damaged=arguments.damaged)
             for path, why in found:
                 size = size_bytes(path) if path.is_dir() else path.stat().st_size
-                _tell(arguments, path, why, size)
+                _report(arguments, path, why, size)
                 if arguments.yes:
                     Publisher(folder).remove(path) if path.is_dir() else forget(path)
             for lock in locks:
@@ -206,7 +206,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(arguments: argparse.Namespace, path: Path, why: str, size: int) -> None:
+def _report(arguments: argparse.Namespace, path: Path, why: str, size: int) -> None:
     from ..planner.units import bytes_text
 
     if arguments.json:

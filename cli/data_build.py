@@ -27,7 +27,7 @@ examples:
   xtrain data build specs/quickstart.xtrain --jobs 8 --dataset code
   xtrain data build specs/quickstart.xtrain --verify --json | jq .key
 """
-KEPT = "the finished part is kept; the same command continues from there"
+RESUMABLE = "the finished part is kept; the same command continues from there"
 
 
 class _Stopped(BaseException):
@@ -72,10 +72,10 @@ def build(plan: "Plan", arguments: argparse.Namespace) -> int:
                 if arguments.dataset in (None, name):
                     _build(plan, name, node, tokenizer, arguments)
     except KeyboardInterrupt:
-        print(f"xtrain data: interrupted; {KEPT}", file=sys.stderr)
+        print(f"xtrain data: interrupted; {RESUMABLE}", file=sys.stderr)
         return 130
     except _Stopped:
-        print(f"xtrain data: stopped; {KEPT}", file=sys.stderr)
+        print(f"xtrain data: stopped; {RESUMABLE}", file=sys.stderr)
         return 75
     return 0
 

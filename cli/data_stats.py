@@ -20,7 +20,7 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     from ..planner.report.text import Page
     from ..planner.units import plural
     from ..runtime.data.loading.prepared import prepared_from
-    from ..runtime.data.look import data_nodes, drawn, epoch, statistics, tokenizer_of
+    from ..runtime.data.look import data_nodes, epoch, sampling, statistics, tokenizer_of
     from .data_progress import shown
 
     tokenizer = tokenizer_of(plan)
@@ -42,9 +42,9 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
         for part, own in found["parts"].items():
             if own["documents"]:
                 page.table(_table(part, own), styles=("bold", "dim"))
-    # What is drawn of one depends on the rows of all.
+    # What is sampled of one depends on the rows of all.
     if len(trained) > 1 and len(rows) == len(trained):
-        taken, whole = drawn(plan, rows), epoch(plan, rows)
+        taken, whole = sampling(plan, rows), epoch(plan, rows)
         if arguments.json:
             print(json.dumps({"mixture": taken, "epoch": whole}))
         else:

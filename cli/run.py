@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         if "TORCHELASTIC_RUN_ID" in os.environ:
             die_with_launcher(os.getppid())
-        return lead(lambda: _compiled(arguments), arguments.ui, _tell) if is_first() else join()
+        return lead(lambda: _compiled(arguments), arguments.ui, _print_notes) if is_first() else join()
     try:
         compiled = _compiled(arguments)
         with refusals():
@@ -156,14 +156,14 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
         plan = smaller
     _remark(check_machine(plan, plan.mesh.world_size))
     workspace = open_workspace(plan, compiled.resolved_text)
-    _tell(workspace)
+    _print_notes(workspace)
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
     with Dashboard(workspace) if opens else Following(workspace, ui):
         return RestartLoop(plan=plan, workspace=workspace).run()
 
 
-def _tell(workspace: "RunDirectory") -> None:
+def _print_notes(workspace: "RunDirectory") -> None:
     """Say what is not as it was when the run was last started, what had to make way, and where the run was last."""
     if workspace.aside:
         print(f"note: {workspace.aside.text()}", file=sys.stderr)

@@ -61,13 +61,13 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", c
     With `count` rules that wait for the data are checked too, where it has been counted. The plan is the same.
     """
     found = Verdicts(spec)
-    sound = validate(spec, world, found)
-    if sound is None:
+    valid = validate(spec, world, found)
+    if valid is None:
         return Compiled(None, found.diagnostics)
     of_costs = Verdicts(spec)
-    plan = _assemble(spec, sound, spec_text, of_costs)
-    if sound.elastic.worlds:
-        plan = _with_worlds(plan, sound)
+    plan = _assemble(spec, valid, spec_text, of_costs)
+    if valid.elastic.worlds:
+        plan = _with_worlds(plan, valid)
     counted = count(plan) if count is not None and waits(plan) else None
     if counted is not None:  # then the rules say of the spec what holds of it with this data
         found = Verdicts(spec)
@@ -89,28 +89,28 @@ class Appraisal:
 def appraise(spec: Spec, world: int | None = None) -> Appraisal:
     """The estimates of `compile_plan`, some times as fast, for who compares many layouts."""
     found = Verdicts(spec)
-    sound = validate(spec, world, found)
-    if sound is None:
+    valid = validate(spec, world, found)
+    if valid is None:
         return Appraisal(None, found.diagnostics)
-    run = resolve(sound.elastic.spec, sound)
+    run = resolve(valid.elastic.spec, valid)
     return Appraisal(estimate(run, cluster_of(run)), found.diagnostics)
 
 
-def resolve(spec: Spec, sound: ValidatedSpec) -> Resolved:
+def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
     """The spec with nothing left to choose."""
-    arch, mesh = sound.shape.architecture, sound.layout.mesh
+    arch, mesh = valid.shape.architecture, valid.layout.mesh
     return Resolved(
         spec=spec,
         architecture=arch,
-        layout=sound.layout,
-        batch=sound.batch,
-        training=trained_on(sound.phases),
-        phases=sound.phases,
+        layout=valid.layout,
+        batch=valid.batch,
+        training=trained_on(valid.phases),
+        phases=valid.phases,
         formats=resolve_formats(spec.precision, spec.parallel),
         inventory=count_parameters(arch),
         cuts=cuts_of(spec.parallel, mesh, arch),
-        staging=sound.staging,
-        weights=sound.shape.weights,
+        staging=valid.staging,
+        weights=valid.shape.weights,
     )
 
 
@@ -119,9 +119,9 @@ def cluster_of(run: Resolved) -> Hardware:
     return resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
 
 
-def _with_worlds(plan: Plan, sound: ValidatedSpec) -> Plan:
+def _with_worlds(plan: Plan, valid: ValidatedSpec) -> Plan:
     """The plan with the other worlds that its run may go on in; each has a plan that knows of all of them alike."""
-    elastic = sound.elastic
+    elastic = valid.elastic
     plans = {
         world: plan if world == plan.mesh.world_size else _assemble(elastic.spec, each, "", Verdicts(elastic.spec))
         for world, each in elastic.worlds.items()
@@ -133,26 +133,26 @@ def _with_worlds(plan: Plan, sound: ValidatedSpec) -> Plan:
     return evolve(plan, id=plan_id(plan))
 
 
-def _world(plan: Plan, sound: ValidatedSpec) -> ElasticWorld:
+def _world(plan: Plan, valid: ValidatedSpec) -> ElasticWorld:
     times = plan.estimates.times
     return ElasticWorld(
         world=plan.mesh.world_size,
         axes={axis.name: axis.size for axis in plan.mesh.axes},
-        accumulate=sound.batch.accumulate,
+        accumulate=valid.batch.accumulate,
         memory_bytes=max(each.memory.total_bytes for each in plan.estimates.classes),
         seconds=times.step if times is not None else None,
     )
 
 
-def _assemble(spec: Spec, sound: ValidatedSpec, spec_text: str, found: Findings) -> Plan:
-    run = resolve(sound.elastic.spec, sound)
-    layout, mesh, schedule = sound.layout, sound.layout.mesh, sound.schedule
+def _assemble(spec: Spec, valid: ValidatedSpec, spec_text: str, found: Findings) -> Plan:
+    run = resolve(valid.elastic.spec, valid)
+    layout, mesh, schedule = valid.layout, valid.layout.mesh, valid.schedule
     cluster = cluster_of(run)
     estimates = estimate(run, cluster)
     estimates = check_costs(run, cluster, estimates, found, lambda other: appraise(other, mesh.world_size).estimates)
     graph = build_graph(run, schedule, estimates)
     found.passed("graph", graph.proof)
-    derived = derived_provenance(run, sound.shape.reasons, schedule)
+    derived = derived_provenance(run, valid.shape.reasons, schedule)
     config = config_of(run)
     plan = Plan(
         name=spec.experiment.name,

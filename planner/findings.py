@@ -63,7 +63,7 @@ class Findings:
         """The plan can be made, but the user should know."""
         self._report(rule, "warning", code, path, message, hint)
 
-    def _can_tell(self, rule: str) -> bool:
+    def _is_decidable(self, rule: str) -> bool:
         """Whether all that a rule rests on is known."""
         return True
 
@@ -78,7 +78,7 @@ class Findings:
         fix_at: Callable[[Span], Fix | None] | None = None,
         at: Span | None = None,
     ) -> None:
-        if not self._can_tell(rule):
+        if not self._is_decidable(rule):
             self.unknown(rule, "it rests on a setting that is wrong")
             return
         origin = origin_of(self.spec, path)

@@ -47,7 +47,7 @@ from .timers import Clocks
 
 
 class Executor:
-    """One rank's walk through a plan."""
+    """Executes a plan as one rank."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Executor:
             self.control.close()
         self.beat.at("shutdown.drain", lasting=True)
         try:
-            self._tell_the_end(status, begin)
+            self._report_end(status, begin)
         except EnvironmentFault as error:
             if not _failed(status):
                 status = "environment"
@@ -198,7 +198,7 @@ class Executor:
 
     # the end --------------------------------------------------------------------------------------------------------
 
-    def _tell_the_end(self, status: str, begin: float) -> None:
+    def _report_end(self, status: str, begin: float) -> None:
         """Raises EnvironmentFault where a disk takes no word of it."""
         failed, code = _failed(status), EXIT_CODES[status]
         saver = self.resources.get("saver")

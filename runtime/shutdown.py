@@ -14,8 +14,8 @@ from .monitoring.notify import Notifier
 from .ops import op
 from .reporting.records import CLOSE_SECONDS, Records
 
-# The share of the deadline that is kept for what comes behind: for leaving, and before that for the files of records.
-KEPT: Final = 0.2
+# The share of the deadline reserved for what comes behind: for leaving, and before that for the files of records.
+RESERVED: Final = 0.2
 LEAVING: Final = 0.1
 # Seconds that writers get at the end of a run that has failed: it is to be started again.
 AFTER_FAILURE: Final = 10.0
@@ -27,8 +27,8 @@ def report_end(
     """A save that is being written has its name, commands and writers have been told all, as far as there is time."""
     if saver is not None:
         saver.drain(requests.left())
-    notifier.close(requests.left(KEPT) / 2)  # before the writers, which are told what became of commands
-    left = requests.left(KEPT)
+    notifier.close(requests.left(RESERVED) / 2)  # before the writers, which are told what became of commands
+    left = requests.left(RESERVED)
     records.end_sinks(exit_code, min(AFTER_FAILURE, left) if failed else left)
 
 

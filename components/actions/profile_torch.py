@@ -62,7 +62,7 @@ def profile_on_request(
         def answer(done: bool, detail: str) -> None:
             if control.inbox is not None:
                 control.inbox.profiling = False
-            control.tell(order, ControlState.DONE if done else ControlState.REFUSED, detail)
+            control.report(order, ControlState.DONE if done else ControlState.REFUSED, detail)
 
         if under_way.has("profile"):
             answer(False, "another profile is being recorded")

@@ -39,8 +39,8 @@ def roll_back(
     under_way: UnderWay,
     times: int,
 ) -> StepCall:
-    """Go back, at most `times` times in a run. Raises NonFinite, with a report, if that is used up or there is no sound
-    checkpoint to go back to."""
+    """Go back, at most `times` times in a run. Raises NonFinite, with a report, if that is used up or there is no
+    intact checkpoint to go back to."""
     collective = saver.transaction.collective
     content = plan.node("setup.resume").args["verify"] == "content"
 
@@ -89,7 +89,7 @@ def roll_back(
 
 
 def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[CheckpointEntry | None, list[str]]:
-    """The newest sound checkpoint that no bad step stands behind, and why newer ones were passed over. Collective."""
+    """The newest intact checkpoint that no bad step stands behind, and why newer ones were passed over. Collective."""
     bad, folder, collective = progress.bad, saver.folder, saver.transaction.collective
     # What it went back to last has led here without a single good step: the fault lies in it or before it.
     until = progress.step

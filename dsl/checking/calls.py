@@ -23,7 +23,7 @@ _LATER: Final = (*later.SOURCES, *later.LINKS)
 
 
 def convert_call(kind: type[Component], value: Value, context: Context, around: Converter) -> Any:
-    """The component of a kind that a call stands for. Raises Mismatch; FAILED if an argument was wrong."""
+    """The component of a kind that a call stands for. Raises TypeMismatch; FAILED if an argument was wrong."""
     names, data = kind.components, value.data
     if isinstance(data, Called):
         name, span, call = data.name, data.name_span, data

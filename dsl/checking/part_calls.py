@@ -30,8 +30,8 @@ class DeclaredPart:
     used: bool = False
 
     def convert(self, kinds: Registry, call: Called, value: Value, context: Context, around: Converter) -> Any:
-        """The call as a component of a kind; FAILED after reporting what is wrong. Raises Mismatch where it does not
-        belong."""
+        """The call as a component of a kind; FAILED after reporting what is wrong. Raises TypeMismatch where it does
+        not belong."""
         declared, name = self.declared, self.declared.name
         self.used = True
         place = Value(call, call.name_span, value.via)
@@ -112,7 +112,7 @@ def convert_argument(kind: Any, value: Value, context: Context, around: Converte
 
 
 def _unchecked(kind: Any, value: Value, context: Context, around: Converter) -> Any:
-    """For a type that says little: anything a spec can write that means something to Python. Raises Mismatch."""
+    """For a type that says little: anything a spec can write that means something to Python. Raises TypeMismatch."""
     data = value.data
     if get_origin(kind) is Union:
         (kind,) = (part for part in get_args(kind) if part is not type(None))

@@ -122,7 +122,7 @@ class UnknownSettings:
                 self._elsewhere(name)
 
     def _elsewhere(self, name: str) -> bool:
-        """Doubt the settings that a name out of place belongs to; False if there are none."""
+        """Mark the settings unknown that a name out of place belongs to; False if there are none."""
         if name in blocks.KINDS:
             self.kind(name)
             return True

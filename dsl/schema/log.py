@@ -80,7 +80,7 @@ class Log:
     @staticmethod
     def of(trackers: dict[str, type[Tracker]]) -> "type[Log]":
         """The class with a setting for each of some trackers."""
-        return _made(tuple(trackers.items()))
+        return _log_class(tuple(trackers.items()))
 
     def written(self) -> Iterator[Tracker]:
         """What blocks inside it say, of trackers that are off too."""
@@ -97,7 +97,7 @@ class Log:
 
 
 @cache
-def _made(trackers: tuple[tuple[str, type[Tracker]], ...]) -> type[Log]:
+def _log_class(trackers: tuple[tuple[str, type[Tracker]], ...]) -> type[Log]:
     declared = {name: tracker.in_log() for name, tracker in trackers}
     body = {
         "__doc__": Log.__doc__,

@@ -21,7 +21,7 @@ _WORDS: Final = {
 
 @frozen
 class Explanation:
-    """meant: a token whose insertion before the wrong one mends the item; `replaces` tokens are dropped for it."""
+    """meant: a token whose insertion before the wrong one repairs the item; `replaces` tokens are dropped for it."""
 
     diagnostic: Diagnostic
     meant: str | None = None

@@ -140,7 +140,7 @@ def _layouts(spec: Spec, world: int, cluster: Hardware) -> Iterator[_Layout]:
 
 
 def _judge(spec: Spec, layout: _Layout, world: int, memory: int) -> Candidate:
-    """The layout with as little recomputation as fits, or why it falls."""
+    """The layout with as little recomputation as fits, or why it is rejected."""
     found = Candidate(name="")
     for mode in RECOMPUTE:
         found = Candidate(name=_name(layout, mode), sets=_sets(spec, layout, mode))

@@ -1,7 +1,7 @@
 """What a checkpoint says of itself, and why it does not fit a plan.
 
-The runtime writes `kept` into every checkpoint and refuses one with `misfits`; `xtrain diff` asks the same of two
-plans. What only the data can tell, whether rows hold the same text, the loader of the run finds out.
+The runtime writes `checkpoint_contents` into every checkpoint and refuses one with `mismatches`; `xtrain diff` asks the
+same of two plans. What only the data can tell, whether rows hold the same text, the loader of the run finds out.
 """
 
 from collections.abc import Callable, Mapping

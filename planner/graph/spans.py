@@ -45,9 +45,9 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
             found.fail(rule, "X615", span.path, message, f"use a period of {span.length} steps or more")
         else:
             found.passed(rule, f"{span.action} takes {span.length} of every {plural(span.period, 'step')}")
-    sound = [span for span in spans if span.period >= span.length]
+    possible = [span for span in spans if span.period >= span.length]
     reported: set[str] = set()
-    for one, other in combinations(sound, 2):
+    for one, other in combinations(possible, 2):
         step = meeting(one, other, batch.steps) if one.action == other.action else None
         if step is not None and other.path not in reported:
             reported.add(other.path)

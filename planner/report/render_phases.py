@@ -33,7 +33,8 @@ def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
 def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
     """Phase, its steps from 1, the rate of the first and the last, then dataset, share, rows and tokens in it.
 
-    Rows are those that the run draws, from its first step to its last; with weights in epochs they depend on the data.
+    Rows are those that the run samples, from its first step to its last; with weights in epochs they depend on the
+    data.
     """
     steps, loader = plan.timeline.steps, plan.node("setup.loader").args
     assert steps is not None
@@ -55,8 +56,8 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
                     head = ("", "", "")
             continue
         sampler = MixtureSampler.of(tuple(phase.shares.values()), loader["seed"], phase.name)
-        drawn = sampler.counts(0, (end - first) * loader["rows"])
-        for (name, share), rows in zip(phase.shares.items(), drawn, strict=True):
+        sampled = sampler.counts(0, (end - first) * loader["rows"])
+        for (name, share), rows in zip(phase.shares.items(), sampled, strict=True):
             taken[name] += rows
             if share > 0:
                 table.append((*head, *_amounts(name, share, rows, loader["sequence"])))

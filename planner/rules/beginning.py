@@ -16,7 +16,7 @@ NAMES: Final = ("latest", "best")
 
 def begins_at(path: Path) -> int | None:
     """The steps behind the state that `checkpoint.from` means: a checkpoint, a pointer to one, or the latest of a
-    folder of checkpoints or of a run. None where names do not tell; whether it is sound the run finds out."""
+    folder of checkpoints or of a run. None where names do not tell; whether it is intact the run finds out."""
     if path.suffix == ALIAS:
         path = path.with_suffix("") if path.stem in NAMES else path.parent
     try:

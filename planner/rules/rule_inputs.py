@@ -153,7 +153,7 @@ class Verdicts(Findings):
         """Rely on these settings no more."""
         self.unknown_settings |= frozenset(paths)
 
-    def _can_tell(self, rule: str) -> bool:
+    def _is_decidable(self, rule: str) -> bool:
         unknown = self.unknown_settings
         return not (unknown and any(is_unknown(rule_input, unknown) for rule_input in rule_inputs(rule, self.spec)))
 

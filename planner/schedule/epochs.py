@@ -1,4 +1,4 @@
-"""Epochs: how many rows one has, how many steps so many of them are, and what is drawn in each of them.
+"""Epochs: how many rows one has, how many steps so many of them are, and what is sampled in each of them.
 
 Known once the rows of the datasets are counted: the same numbers on every rank, wherever they are worked out.
 """
@@ -43,7 +43,7 @@ def _shares(phase: PlanPhase, rows: Mapping[str, int]) -> dict[str, float]:
 def sampler_of(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str, int], seed: int) -> MixtureSampler:
     """Which of `datasets` each row of a phase comes from; one that the phase does not name has no part in it.
 
-    Weights in epochs are drawn alike in all phases, so that those with the same ones go on with one draw.
+    Weights in epochs are sampled alike in all phases, so that those with the same ones go on with one sequence.
     """
     if phase.passes is None:
         return MixtureSampler.of([phase.shares.get(name, 0.0) for name in datasets], seed, phase.name)

@@ -108,7 +108,7 @@ def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> PlanPhase:
 
 
 def _free_name(spec: Spec) -> str:
-    """`train`, or what no phase of the spec is called: the draw of rows goes by names."""
+    """`train`, or what no phase of the spec is called: rows are sampled by names."""
     name = FIRST
     while name in spec.phases:
         name = f"{name}_0"

@@ -36,7 +36,7 @@ class MixtureSampler:
 
     @classmethod
     def of(cls, shares: Sequence[float], seed: int, phase: str) -> "MixtureSampler":
-        """Shares need not add up to 1; at least one is positive, and one of 0 is never drawn."""
+        """Shares need not add up to 1; at least one is positive, and one of 0 is never sampled."""
         exact = [Fraction(share) for share in shares]
         total = sum(exact)
         assert total > 0 and min(exact) >= 0, "a planned phase has a dataset to read"
@@ -61,7 +61,7 @@ class MixtureSampler:
 
     @property
     def turn(self) -> int:
-        """After so many draws the sequence begins anew."""
+        """After so many rows the sequence begins anew."""
         return self.bounds[-1]
 
     def first_point(self, first: int) -> int:
@@ -69,7 +69,7 @@ class MixtureSampler:
         return (first * self.stride + self.offset) % self.turn
 
     def counts(self, first: int, count: int) -> list[int]:
-        """How many of the draws first … first + count - 1 are of each dataset."""
+        """How many of the rows first … first + count - 1 are of each dataset."""
         before, after = self._below(first), self._below(first + count)
         below = [late - early for early, late in zip(before, after, strict=True)]
         return [end - begin for begin, end in pairwise(below)]

@@ -37,13 +37,13 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     if twin and EMBEDDING_WEIGHT in found:
         used[twin] = found[EMBEDDING_WEIGHT][0].shape
     surplus = [name for name in files.tensors if name not in used and not names.is_ignored(name)]
-    problems = [*_listed(missing, "missing"), *_listed(surplus, "not of this model"), *_misfits(used, files)]
+    problems = [*_listed(missing, "missing"), *_listed(surplus, "not of this model"), *_mismatches(used, files)]
     if problems:
         raise ValueError("; ".join(problems))
     return Assignment(found, twin)
 
 
-def _misfits(used: dict[str, tuple[int, ...]], files: WeightFiles) -> Iterator[str]:
+def _mismatches(used: dict[str, tuple[int, ...]], files: WeightFiles) -> Iterator[str]:
     """Tensors of another shape than planned, or in a format that is none of weights."""
     shapes = [name for name, shape in used.items() if files.tensors[name].shape != shape]
     if shapes:

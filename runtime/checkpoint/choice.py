@@ -14,10 +14,10 @@ Report = Callable[[CheckpointEntry, str], None]
 def choose(
     folder: CheckpointFolder, collective: CollectiveErrors, *, content: bool, report: Report
 ) -> CheckpointEntry | None:
-    """The checkpoint `latest` names or else the newest that is sound; None if the folder has none at all.
+    """The checkpoint `latest` names or else the newest that is intact; None if the folder has none at all.
 
     content: read all of it and compare checksums, the files dealt among ranks. Collective, with one result for all.
-    Raises ResumeRefused if there are checkpoints and none is sound: a run that began anew would hide that.
+    Raises ResumeRefused if there are checkpoints and none is intact: a run that began anew would hide that.
     """
     candidates = collective.first(folder.candidates)
     for entry in candidates:

@@ -25,7 +25,7 @@ from .sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
 
 @frozen
 class CheckpointEntry:
-    """One published checkpoint, sound or not. step: optimizer steps behind its state."""
+    """One published checkpoint, intact or not. step: optimizer steps behind its state."""
 
     path: Path
     step: int
@@ -62,7 +62,7 @@ class CheckpointFolder:
         return self.root / f"model-s{step:012d}"
 
     def published(self) -> list[CheckpointEntry]:
-        """All full checkpoints that have a name, oldest first, sound or not."""
+        """All full checkpoints that have a name, oldest first, intact or not."""
         return self._named(FULL)
 
     def models(self) -> list[CheckpointEntry]:

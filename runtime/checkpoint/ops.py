@@ -18,7 +18,7 @@ from ..models.tensors import model_tensors
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallel.collective_errors import CollectiveErrors
-from ..provenance.metadata import made_by
+from ..provenance.metadata import written_by
 from ..reporting.records import Records
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
@@ -137,7 +137,7 @@ def resume(
     collective.first(lambda: finish_rollback(records.directory))
     start = collective.first(lambda: starting_point(plan, records.directory))
     if start.own:
-        start = _soundest(start, collective, records, content=verify == "content")
+        start = _newest_intact(start, collective, records, content=verify == "content")
     elif start.entry is not None and (flaw := flaw_of(start.entry, collective, content=verify == "content")):
         raise ResumeRefused(f"the checkpoint {start.entry.path} is damaged: {flaw}")
     if start.entry is None:
@@ -167,8 +167,10 @@ def _report(restored: Restored, state: FullState, start: StartingPoint, records:
     records.event(ResumedEvent(step=start.step, path=path, source=source, groups=groups))
 
 
-def _soundest(start: StartingPoint, collective: CollectiveErrors, records: Records, *, content: bool) -> StartingPoint:
-    """The newest checkpoint of the run whose content is sound, with a word about each that is not."""
+def _newest_intact(
+    start: StartingPoint, collective: CollectiveErrors, records: Records, *, content: bool
+) -> StartingPoint:
+    """The newest checkpoint of the run whose content is intact, with a word about each that is not."""
     folder = CheckpointFolder(records.directory / "checkpoints")
 
     def report(entry: CheckpointEntry, flaw: str) -> None:
@@ -214,7 +216,7 @@ def prepare_saving(
         "failures": failures,
         "saved_step": start.step if start.own else None,
         "begun_from": begun_from(plan, start),
-        "made_by": made_by(records.directory),
+        "written_by": written_by(records.directory),
     }
     saver = _saver(common, mode, copies, rank)
     if start.own and start.entry is not None:

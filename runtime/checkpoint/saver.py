@@ -42,7 +42,7 @@ class Saver:
     overlap: what a save does that comes due while another is being written: wait for it, or come later. best: the
     metric whose least value `best` follows, None without one. failures: how many saves in a row may fail, None for any
     number. staging: None where saves are made at once. begun_from: where the run got its first state, if not from
-    itself. made_by: versions, and the state of the user's code. Methods without another word are collective, and all
+    itself. written_by: versions, and the state of the user's code. Methods without another word are collective, and all
     ranks leave them alike.
     """
 
@@ -55,7 +55,7 @@ class Saver:
     staging: HostCopy | None = None
     saved_step: int | None
     begun_from: dict[str, Any] | None
-    made_by: dict[str, Any]
+    written_by: dict[str, Any]
     may_begin: Callable[[], bool] = lambda: True
     """Whether a save that is due now is made now, whatever is still being written; the same on all ranks."""
     put_off: str = ""
@@ -283,7 +283,7 @@ class Saver:
         # be recorded of it is kept as well.
         pending = self.records.pending
         record = {} if pending is None else {"record": plain_value(as_object(pending))}
-        return {**self.state.described(), "made_by": self.made_by, **begun, **record}
+        return {**self.state.described(), "made_by": self.written_by, **begun, **record}
 
 
 @define(eq=False)

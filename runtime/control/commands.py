@@ -71,22 +71,22 @@ class Control:
             except StorageFailed as failure:
                 if order.command.stop:
                     raise
-                self.tell(order, ControlState.REFUSED, str(failure))
+                self.report(order, ControlState.REFUSED, str(failure))
                 continue
             self.stopping = self.stopping or order.command.stop
             if order.command.name not in (ControlWord.PROFILE, ControlWord.PAUSE):  # which speak for themselves
-                self.tell(order, ControlState.DONE)
+                self.report(order, ControlState.DONE)
 
-    def tell(self, order: Order, state: str, detail: str = "") -> None:
+    def report(self, order: Order, state: str, detail: str = "") -> None:
         """The first rank writes what has become of an order."""
         if self.inbox is not None:
-            self.inbox.tell(order.id, order.command.name, state, detail)
+            self.inbox.report(order.id, order.command.name, state, detail)
 
     def close(self) -> None:
         """The run ends: what was not carried out is refused."""
         if self.inbox is None:
             return
         for order in (*self._heard, *([self._taken] if self._taken else [])):
-            self.tell(order, ControlState.REFUSED, "the run ended before the command was executed")
+            self.report(order, ControlState.REFUSED, "the run ended before the command was executed")
         self._heard, self._taken = [], None
         self.inbox.close()

@@ -74,7 +74,7 @@ class Inbox:
                     self._refuse(path, str(refused))
                     continue
                 if order is not None:
-                    self.tell(order.id, order.command.name, ControlState.ACCEPTED)
+                    self.report(order.id, order.command.name, ControlState.ACCEPTED)
                     self._remove(path)
                     self._orders.append(order)
 
@@ -88,9 +88,9 @@ class Inbox:
         while self._orders:
             order = self._orders.popleft()
             why = "the run ended before the command was executed"
-            self.tell(order.id, order.command.name, ControlState.REFUSED, why)
+            self.report(order.id, order.command.name, ControlState.REFUSED, why)
 
-    def tell(self, id: str, command: str, state: str, detail: str = "") -> None:
+    def report(self, id: str, command: str, state: str, detail: str = "") -> None:
         """Write what has become of a command: accepted, done or refused."""
         step = self.progress.step
         self.records.event(ControlEvent(step=step, id=id, command=command, state=state, detail=detail))
@@ -168,7 +168,7 @@ class Inbox:
         word = ""
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             word = msgspec.json.decode(path.read_bytes(), type=ControlRequest).command
-        self.tell(path.stem, word, ControlState.REFUSED, reason)
+        self.report(path.stem, word, ControlState.REFUSED, reason)
         self._remove(path)
 
     def _remove(self, path: Path) -> None:

@@ -34,7 +34,7 @@ def pause(
         under_way.cut_short("the run is paused")
         records.flush(progress.step)  # who looks at a run that waits is to see its last step
         control.paused, began = True, time.monotonic()
-        control.tell(control.order, ControlState.DONE, f"the run is paused after step {progress.step:,}")
+        control.report(control.order, ControlState.DONE, f"the run is paused after step {progress.step:,}")
         while control.paused and not control.stopping:
             time.sleep(WAIT_SECONDS)
             if beat is not None:

@@ -107,7 +107,7 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
     """Counts and lengths of a dataset and its parts, as JSON values; an empty part has no lengths.
 
     Where only some tokens are predicted, each part has `trained_tokens`. Of a dataset that is trained on alone the
-    training part has `steps_an_epoch`; of one of several see `drawn`.
+    training part has `steps_an_epoch`; of one of several see `sampling`.
     """
     loader = plan.node("setup.loader").args
     alone = loader["datasets"] == [data.name]
@@ -149,7 +149,7 @@ def _trained(store: TokenStore, documents: np.ndarray) -> int:
     return int(of_each[documents].sum())
 
 
-def drawn(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
+def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
     """What a run takes of each dataset that it is trained on, as JSON values, by name.
 
     `rows`: how many rows each of them has. Of each: its `shares` of the rows by phase, the `rows` that the whole run
@@ -178,14 +178,14 @@ def rows_from(curriculum: Curriculum, rows: Mapping[str, int], step: int) -> Ite
     """Dataset, row and rows of the run before it, of the rows from optimizer step `step` (from 0) to the end of the
     run, in the order in which they are trained on: those of the datasets in `rows`, which says how many each has.
 
-    Raises DataError if one that is drawn from has no rows.
+    Raises DataError if one that is sampled has no rows.
     """
     taken, before = (curriculum.position(at).cursors for at in (curriculum.steps, min(step, curriculum.steps)))
     left = sum(taken.get(name, 0) - before.get(name, 0) for name in rows)
     orders: dict[str, RowOrder] = {}
     while left:
         place = curriculum.rows_before(step)
-        for number, cursor in zip(*(drawn.tolist() for drawn in curriculum.rows(step)), strict=True):
+        for number, cursor in zip(*(numbers.tolist() for numbers in curriculum.rows(step)), strict=True):
             name = curriculum.datasets[number]
             if name in rows:
                 orders[name] = orders.get(name) or RowOrder(rows[name], curriculum.seed)

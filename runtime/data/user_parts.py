@@ -123,7 +123,7 @@ def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[s
             raise part.failed(message)
 
 
-def kept_parts(plan: Plan, directory: Path) -> dict[str, bytes]:
+def parts_to_copy(plan: Plan, directory: Path) -> dict[str, bytes]:
     """Name in `directory` → content of the files of the user's parts, with what they import beside them, for where the
     spec there finds them.
 

@@ -58,7 +58,7 @@ def alerts(
     )
     if stalled_seconds is not None:
         stalled = Stalled(rank.rank, rank.world_size, records.directory, stalled_seconds)
-        watch.observers.append(lambda seen: found.tell(stalled.look(seen), every_rank=True))
+        watch.observers.append(lambda seen: found.report(stalled.look(seen), every_rank=True))
     if not rank.is_first:
         return found
     found.loss_spike = LossSpikeDetector(loss_spike, window) if loss_spike is not None else None
@@ -97,27 +97,27 @@ class AlertMonitor:
         """A step has ended whose loss and norm are numbers; `seconds` it took."""
         if self._nonfinite:
             self._nonfinite = False
-            self.tell(
+            self.report(
                 Finding("nonfinite", "cleared", f"loss and gradient norm are finite again: loss {step.loss:.4g}"), 1
             )
         if self.loss_spike is not None:
-            self.tell(self.loss_spike.take(step.loss, step.phase), 1)
+            self.report(self.loss_spike.take(step.loss, step.phase), 1)
         if self.slow is not None and not step.warms_up:
-            self.tell(self.slow.take(seconds), 1)
+            self.report(self.slow.take(seconds), 1)
 
     def bad_step(self, loss: float, grad_norm: float) -> None:
         """The loss or the norm of the step is not a number, on all ranks alike."""
         if not self._nonfinite:
             self._nonfinite = True
-            self.tell(Finding("nonfinite", "raised", f"loss {loss:g}, gradient norm {grad_norm:g}", loss), 1)
+            self.report(Finding("nonfinite", "raised", f"loss {loss:g}, gradient norm {grad_norm:g}", loss), 1)
 
     def logged(self, steps: int, seconds: float, waited: float, memory_share: float) -> None:
         """Numbers of all ranks since the last record: seconds of all these steps, those waited for rows, and the
         largest peak of memory as a share of what the plan says of the rank."""
         if self.starvation is not None:
-            self.tell(self.starvation.take(steps, seconds, waited))
+            self.report(self.starvation.take(steps, seconds, waited))
         if self.memory is not None:
-            self.tell(self.memory.take(memory_share))
+            self.report(self.memory.take(memory_share))
 
     def look_at_disk(self) -> None:
         """Called by the poller. Raises OSError where the file system cannot be asked."""
@@ -126,9 +126,9 @@ class AlertMonitor:
             return
         self._looked = now
         space = os.statvfs(self.records.directory)
-        self.tell(self.disk.take(space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize))
+        self.report(self.disk.take(space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize))
 
-    def tell(self, finding: Finding | None, ahead: int = 0, *, every_rank: bool = False) -> None:
+    def report(self, finding: Finding | None, ahead: int = 0, *, every_rank: bool = False) -> None:
         """Write what was found, and let everybody know whom the plan names for it. Any thread; never raises.
 
         ahead: 1 where it is about the step under way, which is not counted yet. every_rank: this rank is the one that

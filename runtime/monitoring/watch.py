@@ -35,7 +35,7 @@ GAP: Final = 2.0
 # Others are looked at once this rank has not got on for so much of the limit.
 LOOK: Final = 0.1
 # Seconds without a mark after which the line says what the main thread is in.
-TELL: Final = 2.0
+SILENT_SECONDS: Final = 2.0
 # Seconds that ranks wait for each other's stacks before they leave.
 JOIN_SECONDS: Final = 5.0
 VERDICT: Final = "verdict.json"
@@ -148,7 +148,7 @@ class Watchdog:
         if self.beat.marks != self._marks:
             self._marks, self._moved = self.beat.marks, self._now
         idle = self._now - self._moved
-        place, debugger = whereabouts() if idle >= TELL else ("", False)
+        place, debugger = whereabouts() if idle >= SILENT_SECONDS else ("", False)
         self.file.write(self.beat, idle, place, debugger)
         if self.condemned():
             self._end(self._published_verdict(), first=False)

@@ -72,10 +72,10 @@ def copies_of(model: ModelParts, rank: Rank) -> list[int]:
     tied = rank.pipeline_ranks > 1 and model.parts[0].arch.tie_embeddings
     ranks = rank.world_size // rank.pipeline_ranks
     named = model.named_parameters()
-    return [held_by(p, ranks) * (2 if tied and name == TIED else 1) for name, p in named]
+    return [copies_of_parameter(p, ranks) * (2 if tied and name == TIED else 1) for name, p in named]
 
 
-def held_by(parameter: Tensor, ranks: int) -> int:
+def copies_of_parameter(parameter: Tensor, ranks: int) -> int:
     """How many of the `ranks` that share a pipeline stage hold the same elements as this one."""
     if not isinstance(parameter, DTensor):
         return ranks

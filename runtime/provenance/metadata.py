@@ -78,7 +78,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def made_by(directory: Path) -> dict[str, Any]:
+def written_by(directory: Path) -> dict[str, Any]:
     """What a checkpoint of the run in a directory says of the code it was made by."""
     code_id = _environment(directory).get("code_id")
     return {**versions(), **({"code_id": code_id} if code_id else {})}

@@ -103,7 +103,7 @@ class Records:
             return
         self._last_step = step
         if self.metrics.write(record) and not self._reported_lost:
-            self._tell_of_lost(step)
+            self._warn_of_lost(step)
 
     def go_on_with(self, record: dict[str, Any], step: int) -> None:
         """The run goes on behind a step whose record was gathered when it was saved: it is still to be written, unless
@@ -164,13 +164,13 @@ class Records:
         """All that can be written in so many seconds is written; what is reported later is written at once."""
         lost = self.metrics.lost + self.own.lost
         if self.rank == 0 and lost and not self._reported_lost:
-            self._tell_of_lost(0)
+            self._warn_of_lost(0)
         if self.writer.close(seconds):  # else a thread hangs in one of them
             self._closed = True
             for lines in (self.metrics.lines, self.events, self.own.lines):
                 lines.close()
 
-    def _tell_of_lost(self, step: int) -> None:
+    def _warn_of_lost(self, step: int) -> None:
         """Say, once, that records are missing; the records themselves say how many."""
         if lost := self.metrics.lost + self.own.lost:
             self._reported_lost = True

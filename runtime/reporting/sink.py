@@ -80,11 +80,11 @@ class RecordSink:
         self._queue.send(partial(self.writer.end, exit_code))
         ended = self._queue.close(seconds)
         if not ended and not self._failed:
-            self._tell(f"{self.writer.name} did not finish within {seconds:g} s, and was abandoned")
+            self._try_to_warn(f"{self.writer.name} did not finish within {seconds:g} s, and was abandoned")
         if self.lost:
-            self._tell(f"{self.lost} records were not sent to {self.writer.name}, which was too slow")
+            self._try_to_warn(f"{self.lost} records were not sent to {self.writer.name}, which was too slow")
 
-    def _tell(self, message: str) -> None:
+    def _try_to_warn(self, message: str) -> None:
         with suppress(EnvironmentFault):  # of a disk that takes no event; somebody else says so
             self._warn(message)
 
@@ -106,4 +106,4 @@ class RecordSink:
         except Exception as error:  # a library may fail in any way, and training must not
             self._failed = True
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            self._tell(f"{self.writer.name} gets no more records: {reason[0]}; metrics.jsonl is complete")
+            self._try_to_warn(f"{self.writer.name} gets no more records: {reason[0]}; metrics.jsonl is complete")

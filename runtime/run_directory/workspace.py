@@ -17,7 +17,7 @@ from ..checkpoint.model_folder import check_folder
 from ..checkpoint.publish import Publisher
 from ..checkpoint.rollback_state import finish_rollback
 from ..checkpoint.sources import StartingPoint, check_left, find, left_to_train, starting_point
-from ..data.user_parts import kept_parts
+from ..data.user_parts import parts_to_copy
 from ..errors import EnvironmentFault
 from ..files.lines import JsonLinesFile, trim_after
 from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
@@ -95,17 +95,19 @@ def _open(
         aside = set_aside(directory, attempt, plan) if start.anew else None
         if aside is not None:
             lock = hold(directory, LAUNCHER_LOCK)
-        contents = {**kept_parts(plan, directory), **metadata.describe(plan, resolved_spec, code, attempt, before)}
+        contents = {**parts_to_copy(plan, directory), **metadata.describe(plan, resolved_spec, code, attempt, before)}
         for name in ("metadata", "ranks", "logs", "checkpoints"):
             (directory / name).mkdir(exist_ok=True)
         superseded = directory / "logs" / f"metrics-superseded-{attempt}.jsonl"
         trim_after(directory / METRICS_FILE, start.step, superseded)
         metadata.write(directory, contents, before)
         if aside is not None:
-            _tell(directory, aside.event(attempt))
+            _write_event(directory, aside.event(attempt))
         if changes:
             texts = [*changes.texts]
-            _tell(directory, ChangedEvent(step=start.step, attempt=attempt, verdict=changes.verdict, changes=texts))
+            _write_event(
+                directory, ChangedEvent(step=start.step, attempt=attempt, verdict=changes.verdict, changes=texts)
+            )
     except OSError as error:
         raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
     named = plan.workspace["run"] is not None
@@ -126,7 +128,7 @@ def _check_start(plan: Plan, start: StartingPoint, directory: Path) -> None:
             check_weights(plan, find(Path(node.args["path"]), weights=True))
 
 
-def _tell(directory: Path, event: Event) -> None:
+def _write_event(directory: Path, event: Event) -> None:
     """Write an event of the start; no rank is there yet that could."""
     events = JsonLinesFile(directory / EVENTS_FILE)
     events.write(event)

@@ -36,7 +36,7 @@ class TraceObserver(TorchDispatchMode):
         if func is WAIT:
             return args[0]  # of what is not fake, no new tensor comes either
         out = func(*args, **(kwargs or {}))
-        self._tell(out)
+        self._see(out)
         namespace = func.namespace
         if namespace == "profiler":
             self._label(args[0] if func is LABEL else None)
@@ -48,12 +48,12 @@ class TraceObserver(TorchDispatchMode):
                 args[0][0].copy_(self.heard)
         return out
 
-    def _tell(self, out: Any) -> None:
+    def _see(self, out: Any) -> None:
         if isinstance(out, FakeTensor):
             self.ledger.see(out)
         elif isinstance(out, tuple | list):
             for part in out:
-                self._tell(part)
+                self._see(part)
 
     def _label(self, begins: str | None) -> None:
         """A label begins, or the innermost one ends."""

@@ -22,26 +22,26 @@ def campaign(monkeypatch):
     return importlib.import_module("crash_campaign")
 
 
-def test_pointers_to_what_is_not_sound_are_faults(campaign, tmp_path):
+def test_pointers_to_what_is_not_intact_are_faults(campaign, tmp_path):
     folder = CheckpointFolder(tmp_path)
     save(folder, 2)
     newest = save(folder, 4, "best")
-    assert campaign.unsound(folder, 2) == ([], 4)
+    assert campaign.spoilt(folder, 2) == ([], 4)
     shard = next(newest.glob("__*"))
     content = shard.read_bytes()
     shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    faults, _ = campaign.unsound(folder, 2)
+    faults, _ = campaign.spoilt(folder, 2)
     assert [fault.partition(":")[0] for fault in faults] == [f"{p} names {newest.name}" for p in ("latest", "best")]
     shard.unlink()
-    assert all("is missing" in fault for fault in campaign.unsound(folder, 2)[0])
+    assert all("is missing" in fault for fault in campaign.spoilt(folder, 2)[0])
 
 
 def test_a_pointer_before_its_folder_and_one_that_goes_back_are_faults(campaign, tmp_path):
     folder = CheckpointFolder(tmp_path)
     save(folder, 2)
-    assert campaign.unsound(folder, 4) == (["latest has gone from step 4 back to 2"], 2)
+    assert campaign.spoilt(folder, 4) == (["latest has gone from step 4 back to 2"], 2)
     (tmp_path / "latest").write_text("ckpt-s000000000006\n")
-    assert "state.json is missing" in campaign.unsound(folder, 2)[0][0]
+    assert "state.json is missing" in campaign.spoilt(folder, 2)[0][0]
 
 
 def test_results_that_differ_in_one_bit_are_named(campaign):

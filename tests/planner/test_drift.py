@@ -151,8 +151,8 @@ def test_another_code_that_plans_otherwise_says_so(spec):
     assert plan.origin is not None
     stale = evolve(plan, id="f" * 16, origin=evolve(plan.origin, source="0" * 16))
     assert f"not {'f' * 16}" in find_drift(stale).errors[0].notes[0][0]
-    unsound = evolve(plan, spec_text="nonsense", origin=evolve(plan.origin, source="0" * 16))
-    assert "no plan for the spec" in find_drift(unsound).errors[0].notes[0][0]
+    unplanned = evolve(plan, spec_text="nonsense", origin=evolve(plan.origin, source="0" * 16))
+    assert "no plan for the spec" in find_drift(unplanned).errors[0].notes[0][0]
 
 
 def test_the_text_of_the_plan_can_be_changed_by_hand_but_not_unseen(spec):

@@ -248,9 +248,9 @@ def test_no_remedy_is_wider_than_the_page(make_plan, load):
         "parallel": "parallel { fsdp 8192 { replicate = 8 } }",
     }
     spec = load(**blocks)
-    sound = validate(spec, None, Verdicts(spec))
-    assert sound is not None
-    changes = list(changes_of(resolve(spec, sound)))
+    valid = validate(spec, None, Verdicts(spec))
+    assert valid is not None
+    changes = list(changes_of(resolve(spec, valid)))
     pairs = [a + b for a, b in combinations(changes, 2)]
     widest = max(sum(len(f"--set {text} ") for text in change.sets) for change in pairs)
     assert widest > WIDTH, "else this shows nothing"

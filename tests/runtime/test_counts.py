@@ -100,7 +100,7 @@ class Untrained(Executor):
         state = SimpleNamespace(progress=self.progress, tensors=dict, described=dict)
         self.saver = Saved(
             state=state, records=self.records, transaction=None, overlap="wait", best=None, failures=None,
-            saved_step=saved, begun_from=None, made_by={},
+            saved_step=saved, begun_from=None, written_by={},
         )  # fmt: skip
 
         self.loop.nodes = Calls(self.plan, self.resources, self.progress, self.beat, self.clocks)

@@ -42,7 +42,7 @@ def _at_last(planned: "Planned", last: int, in_steps: int, *, stops: bool) -> li
         tick.stop and next_step(tick, planned.tokens_per_step, last - 1) == last for tick in planned.ticks
     ):
         return []  # a tick that stops the run says so itself
-    found = next((trigger for trigger in planned.reactions if trigger.event == event), None)
+    found = next((trigger for trigger in planned.triggers if trigger.event == event), None)
     if found is None and not stops:
         return []
     nodes = _of_nodes(found.nodes) if found else ""

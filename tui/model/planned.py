@@ -152,7 +152,7 @@ class Planned:
     tokens: int | None
     phases: tuple[PlannedPhase, ...]
     ticks: tuple[PlannedTick, ...]
-    reactions: tuple[PlannedTrigger, ...]
+    triggers: tuple[PlannedTrigger, ...]
     commands: tuple[PlannedCommand, ...]
     stop_at: int | None
     """The step after which the run stops, to be gone on with later."""
@@ -193,7 +193,7 @@ def planned(content: Any) -> Planned | None:
         allocated.setdefault(whole(entry.get("pp")), entry.get("allocated_bytes"))
     classes = [{**each, "allocated_bytes": allocated.get(whole(each.get("pp")) or 0)}
                for each in _objects(estimates.get("classes"))]  # fmt: skip
-    named = {"id": content.get("id"), "name": content.get("name")}
+    named = {"id": content.get("id"), "name": content.get("name"), "triggers": timeline.get("reactions")}
     # The four objects have no key in common that means two things.
     found = _part(Planned, {**mesh, **content["graph"], **timeline, **estimates, **named, "classes": classes})
     return evolve(

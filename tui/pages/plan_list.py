@@ -62,7 +62,7 @@ def outline(plan: Planned) -> Outline:
         for node in dict.fromkeys(tick.nodes):
             ticks.setdefault(node, []).append(tick)
     when: dict[str, list[str]] = {}
-    for trigger in plan.reactions:
+    for trigger in plan.triggers:
         times = f" ({trigger.count} in a row)" if (trigger.count or 1) > 1 else ""
         for node in dict.fromkeys(trigger.nodes):
             when.setdefault(node, []).append(f"on {trigger.event}{times}")

@@ -17,15 +17,15 @@ from ....planner.schedule.mixture_sampler import TURN, MixtureSampler
 from ....planner.schedule.phases import in_order
 
 
-def drawn_datasets(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
-    """Dataset numbers of the draws first … first + count - 1, int64 [count]."""
+def sampled_datasets(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
+    """Dataset numbers of the rows first … first + count - 1, int64 [count]."""
     # A bound at the end of the circle has no point behind it.
     inner = np.array([bound for bound in sampler.bounds[1:-1] if bound < sampler.turn], dtype=np.uint64)
     return np.searchsorted(inner, _points(sampler, first, count), side="right").astype(np.int64)
 
 
 def _points(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
-    """The points of some draws, uint64 [count]."""
+    """The points of some rows, uint64 [count]."""
     if sampler.turn == TURN:  # uint64 goes round by itself
         return np.uint64(sampler.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(sampler.stride)
     points = np.full(count, sampler.first_point(first), dtype=np.uint64)
@@ -38,7 +38,7 @@ def _points(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
     return points
 
 
-# Each dataset that is drawn from with how often an epoch takes it, in the order of drawing.
+# Each dataset that is sampled with how often an epoch takes it, in the order of sampling.
 Passes = tuple[tuple[str, float], ...] | None
 
 
@@ -53,10 +53,10 @@ class Position:
     """Rows that were taken of each dataset; none of those that are not named."""
     phase: str = ""
     """The phase of the last row that was taken, empty where there is none yet."""
-    drawn: int = 0
+    sampled: int = 0
     """Rows that were taken in that phase; of weights in epochs, since these were the weights."""
     passes: Passes = None
-    """By which weights in epochs that row was drawn; None if by shares."""
+    """By which weights in epochs that row was sampled; None if by shares."""
 
 
 @frozen
@@ -67,7 +67,7 @@ class _PhaseSpan:
     phase: str
     passes: Passes
     sampler: MixtureSampler
-    drawn: int
+    sampled: int
     cursors: tuple[int, ...]
 
 
@@ -76,7 +76,7 @@ class Curriculum:
     """The rows of every step from `start` on. Nothing here moves: the step is the whole position.
 
     What came before `start` is taken as it was, whatever phases and rows per step it had. A phase in which the run
-    stopped goes on with the draw that is due; later ones begin with their first. Weights in epochs are drawn on from
+    stopped goes on with the row that is due; later ones begin with their first. Weights in epochs are sampled on from
     phase to phase, as long as they stay the same: their epochs come out even.
     """
 
@@ -102,12 +102,12 @@ class Curriculum:
             first = self.start.cursors.get(self.datasets[0], 0) + (step - self.start.step) * self.rows_per_step
             own = np.arange(first, first + self.rows_per_step, dtype=np.int64)
             return np.zeros_like(own), own
-        stretch, drawn = self._at(step)
-        datasets = drawn_datasets(stretch.sampler, drawn, self.rows_per_step)
+        stretch, sampled = self._at(step)
+        datasets = sampled_datasets(stretch.sampler, sampled, self.rows_per_step)
         cursors = np.empty(self.rows_per_step, dtype=np.int64)
         # Steps are mostly asked for one after the other: the next one begins where this one ends.
         known, before = self._next[0]
-        before = list(before) if known == step else self._cursors(stretch, drawn)
+        before = list(before) if known == step else self._cursors(stretch, sampled)
         for number, cursor in enumerate(before):
             (own,) = np.nonzero(datasets == number)
             before[number] = cursor + len(own)
@@ -124,22 +124,22 @@ class Curriculum:
         if step == self.start.step:
             return self.start
         # The last step that was taken says which phase it was: whether it goes on, the plan of the next one says.
-        stretch, drawn = self._at(step - 1)
-        drawn += self.rows_per_step
-        cursors = dict(zip(self.datasets, self._cursors(stretch, drawn), strict=True))
+        stretch, sampled = self._at(step - 1)
+        sampled += self.rows_per_step
+        cursors = dict(zip(self.datasets, self._cursors(stretch, sampled), strict=True))
         return Position(
             step=step,
             rows=self.rows_before(step),
             cursors={**self.start.cursors, **cursors},
             phase=stretch.phase,
-            drawn=drawn,
+            sampled=sampled,
             passes=stretch.passes,
         )
 
     @cached_property
     def _stretches(self) -> list[_PhaseSpan]:
         start = self.start
-        cursors, passes, drawn = [start.cursors.get(name, 0) for name in self.datasets], start.passes, start.drawn
+        cursors, passes, sampled = [start.cursors.get(name, 0) for name in self.datasets], start.passes, start.sampled
         plan = in_order(self.phases, self.steps)
         begins = [first for first, _ in plan]
         found: list[_PhaseSpan] = []
@@ -148,14 +148,14 @@ class Curriculum:
                 continue
             before, passes = passes, self._passes(phase)
             goes_on = passes == before if passes is not None else not found and phase.name == start.phase
-            drawn = drawn if goes_on else 0
+            sampled = sampled if goes_on else 0
             sampler = sampler_of(phase, self.datasets, self.num_rows, self.seed)
-            found.append(_PhaseSpan(max(first, start.step), phase.name, passes, sampler, drawn, tuple(cursors)))
+            found.append(_PhaseSpan(max(first, start.step), phase.name, passes, sampler, sampled, tuple(cursors)))
             if end is not None:
                 count = (end - found[-1].first) * self.rows_per_step
-                counts = sampler.counts(drawn, count)
+                counts = sampler.counts(sampled, count)
                 cursors = [cursor + own for cursor, own in zip(cursors, counts, strict=True)]
-                drawn += count
+                sampled += count
         return found
 
     def _passes(self, phase: PlanPhase) -> Passes:
@@ -165,13 +165,13 @@ class Curriculum:
         return tuple((name, epochs) for name, epochs in found if epochs > 0)
 
     def _at(self, step: int) -> tuple[_PhaseSpan, int]:
-        """The stretch of a step, and the draws of its phase before it."""
+        """The stretch of a step, and the rows of its phase before it."""
         assert step >= self.start.step, f"step {step} lies before the one that this run starts with"
         place = bisect_right(self._stretches, step, key=lambda stretch: stretch.first)
         stretch = self._stretches[place - 1]
-        return stretch, stretch.drawn + (step - stretch.first) * self.rows_per_step
+        return stretch, stretch.sampled + (step - stretch.first) * self.rows_per_step
 
     @staticmethod
-    def _cursors(stretch: _PhaseSpan, drawn: int) -> list[int]:
-        counts = stretch.sampler.counts(stretch.drawn, drawn - stretch.drawn)
+    def _cursors(stretch: _PhaseSpan, sampled: int) -> list[int]:
+        counts = stretch.sampler.counts(stretch.sampled, sampled - stretch.sampled)
         return [cursor + count for cursor, count in zip(stretch.cursors, counts, strict=True)]

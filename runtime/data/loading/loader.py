@@ -145,7 +145,7 @@ class RowLoader:
             "rows_per_step": self.rows_per_step,
             "rows": position.rows,
             "phase": position.phase,
-            "rows_in_phase": position.drawn,
+            "rows_in_phase": position.sampled,
             **({} if position.passes is None else {"passes": [list(each) for each in position.passes]}),
             "datasets": {
                 **self._left,

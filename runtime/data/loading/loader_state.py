@@ -63,7 +63,7 @@ def position_of(state: dict[str, Any], now: dict[str, Any]) -> tuple[Position, R
         rows=state["rows"],
         cursors={name: saved[name]["cursor"] for name in own if name in saved},
         phase=state["phase"],
-        drawn=state["rows_in_phase"],
+        sampled=state["rows_in_phase"],
         passes=_passes(state.get("passes"), renamed),
     )
     return position, Remarks(new=new, renamed=renamed, left=left)

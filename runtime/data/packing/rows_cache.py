@@ -49,8 +49,8 @@ def open_rows(folder: Path) -> Rows | None:
         rows = Rows(**values)
         # The fingerprint is that of bytes, and says nothing about what they are taken for.
         shapes = all(values[name].ndim == 1 and values[name].dtype in (np.int32, np.int64) for name in ARRAYS)
-        sound = shapes and meta["format"] == FORMAT and meta["fingerprint"] == rows.fingerprint()
-        return rows if sound else None
+        intact = shapes and meta["format"] == FORMAT and meta["fingerprint"] == rows.fingerprint()
+        return rows if intact else None
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 

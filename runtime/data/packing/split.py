@@ -78,8 +78,8 @@ def _open(folder: Path, documents: int) -> Split | None:
     """What is in the folder, or None if it is missing or not whole."""
     try:
         training, heldout = (np.asarray(np.load(folder / name, mmap_mode="r", allow_pickle=False)) for name in FILES)
-        sound = training.dtype == heldout.dtype == np.int64 and len(training) + len(heldout) == documents
-        return (training, heldout) if sound else None
+        intact = training.dtype == heldout.dtype == np.int64 and len(training) + len(heldout) == documents
+        return (training, heldout) if intact else None
     except (OSError, ValueError, EOFError):
         return None
 

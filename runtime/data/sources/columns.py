@@ -55,7 +55,7 @@ def packed(batch: "pa.RecordBatch", reads: Reads) -> Iterator[tuple[bytes, int]]
     names = [str(index) for index in range(len(columns))]
     for part in _parts(pa.record_batch(columns, names=names)):
         for column in part.columns:
-            _check_sound(column)
+            _check_intact(column)
         plain = pa.record_batch([_plain(column) for column in part.columns], names=names)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, plain.schema) as stream:
@@ -160,7 +160,7 @@ def _plain(column: "pa.Array") -> "pa.Array":
     return column.cast(pa.large_binary()) if _is_text(column.type) else column
 
 
-def _check_sound(column: "pa.Array") -> None:
+def _check_intact(column: "pa.Array") -> None:
     import pyarrow as pa
 
     try:

@@ -143,13 +143,13 @@ def _indexed(path: Path, index: Path, dtype: str | None) -> TokenArray:
     known = np.dtype(_INDEX_DTYPES[code])
     _agree(path, known, dtype)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    sound = (
+    intact = (
         bool(np.array_equal(pointers, offsets[:-1] * known.itemsize))
         and size_of(path) == int(offsets[-1]) * known.itemsize
         and (ends == 0 or (documents[0] == 0 and documents[-1] == sequences and bool(np.all(np.diff(documents) >= 0))))
         and (ends > 0 or sequences == 0)
     )
-    if not sound:
+    if not intact:
         message = f"does not fit its index {index.name}"
         raise DataError(message, path=path, remedy="Download or write both again.")
     found = offsets[documents] if ends else np.zeros(1, np.int64)

@@ -13,11 +13,11 @@ ATTEMPTS = 3
 STALE_SECONDS = 86_400
 
 
-def make_folder(final: Path, write: Callable[[Path], None], is_sound: Callable[[Path], bool]) -> None:
+def make_folder(final: Path, write: Callable[[Path], None], is_intact: Callable[[Path], bool]) -> None:
     """Put a folder that `write` fills at `final`, unless another process has put one there meanwhile.
 
     Any number of processes may do this at once: each writes into a folder of its own and the first rename wins. What
-    stands at `final` and is not sound is replaced. Raises OSError if the cache cannot be written, and whatever `write`
+    stands at `final` and is not intact is replaced. Raises OSError if the cache cannot be written, and whatever `write`
     raises.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -26,22 +26,22 @@ def make_folder(final: Path, write: Callable[[Path], None], is_sound: Callable[[
     partial.mkdir()
     try:
         write(partial)
-        publish(partial, final, is_sound)
+        publish(partial, final, is_intact)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def publish(partial: Path, final: Path, is_sound: Callable[[Path], bool]) -> None:
-    """Rename a complete folder to `final`, unless a sound one stands there: then it is left where it is.
+def publish(partial: Path, final: Path, is_intact: Callable[[Path], bool]) -> None:
+    """Rename a complete folder to `final`, unless an intact one stands there: then it is left where it is.
 
-    What stands there and is not sound makes room. Raises OSError if it cannot be renamed.
+    What stands there and is not intact makes room. Raises OSError if it cannot be renamed.
     """
     for _ in range(ATTEMPTS):
         with suppress(OSError):
             partial.rename(final)
             sync_folder(final.parent)
             return
-        if is_sound(final):
+        if is_intact(final):
             return
         move_aside(final)
     partial.rename(final)

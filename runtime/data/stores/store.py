@@ -82,7 +82,7 @@ class TokenStore:
 
 
 def open_named(cache: Path, names: Sequence[str]) -> TokenStore | None:
-    """The first sound store in `cache` that is called by one of the `names` of the same data; the first is its key."""
+    """The first intact store in `cache` that is called by one of the `names` of the same data; the first is its key."""
     key, *aliases = names
     for name in names:
         if (store := open_store(cache / name)) is not None:
@@ -102,7 +102,7 @@ def open_store(directory: Path) -> TokenStore | None:
         bad = meta["bad_records"]
         first = tuple(BadRecord(origin=origin, reason=reason) for origin, reason in bad["first"])
         report = BadRecordReport(count=int(bad["count"]), first=first)
-        sound = (
+        intact = (
             meta["format"] == FORMAT
             and dtype in (np.uint16, np.uint32)
             and offsets.shape == (meta["documents"] + 1,)
@@ -116,7 +116,7 @@ def open_store(directory: Path) -> TokenStore | None:
         files = int(meta["files"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
         return None
-    if not sound:
+    if not intact:
         return None
     return TokenStore(
         key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report, trained=trained

@@ -54,13 +54,13 @@ def identify(
     Raises DataError if a file cannot be read.
     """
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         if progress is not None:
             progress(DataProgress(stage="files", done=done, total=total))
 
     digests = FileDigests(cache / INDEX)
     with remembering(digests):
-        digests.learn(source.files, tell)
+        digests.learn(source.files, report)
         content, *others = source.fingerprints()
     return StoreIdentity(
         covers={
@@ -113,7 +113,7 @@ def build_store(
                 encoder=encoder,
                 dtype=np.dtype(np.uint16 if encoder.vocab_size <= 1 << 16 else np.uint32),
                 meta={"files": len(source.files), "covers": identity.covers},
-                is_sound=lambda folder: open_store(folder) is not None,
+                is_intact=lambda folder: open_store(folder) is not None,
                 check_unchanged=check_unchanged,
                 jobs=jobs,
                 report=progress,

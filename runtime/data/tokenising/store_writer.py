@@ -199,10 +199,10 @@ def tidy(folder: Path) -> None:
     sync_folder(folder)
 
 
-def copy_unfinished(source: Path, target: Path, key: str, tell: Callable[[int], None]) -> bool:
+def copy_unfinished(source: Path, target: Path, key: str, report: Callable[[int], None]) -> bool:
     """Copy what the journal of `source` tells of, which may still be growing, into the empty folder `target`.
 
-    `tell` gets the bytes of each block. False if there is nothing to copy.
+    `report` gets the bytes of each block. False if there is nothing to copy.
     """
     journal = read_journal(source, key)
     if journal is None:
@@ -214,7 +214,7 @@ def copy_unfinished(source: Path, target: Path, key: str, tell: Callable[[int], 
                 while left and (block := old.read(min(left, 1 << 22))):
                     new.write(block)
                     left -= len(block)
-                    tell(len(block))
+                    report(len(block))
                 new.flush()
                 os.fsync(new.fileno())
         replace_file(target / JOURNAL, json.dumps(asdict(journal)).encode())

@@ -43,7 +43,7 @@ class TokeniseJob:
     dtype: np.dtype
     meta: dict[str, Any]
     """What the store is to say of itself besides."""
-    is_sound: Callable[[Path], bool]
+    is_intact: Callable[[Path], bool]
     """Whether a folder is a complete store."""
     check_unchanged: Callable[[], None]
     """Raises DataError if the source is not what it was when the key was made."""
@@ -60,7 +60,7 @@ class TokeniseJob:
 
 
 def make_store(job: TokeniseJob) -> None:
-    """Return once there is a sound store at `job.final`, having built it or waited for a process that did.
+    """Return once there is an intact store at `job.final`, having built it or waited for a process that did.
 
     An exception, also one that `report` raises, leaves what is done to the next who asks. Raises DataError if the cache
     cannot be written, for a source without documents, or more bad records than it may have, and what its units raise.
@@ -72,12 +72,12 @@ def make_store(job: TokeniseJob) -> None:
         claim.put()
     try:
         watch = ClaimWatch(claim)
-        while not job.is_sound(job.final):
+        while not job.is_intact(job.final):
             rival = _rival(claim, watch, job.final)
             if rival is None:
                 _build(job, claim, watch)
                 return
-            _tell_waiting(job, rival)
+            _report_waiting(job, rival)
             time.sleep(POLL_SECONDS)
     finally:
         claim.withdraw()
@@ -100,7 +100,7 @@ def _rival(claim: Claim, watch: ClaimWatch, final: Path) -> OtherClaim | None:
     return None
 
 
-def _tell_waiting(job: TokeniseJob, rival: OtherClaim) -> None:
+def _report_waiting(job: TokeniseJob, rival: OtherClaim) -> None:
     if job.report is None:
         return
     journal = read_journal(job.cache / f"{FOLDER}{rival.name}", job.key)
@@ -124,7 +124,7 @@ def _build(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> None:
         if not complete:
             _tokenise(job, writer)
         with _writing(job.final):
-            publish(claim.folder, job.final, job.is_sound)
+            publish(claim.folder, job.final, job.is_intact)
             # Another process may have been faster, and others have left what is of no use now.
             for name in folders_of(job.cache, job.key):
                 if name == claim.name or name not in claims_of(job.cache, job.key):
@@ -197,14 +197,14 @@ def _take_over(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> bool:
     live = {name for name, rival in rivals.items() if rival.alive}
 
     def progress(name: str) -> int:
-        if job.is_sound(folders[name]):
+        if job.is_intact(folders[name]):
             return 1 << 62
         journal = read_journal(folders[name], job.key)
         return 0 if journal is None else journal.units
 
     for name in sorted((name for name in folders if name not in live), key=progress, reverse=True):
         # To a complete one nothing is written any more, whatever has become of its process.
-        if name in rivals and not rivals[name].gone and not job.is_sound(folders[name]):
+        if name in rivals and not rivals[name].gone and not job.is_intact(folders[name]):
             if not claim.folder.exists() and progress(name):
                 _copy(job, folders[name], claim.folder)
             continue
@@ -217,7 +217,7 @@ def _take_over(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> bool:
     for name, rival in rivals.items():
         if rival.gone:
             (job.cache / f"{CLAIM}{name}").unlink(missing_ok=True)
-    if (claim.folder / META).exists() and job.is_sound(claim.folder):
+    if (claim.folder / META).exists() and job.is_intact(claim.folder):
         tidy(claim.folder)
         return True
     return False
@@ -226,14 +226,14 @@ def _take_over(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> bool:
 def _copy(job: TokeniseJob, folder: Path, own: Path) -> None:
     copied = 0
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal copied
         copied += count
         if job.report is not None:
             job.report(DataProgress(stage="files", done=copied))
 
     own.mkdir()
-    if not copy_unfinished(folder, own, job.key, tell):
+    if not copy_unfinished(folder, own, job.key, report):
         move_aside(own)
 
 

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from small_checkpoints import save, save_model
 
-from xtrain.cli.run import _tell
+from xtrain.cli.run import _print_notes
 from xtrain.planner.compare.plan_origin import signed
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
 from xtrain.planner.load import plan_from_spec
@@ -150,7 +150,7 @@ def test_a_run_that_makes_way_is_reported_with_the_command_that_goes_back(
     workspace.lock.close()
     (aside,) = events(directory)
     assert aside["event"] == "set_aside" and aside["step"] == 210 and Path(aside["directory"]).name.startswith("mine~")
-    _tell(workspace)
+    _print_notes(workspace)
     said = capsys.readouterr().err
     assert aside["directory"] in said and aside["command"] in said and aside["reason"] in said
     xtrain, run, path, *more = shlex.split(aside["command"])

@@ -235,7 +235,7 @@ def live(run, monkeypatch):
         while not over.wait(0.01):
             run.inbox.look()
             while (order := run.inbox.take()) is not None:
-                run.inbox.tell(order.id, order.command.name, "done", "it was")
+                run.inbox.report(order.id, order.command.name, "done", "it was")
 
     thread = threading.Thread(target=answer)
     thread.start()

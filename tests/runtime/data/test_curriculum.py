@@ -13,10 +13,10 @@ from xtrain.planner.plan import PlanPhase
 from xtrain.planner.schedule.epochs import counted, exact, rows_of_epoch, steps_of_epochs
 from xtrain.planner.schedule.mixture_sampler import LONGEST, STRIDE, TURN, MixtureSampler, even_stride, floor_sum
 from xtrain.planner.schedule.phases import first_step, in_order, phase_at
-from xtrain.runtime.data.loading.curriculum import Curriculum, Position, drawn_datasets
+from xtrain.runtime.data.loading.curriculum import Curriculum, Position, sampled_datasets
 
 NAMES = ("a", "b", "c")
-# Of any stretch of draws, each dataset has its share up to so many.
+# Of any stretch of rows, each dataset has its share up to so many.
 ERROR = 6
 
 
@@ -45,9 +45,9 @@ def test_a_sum_of_floors(count: int, divisor: int, factor: int, offset: int):
 @given(SHARES, st.integers(0, 2**64 - 1), st.integers(0, 10**15), st.integers(0, 400))
 def test_counts_are_those_of_the_draws(shares: list[float], seed: int, first: int, count: int):
     sampler = MixtureSampler.of(shares, seed, "train")
-    drawn = drawn_datasets(sampler, first, count)
-    assert sampler.counts(first, count) == np.bincount(drawn, minlength=3).tolist()
-    assert all(shares[number] > 0 for number in set(drawn.tolist()))
+    sampled = sampled_datasets(sampler, first, count)
+    assert sampler.counts(first, count) == np.bincount(sampled, minlength=3).tolist()
+    assert all(shares[number] > 0 for number in set(sampled.tolist()))
 
 
 @given(SHARES, st.integers(0, 2**40), st.integers(0, 2**32))
@@ -62,10 +62,10 @@ def test_any_stretch_has_its_mix_up_to_a_few_rows(shares: list[float], first: in
 @pytest.mark.parametrize("bounds", [(0, 0, TURN), (0, 0, 0, TURN), (0, STRIDE, STRIDE, TURN), (0, 7, TURN, TURN)])
 def test_a_point_on_a_bound_belongs_to_what_begins_there(bounds: tuple[int, ...]):
     sampler = MixtureSampler(0, bounds)
-    drawn = drawn_datasets(sampler, 0, 2).tolist()
-    assert drawn == [max(n for n in range(len(bounds) - 1) if bounds[n] <= u) for u in (0, STRIDE)]
-    assert sampler.counts(0, 2) == np.bincount(drawn, minlength=len(bounds) - 1).tolist()
-    assert all(bounds[number] < bounds[number + 1] for number in drawn)
+    sampled = sampled_datasets(sampler, 0, 2).tolist()
+    assert sampled == [max(n for n in range(len(bounds) - 1) if bounds[n] <= u) for u in (0, STRIDE)]
+    assert sampler.counts(0, 2) == np.bincount(sampled, minlength=len(bounds) - 1).tolist()
+    assert all(bounds[number] < bounds[number + 1] for number in sampled)
 
 
 def test_no_share_makes_the_stride_fall_into_step_with_itself():
@@ -79,8 +79,8 @@ def test_no_share_makes_the_stride_fall_into_step_with_itself():
 
 def test_phases_and_seeds_draw_differently():
     samplers = [MixtureSampler.of([1, 1], seed, name) for seed, name in ((0, "a"), (0, "b"), (1, "a"))]
-    draws = [drawn_datasets(sampler, 0, 64).tolist() for sampler in samplers]
-    assert draws[0] != draws[1] and draws[0] != draws[2]
+    sequences = [sampled_datasets(sampler, 0, 64).tolist() for sampler in samplers]
+    assert sequences[0] != sequences[1] and sequences[0] != sequences[2]
 
 
 @given(PHASES, st.integers(1, 9), st.integers(0, 2**32))
@@ -113,7 +113,7 @@ def test_a_run_that_stops_anywhere_goes_on_with_the_next_rows(phases: tuple[Plan
         assert position.rows == sum(seen.values()) == sum(where.values())
         assert {name: position.cursors.get(name, 0) for name in NAMES} == where
         if position.rows:
-            assert position.drawn == seen[position.phase]
+            assert position.sampled == seen[position.phase]
 
 
 @given(PHASES, st.integers(0, 40), st.integers(0, 2**32))
@@ -150,9 +150,9 @@ def test_the_first_rows_of_a_phase_are_of_its_mix():
 
 def test_one_dataset_is_taken_row_by_row():
     schedule = Curriculum(datasets=("a",), phases=(phase("train", a=1.0),), steps=9, rows_per_step=3, seed=1)
-    resumed = evolve(schedule, start=Position(step=4, rows=20, cursors={"a": 20}, phase="train", drawn=20))
+    resumed = evolve(schedule, start=Position(step=4, rows=20, cursors={"a": 20}, phase="train", sampled=20))
     assert [schedule.rows(2)[1].tolist(), resumed.rows(5)[1].tolist()] == [[6, 7, 8], [23, 24, 25]]
-    assert resumed.position(6) == Position(step=6, rows=26, cursors={"a": 26}, phase="train", drawn=26)
+    assert resumed.position(6) == Position(step=6, rows=26, cursors={"a": 26}, phase="train", sampled=26)
 
 
 def test_what_lies_before_the_beginning_is_not_asked_for():
@@ -200,16 +200,16 @@ def by_epochs(name: str, epochs: dict[str, float], first: int = 0, lr_scale: flo
     return PlanPhase(name=name, first=first, fraction=None, shares={}, lr_scale=lr_scale, passes=epochs)
 
 
-def draw_in(epochs: dict[str, float], num_rows: dict[str, int], seed: int) -> MixtureSampler:
+def sampler_in(epochs: dict[str, float], num_rows: dict[str, int], seed: int) -> MixtureSampler:
     return MixtureSampler.of_epochs([exact(epochs[name]) * num_rows[name] for name in NAMES], seed)
 
 
 @given(EPOCHS, NUM_ROWS, st.integers(0, 2**32), st.integers(0, 10**15), st.integers(0, 300))
 @settings(deadline=None)
 def test_any_stretch_of_an_epoch_has_its_mix_up_to_a_few_rows(epochs, num_rows, seed, first, count):
-    sampler = draw_in(epochs, num_rows, seed)
-    drawn, counts = drawn_datasets(sampler, first, count), sampler.counts(first, count)
-    assert counts == np.bincount(drawn, minlength=3).tolist()
+    sampler = sampler_in(epochs, num_rows, seed)
+    sampled, counts = sampled_datasets(sampler, first, count), sampler.counts(first, count)
+    assert counts == np.bincount(sampled, minlength=3).tolist()
     rows = [exact(epochs[name]) * num_rows[name] for name in NAMES]
     for own, number in zip(rows, counts, strict=True):
         assert abs(number - count * own / sum(rows)) < ERROR
@@ -221,27 +221,27 @@ def test_any_stretch_of_an_epoch_has_its_mix_up_to_a_few_rows(epochs, num_rows, 
 def test_an_epoch_takes_every_row_as_often_as_is_said(epochs, num_rows, seed, first, times):
     """Also between two epochs: any so many rows in a row."""
     rows = [int(epochs[name] * num_rows[name]) for name in NAMES]
-    drawn = drawn_datasets(draw_in(epochs, num_rows, seed), first, times * sum(rows))
-    assert np.bincount(drawn, minlength=3).tolist() == [times * own for own in rows]
+    sampled = sampled_datasets(sampler_in(epochs, num_rows, seed), first, times * sum(rows))
+    assert np.bincount(sampled, minlength=3).tolist() == [times * own for own in rows]
 
 
 @given(EPOCHS.filter(lambda epochs: 1 / 3 not in epochs.values()), NUM_ROWS, st.integers(0, 99))
 @settings(deadline=None)
 def test_fractions_of_epochs_come_out_even(epochs, num_rows, seed):
     """0.1 and 0.5 epochs of any number of rows are whole after ten or twenty epochs."""
-    sampler = draw_in(epochs, num_rows, seed)
+    sampler = sampler_in(epochs, num_rows, seed)
     rows = [exact(epochs[name]) * num_rows[name] for name in NAMES]
     assert (20 * sum(rows)) % sampler.turn == 0
     assert sampler.counts(7, int(20 * sum(rows))) == [20 * own for own in rows]
 
 
 def test_a_fraction_that_never_comes_out_even_is_kept_for_longer_than_any_run():
-    sampler = draw_in({"a": 1 / 3, "b": 1.0, "c": 0.0}, {"a": 10**9 + 7, "b": 10**9, "c": 5}, 0)
+    sampler = sampler_in({"a": 1 / 3, "b": 1.0, "c": 0.0}, {"a": 10**9 + 7, "b": 10**9, "c": 5}, 0)
     assert LONGEST / 2 < sampler.turn <= LONGEST
     rows = exact(1 / 3) * (10**9 + 7), Fraction(10**9)
     counts = sampler.counts(0, 10**15)
     assert all(abs(number - 10**15 * own / sum(rows)) < 30 for number, own in zip(counts, rows, strict=False))
-    assert sampler.counts(10**12, 500) == np.bincount(drawn_datasets(sampler, 10**12, 500), minlength=3).tolist()
+    assert sampler.counts(10**12, 500) == np.bincount(sampled_datasets(sampler, 10**12, 500), minlength=3).tolist()
 
 
 @given(st.integers(1, 2**62))
@@ -282,14 +282,14 @@ def test_weights_that_change_begin_an_epoch_anew():
     num_rows, one, two = {"a": 8, "b": 4, "c": 1}, {"a": 1.0, "b": 1.0, "c": 0.0}, {"a": 1.0, "b": 2.0, "c": 0.0}
     schedule = curriculum((by_epochs("one", one), by_epochs("two", two, 3)), 1, num_rows=num_rows)
     apart = schedule.position(3).cursors
-    assert schedule.position(3).drawn == 3 and schedule.position(4).drawn == 1
+    assert schedule.position(3).sampled == 3 and schedule.position(4).sampled == 1
     assert schedule.position(3 + 16).cursors == {"a": apart["a"] + 8, "b": apart["b"] + 8, "c": 0}
     # So they do between two starts, and from shares to epochs.
     for phases in ((by_epochs("two", two),), (by_epochs("one", two),)):
         moved = curriculum(phases, 1, num_rows=num_rows, start=schedule.position(3))
-        assert moved.position(4).drawn == 1 and moved.rows(3)[0] == schedule.rows(3)[0]
+        assert moved.position(4).sampled == 1 and moved.rows(3)[0] == schedule.rows(3)[0]
     shares = curriculum((phase("one", a=0.5, b=0.5),), 1).position(3)
-    assert curriculum((by_epochs("one", two),), 1, num_rows=num_rows, start=shares).position(4).drawn == 1
+    assert curriculum((by_epochs("one", two),), 1, num_rows=num_rows, start=shares).position(4).sampled == 1
 
 
 def test_shares_of_epochs_follow_from_the_rows():

@@ -132,7 +132,7 @@ def test_a_disk_that_takes_no_record_of_it_does_not_matter(alerts, monkeypatch):
         raise EnvironmentFault("X706", "full")
 
     monkeypatch.setattr(Records, "event", full)
-    alerts.tell(Finding("disk", "raised", "full"))
+    alerts.report(Finding("disk", "raised", "full"))
     assert alerts.notifier.commands == [("page", "disk", 9)]  # type: ignore[attr-defined]
 
 
@@ -150,7 +150,7 @@ def test_other_ranks_report_nothing_but_what_only_they_can(tmp_path, alerts):
     )  # fmt: skip
     other.bad_step(float("nan"), 1.0)
     assert alert_events(other) == []
-    other.tell(Finding("stalled", "raised", "rank 0 is gone", ranks=(0,)), every_rank=True)
+    other.report(Finding("stalled", "raised", "rank 0 is gone", ranks=(0,)), every_rank=True)
     assert alert_events(other) == [("stalled", "raised", 0)]
 
 

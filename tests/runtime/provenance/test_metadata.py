@@ -22,7 +22,7 @@ from xtrain.runtime.files.yaml_text import to_yaml
 from xtrain.runtime.provenance import metadata
 from xtrain.runtime.provenance.changed import MOST, find_changes
 from xtrain.runtime.provenance.code import CodeVersion
-from xtrain.runtime.provenance.metadata import made_by, read_before
+from xtrain.runtime.provenance.metadata import read_before, written_by
 from xtrain.runtime.run_directory.workspace import open_workspace
 
 SPEC = """
@@ -130,7 +130,7 @@ def test_code_versions_and_machine_are_written(make, tmp_path):
     assert "+a = 2" in (opened.directory / "metadata/git.diff").read_text()
     environment = read(opened, "environment.json")
     assert environment["attempt"] == opened.attempt and environment["code_id"] == version["code_id"]
-    said = made_by(opened.directory)
+    said = written_by(opened.directory)
     assert said["code_id"] == version["code_id"] and {"xtrain", "torch", "python", "source"} < said.keys()
 
 
