@@ -3,18 +3,14 @@
 from typing import Final
 
 from .page import CodePage
-from .pages_alerts import PAGES as ALERTS
 from .pages_data import PAGES as DATA
-from .pages_elastic import PAGES as WORLDS
 from .pages_parts import PAGES as PARTS
 from .pages_plan import PAGES as PLAN
 from .pages_text import PAGES as TEXT
 from .pages_values import PAGES as VALUES
 from .suggest import closest
 
-CODES: Final[dict[str, CodePage]] = {
-    page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS, *WORLDS, *ALERTS)
-}
+CODES: Final[dict[str, CodePage]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS)}
 
 
 def near(code: str) -> str | None:

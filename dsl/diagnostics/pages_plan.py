@@ -123,6 +123,23 @@ PAGES: Final = (
         With `sync = microbatch` gradients are summed over ranks after every microbatch. Pipeline schedules sum them
         once, after the last microbatch of the step.
         """, "parallel { pp 2, fsdp auto { sync = microbatch } }", "parallel { pp 2, fsdp auto }"),
+    CodePage("X428", "elastic without an axis that is auto", """
+        With `elastic` a run can continue on fewer ranks; the size of fsdp, if it is `auto`, then follows from the
+        number of ranks. If every axis has a fixed size, their product is the only possible number of ranks.
+        """, "parallel { fsdp 4 }\nfault_tolerance { restarts = 3, elastic = 2..4 }",
+        "parallel { fsdp auto }\nfault_tolerance { restarts = 3, elastic = 2..4 }"),
+    CodePage("X429", "the declared number of ranks is outside the elastic range", """
+        `elastic` gives all numbers of ranks that a run may have, including the one it starts with. The number that
+        `--world` or `launch` gives must be one of them.
+        """, "launch { nodes = 1, ranks_per_node = 8 }\nfault_tolerance { restarts = 3, elastic = 2..4 }",
+        "launch { nodes = 1, ranks_per_node = 8 }\nfault_tolerance { restarts = 3, elastic = 2..8 }"),
+    CodePage("X430", "fewer than two numbers of ranks of the range work", """
+        For each number of ranks in the range a plan with the same rows in a step is needed: the number must be a
+        multiple of the axes with a fixed size, the rows must divide evenly into microbatches on its data ranks, and
+        everything else that a plan needs must hold. Numbers without a plan are left out, `xtrain plan` says why, and at
+        least two must remain. A range may have at most 65,536 numbers.
+        """, "batch { sequence = 512, rows = 8 }\nfault_tolerance { restarts = 3, elastic = 5..7 }",
+        "batch { sequence = 512, rows = 8 }\nfault_tolerance { restarts = 3, elastic = 4..8 }"),
     CodePage("X431", "a step of your own on a pipeline", """
         With `pp` above 1 the schedule of the pipeline decides which microbatch goes forward and backward through which
         stage. A function that takes the place of the forward of a step (`step`, `evaluation_step`) takes whole
@@ -186,6 +203,11 @@ PAGES: Final = (
         profile must be at least that long, and two ticks must not profile at the same time. If the ticks depend on the
         clock, the run skips the later profile with a warning.
         """, "every 4 steps profile { active = 8 }", "every 100 steps profile { active = 8 }"),
+    CodePage("X617", "an action other than notify on stalled", """
+        Only `notify` can follow `on stalled`: every other action runs on all ranks together, and here some ranks do not
+        respond. `fault_tolerance { stuck }` says when such a run is ended, and `restarts` how often it is then
+        restarted.
+        """, "on stalled checkpoint", 'on stalled notify("./page-me.sh")'),
     CodePage("X620", "a best checkpoint by a metric that is not measured", """
         `best` selects by the loss on the held-out part of a dataset, and a tick has to measure it: `eval` of that
         dataset, in steps in which a checkpoint is saved.
@@ -305,6 +327,11 @@ PAGES: Final = (
         without it.
         """, "cluster h100 { devices = 8 }\nparallel { tp 2, fsdp auto }",
         "cluster h100 { devices = 8 }\nparallel { fsdp auto }"),
+    CodePage("W431", "elastic without restarts", """
+        A run continues on fewer ranks when it is restarted, and `restarts` is 0. `elastic` then has an effect only if
+        torchrun or Slurm start the same command with another number of ranks, or if there are fewer devices than ranks
+        when the command starts.
+        """, "fault_tolerance { elastic = 2..4 }", "fault_tolerance { restarts = 3, elastic = 2..4 }"),
     CodePage("W601", "a tick that never fires", """
         The period is longer than the whole run; or the action is a profile, and the run has no step left to record.
         """, "experiment try { budget = 100 steps }\nevery 200 steps log",
@@ -342,6 +369,11 @@ PAGES: Final = (
         "batch { sequence = 4Ki, micro = 64 }\nfault_tolerance { stuck = 1 s }",
         "cluster cpu { flops = 100G, link = 10 GiB, network = 1 GiB }\n"
         "batch { sequence = 4Ki, micro = 64 }\nfault_tolerance { stuck = 30 min }"),
+    CodePage("W607", "an alert that is never raised", """
+        After `fault_tolerance.stuck` without progress the run is ended, so the alert `stalled` must come earlier. By
+        default it is raised after 60 s, or after half of `stuck` if that is shorter.
+        """, "fault_tolerance { stuck = 5 min }\nalerts { stalled = 10 min }",
+        "fault_tolerance { stuck = 20 min }\nalerts { stalled = 10 min }"),
     CodePage("W705", "the spec of a plan cannot be compared", """
         A saved plan contains its spec and can be run anywhere. The file of the spec is not at the path that the plan
         names, or the plan does not say how it was made, so that the two cannot be compared.

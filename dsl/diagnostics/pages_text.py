@@ -132,4 +132,8 @@ PAGES: Final = (
         `on nan(n)` says what happens at the n-th step in a row whose loss or gradient norm is NaN or infinite: n is one
         whole number, at least 1. Other events take no number.
         """, 'on nan(2, 3) skip', 'on nan(3) skip'),
+    CodePage("X226", "an action with the wrong brackets", """
+        `notify("…")` takes one string in parentheses: a shell command. The string may be composed of constants. Other
+        actions take a name, or settings in braces, and no parentheses.
+        """, 'on finish notify "./page-me.sh"', 'on finish notify("./page-me.sh")'),
 )  # fmt: skip

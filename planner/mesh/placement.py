@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from ...dsl.schema.training import OPTIMIZERS
 from ..architecture import ParameterSpec
 from ..plan import Mesh, Plan
-from ..units import BYTES
 from .sharding import CutPlace, Cuts
 from .stages import Pipeline, end_names
 
@@ -26,20 +24,6 @@ def local_shapes(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
         raise IndexError(f"rank {rank} of {plan.mesh.world_size}")
     cuts, place = _cuts(plan), _place(plan, rank)
     return {tensor.name: cuts.shape(tensor, place) for tensor in _owned(plan, rank)}
-
-
-def local_parameters(plan: Plan, rank: int) -> int:
-    """Elements of all parameters that a rank owns."""
-    return sum(map(prod, local_shapes(plan, rank).values()))
-
-
-def local_bytes(plan: Plan, rank: int) -> int:
-    """Bytes of model state on a rank: parameters, gradients, what the optimizer keeps, and averages where there are
-    any; all but these in the format of the parameters."""
-    averages = BYTES[format] if (format := _args(plan, "setup.ema").get("format")) else 0
-    chosen = plan.node("setup.optimizer").args
-    states = 2 + len(OPTIMIZERS.of(chosen).state(chosen))
-    return (states * BYTES[plan.node("setup.build_model").args["params"]] + averages) * local_parameters(plan, rank)
 
 
 def _owned(plan: Plan, rank: int) -> Iterator[ParameterSpec]:

@@ -4,25 +4,100 @@ What decides stands first: whether it fits, how long it takes, what there is to 
 in which one explains the next.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ..plan import Plan
+from ..plan import ElasticWorld, Plan
 from ..schedule.horizon import as_known
-from ..units import bytes_text, count_text
-from .render_checks import show_checks, show_footer, show_warnings
+from ..units import bytes_text, count_text, plural, seconds_text
 from .render_data import show_data
 from .render_head import show_glance, show_header, show_model, show_values
 from .render_memory import show_memory
 from .render_mesh import show_mesh
 from .render_order import show_order, show_step
 from .render_phases import show_phases
-from .render_restarts import show_restarts
 from .render_stages import show_stages
 from .render_times import show_compute
 from .render_traffic import show_communication
 from .render_training import show_training
 from .text import DETAILS, FULL, LONGEST, Detail, Page
+
+LACKS_MEMORY = "W423"
+STYLES = {"warn": "yellow", "fail": "red", "unknown": "dim", "pass": "green"}
+
+
+def show_restarts(page: Page, plan: Plan, detail: Detail) -> None:
+    """Left out of a page that is not full where nothing is started again and no other world is allowed."""
+    times = plan.launch["restarts"]
+    if not times and not plan.elastic and not detail.full:
+        return
+    head = f"up to {times}, each from the last checkpoint" if times else "not by xtrain itself"
+    page.heading("RESTARTS", head)
+    if not plan.elastic:
+        page.wrapped("on the same number of ranks" if times else "a rank that fails ends the run")
+        return
+    page.wrapped("on fewer ranks if devices are missing or the same rank fails twice without a new checkpoint:")
+    most = detail.most(8)
+    shown = sorted(plan.elastic, key=lambda each: -each.world)
+    page.table([_world_row(each, plan) for each in shown[:most]], styles=("", "", "", "", "", "dim"))
+    page.more(len(shown) - most, "restarts")
+    for each in plan.refused[: detail.most(4)]:
+        page.wrapped(f"not {each.worlds}: {each.reason}")
+    page.more(len(plan.refused) - detail.most(4), "restarts")
+
+
+def _world_row(world: ElasticWorld, plan: Plan) -> tuple[str, ...]:
+    axes = " · ".join(f"{name} {size}" for name, size in world.axes.items() if size > 1) or "all axes 1"
+    step = "step unknown" if world.seconds is None else f"{seconds_text(world.seconds)} a step"
+    here = "this plan" if world.world == plan.mesh.world_size else f"plan {world.id}"
+    count = plural(world.accumulate, "microbatch")
+    return (
+        plural(world.world, "rank"),
+        axes,
+        f"{count} a step",
+        f"{bytes_text(world.memory_bytes)} at most",
+        step,
+        here,
+    )
+
+
+def show_checks(page: Page, plan: Plan, detail: Detail) -> None:
+    """Every check that did not pass; of those that did, their number, or all of them in full."""
+    passed = [check for check in plan.checks if check.status == "pass"]
+    page.heading("CHECKS", f"{len(passed)} of {len(plan.checks)} pass")
+    show_warnings(page, plan, but=_shown_above(plan))
+    if detail.full:
+        page.table([("pass", check.id, check.evidence) for check in passed], styles=("green", "", "dim"))
+
+
+def _shown_above(plan: Plan) -> str:
+    """What helps against a lack of memory stands with the memory, as a table: the text that need not be said again."""
+    return "; use " if plan.estimates.remedies else ""
+
+
+def show_warnings(page: Page, plan: Plan, *, but: str = "") -> None:
+    """Every check that did not pass, in its own words; of that about memory what comes before `but`."""
+    order = ("fail", "warn", "unknown")
+    for check in sorted((each for each in plan.checks if each.status != "pass"), key=lambda c: order.index(c.status)):
+        label = f"{check.status} {check.code or check.id}"
+        place = f" ({check.place})" if check.place else ""
+        first, rest = f"  {label}: ", " " * min(len(label) + 4, 24)
+        text = check.evidence
+        if but and check.code == LACKS_MEMORY:
+            text = f"{text.partition(but)[0]}; for settings that would help see MEMORY"
+        page.wrapped(text + place, first=first, rest=rest, style=STYLES[check.status])
+
+
+def show_footer(page: Page, plan: Plan, detail: Detail) -> None:
+    counts = Counter(check.status for check in plan.checks)
+    verdicts = ", ".join(f"{counts[each]} {each}" for each in ("pass", "warn", "unknown", "fail") if counts[each])
+    page.line()
+    summary = f"{plural(len(plan.nodes), 'node')}, {plural(len(plan.checks), 'check')} ({verdicts})"
+    page.line(f"Plan {plan.id}: {summary}, checkpoint {bytes_text(plan.estimates.checkpoint_bytes)}", "bold")
+    if not detail.full:
+        page.line("more: --full, --part memory, --rank N, --show NODE, --why SETTING; keep it: --out plan.json", "dim")
+
 
 Part = Callable[[Page, Plan, Detail], None]
 

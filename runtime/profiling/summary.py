@@ -7,14 +7,38 @@ computing before copies before communication, so that what is left of communicat
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Final
+from functools import cache
+from typing import Final, Literal
 
+import numpy as np
 from attrs import define, field, frozen
 
-from .intervals import NOTHING, Intervals, clipped, length, minus, union
-from .kinds import Kind, kind_of, only_calls
 from .recorder import STEP
 from .trace_file import TornTrace, TraceEntry
+
+# What an operation is for.
+Kind = Literal["matmul", "attention", "communication", "copies", "other"]
+
+# Tried in this order. Names of kernels of GPUs are those of cuBLAS, CUTLASS, cuDNN, flash attention, NCCL, Inductor.
+_COMMUNICATION: Final = re.compile(
+    r"nccl|gloo:|^c10d::|^_c10d_functional::|record_param_comms|AllReduce|ReduceScatter|AllGather"
+)
+_ATTENTION: Final = re.compile(r"attention|flash|fmha|sdpa|flex_", re.IGNORECASE)
+_MATMUL: Final = re.compile(
+    r"^aten::(_?addmm|_?mm|bmm|baddbmm|addbmm|addmv|matmul|linear|linear_backward|einsum|mv|dot|_grouped_mm|_scaled_mm"
+    r"|_scaled_grouped_mm|_addmm_activation|mkldnn_\w*linear\w*)$"
+    r"|gemm|gemv|nvjet|cutlass|cublas|wgmma|_mm_|matmul|^triton_tem|splitKreduce|dot_kernel",
+    re.IGNORECASE,
+)
+_COPIES: Final = re.compile(r"copy|memcpy|memset|^aten::(_?to|clone|contiguous|pin_memory|zero_|fill_)$", re.IGNORECASE)
+# They only call others: what they take beside those is waiting, or nothing.
+_CALLERS: Final = re.compile(r"^(autograd::|torch::autograd::)|Backward\d*$|^[^:]*$")
+# But these compute by themselves.
+_COMPILED: Final = re.compile(r"^(Torch-Compiled Region|CompiledFunction|## Call Compiled)")
+
+# A set of instants: sorted, disjoint intervals, n rows (begin, end).
+Intervals = np.ndarray
+NOTHING: Intervals = np.empty((0, 2))
 
 MOST_OPERATORS: Final = 30
 # On a GPU they run beside each other, and what hides a copy is worth it; on a CPU they are parts of one another.
@@ -179,3 +203,64 @@ def _add_own_time(line: list[TraceEntry], totals: dict[str, _TraceTotal]) -> Non
             total.calls += 1
             total.seconds += seconds
         around.append(entry)
+
+
+# Kinds of operations --------------------------------------------------------------------------------------------------
+
+
+@cache  # of a million entries there are some hundred names
+def kind_of(name: str) -> Kind:
+    """The kind of an operation or a kernel."""
+    if _COMMUNICATION.search(name):
+        return "communication"
+    if _ATTENTION.search(name):
+        return "attention"
+    if _MATMUL.search(name):
+        return "matmul"
+    return "copies" if _COPIES.search(name) else "other"
+
+
+@cache
+def only_calls(name: str) -> bool:
+    """Whether an operation of the CPU does nothing itself, such as a node of autograd around the work of a backward."""
+    return _COMPILED.match(name) is None and _CALLERS.search(name) is not None
+
+
+# Sets of instants -----------------------------------------------------------------------------------------------------
+
+
+def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
+    """The instants that lie in any of the pairs, which may overlap and come in any order."""
+    found = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64).reshape(-1, 2)
+    found = found[found[:, 1] > found[:, 0]]
+    if not len(found):
+        return NOTHING
+    found = found[np.argsort(found[:, 0], kind="stable")]
+    until = np.maximum.accumulate(found[:, 1])
+    first = np.concatenate(([True], found[1:, 0] > until[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return np.stack((found[first, 0], until[last]), axis=1)
+
+
+def minus(one: Intervals, other: Intervals) -> Intervals:
+    """The instants of the one that are not in the other."""
+    if not len(one) or not len(other):
+        return one
+    # A sweep over all ends: how many of each set cover the stretch behind each of them.
+    at = np.concatenate((one[:, 0], one[:, 1], other[:, 0], other[:, 1]))
+    inside = np.repeat((1, -1, 0, 0), (len(one), len(one), len(other), len(other)))
+    outside = np.repeat((0, 0, 1, -1), (len(one), len(one), len(other), len(other)))
+    order = np.argsort(at, kind="stable")
+    at, inside, outside = at[order], inside[order].cumsum(), outside[order].cumsum()
+    only_inside = (inside[:-1] > 0) & (outside[:-1] == 0)
+    return union(np.stack((at[:-1][only_inside], at[1:][only_inside]), axis=1))
+
+
+def clipped(found: Intervals, begin: float, end: float) -> Intervals:
+    """The part between two instants."""
+    within = np.clip(found, begin, end)
+    return within[within[:, 1] > within[:, 0]]
+
+
+def length(found: Intervals) -> float:
+    return float((found[:, 1] - found[:, 0]).sum())

@@ -29,12 +29,15 @@ from ...planner.compare.plan_origin import source_fingerprint
 from ...planner.plan import Plan
 from ...planner.serialise import PlanError, from_json, to_json
 from ..files import durable
-from ..files.yaml_text import to_yaml
 from .code import CodeVersion
 from .start import launcher_id
 
 ENVIRONMENT: Final = "metadata/environment.json"
 OF_GIT: Final = ("metadata/git.yaml", "metadata/git.diff")
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+# What YAML 1.1 takes for something else than a text.
+_WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf"))
+_UNPRINTABLE = re.compile("[^\t\n -~\u00a0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -166,3 +169,41 @@ def typed_value(text: str) -> Any:
     """A value as a spec writes it: a number, a truth value or nothing, else the text."""
     words = {"true": True, "false": False, "none": None}
     return words[text] if text in words else json.loads(text) if _NUMBER.fullmatch(text) else text
+
+
+def to_yaml(value: dict[str, Any]) -> str:
+    """JSON values as YAML for people, and for programs of both versions of YAML: objects and lists as blocks,
+    everything else as JSON has it."""
+    return "".join(f"{line}\n" for line in _yaml_lines(value)) if value else "{}\n"
+
+
+def _yaml_lines(value: Any) -> list[str]:
+    if isinstance(value, dict) and value:
+        return [line for key, item in value.items() for line in _yaml_entry(f"{_yaml_key(key)}:", item, "  ")]
+    if isinstance(value, list | tuple) and value:
+        return [line for item in value for line in _yaml_item(item)]
+    return [_yaml_scalar(value)]
+
+
+def _yaml_entry(head: str, item: Any, indent: str) -> list[str]:
+    lines = _yaml_lines(item)
+    if isinstance(item, dict | list | tuple) and item:
+        return [head, *(f"{indent}{line}" for line in lines)]
+    return [f"{head} {lines[0]}"]
+
+
+def _yaml_item(item: Any) -> list[str]:
+    first, *rest = _yaml_lines(item)
+    return [f"- {first}", *(f"  {line}" for line in rest)]
+
+
+def _yaml_key(key: str) -> str:
+    return key if _PLAIN_KEY.fullmatch(key) and key.lower() not in _WORDS else _yaml_scalar(key)
+
+
+def _yaml_scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+    text = json.dumps(value)
+    # Without a point YAML 1.1 reads 1e-08 as a text.
+    return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text

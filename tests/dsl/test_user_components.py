@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from state_bytes import state_bytes
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
@@ -12,7 +13,6 @@ from xtrain.dsl.reference.own_functions import own_functions
 from xtrain.dsl.spec_json import spec_json
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.mesh.placement import local_bytes
 from xtrain.planner.report.render import render
 
 PARTS = '''\
@@ -251,7 +251,7 @@ def test_the_plan_says_what_is_called_and_what_it_keeps(own, tmp_path):
     assert args["user"]["function"] == "mine" and args["state"] == ["average", "square"] and args["scalars"] == ["step"]
     assert checkpoint_contents(plan)["optimizer"] == "mine with average, square, step"
     like = compiled("optimizer adamw { lr = 0.1 }\nscheduler cosine {}")
-    assert local_bytes(plan, 0) == local_bytes(like, 0)
+    assert state_bytes(plan, 0) == state_bytes(like, 0)
     assert plan.estimates.checkpoint_bytes == like.estimates.checkpoint_bytes
     assert "by triangle of parts.py" in render(plan)
     hooked = compiled(f"{GOOD}hook report\nhook scale")

@@ -7,10 +7,11 @@ import pytest
 from examples import drawn
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from state_bytes import state_bytes
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.mesh.placement import local_bytes, local_parameters, local_shapes
+from xtrain.planner.mesh.placement import local_shapes
 from xtrain.planner.mesh.sharding import piece
 from xtrain.planner.serialise import dumps, from_json
 
@@ -32,8 +33,7 @@ def test_one_rank_owns_everything(make_plan):
     plan = make_plan(model=TIED)
     assert local_shapes(plan, 0) == {tensor.name: tensor.shape for tensor in plan.parameters.tensors}
     assert list(local_shapes(plan, 0)) == [tensor.name for tensor in plan.parameters.tensors]
-    assert local_parameters(plan, 0) == plan.parameters.total
-    assert local_bytes(plan, 0) == 16 * plan.parameters.total
+    assert state_bytes(plan, 0) == 16 * plan.parameters.total
     with pytest.raises(IndexError, match="rank 1 of 1"):
         local_shapes(plan, 1)
 
@@ -147,7 +147,7 @@ def test_estimates_are_the_largest_of_what_ranks_own(tmp_path, text):
     world = plan.mesh.world_size
     by_stage: dict[int, list[int]] = {}
     for rank in range(world):
-        by_stage.setdefault(plan.mesh.coordinates(rank)["pp"], []).append(local_bytes(plan, rank))
+        by_stage.setdefault(plan.mesh.coordinates(rank)["pp"], []).append(state_bytes(plan, rank))
     assert [each.memory.states for each in plan.estimates.classes] == [max(sizes) for sizes in by_stage.values()]
     content = json.loads(dumps(plan))
     assert [rank["states_bytes"] for rank in content["memory"]["per_rank"]] == [

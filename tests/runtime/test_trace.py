@@ -14,7 +14,7 @@ from xtrain.runtime.ops import load_ops, op_of
 from xtrain.runtime.parallelize import outline
 from xtrain.runtime.state import Rank
 from xtrain.runtime.tracing import program, trace
-from xtrain.runtime.tracing.batch import full_rows
+from xtrain.runtime.tracing.program import full_rows
 from xtrain.runtime.tracing.trace import trace_plan
 
 # Beside the layouts of tests/planner/test_agreement.py, of which the same is tested.

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from state_bytes import state_bytes
 from topologies import Topology
 from trials import NoPlan, Trial
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.mesh.placement import local_bytes
 from xtrain.planner.plan import Plan, Traced
 
 
@@ -31,7 +31,7 @@ def calls(traced: Traced, node: str) -> dict[tuple[str, str], tuple[int, int]]:
 def is_as_planned(plan: Plan, traced: Traced) -> None:
     """A rank holds the states that the plan foresees, and sends along axes of its mesh, for nodes of its graph."""
     memory = traced.memory
-    assert memory.states == local_bytes(plan, traced.rank)
+    assert memory.states == state_bytes(plan, traced.rank)
     assert memory.parameters == memory.gradients == memory.optimizer // 2
     assert memory.activations > 0
     assert traced.pp == plan.mesh.coordinates(traced.rank)["pp"]

@@ -206,7 +206,9 @@ def _worse(gap: float) -> float:
 
 def stray_shapes(plan: Plan, outcome: Outcome) -> list[str]:
     """What ranks hold otherwise than `planner.placement` says, in words."""
-    from xtrain.planner.mesh.placement import local_bytes, local_shapes
+    from state_bytes import state_bytes
+
+    from xtrain.planner.mesh.placement import local_shapes
 
     found = []
     for rank, shapes in enumerate(outcome.shapes):
@@ -216,6 +218,6 @@ def stray_shapes(plan: Plan, outcome: Outcome) -> list[str]:
             if theirs is None or ours is None or tuple(theirs) != ours:
                 found.append(f"rank {rank}: {name} is {ours}, planned {theirs}")
         total = sum(outcome.bytes[rank].values())
-        if not found and total != local_bytes(plan, rank):
-            found.append(f"rank {rank}: {total} bytes, planned {local_bytes(plan, rank)}")
+        if not found and total != state_bytes(plan, rank):
+            found.append(f"rank {rank}: {total} bytes, planned {state_bytes(plan, rank)}")
     return found

@@ -9,10 +9,8 @@ from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.runtime.profiling.intervals import clipped, length, minus, union
-from xtrain.runtime.profiling.kinds import kind_of, only_calls
 from xtrain.runtime.profiling.profile import read_summaries
-from xtrain.runtime.profiling.summary import summarise
+from xtrain.runtime.profiling.summary import clipped, kind_of, length, minus, only_calls, summarise, union
 from xtrain.runtime.profiling.summary_text import summary_text
 from xtrain.runtime.profiling.trace_file import TornTrace, entries_of
 

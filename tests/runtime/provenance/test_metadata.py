@@ -18,11 +18,10 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.errors import EnvironmentFault, ResumeRefused
 from xtrain.runtime.files import durable
-from xtrain.runtime.files.yaml_text import to_yaml
 from xtrain.runtime.provenance import metadata
 from xtrain.runtime.provenance.changed import MOST, find_changes
 from xtrain.runtime.provenance.code import CodeVersion
-from xtrain.runtime.provenance.metadata import read_before, written_by
+from xtrain.runtime.provenance.metadata import read_before, to_yaml, written_by
 from xtrain.runtime.run_directory.workspace import open_workspace
 
 SPEC = """

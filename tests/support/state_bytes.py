@@ -1,0 +1,18 @@
+"""Bytes of model state on a rank, from the pieces that a plan says it has."""
+
+from math import prod
+
+from xtrain.dsl.schema.training import OPTIMIZERS
+from xtrain.planner.mesh.placement import local_shapes
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import BYTES
+
+
+def state_bytes(plan: Plan, rank: int) -> int:
+    """Parameters, gradients, what the optimizer keeps, and averages where there are any; all but these in the format of
+    the parameters."""
+    averages = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.ema")
+    chosen = plan.node("setup.optimizer").args
+    states = 2 + len(OPTIMIZERS.of(chosen).state(chosen))
+    width = states * BYTES[plan.node("setup.build_model").args["params"]] + averages
+    return width * sum(map(prod, local_shapes(plan, rank).values()))
