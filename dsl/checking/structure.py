@@ -16,7 +16,7 @@ from ..quantity import Quantity
 from ..schema.component import UserComponent, is_parameter, variant
 from ..schema.log import Log
 from ..schema.model import Model
-from ..schema.setting import Setting, attributes_of, open_setting, settings_of, spelled
+from ..schema.setting import Setting, attributes_of, open_setting, rank_count, settings_of, spelled
 from ..spec import Origin, Spec
 from .context import Context
 from .convert import convert
@@ -254,8 +254,9 @@ class Structurer:
         meta = Setting(doc="label", check=attribute.metadata.get("check"))
         context = Context(attribute.name, section.kind, block, meta, is_label=True)
         found = convert(attribute.type, value, context, self)
-        if found is not FAILED and isinstance(found, int) and found < 1:
-            self.errors.out_of_range(context, value, "must be at least 1")
+        problem = rank_count(found) if isinstance(found, int) else None
+        if problem is not None:
+            self.errors.out_of_range(context, value, problem)
             found = FAILED
         arguments[attribute.name] = found
         return found

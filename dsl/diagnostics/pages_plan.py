@@ -51,8 +51,9 @@ PAGES: Final = (
         The size of an axis that is `auto` is the world size divided by the other axes, so only one axis can be auto.
         """, "parallel { fsdp auto, pp auto }", "parallel { fsdp auto, pp 2 }"),
     CodePage("X411", "microbatches that the pipeline cannot run", """
-        A pipeline needs at least as many microbatches in a step as it has ranks. The schedules interleaved_1f1b and
-        zero_bubble run n microbatches in n // pp rounds of equal size; a multiple of pp always works.
+        A pipeline needs at least as many microbatches in a step as it has ranks, and may have 10,000 at most, as the
+        plan lays out the order of all of them. The schedules interleaved_1f1b and zero_bubble run n microbatches in
+        n // pp rounds of equal size; a multiple of pp always works.
         """, "batch { sequence = 512, accumulate = 2 }\nparallel { pp 4 }",
         "batch { sequence = 512, accumulate = 8 }\nparallel { pp 4 }"),
     CodePage("X412", "more experts for a token than there are", """

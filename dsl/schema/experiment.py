@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..quantity import Quantity
 from .names import file_name, file_path
-from .setting import AUTO, Auto, Role, at_least, label, positive, setting
+from .setting import AUTO, Auto, Role, at_least, label, positive, rank_count, setting
 
 
 @frozen
@@ -52,14 +52,14 @@ class Launch:
     nodes: int | Auto = setting(
         "number of nodes; auto: those of `cluster` if given there, else 1",
         default=AUTO,
-        check=at_least(1),
+        check=rank_count,
         role=Role.MESH,
     )
     ranks_per_node: int | Auto = setting(
         "ranks per node; auto: the devices of `cluster` if given there, else what the axes of `parallel` "
         "need, spread evenly",
         default=AUTO,
-        check=at_least(1),
+        check=rank_count,
         role=Role.MESH,
     )
     device: Literal["auto", "cpu", "cuda"] = setting(

@@ -10,7 +10,19 @@ from .component import Component, Registry
 from .model_config import ModelConfig
 from .names import file_path
 from .rope import Rope
-from .setting import AUTO, Auto, Role, at_least, is_unspoken, label, not_negative, positive, setting, settings_of
+from .setting import (
+    AUTO,
+    Auto,
+    Role,
+    at_least,
+    between,
+    is_unspoken,
+    label,
+    not_negative,
+    positive,
+    setting,
+    settings_of,
+)
 
 FAMILIES: Final = Registry["Model"]("model", "families", key="family")
 FFN_MULTIPLE: Final = 64
@@ -143,7 +155,7 @@ class TransformerSettings(Model):
 
     folder: ModelFolder | None = attrs.field(default=None, kw_only=True, metadata={FOLDER: True})
     dim: int = setting("width of the residual stream", check=at_least(1), example="192")
-    layers: int = setting("number of decoder blocks", check=at_least(1), example="4")
+    layers: int = setting("number of decoder blocks", check=between(1, 10_000), example="4")  # a plan lists all
     heads: int = setting("number of query heads", check=at_least(1), example="6")
     kv_heads: int | Auto = setting(
         "number of key and value heads; auto: as many as heads", default=AUTO, check=at_least(1)

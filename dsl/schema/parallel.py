@@ -4,7 +4,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from .setting import AUTO, Auto, Role, at_least, component_name, not_negative, setting
+from .setting import AUTO, Auto, Role, at_least, component_name, not_negative, rank_count, setting
 from .stacks import STACKS, Stack
 
 
@@ -30,7 +30,7 @@ class Fsdp:
 
     size: int | Auto = AUTO
     replicate: int = setting(
-        "number of replicas of the sharded model (HSDP)", default=1, check=at_least(1), role=Role.MESH
+        "number of replicas of the sharded model (HSDP)", default=1, check=rank_count, role=Role.MESH
     )
     reduce: Literal["auto", "fp32", "fp64", "bf16"] = setting(
         "format in which fsdp sums gradients; auto: that of the parameters", default="auto", role=Role.EXECUTION
@@ -92,13 +92,13 @@ class Cp:
     ring: int | Auto = setting(
         "ranks of ring attention; auto: size / ulysses",
         default=AUTO,
-        check=at_least(1),
+        check=rank_count,
         role=Role.MESH,
     )
     ulysses: int | Auto = setting(
         "ranks of Ulysses attention (all-to-all over heads); auto: as many as the heads allow",
         default=AUTO,
-        check=at_least(1),
+        check=rank_count,
         role=Role.MESH,
     )
     fold: Literal["all", "ulysses_only", "ring_only", "none"] = setting(

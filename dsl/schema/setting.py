@@ -210,7 +210,7 @@ class Range:
         if self.count in (None, len(amounts)) and all(self._holds(amount, bounded) for amount in amounts):
             return None
         if self.percent and bounded:
-            return f"must lie between {self.low:g}% and {self.high:g}%"
+            return f"must lie between {self.low:.12g}% and {self.high:.12g}%"
         return f"must {self._must}"
 
     def _holds(self, amount: float, bounded: bool) -> bool:
@@ -235,21 +235,21 @@ class Range:
     def _must(self) -> str:
         if self.count is not None:
             number = {2: "two"}.get(self.count, str(self.count))
-            return f"be {number} numbers from {self.low:g} up to, but not including, {self.below:g}"
+            return f"be {number} numbers from {self.low:.12g} up to, but not including, {self.below:.12g}"
         if self.low is not None and self.high is not None and not self.percent:
-            return f"lie between {self.low:g} and {self.high:g}"
+            return f"lie between {self.low:.12g} and {self.high:.12g}"
         if self.above is not None:
-            below = "" if self.below is None else f" and below {self.below:g}"
-            return f"be above {self.above:g}{below}"
+            below = "" if self.below is None else f" and below {self.below:.12g}"
+            return f"be above {self.above:.12g}{below}"
         if self.below is not None:
-            return f"be at least {self.low:g} and below {self.below:g}"
-        return "not be negative" if self.low == 0 else f"be at least {self.low:g}"
+            return f"be at least {self.low:.12g} and below {self.below:.12g}"
+        return "not be negative" if self.low == 0 else f"be at least {self.low:.12g}"
 
     @property
     def words(self) -> str:
         """The range for the docs: "above 0", "between 0.01 and 1", "0% to 100%"."""
         if self.percent:
-            return f"{self.low:g}% to {self.high:g}%"
+            return f"{self.low:.12g}% to {self.high:.12g}%"
         return self._must.removeprefix("be ").removeprefix("lie ").replace("not be", "not")
 
 
@@ -267,3 +267,7 @@ def at_least(bound: float) -> Range:
 def between(low: float, high: float) -> Range:
     """Both bounds belong to the range."""
     return Range(low=low, high=high)
+
+
+# Of ranks: beyond what any machine has, and few enough to try them one by one.
+rank_count: Final = between(1, 1_000_000)

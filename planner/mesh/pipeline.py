@@ -15,6 +15,7 @@ from .stages import Pipeline, balance, balance_unequal, pipeline_of
 SINGLE = ("gpipe", "1f1b")  # one stage on a rank
 TWO_STAGES = ("interleaved_1f1b", "zbv")  # two stages on a rank, unless others are asked for
 ZERO_BUBBLE = ("zero_bubble", "zbv")  # backward in two parts, of which the second comes later
+MOST_MICROBATCHES = 10_000  # of a step: the plan plays the order of all of them
 IN_ROUNDS = ("interleaved_1f1b", "zero_bubble")  # microbatches go round in groups of equal size
 
 
@@ -28,10 +29,11 @@ class StageAssignment:
 
 
 def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> StageAssignment:
-    """Deal layers out to stages and stages to ranks; what does not fit is reported, and some stages stand in for it."""
+    """Deal layers out to stages and stages to ranks; what does not fit is reported, and one stage stands in for it."""
     size = layout.size("pp")
+    single = StageAssignment(pipeline=pipeline_of([architecture.layers], 1, "1f1b"), stages_per_rank=1)
     if size == 1:
-        return StageAssignment(pipeline=pipeline_of([architecture.layers], 1, "1f1b"), stages_per_rank=1)
+        return single
     reasons: dict[str, tuple[object, str]] = {}
     each = _stages_per_rank(spec, reasons, found)
     stages = size * each
@@ -39,9 +41,7 @@ def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found:
         message = f"{architecture.layers} layers cannot fill pp {size} · stages_per_rank {each} = {stages} stages"
         hint = f"use pp {max(architecture.layers // each, 1)}, or layers {stages}"
         found.fail("mesh.pp.layers", "X404", "parallel.pp.size", message, hint)
-        return StageAssignment(
-            pipeline=pipeline_of([1] * stages, size, spec.parallel.pp.schedule), stages_per_rank=each
-        )
+        return single
     weights = _weights(architecture)
     embedding, head = _costs(spec, architecture, weights, reasons)
     if min(weights) == max(weights):
@@ -143,7 +143,7 @@ def _check_costs(spec: Spec, found: Findings) -> None:
 
 
 def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """A schedule needs enough microbatches for all ranks, and some need them in rounds of equal size.
+    """A schedule needs enough microbatches for all ranks, not too many, and some in rounds of equal size.
 
     torch.distributed.pipelining 2.13: n microbatches make n // pp rounds, which must divide n.
     """
@@ -154,6 +154,9 @@ def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Fin
     if count < size:
         message = f"{count} microbatches of a step cannot fill a pipeline of {size} ranks"
         found.fail(rule, "X411", *_more(spec, layout, batch, message, f"{size}", " or more"))
+    elif count > MOST_MICROBATCHES:
+        message = f"{count} microbatches of a step are more than the {MOST_MICROBATCHES} that a pipeline may have"
+        found.fail(rule, "X411", *_more(spec, layout, batch, message, f"{MOST_MICROBATCHES}", " or fewer"))
     elif pp.schedule in IN_ROUNDS and count % rounds:
         wanted = f"{count} // pp {size} = {rounds} equal rounds"
         message = f"schedule {pp.schedule} runs microbatches in {wanted}, not {count}"

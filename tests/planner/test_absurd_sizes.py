@@ -1,0 +1,80 @@
+"""No size that a spec can name makes a plan take long: it is planned, or refused, in seconds."""
+
+import time
+from typing import get_args
+
+import pytest
+
+from xtrain.planner.load import plan_from_text
+from xtrain.planner.report.capabilities import _settings
+from xtrain.planner.report.render import render
+
+BASE = {
+    "experiment": "experiment tiny { seed = 1, budget = 1000 steps }",
+    "model": "model mixtral { dim = 32, layers = 2, heads = 4, experts = 8 }",
+    "tokenizer": "tokenizer bytes",
+    "dataset": "dataset text { source = synthetic(documents = 1000, length = 64), holdout = 10% }",
+    "batch": "batch { sequence = 64, micro = 2 }",
+    "optimizer": "optimizer adamw { lr = 1e-3 }",
+}
+TWO = (
+    "dataset a { source = synthetic(documents = 1000, length = 64) }\ndataset b { source = synthetic(documents = {n}) }"
+)
+# (lines that replace those of the same block or are added, the codes of its errors). n: a size beyond all reason.
+SIZES: list[tuple[dict[str, str], list[str]]] = [
+    ({"model": "model llama { dim = 32, layers = {n}, heads = 4 }"}, ["X304"]),
+    ({"model": "model llama { dim = {n}, layers = 2, heads = {n}, head_dim = {n}, ffn = {n}, vocab = {n} }"}, []),
+    ({"model": "model mixtral { dim = 32, layers = 2, heads = 4, experts = {n}, shared_experts = {n} }"}, []),
+    ({"parallel": "parallel { pp {n} }"}, ["X304"]),
+    ({"parallel": "parallel { pp 1000000 }"}, ["X404", "X411"]),
+    ({"parallel": "parallel { tp {n} }"}, ["X304"]),
+    ({"parallel": "parallel { tp 1000000 }"}, ["X402", "X405", "X420"]),
+    ({"parallel": "parallel { cp 1000000 { ulysses = 1000000 } }"}, ["X402", "X405"]),
+    ({"parallel": "parallel { ep 1000000, fsdp 1000000 }"}, ["X406"]),
+    ({"parallel": "parallel { fsdp 1000000 { replicate = 1000000 } }"}, []),
+    ({"parallel": "parallel { pp 2 { schedule = interleaved_1f1b, stages_per_rank = {n} } }"}, ["X404", "X411"]),
+    ({"parallel": "parallel { pp 2 { layers = [{n}, 1] } }"}, ["X404", "X411"]),
+    ({"parallel": "parallel { pp 2 }", "batch": "batch { sequence = 64, accumulate = {n} }"}, ["X411"]),
+    ({"parallel": "parallel { pp 2 }", "batch": "batch { sequence = 64, rows = {n} }"}, ["X411"]),
+    ({"batch": "batch { sequence = {n}, micro = {n}, accumulate = {n}, prefetch = {n}, workers = {n} }"}, []),
+    ({"launch": "launch { nodes = 999983, ranks_per_node = 999983 }"}, []),
+    ({"batch": "batch { sequence = 64, rows = 720720 }", "fault": "fault_tolerance { elastic = 1..{n} }"}, ["X430"]),
+    ({"experiment": "experiment tiny { budget = {n} epochs }", "dataset": TWO,
+      "mixture": "mixture { a = {n}, b = 1 }"}, []),
+    ({"experiment": "experiment tiny { budget = {n} steps }", "a": "phase a { from = 3 steps }\nphase b { from = 50% }",
+      "every": "every 7 steps log\nevery 3 steps eval text { batches = {n} }\nevery {n} steps checkpoint"}, []),
+    ({"cluster": "cluster h100 { nodes = {n}, devices = {n} }"}, []),
+]  # fmt: skip
+
+
+def _plan(lines: dict[str, str], *sets: str, world: int | None = None) -> list[str]:
+    """The codes of the errors, in their order."""
+    text = "\n".join((BASE | lines).values()).replace("{n}", str(10**12))
+    begin = time.process_time()
+    compiled = plan_from_text(text, "absurd.xtrain", sets, world)
+    if compiled.plan is not None:
+        render(compiled.plan)
+    assert time.process_time() - begin < 5
+    return sorted({error.code for error in compiled.diagnostics.errors})
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("lines", "codes"), SIZES)
+def test_sizes_beyond_all_reason_are_planned_or_refused_in_seconds(lines, codes):
+    assert _plan(lines) == codes
+
+
+@pytest.mark.timeout(60)
+def test_no_number_of_ranks_takes_long():
+    for world in (10**6, 10**12):
+        assert _plan({}, world=world) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_number_that_can_be_set_may_be_absurd():
+    numbers = [path for path, attribute, _ in _settings() if {*get_args(attribute.type), attribute.type} & {int, float}]
+    assert len(numbers) > 40
+    for path in numbers:
+        for value in (10**6, 10**12):
+            _plan({}, f"{path}={value}")
