@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 
 from . import blocks
+from .diagnostics.source import printable
 from .evaluation.values import quantity_text
 from .interval import Interval
 from .metric import Metric
@@ -137,5 +138,5 @@ def _call(value: Component) -> str:
 
 
 def _string(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return '"' + "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in escaped) + '"'
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(escaped)}"'

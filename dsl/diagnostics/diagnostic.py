@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 from attrs import field, frozen
 
-from .source import Span
+from .source import Span, printable
 
 Note = tuple[str, Span | None]
 
@@ -158,24 +158,28 @@ def shows_color(stream: TextIO) -> bool:
 
 
 def render(diagnostic: Diagnostic, *, color: bool = False) -> str:
-    """One diagnostic in the format of the language's definition, without a final newline."""
+    """One diagnostic in the format of the language's definition, without a final newline.
+
+    What files say, as keys, names and lines, is part of it, and may have any character: all is made printable here.
+    """
     severity, span = diagnostic.severity, diagnostic.span
-    place = _paint(f"{span}: ", "bold", color) if span else ""
+    place = _paint(f"{printable(str(span))}: ", "bold", color) if span else ""
     title = _paint(f"{severity}[{diagnostic.code}]", severity, color)
-    lines = [f"{place}{title}: {_paint(diagnostic.message, 'bold', color)}"]
-    shown = _excerpt(span, diagnostic.hint, color) if span else []
+    lines = [f"{place}{title}: {_paint(printable(diagnostic.message), 'bold', color)}"]
+    hint = printable(diagnostic.hint or "")
+    shown = _excerpt(span, hint, color) if span else []
     lines += shown
-    if diagnostic.hint and not shown:
-        lines.append(f"{_paint('hint', 'note', color)}: {diagnostic.hint}")
+    if hint and not shown:
+        lines.append(f"{_paint('hint', 'note', color)}: {hint}")
     for message, place_of_note in diagnostic.all_notes:
         where = f" ({place_of_note})" if place_of_note else ""
-        lines.append(f"{_paint('note', 'note', color)}: {message}{where}")
+        lines.append(f"{_paint('note', 'note', color)}: {printable(message + where)}")
         if place_of_note:
-            lines += _excerpt(place_of_note, None, color)
+            lines += _excerpt(place_of_note, "", color)
     return "\n".join(lines)
 
 
-def _excerpt(span: Span, hint: str | None, color: bool) -> list[str]:
+def _excerpt(span: Span, hint: str, color: bool) -> list[str]:
     """The first line of a span and the carets under it; nothing for a source without text."""
     if not span.source.text.strip():
         return []
@@ -186,7 +190,8 @@ def _excerpt(span: Span, hint: str | None, color: bool) -> list[str]:
     before, marked, after = line[:start], line[start:end], line[end:]
     if len(line) > _WIDEST:
         before, marked, after = _cut(before, marked, after)
-    shown = (before + marked + after).replace("\t", _TAB).rstrip()
+    before, marked, after = (printable(part.replace("\t", _TAB)) for part in (before, marked, after))
+    shown = (before + marked + after).rstrip()
     carets = "^" * max(1, _width(marked))
     tail = f" {hint}" if hint else ""
     return [
@@ -211,12 +216,9 @@ def _width(text: str) -> int:
     """Columns of a terminal that a text takes: wide characters two, combining ones none."""
     columns = 0
     for character in text:
-        if character == "\t":
-            columns += len(_TAB)
-        elif unicodedata.combining(character):
+        if unicodedata.combining(character):
             continue
-        else:
-            columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
     return columns
 
 

@@ -5,6 +5,15 @@ from bisect import bisect_right
 from attrs import field, frozen
 
 
+def printable(text: str) -> str:
+    """The text with an escape of the language for every character that a terminal would obey instead of showing it."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return {"\n": "\\n", "\t": "\\t"}.get(character, f"\\u{{{ord(character):x}}}")
+
+
 @frozen(eq=False)
 class SourceText:
     """A text that was read. Two sources are equal only if they are the same object.

@@ -32,6 +32,18 @@ def test_a_long_line_is_cut_around_the_range():
     assert line[carets.index("^") : carets.rindex("^") + 1] == "HERE"
 
 
+def test_no_character_of_a_file_reaches_the_terminal_as_a_command():
+    wild = "a\x1b[31m\x07\u202e\ud800\nb"
+    source = SourceText(f"{wild}.json", f"\t{wild.replace(chr(10), '')} = 1")
+    diagnostic = Diagnostic(severity="error", code="X522", message=f"`{wild}` is not known", span=source.span(1, 10),
+                            hint=f"remove {wild}", notes=((wild, source.span(1, 2)), (wild, None)))  # fmt: skip
+    title, line, carets, *notes = render(diagnostic).split("\n")
+    shown = r"a\u{1b}[31m\u{7}\u{202e}\u{d800}"
+    assert title == rf"{shown}\nb.json:1:2: error[X522]: `{shown}\nb` is not known"
+    assert line == f"    1 |     {shown}b = 1" and carets.startswith(f"      |     {'^' * len(shown)} remove a")
+    assert len(notes) == 4 and all(each.isprintable() for each in notes)
+
+
 def test_json_has_places_and_the_fix():
     source = SourceText("s.xtrain", "a = 1\nbb = 2\n")
     diagnostic = Diagnostic(severity="warning", code="W201", message="m", span=source.span(6, 8),
