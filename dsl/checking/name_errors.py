@@ -188,15 +188,14 @@ class NameErrors:
         )  # fmt: skip
 
     def block_for_value(self, section: Section, name: str, meta: Setting) -> None:
-        """`lr 3e-4` where `lr = 3e-4` was meant."""
-        assert section.head is not None
+        """`lr 3e-4` where `lr = 3e-4` was meant; wherever it is written."""
         label = section.labels[0].value if section.labels else None
         written = label.span.text if label is not None else meta.example or "value"
         one = label is not None and len(section.labels) == len(section.heads) == 1
-        fix = Fix(section.head, f"{name} = {written}") if one and not (section.entries or section.blocks) else None
-        self.diagnostics.error(
-            "X210", f"`{name}` is a setting and needs `=`", section.head, hint=f"write `{name} = {written}`", fix=fix
-        )
+        message, hint = f"`{name}` is a setting and needs `=`", f"write `{name} = {written}`"
+        for head in section.heads:
+            fix = Fix(head, f"{name} = {written}") if one and not (section.entries or section.blocks) else None
+            self.diagnostics.error("X210", message, head, hint=hint, fix=fix)
 
     def value_for_block(self, entry: SectionEntry, name: str, block: type) -> None:
         """`tp = 2` where `tp 2` was meant."""

@@ -87,3 +87,9 @@ def test_fixes_can_be_applied(load):
     assert whole.endswith(
         "batch { sequence = 512, micro = 4 }\nparallel { tp 2 }\noptimizer adamw { lr = 1e-3, lr2 = 3 }"
     )
+
+
+def test_a_block_where_a_setting_belongs_is_reported_wherever_it_is_written(load):
+    for text in ("log { tensorboard {}\n tensorboard {} }", "log { tensorboard {} }\nlog { tensorboard { a = 1 } }"):
+        found = [(d.code, d.span.text) for d in load(text).diagnostics]
+        assert found == 2 * [("X210", "tensorboard")], text
