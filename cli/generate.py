@@ -19,8 +19,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="WHICH",
-        help="latest, best, model, epoch-2, a name such as ckpt-s000000001000, or the path of any checkpoint of the "
-        "same model (default: the weights of the finished run, else the latest state)",
+        help="latest, best, model, a step, epoch-2, a name such as ckpt-s000000001000, or the path of any checkpoint "
+        "of the same model (default: the weights of the finished run, else the latest state)",
     )
     parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")

@@ -5,8 +5,8 @@ import sys
 from importlib import import_module
 
 VERBS = (
-    "init", "check", "fmt", "plan", "diff", "run", "watch", "control", "data", "checkpoint", "generate", "docs",
-    "schema", "explain",
+    "init", "check", "fmt", "plan", "diff", "run", "watch", "control", "data", "checkpoint", "generate", "export",
+    "docs", "schema", "explain",
 )  # fmt: skip
 
 

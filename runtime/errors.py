@@ -39,3 +39,12 @@ class NothingLeft(EnvironmentFault):
 
     def __init__(self, message: str) -> None:
         super().__init__("X722", message)
+
+
+class ExportFailed(EnvironmentFault):
+    """A model could not be exported; nothing is left of it."""
+
+    agreed = True
+
+    def __init__(self, message: str, code: str = "X723") -> None:
+        super().__init__(code, message)

@@ -35,7 +35,7 @@ class Mixtral(ExpertTransformer):
         ),
         rope_theta=1e6,
         constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax", "router.normalise": True},
-        only={**ONLY, "sliding_window": Only((None,)), "router_jitter_noise": Only((0, 0.0))},
+        only={**ONLY, "sliding_window": Only((None,)), "router_jitter_noise": Only((0.0, 0))},
         # Of a loss that training adds, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS | {"output_router_logits", "router_aux_loss_coef"},
     )

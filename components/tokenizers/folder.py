@@ -1,6 +1,8 @@
 """`tokenizer "folder"`: a `tokenizer.json` of the Hugging Face library."""
 
+import json
 from pathlib import Path
+from typing import Final
 
 from attrs import frozen
 
@@ -8,6 +10,14 @@ from ...dsl.schema.tokenizers import TOKENIZERS, TokenizerKind
 from ...planner.canonical import portable
 from ...planner.data.tokenizer_folder import find_chat_template, find_special_tokens
 from ...planner.data.vocabulary import read_vocabulary
+
+VOCABULARY: Final = "tokenizer.json"
+CONFIG: Final = "tokenizer_config.json"
+# Beside it, of a tokenizer of transformers: what is there is exported with it.
+BESIDE: Final = (
+    CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 
 
 @TOKENIZERS.register(default=True)
@@ -33,6 +43,23 @@ class Folder(TokenizerKind):
         vocabulary = read_vocabulary(source)
         find_special_tokens(_folder(source), vocabulary)
         return max(vocabulary.values()) + 1
+
+    @classmethod
+    def files(cls, source: str, base: Path) -> dict[str, bytes]:
+        """Those of the folder as they are; `tokenizer_config.json` is written if there is none."""
+        path = base / source
+        folder = _folder(str(path))
+        found = {VOCABULARY: (path / VOCABULARY if path.is_dir() else path).read_bytes()}
+        for pattern in BESIDE:
+            for file in sorted(folder.glob(pattern)):
+                found[file.relative_to(folder).as_posix()] = file.read_bytes()
+        if CONFIG not in found:
+            vocabulary = read_vocabulary(str(path))
+            special = find_special_tokens(folder, vocabulary)
+            names = {token: name for name, token in vocabulary.items()}
+            tokens = {"bos_token": names[special.bos] if special.own_bos else None, "eos_token": names[special.eos]}
+            found[CONFIG] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens}, indent=2).encode()
+        return found
 
     @classmethod
     def has_template(cls, source: str) -> bool:

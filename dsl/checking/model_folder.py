@@ -74,6 +74,22 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
     return folder
 
 
+def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:
+    """The settings of a model that the `config.json` of a folder gives, those of a block as `router.normalise`, and
+    what is wrong with it."""
+    section, diagnostics = Section("model"), Diagnostics()
+    path = str(Path(folder).absolute())
+    section.labels = [Label(Value(path, Span(SourceText(folder, path), 0, len(path))))]
+    folder_of(section, diagnostics)
+    if diagnostics.has_errors:
+        return {}, diagnostics
+    found = {name: entry.value.data for name, entry in section.entries.items()}
+    for kind, block in section.blocks.items():
+        found |= {f"{kind}.{name}": entry.value.data for name, entry in block.entries.items()}
+    lists = {name: [each.data for each in items.values] for name, items in found.items() if isinstance(items, Items)}
+    return found | lists, diagnostics
+
+
 def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
     """The folder that a label means; None after reporting a call that means none."""
     if isinstance(label.data, str):

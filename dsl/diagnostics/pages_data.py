@@ -116,6 +116,11 @@ PAGES: Final = (
         (`.bin`, `.pt`) are refused: they can run any code when they are read. `weights = none` takes the shape of the
         model alone.
         """),
+    CodePage("X525", "a model that cannot be exported", """
+        `xtrain export` and the action `export` write a folder that transformers reads. The family must have a form
+        there, as those of xtrain that `model "folder"` takes do; one of your own has none. What a spec changes of a
+        family, such as biases that balance routers, must be something that a `config.json` of that model type can say.
+        """),
     CodePage("W501", "no file matches yet", """
         No file on this machine matches the pattern of a dataset, or a folder, template or checkpoint that the spec
         names does not exist. The plan can be made without it; the run needs it. A path that exists and is something

@@ -298,6 +298,11 @@ PAGES: Final = (
         the weights alone, use `checkpoint.pretrained`; to end a run where it is, set its budget to the step of its
         checkpoint. A run that has ended can be started again: it reports this and exits.
         """),
+    CodePage("X723", "a model could not be exported", """
+        There is something at the path already, the disk is full or fails, or the checkpoint lacks what was asked for:
+        it has no averaged weights, a value is NaN, or too large for the number format. Nothing is left under the name
+        of the folder. What an export that was killed has left beside it, `….partial`, is removed by the next one.
+        """),
     CodePage("W401", "a setting that changes nothing here", """
         Because of other settings this setting has no effect: for instance, it concerns an axis of size 1, gradient
         reduction where nothing is sharded, saving where nothing is saved, the width of a layer that the model does not

@@ -37,7 +37,8 @@ class ConfigKey:
 @frozen
 class Only:
     """A key that must have one of these values, where it is there: with others the model would compute something that
-    the family does not. words: what it must be, where `fits` says it."""
+    the family does not. The first one is written into the config of a model that is exported. words: what it must be,
+    where `fits` says it."""
 
     values: tuple[Any, ...] = ()
     fits: Callable[[Any], bool] | None = None
@@ -68,7 +69,7 @@ class ModelConfig:
 
 
 OFF: Final = Only((False, None))
-NO_DROPOUT: Final = Only((0, 0.0))
+NO_DROPOUT: Final = Only((0.0, 0))
 
 
 def head_width(config: Config) -> int | None:

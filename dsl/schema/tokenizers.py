@@ -1,5 +1,6 @@
 """`tokenizer …`: what is asked of the kinds of tokenizers. One is chosen by its name; any other name is a path."""
 
+from pathlib import Path
 from typing import ClassVar, Final
 
 from .component import Component, Registry
@@ -32,6 +33,12 @@ class TokenizerKind(Component):
     @classmethod
     def size(cls, source: str) -> int:
         """One more than the largest id. Raises TokenizerUnreadable, see `planner/data/tokenizer_folder.py`."""
+        raise NotImplementedError
+
+    @classmethod
+    def files(cls, source: str, base: Path) -> dict[str, bytes]:
+        """What transformers needs to read it from a folder: name → content. base: the folder that paths start at.
+        Raises OSError."""
         raise NotImplementedError
 
     @classmethod

@@ -1,4 +1,5 @@
 """The weights of a folder by name, from the headers of its safetensors files: where each tensor lies, none of it read.
+And such headers, for files that are written.
 
 A file is 8 bytes with the length of a header, the header, and data: https://github.com/huggingface/safetensors#format.
 """
@@ -6,6 +7,7 @@ A file is 8 bytes with the length of a header, the header, and data: https://git
 import json
 import os
 import stat
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from math import prod
@@ -69,6 +71,18 @@ class WeightFiles:
         for tensor in self.tensors.values():
             found[tensor.format] = found.get(tensor.format, 0) + prod(tensor.shape)
         return tuple(sorted(found, key=lambda each: -found[each]))
+
+
+def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """What a file begins with whose data are these tensors one behind the other: (name, format, shape) of each."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, format, shape in tensors:
+        begin, end = end, end + prod(shape) * SIZES[format]
+        entries[name] = {"dtype": format, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # data begin at a multiple of 8, as numbers are read in place
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_weight_files(folder: str) -> WeightFiles:

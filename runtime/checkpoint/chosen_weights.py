@@ -14,6 +14,18 @@ def published(entry: CheckpointEntry) -> Which:
     return "averaged" if _is_of_averages(entry, "publish") else "trained"
 
 
+def averaged_flaw(entry: CheckpointEntry, *, averaged: bool) -> str:
+    """Why a checkpoint has no averaged, or no trained, weights; empty if it has."""
+    state = entry.state()
+    if not entry.is_full:
+        has = state.get("weights") == "averaged"
+        return "" if has == averaged else f"holds {'averaged' if has else 'trained'} weights alone"
+    said = state.get("ema")
+    if not averaged or (said and said["updates"]):
+        return ""
+    return "has no average yet: it was never updated" if said else "has no averaged weights: its run has no `ema`"
+
+
 def evaluated(entry: CheckpointEntry) -> Which:
     """The weights of a full state that its run looked at; of weights alone those that they are."""
     return "averaged" if _is_of_averages(entry, "eval") else "trained"

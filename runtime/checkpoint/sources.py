@@ -153,8 +153,8 @@ def find(path: Path, *, weights: bool = False) -> CheckpointEntry:
 
 
 def find_named(directory: Path, name: str) -> CheckpointEntry:
-    """The checkpoint of a run that a pointer (`latest`, `best`, `model`), a name of its own (`ckpt-s…`) or the epoch it
-    ends (`epoch-2`) means, or what any other path means, as in `find`.
+    """The checkpoint of a run that a pointer (`latest`, `best`, `model`), a name of its own (`ckpt-s…`), its step
+    (`500`) or the epoch it ends (`epoch-2`) means, or what any other path means, as in `find`.
 
     Raises EnvironmentFault, which says what there is.
     """
@@ -162,7 +162,9 @@ def find_named(directory: Path, name: str) -> CheckpointEntry:
     if name in POINTERS or (Path(name).name == name and not Path(name).exists()):
         number = epoch_named(name)
         own = None if number is None else folder.at_epoch(number)
-        if number is None:
+        if name.isdecimal():
+            own = entry_of(folder.path(int(name))) or entry_of(folder.model_path(int(name)))
+        elif number is None:
             own = entry_of(folder.root / (folder.named(POINTER_NAMED[name]) if name in POINTER_NAMED else name))
         if own is None:
             named = [pointer for pointer in POINTERS if folder.named(pointer)]

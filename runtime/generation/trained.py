@@ -19,6 +19,7 @@ from ..errors import EnvironmentFault
 from ..models.build import build_model
 from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
+from ..provenance.metadata import started_in
 from ..state import Rank
 from .text_generator import TextGenerator, continue_text
 
@@ -44,8 +45,7 @@ class TrainedRun:
         model = _whole_model(plan, rank)
         read_tensors(model_tensors(model, prefix(entry, evaluated(entry))), entry.path)
         # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
-        folder = json.loads((directory / "metadata" / "environment.json").read_text())["folder"]
-        tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path(folder))
+        tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], started_in(directory))
         model.train(False)
         return cls(TextGenerator(model=model, rank=rank), tokenizer)
 

@@ -87,6 +87,11 @@ def written_by(directory: Path) -> dict[str, Any]:
     return {**versions(), **({"code_id": code_id} if code_id else {})}
 
 
+def started_in(directory: Path) -> Path:
+    """The folder that the last start of the run in a directory had as its own, which the paths of its plan start at."""
+    return Path(_environment(directory).get("folder", ""))
+
+
 def launcher_before(directory: Path) -> str:
     """Which process has started the ranks of the last start, as `launcher_id` calls it; empty for `xtrain run`."""
     return str(_environment(directory).get("launcher", ""))

@@ -1,0 +1,140 @@
+"""`xtrain export RUN --to FOLDER`: a checkpoint as a folder that transformers, vLLM and llama.cpp read."""
+
+import argparse
+import re
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..runtime.export.export import Exported
+    from ..runtime.export.weights import Report
+
+EPILOG = """\
+FOLDER gets config.json, generation_config.json, weights as safetensors, the tokenizer with its chat template, and a
+model card, README.md. It is written beside its place, read back, and then gets its name; what is there is never
+overwritten. One tensor at a time is in memory, whatever the layout of the run; no ranks are started.
+
+examples:
+  xtrain export runs/quickstart/<run> --to models/quickstart
+  xtrain export runs/quickstart/<run> --to models/best --checkpoint best --dtype bf16
+  xtrain export runs/quickstart/<run> --to models/averaged --ema --shard-size 5GB
+
+exit codes: 0 exported, 2 the command line is wrong, 3 no checkpoint, a damaged one, no room, or FOLDER is there already
+"""
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+LINE_SECONDS = 5.0
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "export",
+        help="write a trained model for transformers",
+        description="Write a checkpoint of a run as a folder that transformers, vLLM and llama.cpp read.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_directory", metavar="RUN", type=Path, help="a run directory")
+    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to write")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="WHICH",
+        help="latest, best, model, a step, epoch-2, a name such as ckpt-s000000001000, or the path of any checkpoint "
+        "of the same model (default: the weights of the finished run, else the latest state)",
+    )
+    parser.add_argument(
+        "--ema",
+        action=argparse.BooleanOptionalAction,
+        help="the averaged weights, or the trained ones (default: as `ema { publish }` of the run says)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bf16", "fp16", "fp32", "fp64"),
+        help="number format (default: of a model from a folder the one that each tensor has there, else that of the "
+        "run's parameters)",
+    )
+    parser.add_argument(
+        "--shard-size",
+        metavar="SIZE",
+        type=_size,
+        default=_size("5GB"),
+        help="most bytes of weights in a file, as 500MB or 2GiB; several files have an index (default 5GB)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or Fraction(match[1]) * unit < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a size; write 5GB or 500MB")
+    return int(Fraction(match[1]) * unit)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status, as the help says."""
+    directory: Path = arguments.run_directory
+    if not (directory / "plan.json").is_file():
+        print(f"xtrain export: {directory} is not a run directory: it has no plan.json", file=sys.stderr)
+        return 2
+    from ..planner.load import load_plan
+    from ..planner.serialise import PlanError
+    from ..runtime.data.errors import DataError
+    from ..runtime.errors import EnvironmentFault
+    from ..runtime.export.checkpoint import check_sound, export_of
+    from ..runtime.export.new_folder import check_free
+
+    begin = time.monotonic()
+    try:
+        check_free(arguments.to)
+        export = export_of(
+            load_plan(directory / "plan.json"),
+            directory,
+            checkpoint=arguments.checkpoint,
+            averaged=arguments.ema,
+            dtype=arguments.dtype,
+            most=arguments.shard_size,
+        )
+        step = f"step {export.state['step']:,}"
+        print(f"{export.tensors}: {step}, {export.weights} weights; comparing checksums", file=sys.stderr, flush=True)
+        check_sound(export)
+        exported = export.write(arguments.to, _progress())
+    except (EnvironmentFault, DataError, PlanError) as fault:
+        print(f"error[{fault.code}]: {fault}", file=sys.stderr)
+        return 3
+    _print_result(exported, time.monotonic() - begin)
+    return 0
+
+
+def _progress() -> "Report":
+    """Lines on stderr, some seconds apart."""
+    from ..planner.units import bytes_text, rate_text
+
+    begun: dict[str, float] = {}
+    due = time.monotonic() + LINE_SECONDS
+
+    def report(what: str, done: int, total: int, file: int, files: int) -> None:
+        nonlocal due
+        now = time.monotonic()
+        begin = begun.setdefault(what, now)
+        if now < due:
+            return
+        due = now + LINE_SECONDS
+        rate = f", {rate_text(done / (now - begin), 'B/s')}" if now > begin else ""
+        share = f"{done / total:.0%} of {bytes_text(total)}"
+        print(f"{what} file {file} of {files}: {share}{rate}", file=sys.stderr, flush=True)
+
+    return report
+
+
+def _print_result(exported: "Exported", seconds: float) -> None:
+    from ..planner.units import bytes_text, plural, seconds_text
+
+    for remark in exported.remarks:
+        print(f"warning: {remark}", file=sys.stderr)
+    formats = " and ".join(f"{bytes_text(size)} of {name}" for name, size in exported.formats.items())
+    what = f"{plural(exported.tensors, 'tensor')}, {formats} in {plural(exported.files, 'file')}"
+    print(f"exported to {exported.folder}: {what}, read back and compared, {seconds_text(seconds)}")

@@ -1,0 +1,150 @@
+"""The `config.json` of a model of a plan: what its family reads from one, the other way round."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from ...dsl.schema.model import FAMILIES
+from ...dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig
+from ...dsl.schema.rope import Rope
+from ..architecture import Architecture
+
+DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters")
+TOKENS: Final = ("bos_token_id", "eos_token_id")
+
+
+def not_written(arch: Architecture) -> tuple[str, str] | None:
+    """(why, what to do) if transformers has no model that computes what this one does; else None."""
+    family = None if "user" in arch.own else FAMILIES.get(arch.family)
+    if family is None or family.config is None or family.stored is None:
+        known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
+        message = f"a model of the family {arch.family} has no form that transformers reads"
+        return message, f"families that have one: {known}"
+    values = arch.to_json()
+    for setting, value in family.config.constant.items():
+        if (ours := values[_field(setting)]) != value:
+            message = f"`{setting}` is {json.dumps(ours)}, and in a {family.config.model_type} of transformers it is "
+            return f"{message}{json.dumps(value)}", "no config.json says otherwise"
+    if buffers := {name for kind in arch.kinds for name in kind.block.buffers(arch)}:
+        message = f"a {family.config.model_type} of transformers has no `{min(buffers)}`, of `router.bias_speed`"
+        return message, "train without `router { bias_speed }`"
+    return None
+
+
+@frozen(kw_only=True)
+class ConfigValues:
+    """What a plan does not say of an architecture. format: of most weights. context: positions of a row. tokens: the
+    ids that begin and end a text."""
+
+    format: str
+    context: int
+    tokens: tuple[int, int]
+
+
+def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
+    """All keys, in the spelling that version 4 and version 5 of transformers read."""
+    config = _config(arch)
+    found = {
+        "architectures": [config.architectures[0]],
+        "model_type": config.model_type,
+        **dict(zip(TOKENS, values.tokens, strict=True)),
+        **{key.name: _value(arch, key) for key in config.keys},
+        **_rope(arch),
+        CONTEXT: _context(arch, values.context),
+        **{name: only.values[0] for name, only in config.only.items() if only.values},
+        "torch_dtype": DTYPES[values.format],
+        "use_cache": True,
+    }
+    unread = {key.name for key in config.keys if key.when is not None and not key.when(found)}
+    return {name: value for name, value in found.items() if name not in unread}
+
+
+def changed_config(
+    arch: Architecture, values: ConfigValues, config: Mapping[str, Any], means: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The `config.json` that a model began with, in which only what is no longer so has changed.
+
+    means: the settings that it gives, by `settings_in_folder`.
+    """
+    found = dict(config)
+    for key in _config(arch).keys:
+        if (key.when is None or key.when(config)) and means.get(key.setting) != (value := _value(arch, key)):
+            found[next((name for name in key.names if name in config), key.name)] = value
+    if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved():
+        found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
+    if isinstance(context := config.get(CONTEXT), int) and context < (needed := _context(arch, values.context)):
+        found[CONTEXT] = needed
+    dtype = "dtype" if "dtype" in config else "torch_dtype"
+    if config.get(dtype) != DTYPES[values.format]:
+        found[dtype] = DTYPES[values.format]
+    return with_tokens(found, values.tokens)
+
+
+def with_tokens(config: dict[str, Any], tokens: tuple[int, int]) -> dict[str, Any]:
+    """A config whose ids are those that a text begins and ends with here; several ids that end one stay if it is among
+    them, and so does a begin that no text has here."""
+    found = dict(config)
+    begin, end = tokens
+    given = found.get(TOKENS[1])
+    if end not in (given if isinstance(given, list) else [given]):
+        found[TOKENS[1]] = end
+    if found.get(TOKENS[0]) is None or begin != end:  # the end of a text stands for a begin that a tokenizer lacks
+        found[TOKENS[0]] = begin
+    return found
+
+
+def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
+    """The settings of a model of which a `config.json` says something else, with what that is."""
+    values = arch.to_json()
+    pairs = {setting: (means[setting], values[_field(setting)]) for setting in means if _field(setting) in values}
+    pairs["rope"] = _scaling(means), arch.rope.resolved()
+    return [
+        f"{setting} {json.dumps(theirs)} instead of {json.dumps(ours)}"
+        for setting, (theirs, ours) in pairs.items()
+        if theirs != ours
+    ]
+
+
+def _config(arch: Architecture) -> ModelConfig:
+    config = FAMILIES[arch.family].config
+    assert config is not None
+    return config
+
+
+def _rope(arch: Architecture) -> dict[str, Any]:
+    scaled = dict(arch.rope.resolved())
+    if not scaled:
+        return {"rope_theta": arch.rope_theta, "rope_scaling": None}
+    kind = scaled.pop("scaling")
+    if kind == "dynamic":  # its `original` is the context
+        scaled.pop("original")
+    return {
+        "rope_theta": arch.rope_theta,
+        "rope_scaling": {"rope_type": kind, **{ROPE_KEYS[name]: value for name, value in scaled.items()}},
+    }
+
+
+def _scaling(means: Mapping[str, Any]) -> dict[str, Any]:
+    """`Rope.resolved` of the settings that a `config.json` gives."""
+    given = {name.removeprefix("rope."): value for name, value in means.items() if name.startswith("rope.")}
+    return Rope(**given).resolved()
+
+
+def _context(arch: Architecture, rows: int) -> int:
+    """Positions that the model is made for, of rows so long: those that they are scaled to, if they are."""
+    rope = arch.rope
+    if rope.scaling == "dynamic":
+        return rope.original
+    return max(rows, int(rope.original * rope.factor))
+
+
+def _value(arch: Architecture, key: ConfigKey) -> Any:
+    return arch.to_json()[_field(key.setting)]
+
+
+def _field(setting: str) -> str:
+    """Of an architecture, that has settings of `router { … }` beside the others."""
+    return setting.replace(".", "_")

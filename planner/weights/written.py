@@ -1,0 +1,75 @@
+"""How the weights of a model are laid out in the files of a folder: which tensors, in which formats, in which file."""
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+from attrs import frozen
+
+from ...dsl.schema.model import FAMILIES
+from ..architecture import Architecture, ParameterSpec, parameters
+from .files import SINGLE, SIZES, header_of
+from .stored import StoredPart
+
+
+@frozen
+class WrittenTensor:
+    """A tensor of a file: a parameter, or one expert of it. format: as safetensors calls it."""
+
+    parameter: str
+    part: StoredPart
+    format: str
+
+    @property
+    def name(self) -> str:
+        return self.part.name
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.part.shape) * SIZES[self.format]
+
+
+@frozen
+class WrittenFile:
+    """tensors: in the order in which their data lie in it."""
+
+    name: str
+    tensors: tuple[WrittenTensor, ...]
+
+    @property
+    def header(self) -> bytes:
+        return header_of((tensor.name, tensor.format, tensor.part.shape) for tensor in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Of its data."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+# The format of the n-th tensor that a parameter is written as.
+FormatOf = Callable[[ParameterSpec, int], str]
+
+
+def lay_out(arch: Architecture, format_of: FormatOf, most: int) -> tuple[WrittenFile, ...]:
+    """The files of a model, the tensors in the order of its parameters, with at most so many bytes in each; a larger
+    tensor has a file of its own."""
+    groups: list[list[WrittenTensor]] = [[]]
+    size = 0
+    for tensor in _tensors(arch, format_of):
+        if groups[-1] and size + tensor.bytes > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.bytes
+    count = len(groups)
+    stem, _, ending = SINGLE.rpartition(".")
+    names = [SINGLE] if count == 1 else [f"{stem}-{n:05d}-of-{count:05d}.{ending}" for n in range(1, count + 1)]
+    # Wider numbers come first, so that each lies at a multiple of its size.
+    ordered = (sorted(group, key=lambda tensor: -SIZES[tensor.format]) for group in groups)
+    return tuple(WrittenFile(name, tuple(group)) for name, group in zip(names, ordered, strict=True))
+
+
+def _tensors(arch: Architecture, format_of: FormatOf) -> Iterator[WrittenTensor]:
+    names = FAMILIES[arch.family].stored
+    for parameter in parameters(arch):
+        for number, part in enumerate(names.of(parameter, arch)[0]):
+            yield WrittenTensor(parameter.name, part, format_of(parameter, number))

@@ -1,0 +1,213 @@
+"""A checkpoint as a folder that transformers reads: config, weights, tokenizer and a model card.
+
+All is written beside the folder, read back, and only then gets its name.
+"""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from ...dsl.checking.model_folder import settings_in_folder
+from ...dsl.schema.tokenizers import tokenizer_kind
+from ...planner.plan import Plan
+from ...planner.units import bytes_text
+from ...planner.weights.config_file import (
+    ConfigValues,
+    changed_config,
+    new_config,
+    not_written,
+    read_differences,
+    with_tokens,
+)
+from ...planner.weights.files import CONFIG, LOADED, WeightFiles, WeightsUnreadable, read_weight_files
+from ...planner.weights.fit import assign
+from ...planner.weights.written import FormatOf, WrittenFile, lay_out
+from ..checkpoint.whole_tensors import WholeTensors
+from ..data.documents.chat_template import load_template
+from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
+from ..errors import ExportFailed
+from ..files import durable
+from ..training.ema import Which
+from .model_card import last_loss, model_card
+from .new_folder import check_free, new_folder
+from .weights import Report, WeightsWriter
+
+GENERATION: Final = "generation_config.json"
+TEMPLATE: Final = "chat_template.jinja"
+CARD: Final = "README.md"
+# Of everything that is written beside weights and tokenizer.
+SMALL_BYTES: Final = 2**20
+# Number format → what safetensors calls it.
+FORMATS: Final = {ours: theirs for theirs, ours in LOADED.items()}
+
+
+@frozen(kw_only=True)
+class Exported:
+    """formats: number format → bytes of weights in it. files: with weights. remarks: what a person should know."""
+
+    folder: Path
+    tensors: int
+    files: int
+    formats: dict[str, int]
+    remarks: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.formats.values())
+
+
+@frozen(kw_only=True)
+class Export:
+    """What is exported, and how.
+
+    run: the directory of the run. base: the folder that its paths start at. tensors: the folder of the checkpoint;
+    prefix: of the names of the weights in it; weights: which these are. state: what the checkpoint says of itself.
+    dtype: number format, None: as `_formats` says. most: bytes of a file with weights.
+    """
+
+    plan: Plan
+    run: Path
+    base: Path
+    tensors: Path
+    prefix: str
+    weights: Which
+    state: dict[str, Any]
+    dtype: str | None
+    most: int
+
+    def write(self, to: Path, report: Report) -> Exported:
+        """Write the folder `to`. Raises EnvironmentFault or DataError, and then there is none."""
+        check_exportable(self.plan)
+        check_free(to)
+        try:
+            return self._write(to, report)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise ExportFailed(f"{where}{error.strerror or error}; nothing is left at {to}") from error
+
+    def _write(self, to: Path, report: Report) -> Exported:
+        plan = self.plan
+        tokenizer, contents = self._tokenizer()
+        origin = self._origin()
+        files = lay_out(plan.architecture, self._formats(origin), self.most)
+        formats = _formats_of(files)
+        contents |= self._configs(origin, tokenizer, next(iter(formats)))
+        loss = last_loss(self.run, self.state["step"])
+        contents[CARD] = model_card(plan, self.state, self.weights, formats, loss).encode()
+        total = sum(formats.values())
+        _check_room(to, total + sum(map(len, contents.values())) + SMALL_BYTES)
+        with new_folder(to) as folder:
+            writer = WeightsWriter(files, WholeTensors(self.tensors), self.prefix, folder, report)
+            writer.write()
+            for name, content in contents.items():
+                (folder / name).parent.mkdir(exist_ok=True)
+                durable.write(folder / name, content)
+            writer.verify()
+            self._verify(folder, tokenizer)
+        tensors = sum(len(file.tensors) for file in files)
+        remarks: tuple[str, ...] = ()
+        if origin is not None and not (origin / CONFIG).is_file():
+            message = f"{origin}, from which the run has read its model, is gone, and with it the rest of its {CONFIG}"
+            remarks = (message,)
+        return Exported(folder=to, tensors=tensors, files=len(files), formats=formats, remarks=remarks)
+
+    # What it is made of -----------------------------------------------------------------------------------------------
+
+    def _origin(self) -> Path | None:
+        """The folder that the run has read the weights from; None where they were drawn."""
+        args = next((node.args for node in self.plan.nodes if node.op == "setup.read_weights"), None)
+        return None if args is None else self.base / args["folder"]
+
+    def _formats(self, origin: Path | None) -> FormatOf:
+        """The format of each tensor: what was asked for; else that which it had in the folder the run began with; else
+        that of the run's parameters."""
+        if self.dtype is not None or origin is None:
+            one = FORMATS[self.dtype or self.plan.node("setup.build_model").args["params"]]
+            return lambda parameter, number: one
+        try:
+            files: WeightFiles = read_weight_files(str(origin))
+            parts = assign(self.plan.architecture, files).parts
+        except (WeightsUnreadable, ValueError) as problem:
+            message = f"the run has read its weights from {origin}, and their number formats are not known any more"
+            raise ExportFailed(f"{message} ({problem}); say which one to write, as --dtype bf16") from problem
+        return lambda parameter, number: files.tensors[parts[parameter.name][number].name].format
+
+    def _configs(self, origin: Path | None, tokenizer: TextTokenizer, format: str) -> dict[str, bytes]:
+        arch = self.plan.architecture
+        tokens = (tokenizer.bos, tokenizer.eos)
+        context = self.plan.node("setup.loader").args["sequence"]
+        values = ConfigValues(format=format, context=context, tokens=tokens)
+        begun = _json(origin / CONFIG) if origin is not None else None
+        generation = _json(origin / GENERATION) if origin is not None else None
+        if origin is not None and begun is not None:
+            config = changed_config(arch, values, begun, settings_in_folder(str(origin))[0])
+        else:
+            config = new_config(arch, values)
+        generation = with_tokens(generation if generation is not None else {"_from_model_config": True}, tokens)
+        return {CONFIG: _text(config), GENERATION: _text(generation)}
+
+    def _tokenizer(self) -> tuple[TextTokenizer, dict[str, bytes]]:
+        """What the run has encoded with, and its files, with the template of the conversations it was trained on."""
+        source = self.plan.node("setup.tokenizer").args["source"]
+        tokenizer = load_tokenizer(source, self.base)
+        files = tokenizer_kind(source).files(source, self.base)
+        trained = self.plan.node("setup.loader").args["datasets"]
+        reads = (self.plan.node(f"setup.data.{name}").args["reads"] for name in trained)
+        named = [each["template"] for each in reads if each.get("template", "auto") != "auto"]
+        if named:
+            files[TEMPLATE] = load_template(named[0], tokenizer, self.base).text.encode()
+        return tokenizer, files
+
+    # What was written -------------------------------------------------------------------------------------------------
+
+    def _verify(self, folder: Path, tokenizer: TextTokenizer) -> None:
+        """Read the folder as `model "folder"` and `tokenizer "folder"` do. Raises ExportFailed."""
+        arch = self.plan.architecture
+        means, diagnostics = settings_in_folder(str(folder))
+        if wrong := [error.message for error in diagnostics.errors] or read_differences(arch, means):
+            raise ExportFailed(f"{CONFIG} cannot say what this model is: {'; '.join(wrong[:3])}", "X525")
+        try:
+            assign(arch, read_weight_files(str(folder)))
+        except (WeightsUnreadable, ValueError) as problem:
+            raise ExportFailed(f"what was written is not the model: {problem}") from problem
+        again = load_tokenizer(str(folder), Path())
+        if (again.bos, again.eos, again.vocab_size) != (tokenizer.bos, tokenizer.eos, tokenizer.vocab_size):
+            raise ExportFailed("the tokenizer that was written is not that of the run")
+
+
+def check_exportable(plan: Plan) -> None:
+    """Raise ExportFailed if no folder can hold the model of a plan."""
+    if (problem := not_written(plan.architecture)) is not None:
+        raise ExportFailed("; ".join(problem), "X525")
+
+
+def _formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:
+    """Number format → bytes, the most frequent first."""
+    found: Counter[str] = Counter()
+    for tensor in (tensor for file in files for tensor in file.tensors):
+        found[LOADED[tensor.format]] += tensor.bytes
+    return dict(found.most_common())
+
+
+def _check_room(to: Path, size: int) -> None:
+    there = next(parent for parent in to.absolute().parents if parent.exists())
+    if (free := shutil.disk_usage(there).free) < size:
+        message = f"the export takes {bytes_text(size)}, and {bytes_text(free)} are free in {there}"
+        raise ExportFailed(message)
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """An object in a file; None where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _text(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,59 @@
+"""`xtrain export`: what is said of a run, a checkpoint and a folder that are not as they should be."""
+
+from pathlib import Path
+
+import pytest
+from small_runs import drawn, make_run, plan_of, save
+
+from xtrain.cli.export import _size
+from xtrain.cli.main import main
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    plan = plan_of()
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, drawn(plan))
+    return directory
+
+
+def test_an_export_says_what_it_has_written(run: Path, tmp_path: Path, capsys):
+    assert main(["export", str(run), "--to", str(tmp_path / "out"), "--dtype", "bf16", "--shard-size", "30kB"]) == 0
+    said = capsys.readouterr()
+    assert f"exported to {tmp_path / 'out'}: 21 tensors, " in said.out and " of bf16 in 3 files, read back" in said.out
+    assert "ckpt-s000000000020: step 20, trained weights" in said.err
+    assert (tmp_path / "out" / "model-00003-of-00003.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--checkpoint", "best"], "error[X720]: {run} has no checkpoint best; there are latest, ckpt-s000000000020"),
+        (["--checkpoint", "21"], "error[X720]: {run} has no checkpoint 21; there are latest, ckpt-s000000000020"),
+        (["--ema"], "error[X723]: ckpt-s000000000020 has no averaged weights: its run has no `ema`"),
+        (["--to", "{run}"], "error[X723]: {run} is there already"),
+    ],
+)
+def test_what_cannot_be_exported(run: Path, tmp_path: Path, options: list[str], said: str, capsys):
+    words = [word.format(run=run) for word in options]
+    assert main(["export", str(run), "--to", str(tmp_path / "out"), *words]) == 3
+    assert said.format(run=run) in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_what_is_no_run_and_a_run_without_a_checkpoint(run: Path, tmp_path: Path, capsys):
+    assert main(["export", str(tmp_path), "--to", str(tmp_path / "out")]) == 2
+    assert "is not a run directory" in capsys.readouterr().err
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 3
+    assert "error[X708]" in capsys.readouterr().err
+
+
+def test_a_size_is_a_number_of_bytes(run: Path, tmp_path: Path, capsys):
+    sizes = {"5GB": 5 * 10**9, "1.5 GiB": 3 * 2**29, "700": 700, "2MB": 2 * 10**6}
+    assert {text: _size(text) for text in sizes} == sizes
+    for wrong in (["--shard-size", "0"], ["--shard-size", "5 apples"], ["--dtype", "fp8"]):
+        with pytest.raises(SystemExit) as exit:
+            main(["export", str(run), "--to", str(tmp_path / "out"), *wrong])
+        assert exit.value.code == 2
+    assert "`5 apples` is not a size; write 5GB or 500MB" in capsys.readouterr().err

@@ -1,0 +1,402 @@
+"""Exports: what is written, that it is all or nothing, and what cannot be written."""
+
+import fcntl
+import json
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faulty_disk import FULL, FaultyDisk
+from safetensors import safe_open
+from safetensors.torch import load_file
+from small_runs import LLAMA, MIXTRAL, drawn, make_run, plan_of, save
+from torch import Tensor
+
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
+from xtrain.dsl.checking.model_folder import settings_in_folder
+from xtrain.planner.plan import Plan
+from xtrain.planner.weights.config_file import not_written
+from xtrain.planner.weights.files import read_weight_files
+from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
+from xtrain.runtime.errors import EnvironmentFault, ExportFailed
+from xtrain.runtime.export import weights
+from xtrain.runtime.export.checkpoint import check_sound, export_of
+from xtrain.runtime.export.export import Exported
+from xtrain.runtime.files import durable
+
+
+def export(
+    directory: Path,
+    plan: Plan,
+    to: Path,
+    *,
+    checkpoint: str | None = None,
+    averaged: bool | None = None,
+    dtype: str | None = None,
+    most: int = 10**9,
+) -> Exported:
+    found = export_of(plan, directory, checkpoint=checkpoint, averaged=averaged, dtype=dtype, most=most)
+    check_sound(found)
+    return found.write(to, lambda *progress: None)
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def in_files(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a llama under the names of its files."""
+    return {name if name.startswith("lm_head") else f"model.{name}": value for name, value in tensors.items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Path, Plan]:
+    plan = plan_of()
+    return make_run(plan, tmp_path / "run", tmp_path), plan
+
+
+def test_weights_of_a_checkpoint_of_either_form(run: tuple[Path, Plan], tmp_path: Path):
+    directory, plan = run
+    both = drawn(plan), drawn(plan, seed=1)
+    save(plan, directory, both[0], step=10, metrics={"eval/lines/loss": 2.5}, made_by={"xtrain": "0.1.0"})
+    save(plan, directory, both[1], step=20, backend="file")
+    (directory / "metrics.jsonl").write_text('{"step": 10, "loss": 3.25}\n{"step": 20, "loss": 1.0}\n')
+    export(directory, plan, tmp_path / "in" / "parents", checkpoint="10")
+    export(directory, plan, tmp_path / "latest")
+    assert same(stored(tmp_path / "in" / "parents"), in_files(both[0]))
+    assert same(stored(tmp_path / "latest"), in_files(both[1]))
+    card = (tmp_path / "in" / "parents" / "README.md").read_text()
+    said = (plan.id, "lines", "`eval/lines/loss` | 2.5000", "| 3.2500 nats", "| 10 of 40 |", "xtrain 0.1.0", "640")
+    assert all(each in card for each in said), card
+
+
+def test_each_file_is_as_large_as_asked_for_and_the_index_names_all(run: tuple[Path, Plan], tmp_path: Path):
+    directory, plan = run
+    tensors = drawn(plan)
+    save(plan, directory, tensors)
+    exported = export(directory, plan, tmp_path / "out", most=20_000)
+    assert same(stored(tmp_path / "out"), in_files(tensors))
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    total = sum(tensor.numel() for tensor in tensors.values())
+    assert index["metadata"] == {"total_size": 4 * total, "total_parameters": total}
+    files = set(index["weight_map"].values())
+    assert len(files) == exported.files > 2
+    assert files == {f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)}
+    sizes = {file: sum(t.numel() * 4 for t in load_file(tmp_path / "out" / file).values()) for file in files}
+    largest = max(tensor.numel() * 4 for tensor in tensors.values())
+    assert largest > 20_000 and all(size <= 20_000 or size == largest for size in sizes.values())
+    for file in files:
+        with safe_open(tmp_path / "out" / file, "pt") as opened:  # by the library, which checks the header
+            assert opened.metadata() == {"format": "pt"}
+        assert int.from_bytes((tmp_path / "out" / file).read_bytes()[:8], "little") % 8 == 0
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
+def test_weights_are_rounded_to_what_was_asked_for(run: tuple[Path, Plan], tmp_path: Path, dtype: str, monkeypatch):
+    monkeypatch.setattr(weights, "CHUNK_BYTES", 1000)  # many chunks of each
+    type = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[dtype]
+    directory, plan = run
+    tensors = drawn(plan)
+    save(plan, directory, tensors)
+    export(directory, plan, tmp_path / "out", dtype=dtype)
+    assert same(stored(tmp_path / "out"), {name: value.to(type) for name, value in in_files(tensors).items()})
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["torch_dtype"] == str(type).removeprefix("torch.")
+
+
+def test_experts_are_written_one_by_one(tmp_path: Path):
+    plan = plan_of(MIXTRAL)
+    directory, tensors = make_run(plan, tmp_path / "run", tmp_path), drawn(plan)
+    save(plan, directory, tensors)
+    export(directory, plan, tmp_path / "out", most=5_000)
+    found = stored(tmp_path / "out")
+    for name, matrix in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        for expert in range(3):
+            theirs = found[f"model.layers.1.block_sparse_moe.experts.{expert}.{name}.weight"]
+            assert torch.equal(theirs.t(), tensors[f"layers.1.mlp.experts.{matrix}"][expert])
+    assert torch.equal(found["model.layers.0.block_sparse_moe.gate.weight"], tensors["layers.0.mlp.gate.weight"])
+
+
+def test_one_parameter_is_in_memory_at_a_time(run: tuple[Path, Plan], tmp_path: Path, monkeypatch):
+    directory, plan = run
+    save(plan, directory, drawn(plan))
+    alive: list[weakref.ref] = []
+    most = 0
+    read = WholeTensors.read
+
+    def watched(self: WholeTensors, name: str) -> Tensor:
+        nonlocal most
+        most = max(most, sum(each() is not None for each in alive))
+        tensor = read(self, name)
+        alive.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(WholeTensors, "read", watched)
+    export(directory, plan, tmp_path / "out")
+    assert len(alive) == len(plan.parameters.tensors) and most == 0
+
+
+# Which weights -------------------------------------------------------------------------------------------------------
+
+
+def test_averaged_weights_are_taken_where_they_are_asked_for_or_published(tmp_path: Path):
+    plan = plan_of(more="ema { publish = true }")
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    trained, averages = drawn(plan), drawn(plan, seed=1)
+    said = {"decay": 0.9, "every": 1, "eval": True, "publish": True, "updates": 5}
+    save(plan, directory, trained, averages=averages, step=10, ema=said)
+    save(plan, directory, trained, averages=averages, step=20, ema={**said, "publish": False})
+    save(plan, directory, averages, step=30, alone=True, weights="averaged")
+    expected = [
+        (("10", None), averages),
+        (("10", False), trained),
+        (("20", None), trained),
+        (("20", True), averages),
+        ((None, None), averages),  # of the finished run
+        (("model", True), averages),
+    ]
+    for number, ((checkpoint, averaged), wanted) in enumerate(expected):
+        to = tmp_path / f"out{number}"
+        export(directory, plan, to, checkpoint=checkpoint, averaged=averaged)
+        assert same(stored(to), in_files(wanted)), (checkpoint, averaged)
+        word = "averaged" if wanted is averages else "trained"
+        assert f"| weights | {word}, " in (to / "README.md").read_text()
+    with pytest.raises(ExportFailed, match="model-s000000000030 holds averaged weights alone"):
+        export(directory, plan, tmp_path / "none", averaged=False)
+
+
+@pytest.mark.parametrize(("state", "why"), [({}, "its run has no `ema`"), ({"ema": {"updates": 0}}, "never updated")])
+def test_there_may_be_no_averages_to_export(run: tuple[Path, Plan], tmp_path: Path, state: dict, why: str):
+    directory, plan = run
+    save(plan, directory, drawn(plan), **state)
+    with pytest.raises(ExportFailed, match=why):
+        export(directory, plan, tmp_path / "out", averaged=True)
+
+
+# What cannot be written ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "why"),
+    [
+        (float("nan"), None, "has NaN in the checkpoint"),
+        (float("-inf"), "bf16", "has an infinite value in the checkpoint"),
+        (1e5, "fp16", "has values above 65504, the largest of this format"),
+    ],
+)
+def test_a_value_that_is_no_weight_is_named(run: tuple[Path, Plan], tmp_path: Path, value: float, dtype: Any, why: str):
+    directory, plan = run
+    tensors = drawn(plan)
+    tensors["layers.1.mlp.down_proj.weight"][3, 5] = value
+    save(plan, directory, tensors)
+    with pytest.raises(ExportFailed, match=f"`model.layers.1.mlp.down_proj.weight` {why}"):
+        export(directory, plan, tmp_path / "out", dtype=dtype)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_damaged_checkpoint_is_named_by_its_file(run: tuple[Path, Plan], tmp_path: Path):
+    directory, plan = run
+    path = save(plan, directory, drawn(plan)) / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(EnvironmentFault, match=r"__0_0\.distcp has changed since it was written"):
+        export(directory, plan, tmp_path / "out")
+    found = export_of(plan, directory, checkpoint=None, averaged=None, dtype=None, most=10**9)
+    path.write_bytes(bytes(len(content)))  # what torch says of it is of no use either
+    with pytest.raises(ExportFailed, match=r"ckpt-s000000000020: `model\.embed_tokens\.weight` cannot be read"):
+        found.write(tmp_path / "out", lambda *progress: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_disk_has_changed_is_found(run: tuple[Path, Plan], tmp_path: Path, monkeypatch):
+    directory, plan = run
+    save(plan, directory, drawn(plan))
+    append, target = durable.append, 5
+
+    def changed(fd: int, content: Any) -> None:
+        nonlocal target
+        target -= 1
+        if target == 0:
+            content = bytearray(content)
+            content[-1] ^= 1
+        append(fd, content)
+
+    monkeypatch.setattr(durable, "append", changed)
+    with pytest.raises(ExportFailed, match=r"`model\.layers\.0.*` in model\.safetensors is not what was written"):
+        export(directory, plan, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_whichever_change_of_a_file_fails_there_is_all_or_nothing(tmp_path: Path, monkeypatch):
+    plan = plan_of("llama { dim = 4, layers = 1, heads = 1, head_dim = 2, ffn = 4 }")
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, drawn(plan))
+    found = export_of(plan, directory, checkpoint=None, averaged=None, dtype=None, most=5_000)
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # dozens of exports
+    counting = FaultyDisk()
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "os", counting)
+        found.write(tmp_path / "whole", lambda *progress: None)
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    outcomes = set()
+    for number in range(counting.count):
+        to = tmp_path / "out"
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "os", FaultyDisk(number, FULL))
+            try:
+                found.write(to, lambda *progress: None)
+            except ExportFailed as failure:
+                assert os.strerror(FULL) in str(failure)
+                assert not (tmp_path / "out.partial").exists()
+        outcomes.add(to.exists())
+        if to.exists():  # only what comes behind the name has failed
+            assert sorted(path.name for path in to.iterdir()) == names
+            durable.clear(to)
+    assert False in outcomes
+
+
+def test_a_disk_without_room_is_found_before_anything_is_written(run: tuple[Path, Plan], tmp_path: Path, monkeypatch):
+    directory, plan = run
+    save(plan, directory, drawn(plan))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(ExportFailed, match=r"the export takes .* and 1000 B are free in"):
+        export(directory, plan, tmp_path / "out")
+
+
+def test_nothing_is_overwritten(run: tuple[Path, Plan], tmp_path: Path):
+    directory, plan = run
+    save(plan, directory, drawn(plan))
+    to, partial = tmp_path / "out", tmp_path / "out.partial"
+    makers: dict[str, Callable[[], Any]] = {
+        "a folder": to.mkdir, "a file": lambda: to.write_text("x"), "a link": lambda: to.symlink_to("nowhere")
+    }  # fmt: skip
+    for what, make in makers.items():
+        make()
+        with pytest.raises(ExportFailed, match="is there already"):
+            export(directory, plan, to)
+        assert os.path.lexists(to), what
+        to.rmdir() if what == "a folder" else to.unlink()
+    partial.mkdir()
+    (partial / "mine.txt").write_text("of somebody else")
+    with pytest.raises(ExportFailed, match=r"out\.partial is in the way"):
+        export(directory, plan, to)
+    assert (partial / "mine.txt").exists()
+    # As an export leaves it that writes, and one that was killed.
+    lock = (partial / ".export.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(ExportFailed, match="another process is writing"):
+        export(directory, plan, to)
+    lock.close()
+    export(directory, plan, to)
+    assert not partial.exists() and not (to / "mine.txt").exists() and not (to / ".export.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (MIXTRAL.replace(" }", ", router { score = sigmoid } }"), '`router.score` is "sigmoid"'),
+        (MIXTRAL.replace(" }", ", router { bias_speed = 0.1 } }"), "of `router.bias_speed`"),
+        (MIXTRAL.replace(" }", ", shared_experts = 1 }"), "`shared_experts` is 1"),
+        (LLAMA.replace(" }", ", qk_norm = true }"), "`qk_norm` is true"),
+    ],
+)
+def test_a_model_that_no_config_describes_is_not_exported(tmp_path: Path, model: str, why: str):
+    plan = plan_of(model)
+    problem = not_written(plan.architecture)
+    assert problem is not None and why in problem[0]
+    with pytest.raises(ExportFailed) as failure:
+        export(make_run(plan, tmp_path / "run", tmp_path), plan, tmp_path / "out")
+    assert failure.value.code == "X525"
+
+
+# Tokenizers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_tokenizer_is_one_that_the_library_reads(run: tuple[Path, Plan], tmp_path: Path):
+    directory, plan = run
+    save(plan, directory, drawn(plan))
+    export(directory, plan, tmp_path / "out")
+    ours, theirs = ByteTokenizer(), HuggingFaceTokenizer(tmp_path / "out")
+    for text in ("", "def f(x):\n\treturn x", "naïve 日本 🙂\0\x7f\r\n", "".join(map(chr, range(0x800)))):
+        assert theirs.encode(text).tolist() == ours.encode(text).tolist()
+        assert theirs.decode(theirs.encode(text)) == text
+    assert (theirs.bos, theirs.eos, theirs.vocab_size, theirs.special_names) == (256, 257, 258, ours.special_names)
+    backend = theirs._backend
+    assert backend.encode("ab").ids == [256, 97, 98]  # as a prompt begins
+
+
+def vocabulary(folder: Path, **config: Any) -> None:
+    """A tokenizer of words."""
+    words = {"<s>": 0, "</s>": 1, "a": 2, "b": 3}
+    tokens = [{"id": n, "content": word, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+               "special": True} for word, n in words.items() if n < 2]  # fmt: skip
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "a"}
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": tokens, "model": model}))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def test_the_files_of_a_tokenizer_are_those_of_its_folder(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    vocabulary(tmp_path / "words", bos_token="<s>", eos_token="</s>", chat_template="{{ messages }}")
+    (tmp_path / "words" / "merges.txt").write_text("m")
+    (tmp_path / "words" / "notes.txt").write_text("not of it")
+    (tmp_path / "words" / "additional_chat_templates").mkdir()
+    (tmp_path / "words" / "additional_chat_templates" / "tools.jinja").write_text("tools")
+    plan = plan_of(tokenizer='"words"')
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, drawn(plan))
+    monkeypatch.chdir("/")  # its paths start where the run was started
+    export(directory, plan, tmp_path / "out")
+    for name in ("tokenizer.json", "tokenizer_config.json", "merges.txt", "additional_chat_templates/tools.jinja"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "words" / name).read_bytes()
+    assert not (tmp_path / "out" / "notes.txt").exists()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (0, 1, 4)
+
+
+def test_a_tokenizer_without_a_config_gets_one_and_the_template_of_the_run(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    vocabulary(tmp_path / "words")
+    more = 'dataset talks { source = jsonl("*.jsonl"), messages = "messages", template = "chatml" }\n'
+    plan = plan_of(tokenizer='"words/tokenizer.json"', more=f"{more}mixture {{ talks = 1 }}")
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, drawn(plan))
+    export(directory, plan, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert (config["bos_token"], config["eos_token"]) == ("<s>", "</s>")
+    assert "<|im_start|>" in (tmp_path / "out" / "chat_template.jinja").read_text()
+
+
+# config.json ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model", [LLAMA, MIXTRAL, LLAMA.replace("llama", "qwen3"), MIXTRAL.replace("mixtral", "qwen3_moe")]
+)
+def test_a_new_config_is_read_as_the_same_model(tmp_path: Path, model: str):
+    model = model.replace(" }", ", rope_theta = 5e5, norm_eps = 1e-4, head_dim = 10, tie_embeddings = true }")
+    plan = plan_of(model)
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, drawn(plan))
+    export(directory, plan, tmp_path / "out")
+    means, diagnostics = settings_in_folder(str(tmp_path / "out"))
+    assert not diagnostics.has_errors
+    arch = plan.architecture
+    for name in ("dim", "layers", "heads", "kv_heads", "head_dim", "vocab", "rope_theta", "norm_eps", "tie_embeddings"):
+        assert means[name] == getattr(arch, name), name
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 64
+    assert "lm_head.weight" not in read_weight_files(str(tmp_path / "out")).tensors

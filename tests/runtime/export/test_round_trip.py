@@ -1,0 +1,152 @@
+"""Models of transformers through a run and back: the same bytes, the same config, the same tokens."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference_models import CONFIGS, make
+from safetensors.torch import load_file, save_file
+from small_runs import drawn, make_run, plan_of, read, save
+
+from xtrain.cli.main import main
+from xtrain.planner.load import load_plan
+from xtrain.planner.weights.files import WeightsUnreadable, read_weight_files
+from xtrain.runtime.errors import ExportFailed
+from xtrain.runtime.export.checkpoint import export_of
+from xtrain.runtime.generation.trained import TrainedRun
+
+CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
+# Tied and untied, experts one by one, odd heads; the others are compared in the matrix.
+ORDINARY = (("llama", "odd heads, tied"), ("qwen3", "plain"), ("mixtral", "plain"), ("qwen3_moe", "odd heads"))
+
+
+def exported(folder: Path, to: Path, *, dtype: str | None = None, model: str = "") -> Path:
+    """The run that has taken over the weights of a folder, and is exported before it has changed them."""
+    plan = plan_of(f'"{folder}" {{ {model} }}')
+    directory = make_run(plan, to.with_name(f"{to.name} run"), to.parent)
+    save(plan, directory, read(plan))
+    export_of(plan, directory, checkpoint=None, averaged=None, dtype=dtype, most=10**9).write(to, lambda *_: None)
+    return directory
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def rounded(folder: Path) -> None:
+    """Let a folder have its matrices as bf16 and its vectors as fp32, as some published ones are."""
+    tensors = {n: value.bfloat16() if value.ndim > 1 else value for n, value in stored(folder).items()}
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.matrix) for case in CASES]
+)
+def test_an_import_is_exported_as_it_was(tmp_path: Path, family: str, name: str, caplog: pytest.LogCaptureFixture):
+    """Every byte of every tensor, in the formats that they had; then as transformers and xtrain compute it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as messages
+
+    folder = tmp_path / "base"
+    reference = make(family, name, folder, max_shard_size="30KB")
+    rounded(folder)
+    exported(folder, tmp_path / "mixed")
+    before, after = stored(folder), stored(tmp_path / "mixed")
+    assert before.keys() == after.keys()
+    assert {each.dtype for each in after.values()} == {torch.bfloat16, torch.float32}
+    for key, tensor in before.items():
+        assert tensor.dtype == after[key].dtype and torch.equal(tensor.view(torch.uint8), after[key].view(torch.uint8))
+    assert config_of(tmp_path / "mixed") == {**config_of(folder), "dtype": "bfloat16"}
+
+    reference.save_pretrained(folder)
+    directory = exported(folder, tmp_path / "out")
+    assert config_of(tmp_path / "out") == config_of(folder)
+    messages.enable_propagation()
+    with caplog.at_level(logging.WARNING):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            tmp_path / "out", output_loading_info=True, attn_implementation="eager"
+        )
+        model, info = loaded
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+        inputs = tokenizer(["line 7 abc"], return_tensors="pt")
+        words: Any = model.generate(**inputs, max_new_tokens=32, do_sample=False)
+    messages.disable_propagation()
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+    assert not any(info.values())
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, reference(**inputs).logits)
+    told = tokenizer.decode(words[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert TrainedRun.load(directory, "cpu").continue_text("line 7 abc", 32, 0.0, 1.0, 0) == told
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Without the ids that are those of the tokenizer, which the folder of the test has none of."""
+    found = json.loads((folder / "config.json").read_text())
+    return {name: value for name, value in found.items() if name not in ("bos_token_id", "eos_token_id")}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_model_of_xtrain_is_one_of_transformers(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture):
+    """One whose config was never a file."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as messages
+
+    experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if "moe" in family or "mix" in family else ""
+    sizes = f"dim = 36, layers = 2, heads = 3, kv_heads = 1, head_dim = 10, ffn = 40, norm_eps = 1e-3{experts}"
+    plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true }}")
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, {name: 0.2 * value for name, value in drawn(plan).items()})
+    assert main(["export", str(directory), "--to", str(tmp_path / "out"), "--shard-size", "50KB"]) == 0
+    messages.enable_propagation()
+    with caplog.at_level(logging.WARNING):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    messages.disable_propagation()
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+    model, info = loaded
+    assert not any(info.values()) and model.dtype == torch.float32
+    tokens = torch.tensor([[256, *b"line 7 abc def"]])
+    with torch.no_grad():
+        ours = TrainedRun.load(directory, "cpu").writer._logits(tokens[0].tolist())
+        theirs = model(tokens).logits[0, -1]
+    assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
+def test_keys_that_say_nothing_of_the_model_stay_and_a_longer_context_is_said(tmp_path: Path):
+    folder = tmp_path / "base"
+    make("llama", "plain", folder)
+    keys = json.loads((folder / "config.json").read_text())
+    keys |= {"max_position_embeddings": 32, "pad_token_id": 3, "eos_token_id": [9, 257], "torch_dtype": "float32"}
+    del keys["dtype"], keys["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps({**keys, "rope_theta": 10000.0, "pretraining_tp": 1}))
+    (folder / "generation_config.json").write_text(json.dumps({"top_k": 5, "eos_token_id": [9]}))
+    exported(folder, tmp_path / "out", dtype="fp16", model="init_std = 0.125, weights = auto")
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert found == {
+        **keys, "rope_theta": 10000.0, "pretraining_tp": 1, "max_position_embeddings": 64, "torch_dtype": "float16",
+        "initializer_range": 0.125, "bos_token_id": 256,
+    }  # fmt: skip
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation == {"top_k": 5, "eos_token_id": 257, "bos_token_id": 256}
+
+
+def test_a_folder_that_is_gone_leaves_the_number_format_to_be_said(tmp_path: Path):
+    folder = tmp_path / "base"
+    make("qwen3", "plain", folder)
+    directory = exported(folder, tmp_path / "there")
+    shutil.rmtree(folder)
+    plan = load_plan(directory / "plan.json")
+    common: dict[str, Any] = {"checkpoint": None, "averaged": None, "most": 10**9}
+    with pytest.raises(ExportFailed, match="say which one to write, as --dtype bf16"):
+        export_of(plan, directory, dtype=None, **common).write(tmp_path / "out", lambda *_: None)
+    done = export_of(plan, directory, dtype="fp32", **common).write(tmp_path / "out", lambda *_: None)
+    assert "base, from which the run has read its model, is gone" in done.remarks[0]
+    one, other = stored(tmp_path / "there"), stored(tmp_path / "out")
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(WeightsUnreadable):
+        read_weight_files(str(folder))

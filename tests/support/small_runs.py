@@ -1,0 +1,93 @@
+"""Run directories with a checkpoint, made in this process without a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
+from xtrain.planner.load import plan_from_text
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import to_json
+from xtrain.planner.weights.files import read_weight_files
+from xtrain.runtime.checkpoint.backend import Backend, write_tensors
+from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.publish import Publisher, partial_of
+from xtrain.runtime.checkpoint.stored_weights import WeightReader
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+
+SPEC = """experiment small {{ seed = 1, budget = 40 steps }}
+model {model}
+tokenizer {tokenizer}
+dataset lines {{ source = text("*.txt") }}
+batch {{ sequence = 64 }}
+optimizer adamw {{ lr = 1e-3 }}
+precision {{ params = {params} }}
+{more}
+"""
+LLAMA = "llama { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }"
+MIXTRAL = "mixtral { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48, experts = 3, expert_ffn = 24 }"
+
+
+def plan_of(model: str = LLAMA, *, tokenizer: str = "bytes", params: str = "fp32", more: str = "") -> Plan:
+    text = SPEC.format(model=model, tokenizer=tokenizer, params=params, more=more)
+    compiled = plan_from_text(text, "small.xtrain")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    return compiled.plan
+
+
+def drawn(plan: Plan, seed: int = 0) -> dict[str, Tensor]:
+    """Random weights by parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    type = DTYPES[plan.node("setup.build_model").args["params"]]
+    return {each.name: torch.randn(each.shape, generator=generator).to(type) for each in plan.parameters.tensors}
+
+
+def read(plan: Plan) -> dict[str, Tensor]:
+    """The weights of the folder that a plan begins with."""
+    found = drawn(plan)
+    folder = plan.node("setup.read_weights").args["folder"]
+    with WeightReader.of(plan, read_weight_files(folder), report=lambda done: None) as reader:
+        for name, tensor in found.items():
+            reader.read(name, tensor)
+    return found
+
+
+def make_run(plan: Plan, directory: Path, base: Path) -> Path:
+    """A run that was started in the folder `base`, without a checkpoint."""
+    (directory / "metadata").mkdir(parents=True)
+    (directory / "plan.json").write_text(json.dumps(to_json(plan)))
+    (directory / "metadata" / "environment.json").write_text(json.dumps({"folder": str(base)}))
+    return directory
+
+
+def save(
+    plan: Plan,
+    directory: Path,
+    trained: dict[str, Tensor],
+    *,
+    step: int = 20,
+    averages: dict[str, Tensor] | None = None,
+    alone: bool = False,
+    backend: Backend = "dcp",
+    **state: Any,
+) -> Path:
+    """A checkpoint. averages: of `ema`; alone: weights alone."""
+    folder = CheckpointFolder(directory / "checkpoints")
+    final = folder.model_path(step) if alone else folder.path(step)
+    publisher = Publisher(folder)
+    tensors = {f"model.{name}": value for name, value in trained.items()}
+    tensors |= {f"ema.{name}": value for name, value in (averages or {}).items()}
+    said = {"step": step, "steps": 40, "tokens": 64 * step, "metrics": {}, "plan_id": plan.id, **state}
+    sums = write_tensors(backend, tensors, _begun(publisher, final), CollectiveErrors(0, 1, None))
+    pointers = ("model",) if alone else ("latest",)
+    publisher.publish(final, {**checkpoint_contents(plan), **said}, sums, pointers)
+    return final
+
+
+def _begun(publisher: Publisher, final: Path) -> Path:
+    publisher.begin(final)
+    return partial_of(final)
