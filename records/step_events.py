@@ -72,6 +72,17 @@ class ModelEvent(Event, tag="model"):
     ema: Annotated[dict[str, Any] | None, doc("for averages: settings and `updates`")] = None
 
 
+class ExportEvent(Event, tag="export"):
+    """the model is exported ([weights.md](weights.md#export)); an export that fails is a warning"""
+
+    node: Annotated[str, doc("id of the node")]
+    path: Annotated[str, doc("of the folder")]
+    weights: Annotated[str, doc("`trained` or `averaged`")]
+    formats: Annotated[dict[str, int], doc("number format → weights that are written in it", "bytes")]
+    bytes: Annotated[int | None, doc("of all weights", "bytes")]
+    seconds: Annotated[float | None, doc("it took", "s")]
+
+
 class BestEvent(Event, tag="best"):
     """a checkpoint that was saved before it was measured in the same step is the best so far"""
 
@@ -161,6 +172,7 @@ STEP_EVENTS: tuple[type[Event], ...] = (
     BestEvent,
     PrunedEvent,
     ModelEvent,
+    ExportEvent,
     HealthEvent,
     ProfileEvent,
     MemorySnapshotEvent,

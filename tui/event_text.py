@@ -34,6 +34,7 @@ from ..records.start_events import (
 from ..records.step_events import (
     CheckpointEvent,
     EvalEvent,
+    ExportEvent,
     GenerateEvent,
     HealthEvent,
     MemorySnapshotEvent,
@@ -145,6 +146,9 @@ def _subject_and_rest(event: Event) -> tuple[str, str]:
         case EvalEvent():
             tokens = "" if event.tokens is None else f"{count(event.tokens)} tokens"
             return event.dataset, _joined(_measured(event), tokens, took(event.seconds))
+        case ExportEvent():
+            weights = f"{'averaged ' if event.weights == 'averaged' else ''}{' and '.join(event.formats)}"
+            return "", _joined(event.path, weights, _size(event.bytes), took(event.seconds))
         case CheckpointEvent() | ModelEvent():
             return "", _joined(event.path, _size(event.bytes), took(event.seconds))
         case _:

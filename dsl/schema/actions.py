@@ -50,6 +50,8 @@ class Action(Component):
     """The first rank alone does it, with nothing but a message, at once: it takes no default's place."""
     uses_averages: ClassVar[bool] = False
     """It works with the averaged weights, where the spec says so."""
+    publishes: ClassVar[bool] = False
+    """It writes weights for others: the averaged ones, where `ema { publish }` says so."""
     lasting: ClassVar[bool | None] = None
     """Whether it may take long without being stuck; None: the first time, as it may compile."""
 
@@ -94,6 +96,11 @@ class Action(Component):
     def misplaced(self, event: str, following: Sequence["Action"]) -> tuple[str, str] | None:
         """(message, hint) where it cannot stand, else None. event: "" of a tick. following: the actions behind it."""
         return None
+
+    def faults(self, event: str, arch: Any) -> dict[str, tuple[str, str, str]]:
+        """Why it cannot be done with a model: setting, "" for the action → (code, message, hint). event: "" of a tick.
+        arch: the `Architecture` of the plan."""
+        return {}
 
     def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
         """The settings that change nothing beside the others: (why, what to do instead)."""

@@ -6,7 +6,7 @@ from .parallel import Pp
 from .training import Loss, Optimizer
 
 KINDS: Final = ("adapter", "serve", "sweep")
-ACTIONS: Final = ("export",)
+ACTIONS: Final = ()
 EVENTS: Final = ()
 SOURCES: Final = ()
 LINKS: Final = ()

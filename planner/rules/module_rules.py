@@ -1,5 +1,7 @@
-"""Rules about what is done to modules: recomputation that finds something to do, attention kernels that know a ring."""
+"""Rules about what is done to modules: recomputation that finds something to do, attention kernels that know a ring,
+actions that need a certain model."""
 
+from ...dsl.schema.actions import OnEvent
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture
@@ -10,9 +12,22 @@ from ..resolved import exchanges
 
 
 def check_modules(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """Report settings that would change nothing in the model, and kernels that cannot do what the mesh asks for."""
+    """Report settings that would change nothing in the model, and kernels that cannot do what the mesh asks for;
+    and actions that cannot be done with the model."""
     _check_activation(spec, architecture, layout, found)
     _check_attention(spec, layout, found)
+    _check_actions(spec, architecture, found)
+
+
+def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> None:
+    """What ticks and events do to the model."""
+    for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
+        for number, trigger in enumerate(triggers):
+            event = trigger.event if isinstance(trigger, OnEvent) else ""
+            for place, action in enumerate(trigger.actions):
+                path = f"{kind}.{number}.actions.{place}"
+                for name, (code, message, hint) in action.faults(event, architecture).items():
+                    found.fail(f"model.{path}", code, f"{path}.{name}".rstrip("."), message, hint)
 
 
 def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:

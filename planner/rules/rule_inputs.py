@@ -19,6 +19,8 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.layers": ("model.*",),
     "model.rope": ("model.rope.*", "batch.sequence"),
     "model.routing": ("model.family", "model.experts", "model.experts_per_token"),
+    "model.every.*": ("every.{}", "every.{}.*", "model.*", "tokenizer.source"),
+    "model.on.*": ("on.{}", "on.{}.*", "model.*", "tokenizer.source"),
     "model.folder": ("model.*", "checkpoint.pretrained", "checkpoint.from"),
     "model.block": ("model.*",),
     "data.tokenizer": ("tokenizer.source", "model.vocab"),

@@ -66,8 +66,11 @@ FREE = ALL_ON | {
     "launch": "launch { ranks_per_node = 16 }",
     "batch": "batch { sequence = 256, rows = 8 }",
 }
-# Ranks that could as well be copies of the whole model.
-COPIES = ALL_ON | {"parallel": "parallel { fsdp 1 { replicate = 2 } }"}
+# Ranks that could as well be copies of the whole model; only some models can be exported.
+COPIES = ALL_ON | {
+    "parallel": "parallel { fsdp 1 { replicate = 2 } }",
+    "every": ALL_ON["every"] + '\nevery 40 steps export { to = "models/{step}" }',
+}
 # One rank by itself.
 ALONE = ALL_ON | {"parallel": "parallel { fsdp 1 }"}
 

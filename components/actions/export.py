@@ -1,0 +1,79 @@
+"""`export { to = "…" }`: the model as a folder that transformers reads."""
+
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
+from ...dsl.schema.names import file_path
+from ...dsl.schema.setting import Role, at_least, setting
+from ...planner.architecture import Architecture
+from ...planner.canonical import portable
+from ...planner.graph.action_node import ActionNode, ActionPlace
+from ...planner.model.inventory import weight_bytes
+from ...planner.units import bytes_text
+from ...planner.weights.config_file import not_written
+from ...planner.weights.files import LOADED
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+STEP: Final = "{step}"  # in the name of the folder
+
+
+@ACTIONS.register()
+@frozen
+class ExportAction(Action):
+    """`export { to = "…" }`: write the model for transformers, vLLM and llama.cpp."""
+
+    kind: ClassVar[str] = "export"
+    turn = TURN_OF_SAVE
+    publishes = True
+    lasting = True
+
+    to: str = setting(
+        "folder to write, which must not exist; {step} stands for the step",
+        check=file_path,
+        role=Role.CADENCE,
+        example='"models/step-{step}"',
+    )
+    dtype: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = setting(
+        "number format; auto: of a model from a folder the one that each tensor has there, else that of the parameters",
+        default="auto",
+        role=Role.CADENCE,
+    )
+    shard_size: Quantity = setting(
+        "most weights in a file; several files have an index",
+        default=Quantity(5 * 2**30, "bytes"),
+        units=("bytes",),
+        check=at_least(1),
+        role=Role.CADENCE,
+    )
+
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+        dtype = None if self.dtype == "auto" else self.dtype
+        weights = "averaged weights" if run.spec.ema is not None and run.spec.ema.publish else "weights"
+        if dtype is not None:
+            written = f"as {dtype}, {bytes_text(run.inventory.total * _BYTES[dtype])}"
+        elif run.weights is not None:
+            formats = " and ".join(LOADED[each] for each in run.weights.formats)
+            size = sum(tensor.bytes for tensor in run.weights.tensors.values())
+            written = f"as {formats}, as they were read, {bytes_text(size)}"
+        else:
+            written = f"as {run.formats.params}, {bytes_text(weight_bytes(run.inventory, run.formats.params))}"
+        to = portable(self.to)
+        does = f"write the {weights} to {to} for transformers, {written}; nothing there is overwritten"
+        args = {"to": to, "dtype": dtype, "most": int(self.shard_size.value)}
+        return ActionNode("tick.export", args, does)
+
+    def faults(self, event: str, arch: Architecture) -> dict[str, tuple[str, str, str]]:
+        if (problem := not_written(arch)) is not None:
+            return {"": ("X525", *problem)}
+        if event or STEP in self.to:
+            return {}
+        hint = f'to = "{self.to.rstrip("/")}-{STEP}"'
+        return {"to": ("X304", f"every export would be written to {self.to}, and the second finds it there", hint)}
+
+
+_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}

@@ -1,0 +1,112 @@
+"""`tick.export`: the model as a folder that transformers reads, whatever it is cut over.
+
+All ranks write their pieces as a checkpoint of weights alone, which the first then exports as `xtrain export` does, and
+removes. Nobody ever has the whole model in memory.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ...planner.plan import Plan
+from ...records.step_events import ExportEvent
+from ...runtime.checkpoint.backend import write_tensors
+from ...runtime.checkpoint.ops import Beginning
+from ...runtime.data.errors import DataError
+from ...runtime.errors import EnvironmentFault, StorageFailed
+from ...runtime.export.export import Export, Exported
+from ...runtime.files import durable
+from ...runtime.models.parts import ModelParts
+from ...runtime.monitoring.heartbeat import HeartbeatWriter
+from ...runtime.ops import op
+from ...runtime.parallel.collective_errors import CollectiveErrors
+from ...runtime.parallelize.fsdp import reshard
+from ...runtime.provenance.metadata import made_by
+from ...runtime.reporting.records import Records
+from ...runtime.state import Rank, Step
+
+SHARDS = "export" + durable.PARTIAL  # in the directory of the run
+
+
+@op("tick.export")
+def export(
+    plan: Plan,
+    begun: Beginning,
+    model: ModelParts,
+    rank: Rank,
+    records: Records,
+    node_id: str,
+    to: str,
+    dtype: str | None,
+    most: int,
+    beat: HeartbeatWriter | None = None,
+) -> Callable[[Step], None]:
+    """Export the weights as they are, averaged ones if `ema { publish }` says so and there are any.
+
+    An export that fails is a warning: training goes on, and a checkpoint can be exported later.
+    """
+    collective = CollectiveErrors.of(rank)
+    shards = records.directory / SHARDS
+
+    def run(step: Step) -> None:
+        begin, number = time.perf_counter(), begun.state.progress.step
+        folder = Path(to.replace("{step}", str(number)))
+        if collective.first(lambda: os.path.lexists(folder)):
+            message = f"{folder} is there already, and is left as it is: the model of step {number:,} is not exported"
+            records.warn(message, step=number, code="X723")
+            return
+        reshard(model)  # parameters have the names of their shards only while these are in force
+        tensors, said = begun.state.weights()
+
+        def convert() -> Exported:
+            state = {**begun.state.described(), "made_by": made_by(records.directory)}
+            export = Export(
+                plan=plan,
+                run=records.directory,
+                base=Path.cwd(),
+                tensors=shards,
+                prefix="model.",
+                weights=said["weights"],
+                state=state,
+                dtype=dtype,
+                most=most,
+            )
+            try:
+                return export.write(folder, lambda *progress: beat.mark() if beat is not None else None)
+            except (EnvironmentFault, DataError) as fault:
+                raise OSError(str(fault)) from fault  # which all ranks are told of
+
+        try:
+            collective.first(lambda: _begin(shards))
+            write_tensors("dcp", tensors, shards, collective)
+            exported = collective.first(convert)
+        except StorageFailed as failure:
+            message = f"the model of step {number:,} could not be exported to {folder}: {failure}"
+            records.warn(message, step=number, code="X723")
+            return
+        finally:
+            collective.first(lambda: _clear(shards))
+        records.event(
+            ExportEvent(
+                step=number,
+                node=node_id,
+                path=str(folder),
+                weights=said["weights"],
+                formats=exported.formats,
+                bytes=exported.bytes,
+                seconds=time.perf_counter() - begin,
+            )
+        )
+
+    return run
+
+
+def _begin(shards: Path) -> None:
+    _clear(shards)
+    shards.mkdir()
+
+
+def _clear(shards: Path) -> None:
+    if shards.exists():
+        durable.clear(shards)

@@ -1,0 +1,99 @@
+"""Exports of runs on several ranks: what every layout has is put together, by the action and by the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from forked_ranks import ForkedRanks
+from projects import events
+from reference_models import CONFIGS, make
+from safetensors.torch import load_file
+
+from xtrain.cli.main import main
+from xtrain.planner.load import plan_from_spec
+
+pytestmark = pytest.mark.distributed
+
+# The rate is so small that no weight changes.
+SPEC = """
+experiment {name} {{ seed = 3, budget = 2 steps }}
+model "{folder}" {{ {model} }}
+tokenizer bytes
+dataset lines {{ source = jsonl("data.jsonl") }}
+batch {{ sequence = 64, micro = 2, rows = 4 }}
+optimizer sgd {{ lr = 1e-300, momentum = 0 }}
+every 1 step export {{ to = "{name}/step-{{step}}", shard_size = 30 KiB }}
+on finish export {{ to = "{name}/end" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("exports")
+    words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 5) for i in range(150)]
+    (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
+    with ForkedRanks() as ranks:
+        ranks.start()
+        yield folder, ranks
+
+
+TP_PP = ("parallel.tp=2", "parallel.pp=2", "batch.micro=1")
+FSDP_EP = ("parallel.fsdp=2", "parallel.ep=2")
+EXPERTS = ("mixtral", "qwen3_moe")
+ORDINARY = (("llama", "odd heads, tied", ("parallel.pp=2", "batch.micro=1")), ("mixtral", "plain", FSDP_EP))
+MORE = [
+    (family, name, layout)
+    for family, each in CONFIGS.items()
+    for name, keys in each.items()
+    for layout in ((*((TP_PP,) if keys["num_key_value_heads"] % 2 == 0 else ()), ("parallel.fsdp=2",), *(
+        ((*FSDP_EP,),) if keys.get("num_local_experts", 1) % 2 == 0 else ()
+    )))
+]  # fmt: skip
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "layout"), [*ORDINARY, *(pytest.param(*each, marks=pytest.mark.matrix) for each in MORE)]
+)
+def test_every_layout_exports_what_it_has_read(
+    desk: tuple[Path, ForkedRanks], family: str, name: str, layout: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    folder, ranks = desk
+    label = f"{family}_{len(list(folder.iterdir()))}"
+    base, spec = folder / f"{label} base", folder / f"{label}.xtrain"
+    make(family, name, base)
+    model = "router { aux_loss = 0 }" if family in EXPERTS else ""
+    spec.write_text(SPEC.format(name=label, folder=base, model=model))
+    compiled = plan_from_spec(spec, layout)
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    taken = folder / label / "step-2"
+    taken.mkdir(parents=True)
+    directory = ranks.run(compiled.plan, folder, name=label).directory
+
+    before = stored(base)
+    assert same(before, stored(folder / label / "step-1")) and same(before, stored(folder / label / "end"))
+    assert len(list((folder / label / "step-1").glob("*.safetensors"))) > 1
+    assert list(taken.iterdir()) == []
+    (warning,) = (each for each in events(directory, "warning") if each.get("code") == "X723")
+    assert "step-2 is there already" in warning["message"] and warning["step"] == 2
+    first, end = events(directory, "export")
+    assert (first["step"], first["path"], first["weights"]) == (1, f"{label}/step-1", "trained")
+    assert end["bytes"] == sum(each.nbytes for each in before.values()) == end["formats"]["fp32"]
+    assert not list(directory.glob("*.partial"))
+
+    (directory / "metadata").mkdir(exist_ok=True)
+    (directory / "metadata" / "environment.json").write_text(json.dumps({"folder": str(folder)}))
+    assert main(["export", str(directory), "--to", str(folder / label / "command")]) == 0
+    for file in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
+        ours, theirs = ((folder / label / each / file).read_bytes() for each in ("end", "command"))
+        assert ours == theirs, file
