@@ -3,7 +3,12 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..runtime.generation.continuation import Continuation
 
 
 def add_parser(subparsers) -> None:
@@ -22,10 +27,29 @@ def add_parser(subparsers) -> None:
         help="latest, best, model, a step, epoch-2, a name such as ckpt-s000000001000, or the path of any checkpoint "
         "of the same model (default: the weights of the finished run, else the latest state)",
     )
-    parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default 200)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens to add at most (default 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (default: from all)")
     parser.add_argument("--top-p", type=float, default=0.95, help="share of probability to draw from (default 0.95)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        help="draw from tokens with at least this share of the likeliest one's probability (default 0: from all)",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="text that ends what is added; may be given again"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws of each prompt (default 0)")
+    parser.add_argument(
+        "--chat",
+        nargs="?",
+        const="auto",
+        metavar="TEMPLATE",
+        help="prompts are what a user says: print the answers of the assistant. TEMPLATE is chatml, llama3, plain, or "
+        "the path of a Jinja template (default: that of the conversations the run read, else its tokenizer's)",
+    )
+    parser.add_argument("--system", default="", metavar="TEXT", help="with --chat, what the system says first")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: auto)"
     )
@@ -41,19 +65,57 @@ def run(arguments: argparse.Namespace) -> int:
     from ..planner.serialise import PlanError
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
+    from ..runtime.generation.sampling import Sampling
     from ..runtime.generation.trained import TrainedRun
 
+    sampling = Sampling(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        seed=arguments.seed,
+    )
     try:
         trained = TrainedRun.load(Path(arguments.run_directory), arguments.device, arguments.checkpoint)
-        for prompt in arguments.prompt:
-            text = trained.continue_text(
-                prompt, arguments.tokens, arguments.temperature, arguments.top_p, arguments.seed
-            )
-            print(json.dumps({"prompt": prompt, "text": text}) if arguments.json else prompt + text, flush=True)
+        chat = None if arguments.chat is None else trained.chat(arguments.chat, arguments.system)
+        show = as_json(arguments.prompt) if arguments.json else as_text(arguments.prompt, whole=chat is None)
+        trained.continue_texts(arguments.prompt, arguments.tokens, sampling, arguments.stop, chat, show)
     except (EnvironmentFault, DataError, PlanError) as fault:
         print(f"xtrain generate: {fault}", file=sys.stderr)
         return 3
     return 0
+
+
+def as_text(prompts: Sequence[str], *, whole: bool) -> "Callable[[list[Continuation]], None]":
+    """Prints texts as they grow, one behind the other: while one grows, those behind it wait. whole: with prompts."""
+    begun = done = 0
+
+    def show(texts: "list[Continuation]") -> None:
+        nonlocal begun, done
+        while done < len(texts):
+            if begun == done:
+                print(prompts[done] if whole else "", end="")
+                begun += 1
+            print(texts[done].news(), end="", flush=True)
+            if not texts[done].done:
+                return
+            print()
+            done += 1
+
+    return show
+
+
+def as_json(prompts: Sequence[str]) -> "Callable[[list[Continuation]], None]":
+    """Prints a text once it is complete and those before it are."""
+    done = 0
+
+    def show(texts: "list[Continuation]") -> None:
+        nonlocal done
+        while done < len(texts) and texts[done].done:
+            print(json.dumps({"prompt": prompts[done], "text": texts[done].text}), flush=True)
+            done += 1
+
+    return show
 
 
 def _problem(arguments: argparse.Namespace) -> str | None:
@@ -61,6 +123,14 @@ def _problem(arguments: argparse.Namespace) -> str | None:
         return "--tokens must be at least 1"
     if arguments.temperature < 0:
         return "--temperature must not be negative"
+    if arguments.top_k is not None and arguments.top_k < 1:
+        return "--top-k must be at least 1"
+    if not 0 <= arguments.min_p <= 1:
+        return "--min-p must lie between 0 and 1"
+    if "" in arguments.stop:
+        return "--stop needs a text that is not empty"
+    if arguments.system and arguments.chat is None:
+        return "--system is of conversations: give --chat too"
     if not 0 < arguments.top_p <= 1:
         return "--top-p must lie above 0 and at most at 1"
     if not (Path(arguments.run_directory) / "plan.json").is_file():

@@ -1,17 +1,24 @@
 """`generate { prompts = […] }`: texts of the model."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS, Action
-from ...dsl.schema.setting import Role, at_least, between, not_negative, setting
+from ...dsl.schema.names import file_path, some_text
+from ...dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negative, setting
 from ...dsl.spec import Spec
+from ...planner.canonical import portable
+from ...planner.costs.cache import cache_bytes
+from ...planner.data.source_args import reads
 from ...planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
-from ...planner.units import plural
+from ...planner.units import bytes_text, plural
 
 if TYPE_CHECKING:
     from ...planner.resolved import Resolved
+
+# Room in the cache for what a chat template writes around what is said; one that writes more makes it larger.
+WRITTEN_BY_TEMPLATE: Final = 256
 
 
 @ACTIONS.register()
@@ -26,15 +33,58 @@ class Generate(Action):
     prompts: tuple[str, ...] = setting(
         "texts to continue; special tokens may be written by name", role=Role.CADENCE, example='["def "]'
     )
-    tokens: int = setting("tokens to add to each prompt", default=64, check=at_least(1), role=Role.CADENCE)
+    tokens: int = setting("tokens to add to each prompt at most", default=64, check=at_least(1), role=Role.CADENCE)
     temperature: float = setting(
         "sampling temperature; 0 takes the most likely token", default=0.8, check=not_negative, role=Role.CADENCE
+    )
+    top_k: int | None = setting(
+        "sample from so many of the most likely tokens; none: from all",
+        default=None,
+        check=at_least(1),
+        role=Role.CADENCE,
+        example="50",
+        added=True,
     )
     top_p: float = setting(
         "nucleus sampling: share of the probability to sample from",
         default=0.95,
         check=between(0.01, 1),
         role=Role.CADENCE,
+    )
+    min_p: float = setting(
+        "sample from tokens that have at least this share of the probability of the most likely one; 0: from all",
+        default=0.0,
+        check=between(0, 1),
+        role=Role.CADENCE,
+        added=True,
+    )
+    seed: int | Auto = setting(
+        "of the draws of each prompt, whatever others there are; auto: that of the experiment",
+        default=AUTO,
+        check=at_least(0),
+        role=Role.CADENCE,
+        added=True,
+    )
+    stop: tuple[str, ...] = setting(
+        "texts that end what is added, without being part of it; special tokens may be written by name",
+        default=(),
+        check=some_text,
+        role=Role.CADENCE,
+        example='["\\n\\n"]',
+        added=True,
+    )
+    chat: str | Auto | None = setting(
+        "prompts are what a user says, written out by this chat template: `chatml`, `llama3`, `plain`, or the path of "
+        "a Jinja template; auto: that of the conversations trained on, else that of the tokenizer; none: prompts are "
+        "continued as they are",
+        default=None,
+        check=file_path,
+        role=Role.CADENCE,
+        example='"chatml"',
+        added=True,
+    )
+    system: str = setting(
+        'with `chat`, what the system says before the user; "": nothing', default="", role=Role.CADENCE, added=True
     )
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
@@ -44,15 +94,49 @@ class Generate(Action):
             "tokens": self.tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "seed": run.spec.experiment.seed,
+            "seed": run.spec.experiment.seed if isinstance(self.seed, Auto) else self.seed,
+            "positions": self._positions(run),
             **averaged,
         }
-        return ActionNode(
-            "tick.generate", args, f"continue {plural(len(self.prompts), 'prompt')} by {self.tokens} tokens{of}"
-        )
+        chat, turns = self.template(run.spec), ""
+        if chat is not None:
+            chat = portable(chat)
+            turns = f", what a user says by template {'that of the tokenizer' if chat == 'auto' else chat},"
+        given = {
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "stop": list(self.stop),
+            "chat": chat,
+            "system": self.system if chat is not None else "",
+        }
+        args |= {name: value for name, value in given.items() if value}
+        cache = bytes_text(cache_bytes(run, len(self.prompts), self._positions(run)))
+        does = f"continue {plural(len(self.prompts), 'prompt')}{turns} by {self.tokens} tokens{of}"
+        return ActionNode("tick.generate", args, f"{does}; key-value cache: {cache} a rank")
+
+    def _positions(self, run: "Resolved") -> int:
+        """Positions that the cache has for each prompt. No tokenizer makes more tokens than bytes, begun by one; the
+        last token that is added is not read again. The model may read no texts as long."""
+        written = WRITTEN_BY_TEMPLATE + len(self.system.encode()) if self.chat is not None else 0
+        wanted = max((len(prompt.encode()) for prompt in self.prompts), default=0) + written + self.tokens
+        limit = run.architecture.rope.limit
+        return wanted if limit is None else min(wanted, limit)
+
+    def allocates(self, run: "Resolved", states: int) -> int:
+        return cache_bytes(run, len(self.prompts), self._positions(run))
+
+    def template(self, spec: Spec) -> str | None:
+        if not isinstance(self.chat, Auto):
+            return self.chat
+        found = {reads(dataset).get("template") for dataset in spec.datasets.values()} - {None}
+        return str(found.pop()) if len(found) == 1 else "auto"
 
     def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
-        if self.temperature:
-            return {}
-        why = "at temperature 0 the most likely token is always chosen"
-        return {"top_p": (why, "leave it out, or raise the temperature")}
+        found: dict[str, tuple[str, str]] = {}
+        if not self.temperature:
+            why = "at temperature 0 the most likely token is always chosen"
+            hint = "leave it out, or raise the temperature"
+            found |= dict.fromkeys(("top_k", "top_p", "min_p", "seed"), (why, hint))
+        if self.chat is None:
+            found["system"] = ("prompts are continued as they are", "leave it out, or set `chat`")
+        return found

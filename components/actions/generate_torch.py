@@ -1,14 +1,17 @@
 """`tick.generate`: continue prompts with the model as it is, to look at what it has learned."""
 
 import time
+from pathlib import Path
 
 import torch
 
 from ...records.step_events import GeneratedText, GenerateEvent
 from ...runtime.checkpoint.saver import Saver
+from ...runtime.data.documents.chat_template import load_template
 from ...runtime.data.documents.tokenizers import TextTokenizer
-from ...runtime.generation.text_generator import continue_text, writer
-from ...runtime.input.feed import Feed
+from ...runtime.generation.chat import Chat
+from ...runtime.generation.sampling import Sampling
+from ...runtime.generation.text_generator import TextGenerator, continue_texts, tokens_and_ends
 from ...runtime.models.parts import ModelParts
 from ...runtime.monitoring.heartbeat import HeartbeatWriter
 from ...runtime.ops import op
@@ -26,37 +29,47 @@ def generate(
     rank: Rank,
     records: Records,
     progress: Progress,
-    feed: Feed,
     node_id: str,
     prompts: list[str],
     tokens: int,
     temperature: float,
     top_p: float,
     seed: int,
+    top_k: int | None = None,
+    min_p: float = 0.0,
+    stop: list[str] | None = None,
+    chat: str | None = None,
+    system: str = "",
+    positions: int = 0,
     pipeline: PipelineSchedule | None = None,
     averaged: bool = False,
     ema: WeightAverages | None = None,
     saver: Saver | None = None,
     beat: HeartbeatWriter | None = None,
 ):
-    """Every rank runs the model, one draws; the draw depends on the seed and the prompt alone.
+    """Every rank runs the model, one draws; the draws depend on the seed and the prompt alone.
 
-    averaged: with the averaged weights, once there are any.
+    chat: the template by which prompts are turns of a user, behind one of the `system`. positions: that the cache has
+    at least. averaged: with the averaged weights, once there are any.
     """
-    author = writer(model, rank, feed, pipeline, beat)
+    author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    talk = None
+    if chat is not None:
+        talk = Chat(template=load_template(chat, tokenizer, Path.cwd()), tokenizer=tokenizer, system=system)
+    ids, ends = tokens_and_ends(tokenizer, prompts, stop or (), talk)
     weights = Weights(ema=ema if averaged else None, saver=saver)
 
     def run(step: Step) -> None:
         begin = time.perf_counter()
         model.train(False)
-        # A text is longer with every token: compiled for one length, a block is of no use for the next.
+        # Rows of one token, and of prompts: a block that is compiled for the rows of a step is of no use for them.
         with weights.in_place() as which, torch.compiler.set_stance("force_eager"):
-            samples = [
-                GeneratedText(p, continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)) for p in prompts
-            ]
+            texts = continue_texts(author, tokenizer, ids, ends, tokens, sampling, positions)
             reshard(model)
         model.train()
         seconds = time.perf_counter() - begin
+        samples = [GeneratedText(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
         records.event(GenerateEvent(step=progress.step, node=node_id, weights=which, samples=samples, seconds=seconds))
 
     return run

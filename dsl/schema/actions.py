@@ -115,6 +115,10 @@ class Action(Component):
         """The dataset whose held-out part it reads."""
         return None
 
+    def template(self, spec: "Spec") -> str | None:
+        """The chat template that it writes with, as a dataset names one; `auto`: that of the tokenizer."""
+        return None
+
     def length(self, spec: "Spec") -> int:
         """For how many of the following steps it goes on; two of a kind cannot do so at once."""
         return 0

@@ -22,8 +22,9 @@ class TextCheck:
     _problem: Callable[[str], str | None] = field(repr=False)
 
     def __call__(self, value: Any) -> str | None:
-        """What is wrong with a text, as the end of a sentence; None if nothing is."""
-        return self._problem(value) if isinstance(value, str) else None
+        """What is wrong with a text, or with one of a list, as the end of a sentence; None if nothing is."""
+        texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
+        return next((problem for text in texts if (problem := self._problem(text)) is not None), None)
 
 
 def _problem_of_name(text: str) -> str | None:
@@ -45,3 +46,6 @@ def _problem_of_path(text: str) -> str | None:
 
 file_name: Final = TextCheck("a name, not a path", "write one name, such as `mine`", r"^[^/\\]+$", _problem_of_name)
 file_path: Final = TextCheck("", None, "", _problem_of_path)
+some_text: Final = TextCheck(
+    "not empty", "write a text, or leave it out", "", lambda text: None if text else "must not be empty"
+)

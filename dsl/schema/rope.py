@@ -64,6 +64,11 @@ class Rope:
             return 1.0
         return yarn_magnitude(self.factor) if isinstance(self.attention_factor, Auto) else self.attention_factor
 
+    @property
+    def limit(self) -> int | None:
+        """Positions of the longest text that is computed; None: of any length."""
+        return self.original if self.scaling == "dynamic" else None
+
     def resolved(self) -> dict[str, Any]:
         """Its scaling and the settings that this reads, as JSON; nothing where frequencies are not scaled."""
         if self.scaling == "none":
@@ -85,7 +90,7 @@ class Rope:
             if low in self.reads and getattr(self, low) >= getattr(self, high):
                 found = f"{low} {getattr(self, low):g} is not below {high} {getattr(self, high):g}"
                 return low, found, f"use {low} 1, and {high} {fields_dict(Rope)[high].default:g}"
-        if self.scaling == "dynamic" and sequence > self.original:
+        if self.limit is not None and sequence > self.limit:
             why = f"scaling dynamic depends on the length of each text beyond original {self.original}"
             return "scaling", f"{why}, and rows have {sequence} positions", "use scaling yarn, or shorter rows"
         return None

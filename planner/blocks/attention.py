@@ -48,6 +48,9 @@ class AttentionLayer(Layer):
             yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always")
             yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always")
 
+    def cached(self, arch: Architecture, tp: int) -> int:
+        return 2 * arch.kv_heads // tp * arch.head_dim  # a key and a value of each of its heads
+
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         local = on.local
         x = on.column_parallel_input(x)

@@ -104,6 +104,11 @@ class Layer(BlockPiece):
         """What tells it from layers of the same name in other blocks of the model, for people."""
         return ()
 
+    def cached(self, arch: Architecture, tp: int) -> int:
+        """Numbers that one of `tp` ranks keeps of each position while texts are generated: those of a layer that looks
+        at other positions than its own."""
+        return 0
+
 
 @frozen
 class Chain(BlockPiece):

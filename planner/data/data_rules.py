@@ -1,12 +1,17 @@
 """Rules about data: which dataset is trained on, whether evaluations can be made, the order of the collate chain."""
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from attrs import frozen
+
 from ...dsl.diagnostics.fixes import renamed
 from ...dsl.diagnostics.suggest import did_you_mean
+from ...dsl.schema.actions import Action
 from ...dsl.schema.collators import row_link
-from ...dsl.schema.data import TEMPLATES, Dataset
+from ...dsl.schema.data import TEMPLATES
+from ...dsl.schema.setting import AUTO
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ...dsl.spec import Spec
 from ...dsl.spec_text import is_plain
@@ -32,12 +37,18 @@ def check_data(spec: Spec, found: Findings) -> None:
 def evaluated(spec: Spec) -> dict[str, str]:
     """Dataset name → path of the first action that evaluates on it."""
     found: dict[str, str] = {}
+    for path, action in actions_of(spec):
+        if (dataset := action.held_out()) is not None:
+            found.setdefault(dataset, f"{path}.dataset")
+    return found
+
+
+def actions_of(spec: Spec) -> Iterator[tuple[str, Action]]:
+    """(path, action) of all ticks and events."""
     for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
         for number, trigger in enumerate(triggers):
             for place, action in enumerate(trigger.actions):
-                if (dataset := action.held_out()) is not None:
-                    found.setdefault(dataset, f"{kind}.{number}.actions.{place}.dataset")
-    return found
+                yield f"{kind}.{number}.actions.{place}", action
 
 
 def _check_used(spec: Spec, found: Findings) -> None:
@@ -88,11 +99,20 @@ def _check_group(spec: Spec, found: Findings) -> None:
 
 
 def check_files(spec: Spec, found: Findings) -> None:
-    """The files, folder and template of every dataset."""
+    """The files, folder and template of every dataset, and the templates of prompts."""
     for dataset in spec.datasets.values():
         dataset.source.check(dataset.name, lambda: _vocabulary(spec.tokenizer.source), found)
         if has_turns(dataset):
-            _check_template(dataset, spec.tokenizer.source, found)
+            path = f"dataset.{dataset.name}"
+            template = None if dataset.template is AUTO else str(dataset.template)
+            needs = f"{path}.{'messages' if dataset.messages is not None else 'prompt'}"
+            use = TemplateUse(f"data.template.{dataset.name}", f"{path}.template", needs, f"dataset {dataset.name}")
+            use.check(template, spec.tokenizer.source, found)
+    for path, action in actions_of(spec):
+        template = action.template(spec)
+        if template is not None:
+            use = TemplateUse(f"data.prompts.{path}", f"{path}.chat", f"{path}.chat", action.kind)
+            use.check(None if template == "auto" else template, spec.tokenizer.source, found)
 
 
 def _vocabulary(tokenizer: str) -> int | None:
@@ -103,35 +123,43 @@ def _vocabulary(tokenizer: str) -> int | None:
         return None
 
 
-def _check_template(dataset: Dataset, tokenizer: str, found: Findings) -> None:
-    """A template of conversations and pairs is the tokenizer's, one that is built in, or a file."""
-    rule, path = f"data.template.{dataset.name}", f"dataset.{dataset.name}.template"
-    known = ", ".join(TEMPLATES)
-    if not isinstance(dataset.template, str):
-        _check_own_template(dataset, tokenizer, rule, found)
-    elif dataset.template in TEMPLATES or Path(dataset.template).is_file():
-        found.passed(rule, f"template {dataset.template}")
-    elif Path(dataset.template).exists():
-        hint = f"name a file; built in are {known}"
-        found.fail(rule, "X507", path, f"dataset {dataset.name}: template {dataset.template} is not a file", hint)
-    else:
-        hint = did_you_mean(dataset.template, TEMPLATES) or f"built in are {known}; paths start at the working folder"
-        found.warn(rule, "W501", path, f"dataset {dataset.name}: there is no template {dataset.template}", hint)
+@frozen
+class TemplateUse:
+    """Who names a chat template where, or has none of its own. needs: the setting for which there has to be one."""
 
+    rule: str
+    path: str
+    needs: str
+    who: str
 
-def _check_own_template(dataset: Dataset, tokenizer: str, rule: str, found: Findings) -> None:
-    """Where a dataset says nothing of a template, the tokenizer has to have one."""
-    setting = "messages" if dataset.messages is not None else "prompt"
-    problem = "has no chat template"
-    try:
-        if tokenizer_kind(tokenizer).has_template(tokenizer):
-            found.passed(rule, f"the template of tokenizer {tokenizer}")
-            return
-    except TokenizerUnreadable as error:
-        if error.path is None:  # of the tokenizer itself, which another rule speaks of
-            found.unknown(rule, f"the template of tokenizer {tokenizer} is looked for when the run starts")
-            return
-        problem = f"has none that can be read: {error}"
-    message = f"dataset {dataset.name}: `{setting}` needs a template, and `tokenizer {tokenizer}` {problem}"
-    hint = f'add `template = "{TEMPLATES[0]}"` ({", ".join(TEMPLATES)}), or the path of a Jinja template'
-    found.fail(rule, "X507", f"dataset.{dataset.name}.{setting}", message, hint)
+    def check(self, template: str | None, tokenizer: str, found: Findings) -> None:
+        """It is one that is built in, a file, or that of the tokenizer (None)."""
+        known = ", ".join(TEMPLATES)
+        if template is None:
+            self._check_own(tokenizer, found)
+        elif template in TEMPLATES or Path(template).is_file():
+            found.passed(self.rule, f"template {template}")
+        elif Path(template).exists():
+            hint = f"name a file; built in are {known}"
+            found.fail(self.rule, "X507", self.path, f"{self.who}: template {template} is not a file", hint)
+        else:
+            hint = did_you_mean(template, TEMPLATES) or f"built in are {known}; paths start at the working folder"
+            found.warn(self.rule, "W501", self.path, f"{self.who}: there is no template {template}", hint)
+
+    def _check_own(self, tokenizer: str, found: Findings) -> None:
+        """Where nobody names a template, the tokenizer has to have one."""
+        problem = "has no chat template"
+        try:
+            if tokenizer_kind(tokenizer).has_template(tokenizer):
+                found.passed(self.rule, f"the template of tokenizer {tokenizer}")
+                return
+        except TokenizerUnreadable as error:
+            if error.path is None:  # of the tokenizer itself, which another rule speaks of
+                found.unknown(self.rule, f"the template of tokenizer {tokenizer} is looked for when the run starts")
+                return
+            problem = f"has none that can be read: {error}"
+        setting, named = (path.rpartition(".")[2] for path in (self.needs, self.path))
+        message = f"{self.who}: `{setting}` needs a template, and `tokenizer {tokenizer}` {problem}"
+        does = "write" if setting == named else "add"
+        hint = f'{does} `{named} = "{TEMPLATES[0]}"` ({", ".join(TEMPLATES)}), or the path of a Jinja template'
+        found.fail(self.rule, "X507", self.needs, message, hint)

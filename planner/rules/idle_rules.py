@@ -1,11 +1,9 @@
 """Settings that are written and change nothing here: said, so that nobody waits for what they would do."""
 
-from collections.abc import Iterator
-
-from ...dsl.schema.actions import Action
 from ...dsl.schema.cluster import Cluster
 from ...dsl.schema.setting import settings_of
 from ...dsl.spec import Spec
+from ..data.data_rules import actions_of
 from ..findings import Findings
 from ..graph.saving import OF_WRITING
 from ..mesh.cluster import device_kind
@@ -53,24 +51,16 @@ def _check_idle_model(spec: Spec, found: Findings) -> None:
     published = spec.checkpoint.enabled or any(action.publishes for _, action in _actions(spec))
     if ema is not None and not published:
         _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)
-    looks = any(action.uses_averages for _, action in _actions(spec))
+    looks = any(action.uses_averages for _, action in actions_of(spec))
     if ema is not None and not looks and not any(dataset.holdout.value for dataset in spec.datasets.values()):
         _warn(spec, "ema.eval", "nothing is evaluated or generated", "leave it out, or set a holdout", found)
 
 
 def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
     """Of what ticks and events do."""
-    for path, action in _actions(spec):
+    for path, action in actions_of(spec):
         for name, (why, hint) in action.idle(spec, layout.mesh.world_size).items():
             _warn(spec, f"{path}.{name}", why, hint, found)
-
-
-def _actions(spec: Spec) -> Iterator[tuple[str, Action]]:
-    """(path, action) of all ticks and events."""
-    for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
-        for number, trigger in enumerate(triggers):
-            for place, action in enumerate(trigger.actions):
-                yield f"{kind}.{number}.actions.{place}", action
 
 
 def _check_idle_watching(spec: Spec, found: Findings) -> None:

@@ -38,6 +38,11 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         f"dataset.{{}}.{name}" for name in ("source", "text", "messages", "prompt", "response", "train_on", "template")
     ),
     "data.template.*": (*(f"dataset.{{}}.{name}" for name in ("template", "messages", "prompt")), "tokenizer.source"),
+    "data.prompts.*": (
+        "{}.chat",
+        *(f"dataset.*.{name}" for name in ("template", "messages", "prompt")),
+        "tokenizer.source",
+    ),
     "data.separator.*": ("dataset.{}.source", "tokenizer.source"),
     "data.files.*": ("dataset.{}.source",),
     "data.eval.*": ("dataset", "dataset.*.name", "dataset.{}.holdout"),

@@ -1,119 +1,192 @@
 """The model as something that continues texts, whatever it is cut over.
 
-Shapes: S positions so far, V vocabulary.
+Prompts of a batch end at the same place: shorter ones have positions before them that are a document of their own,
+which nothing sees. So a new token is one position behind the last one in every row.
+
+Shapes: B prompts, S positions of the longest prompt, L positions that the cache has room for, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from ..data.collate.batch import IGNORE_INDEX, Microbatch
 from ..data.documents.tokenizers import TextTokenizer
-from ..input.feed import Feed
+from ..data.errors import DataError
+from ..models.attention import CachedRows, DocumentLayout
 from ..models.batch import ModelBatch
+from ..models.cache import KeyValueCache
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..parallelize.pipeline import PipelineSchedule
 from ..state import Rank
+from .chat import Chat
+from .continuation import Continuation, Ends
+from .sampling import Draws, Sampling
 
 
 @frozen(kw_only=True, eq=False)
 class TextGenerator:
-    """The model as something that continues texts, whatever it is cut over. Every call is collective.
-
-    local_part: leaves a rank its positions of a row, under context parallel. multiple: what the number of positions has
-    to be a multiple of.
-    """
+    """The model as something that continues texts, whatever it is cut over. Every call is collective."""
 
     model: ModelParts
     rank: Rank
-    local_part: Callable[[Microbatch], Microbatch] | None = None
-    multiple: int = 1
     pipeline: PipelineSchedule | None = None
     beat: HeartbeatWriter | None = None
 
     @torch.no_grad()
-    def next_token(self, ids: list[int], temperature: float, top_p: float, generator: torch.Generator) -> int:
-        """The token after `ids`: one rank draws it, all learn of it."""
+    def logits(self, batch: ModelBatch) -> Tensor | None:
+        """Logits [B, V] of the token behind every row, where the last stage of a pipeline is. The cache of the batch
+        then has its positions too."""
+        assert batch.cache is not None
         if self.beat is not None:
             self.beat.mark()
-        logits_V = self._logits(ids)
-        token = -1 if logits_V is None else sample_token(logits_V.cpu().float(), temperature, top_p, generator)
-        if self.rank.world_size > 1:
-            chosen = torch.tensor(token, device=self.rank.device)
-            dist.broadcast(chosen, src=0 if self.pipeline is None else self.pipeline.last_rank)
-            token = int(chosen)
-        return token
-
-    def _logits(self, ids: list[int]) -> Tensor | None:
-        """Logits [V] of the token after `ids`, where the last stage of a pipeline is."""
-        batch = self._batch(ids)
         if self.pipeline is None:
-            return self.model.whole(None, batch)[0]
-        ((_, logits_BV),) = self.pipeline.forward([batch])
-        return None if logits_BV is None else logits_BV[0]
+            logits_BV = self.model.whole(None, batch)
+        else:
+            ((_, logits_BV),) = self.pipeline.forward([batch])
+        batch.cache.filled += batch.shape[1]
+        return logits_BV
 
-    def _batch(self, ids: list[int]) -> ModelBatch:
-        """One document, filled up behind its end where no token before it can see that."""
-        length = -(-len(ids) // self.multiple) * self.multiple
-        tokens_BS = torch.zeros(1, length, dtype=torch.int64)
-        tokens_BS[0, : len(ids)] = torch.tensor(ids)
-        positions_BS = torch.arange(length)[None]
-        batch = Microbatch(
-            input_ids_BS=tokens_BS,
-            labels_BS=torch.full_like(tokens_BS, IGNORE_INDEX),
-            positions_BS=positions_BS,
-            real_BS=positions_BS < len(ids),
-            cumulative_lengths=torch.tensor([0, length], dtype=torch.int32),
-            real_lengths=torch.tensor([len(ids)], dtype=torch.int32),
-            num_valid=0,
+    def tokens(self, prompts: Sequence[Sequence[int]], sampling: Sampling, length: int) -> Iterator[list[int]]:
+        """The next token of every prompt, time and again, while the cache of `length` positions has room: one rank
+        draws, all learn of it."""
+        rows = Prompts.of(prompts, length, self.rank.device)
+        draws = Draws.of(sampling, len(prompts))
+        batch = rows.first()
+        while True:
+            following = self._drawn(draws, self.logits(batch), len(prompts))
+            yield following
+            if rows.cache.filled == length:
+                return
+            batch = rows.next(following)
+
+    def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> list[int]:
+        source = 0 if self.pipeline is None else self.pipeline.last_rank
+        if self.rank.world_size == 1:
+            assert logits_BV is not None
+            return draws.next(logits_BV).tolist()
+        if self.rank.rank == source:
+            assert logits_BV is not None
+            chosen_B = draws.next(logits_BV)
+        else:
+            chosen_B = torch.empty(rows, dtype=torch.int64, device=self.rank.device)
+        dist.broadcast(chosen_B, src=source)
+        return chosen_B.tolist()
+
+
+@frozen(eq=False)
+class Prompts:
+    """Prompts as the rows of a batch, and the rows of one position that follow.
+
+    positions_BL: of every place in the cache, counted from the beginning of the prompt. real_B1: all True.
+    """
+
+    cache: KeyValueCache
+    ids: Sequence[Sequence[int]]
+    positions_BL: Tensor
+    real_B1: Tensor
+    layout: DocumentLayout
+
+    @classmethod
+    def of(cls, ids: Sequence[Sequence[int]], length: int, device: torch.device) -> "Prompts":
+        longest = max(map(len, ids))
+        missing_B = torch.tensor([longest - len(each) for each in ids], device=device)
+        positions_BL = torch.arange(length, device=device) - missing_B[:, None]
+        even = all(len(each) == longest for each in ids)
+        seen = None if even else (positions_BL >= 0)[:, None, None]
+        real_B1 = torch.ones(len(ids), 1, dtype=torch.bool, device=device)
+        layout = DocumentLayout(segments=(), document_BS=real_B1.int(), single=True, cached=CachedRows(seen_B11L=seen))
+        return cls(KeyValueCache(length), ids, positions_BL.clamp_(min=0), real_B1, layout)
+
+    def first(self) -> ModelBatch:
+        """All positions of the prompts."""
+        rows, longest, device = len(self.ids), max(map(len, self.ids)), self.real_B1.device
+        tokens_BS = torch.zeros(rows, longest, dtype=torch.int64)
+        bounds = [0]
+        for row, each in enumerate(self.ids):
+            tokens_BS[row, longest - len(each) :] = torch.tensor(each)
+            bounds += [] if len(each) == longest else [row * longest + longest - len(each)]
+            bounds.append((row + 1) * longest)
+        layout = DocumentLayout.from_lengths(torch.tensor(bounds, dtype=torch.int32), rows, longest, device)
+        missing_B1 = torch.tensor([[longest - len(each)] for each in self.ids], device=device)
+        return ModelBatch(
+            input_ids_BS=tokens_BS.to(device),
+            labels_BS=None,
+            positions_BS=self.positions_BL[:, :longest],
+            real_BS=torch.arange(longest, device=device) >= missing_B1,
+            packing=layout,
+            cache=self.cache,
         )
-        if self.local_part is not None:
-            batch = self.local_part(batch)
-        batch = ModelBatch.of(batch, self.rank.device)
-        batch.last_BS = batch.positions_BS == len(ids) - 1
-        return batch
+
+    def next(self, tokens: Sequence[int]) -> ModelBatch:
+        """One position more: `tokens`, one for each row."""
+        at = self.cache.filled
+        return ModelBatch(
+            input_ids_BS=torch.tensor(tokens, device=self.real_B1.device)[:, None],
+            labels_BS=None,
+            positions_BS=self.positions_BL[:, at : at + 1],
+            real_BS=self.real_B1,
+            packing=self.layout,
+            cache=self.cache,
+        )
 
 
-def writer(
-    model: ModelParts, rank: Rank, feed: Feed, pipeline: PipelineSchedule | None, beat: HeartbeatWriter | None = None
-) -> TextGenerator:
-    """The writer of a running plan."""
-    axes = model.axes
-    sizes = [1 if group is None else group.size() for group in (axes.ring, axes.ulysses)]
-    pieces = 1 if axes.tensor is None else axes.tensor.size
-    return TextGenerator(
-        model=model,
-        rank=rank,
-        local_part=feed.collate.local_part,
-        multiple=(2 * sizes[0] if sizes[0] > 1 else 1) * sizes[1] * pieces,
-        pipeline=pipeline,
-        beat=beat,
-    )
-
-
-def continue_text(
+def continue_texts(
     author: TextGenerator,
     tokenizer: TextTokenizer,
-    prompt: str,
+    prompts: Sequence[Sequence[int]],
+    ends: Ends,
     tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-) -> str:
-    """The text that follows `prompt`, at most `tokens` tokens, ending early at the end of a document. Collective."""
-    ids = prompt_tokens(tokenizer, prompt)
-    begin = len(ids)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(tokens):
-        following = author.next_token(ids, temperature, top_p, generator)
-        if following == tokenizer.eos:
-            break
-        ids.append(following)
-    return tokenizer.decode(ids[begin:])
+    sampling: Sampling,
+    positions: int = 0,
+    show: Callable[[list[Continuation]], None] | None = None,
+) -> list[str]:
+    """The texts that follow prompts, given as tokens: at most `tokens` tokens each, up to the first of its ends.
+
+    positions: that the cache has at least. show: called after every token. Collective.
+    """
+    if not prompts:
+        return []
+    texts = [Continuation(tokenizer, prompt, ends, tokens) for prompt in prompts]
+    length = cache_length(prompts, tokens, author.model.parts[0].arch.rope.limit, positions)
+    with author.model.axes.uncut_rows():
+        for following in author.tokens(prompts, sampling, length):
+            for text, token in zip(texts, following, strict=True):
+                text.add(token)
+            if show is not None:
+                show(texts)
+            if all(text.done for text in texts):
+                break
+    for text in texts:
+        text.finish()  # where the model reads no longer texts
+    if show is not None:
+        show(texts)
+    return [text.text for text in texts]
+
+
+def tokens_and_ends(
+    tokenizer: TextTokenizer, prompts: Sequence[str], stop: Sequence[str] = (), chat: Chat | None = None
+) -> tuple[list[list[int]], Ends]:
+    """The tokens of prompts, and what ends the texts behind them: with `chat` also the end of a turn."""
+    if chat is None:
+        return [prompt_tokens(tokenizer, prompt) for prompt in prompts], Ends.of(tokenizer, stop)
+    closing = [chat.closing] if chat.closing else []
+    return [chat.prompt(prompt) for prompt in prompts], Ends.of(tokenizer, [*stop, *closing])
+
+
+def cache_length(prompts: Sequence[Sequence[int]], tokens: int, limit: int | None, positions: int) -> int:
+    """Positions that a cache needs, `positions` at least: nothing follows the last token. limit: those of the longest
+    text that the model reads. Raises DataError for a prompt that is longer."""
+    longest = max(map(len, prompts))
+    wanted = max(positions, longest + tokens - 1)
+    if limit is None or wanted <= limit:
+        return wanted
+    if longest > limit:
+        raise DataError(f"a prompt of {longest:,} tokens is longer than the {limit:,} positions that the model reads")
+    return limit
 
 
 def prompt_tokens(tokenizer: TextTokenizer, prompt: str) -> list[int]:
@@ -123,13 +196,3 @@ def prompt_tokens(tokenizer: TextTokenizer, prompt: str) -> list[int]:
     # Without a bos of its own a tokenizer begins texts with eos, and conversations with what their template says.
     begun = bool(ids) and (ids[0] == tokenizer.bos or (not tokenizer.has_bos and ids[0] in tokenizer.specials))
     return ids if begun else [tokenizer.bos, *ids]
-
-
-def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """Nucleus sampling (Holtzman et al. 2020) from the fewest tokens that hold `top_p`; temperature 0: the argmax."""
-    if temperature == 0:
-        return int(logits_V.argmax())
-    probability_V, order_V = torch.softmax(logits_V / temperature, dim=-1).sort(descending=True)
-    before_V = probability_V.cumsum(-1) - probability_V
-    nucleus_V = probability_V * (before_V < top_p)
-    return int(order_V[torch.multinomial(nucleus_V, 1, generator=generator)])

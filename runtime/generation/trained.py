@@ -1,6 +1,7 @@
 """A trained run as one process sees it: its model with the latest weights, and its tokenizer."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from ..checkpoint.backend import read_tensors
 from ..checkpoint.chosen_weights import evaluated, prefix
 from ..checkpoint.model_check import check_weights
 from ..checkpoint.sources import find, find_named
+from ..data.documents.chat_template import load_template
 from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import EnvironmentFault
 from ..models.build import build_model
@@ -21,11 +23,18 @@ from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
 from ..provenance.metadata import started_in
 from ..state import Rank
-from .text_generator import TextGenerator, continue_text
+from .chat import Chat
+from .continuation import Continuation
+from .sampling import Sampling
+from .text_generator import TextGenerator, continue_texts, tokens_and_ends
 
 
 @frozen(eq=False)
 class TrainedRun:
+    """plan: of the run. folder: where it was started, which paths of the plan are relative to."""
+
+    plan: Plan
+    folder: Path
     writer: TextGenerator
     tokenizer: TextTokenizer
 
@@ -40,20 +49,43 @@ class TrainedRun:
         chosen = choose_device(device, local_rank=0)
         use_threads(None, local_world=1)
         set_matmul(plan.node("setup.bootstrap").args["matmul"], chosen)
-        rank = _alone(chosen)
+        rank = alone(chosen)
         check_weights(plan, entry)
-        model = _whole_model(plan, rank)
+        model = whole_model(plan, rank)
         read_tensors(model_tensors(model, prefix(entry, evaluated(entry))), entry.path)
         # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], started_in(directory))
         model.train(False)
-        return cls(TextGenerator(model=model, rank=rank), tokenizer)
+        return cls(plan, Path(folder), TextGenerator(model=model, rank=rank), tokenizer)
 
-    def continue_text(self, prompt: str, tokens: int, temperature: float, top_p: float, seed: int) -> str:
-        return continue_text(self.writer, self.tokenizer, prompt, tokens, temperature, top_p, seed)
+    def chat(self, template: str, system: str) -> Chat:
+        """template: `auto`, as `planned_template` says, or what a dataset may name. Raises DataError where there is
+        none."""
+        name = planned_template(self.plan) if template == "auto" else template
+        return Chat(template=load_template(name, self.tokenizer, self.folder), tokenizer=self.tokenizer, system=system)
+
+    def continue_texts(
+        self,
+        prompts: Sequence[str],
+        tokens: int,
+        sampling: Sampling,
+        stop: Sequence[str] = (),
+        chat: Chat | None = None,
+        show: Callable[[list[Continuation]], None] | None = None,
+    ) -> list[str]:
+        """As of `continue_texts`; with `chat` prompts are what users say. Raises DataError as `Chat.prompt` does."""
+        ids, ends = tokens_and_ends(self.tokenizer, prompts, stop, chat)
+        return continue_texts(self.writer, self.tokenizer, ids, ends, tokens, sampling, show=show)
 
 
-def _alone(device: torch.device) -> Rank:
+def planned_template(plan: Plan) -> str:
+    """The template of the conversations that a plan reads, `auto` where it reads none or by several templates."""
+    reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
+    found = {each["template"] for each in reads if "template" in each}
+    return found.pop() if len(found) == 1 else "auto"
+
+
+def alone(device: torch.device) -> Rank:
     return Rank(
         rank=0,
         local_rank=0,
@@ -66,7 +98,7 @@ def _alone(device: torch.device) -> Rank:
     )
 
 
-def _whole_model(plan: Plan, rank: Rank) -> ModelParts:
+def whole_model(plan: Plan, rank: Rank) -> ModelParts:
     """The model in one piece, whatever it was cut over while it was trained; its memory holds nothing yet."""
     args = dict(plan.node("setup.build_model").args)
     whole = {"stages": [[0, plan.architecture.layers - 1]], "owners": [[0]]}

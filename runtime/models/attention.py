@@ -21,12 +21,14 @@ class DocumentLayout:
     segments: (row, first position, length) of every document, in order; together they cover every position.
     document_BS: int32, a number of its own for every document of the microbatch.
     single: every row is one document. block_mask: what flex wants to know, made once for all layers.
+    cached: keys and values of earlier positions lie in a cache (`cache.py`), and these rows are the newest positions.
     """
 
     segments: tuple[tuple[int, int, int], ...]
     document_BS: Tensor
     single: bool
     block_mask: Any = None
+    cached: "CachedRows | None" = None
 
     @classmethod
     def from_lengths(
@@ -41,7 +43,20 @@ class DocumentLayout:
         return cls(segments=segments, document_BS=document_T.view(rows, sequence), single=len(segments) == rows)
 
 
+@frozen(eq=False)
+class CachedRows:
+    """What the newest position of every row sees of the rows in a cache.
+
+    seen_B11L: bool, which of the positions that there is room for; None: all that have come so far.
+    """
+
+    seen_B11L: Tensor | None = None
+
+
 class AttentionKernel(Protocol):
+    """Keys may be of more positions than queries are where `packing` is of rows in a cache: the queries are the last
+    ones."""
+
     def __call__(self, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor: ...
 
 
@@ -50,6 +65,8 @@ def by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Documen
 
     Rows that hold a single document go through one batched call.
     """
+    if packing.cached is not None:
+        return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached)
     if packing.single:
         return causal(q_BHSA, k_BKSA, v_BKSA)
     return _one_by_one(q_BHSA, k_BKSA, v_BKSA, packing)
@@ -59,6 +76,18 @@ def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor) -> Tensor:
     """Attention of rows that are one document each."""
     grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
     return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, is_causal=True, enable_gqa=grouped)
+
+
+def newest(q_BH1A: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, rows: CachedRows) -> Tensor:
+    """Attention of the newest position of every row over all so far.
+
+    The heads of a group lie side by side as queries of one head: with one position there is no order among them to
+    heed, and keys and values are read in place instead of being repeated for every head.
+    """
+    groups, seen = k_BKLA.shape[1], rows.seen_B11L
+    q_BKGA = q_BH1A.view(len(q_BH1A), groups, -1, q_BH1A.shape[-1])
+    mask = None if seen is None else seen[..., : k_BKLA.shape[2]]
+    return F.scaled_dot_product_attention(q_BKGA, k_BKLA, v_BKLA, attn_mask=mask).view_as(q_BH1A)
 
 
 def _by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
@@ -87,6 +116,8 @@ _one_by_one: AttentionKernel = torch.compiler.disable(_by_document)  # pyright: 
 
 def masked(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
     """Scaled dot-product attention under a boolean mask; S² booleans a row, for short rows and any device."""
+    if packing.cached is not None:
+        return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached)
     document_BS = packing.document_BS
     sequence = q_BHSA.shape[2]
     causal_SS = torch.ones(sequence, sequence, dtype=torch.bool, device=q_BHSA.device).tril()
@@ -98,11 +129,10 @@ def masked(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayo
 def flex(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
     """FlexAttention with a block mask of the documents: compiled on CUDA, where it skips blocks between documents.
 
-    Rows that hold a single document need no mask; a sample that grows token by token would compile anew each time.
+    Rows that hold a single document need no mask. Prompts have none either: it would be compiled for every length.
     """
-    if packing.single:
-        return causal(q_BHSA, k_BKSA, v_BKSA)
-    assert packing.block_mask is not None, "made by `with_block_mask` before the first layer"
+    if packing.block_mask is None:
+        return by_document(q_BHSA, k_BKSA, v_BKSA, packing)
     attend, _ = _flex_functions(q_BHSA.device.type)
     grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
     return attend(q_BHSA, k_BKSA, v_BKSA, block_mask=packing.block_mask, enable_gqa=grouped)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..data.collate.batch import IGNORE_INDEX, Microbatch
 from .attention import DocumentLayout
+from .cache import KeyValueCache
 
 
 @frozen(kw_only=True, eq=False)
@@ -36,7 +37,8 @@ class RowLosses:
 class ModelBatch:
     """Every stage of a pipeline has the whole of it but the tokens, which only the first and the last one need.
 
-    last_BS: where the position is whose logits are wanted, instead of losses; all False on ranks that do not hold it.
+    cache: of texts that are generated, to which these positions are added; wanted are then the logits behind the last
+    position of every row, and no losses.
     cross_entropy: sum over this batch's valid tokens, left here by the last stage. objective: the same of what is
     minimised, where that is not the cross-entropy with its z-loss.
     dataset_B: number of each row's dataset, where several are trained on. row_losses: left by the last stage then.
@@ -47,7 +49,7 @@ class ModelBatch:
     positions_BS: Tensor
     real_BS: Tensor
     packing: DocumentLayout
-    last_BS: Tensor | None = None
+    cache: KeyValueCache | None = None
     cross_entropy: Tensor | None = None
     objective: Tensor | None = None
     dataset_B: Tensor | None = None

@@ -25,6 +25,7 @@ from ..ops import PlanMismatch
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, row_parallel_output
 from .attention import AttentionKernel, DocumentLayout
+from .cache import KeyValueCache
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
 from .own_layer import OwnLayer
@@ -46,7 +47,9 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(arch.head_dim, arch.norm_eps, by_head=True) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps, by_head=True) if qk_norm else nn.Identity()
 
-    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout) -> Tensor:
+    def forward(
+        self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout, cache: KeyValueCache | None = None
+    ) -> Tensor:
         def heads(flat: Tensor) -> Tensor:
             return flat.unflatten(-1, (-1, self.head_dim))
 
@@ -55,6 +58,8 @@ class Attention(nn.Module):
         q_BHSA = rotate(self.q_norm(heads(self.q_proj(x_BSD))).transpose(1, 2))
         k_BKSA = rotate(self.k_norm(heads(self.k_proj(x_BSD))).transpose(1, 2))
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
+        if cache is not None:
+            k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA)
         out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing)
         return row_parallel_output(self.o_proj(out_BHSA.transpose(1, 2).flatten(-2)), self.axes.tensor)
 
@@ -65,6 +70,7 @@ class BlockInput(NamedTuple):
     rotate: Rotation
     packing: DocumentLayout
     real_BS: Tensor
+    cache: KeyValueCache | None = None
 
 
 @frozen(eq=False)
@@ -106,7 +112,7 @@ def _norm(layer: NormLayer, of: BlockSettings) -> Built:
 @builds(AttentionLayer)
 def _attention(layer: AttentionLayer, of: BlockSettings) -> Built:
     module = Attention(of.arch, of.kernel, of.axes, qk_norm=layer.qk_norm, bias=layer.bias)
-    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing)
+    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
 
 
 @builds(SwiGLULayer)
@@ -159,9 +165,16 @@ class DecoderBlock(nn.Module):
         """Whether it has experts."""
         return any(isinstance(module, MoE) for module in self.children())
 
-    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout, real_BS: Tensor) -> Tensor:
-        if self.recompute is None:
-            return self.compute(x_BSD, rotate, packing, real_BS)
+    def forward(
+        self,
+        x_BSD: Tensor,
+        rotate: Rotation,
+        packing: DocumentLayout,
+        real_BS: Tensor,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        if self.recompute is None or cache is not None:
+            return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache))
         return self.recompute(self.compute, x_BSD, rotate, packing, real_BS)
 
     def compute(self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout, real_BS: Tensor) -> Tensor:

@@ -54,11 +54,16 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tensor,
 
 
 def one_by_one(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tensor, down_EFD: Tensor) -> Tensor:
-    """A product for each expert, those without rows included, so that every parameter has a gradient."""
+    """A product for each expert; where there are gradients those without rows included, so that every parameter has
+    one."""
     parts = rows_ND.split(numbers(counts_E, even(len(rows_ND), len(counts_E))))
     # Unbound at once: gradients of single slices would each be as large as all experts.
     weights = zip(gate_EDF.unbind(0), up_EDF.unbind(0), down_EFD.unbind(0), strict=True)
-    return torch.cat([(F.silu(x @ gate) * (x @ up)) @ down for x, (gate, up, down) in zip(parts, weights, strict=True)])
+    pairs = zip(parts, weights, strict=True)
+    if not torch.is_grad_enabled():
+        pairs = [(x, each) for x, each in pairs if len(x)]
+    out = [(F.silu(x @ gate) * (x @ up)) @ down for x, (gate, up, down) in pairs]
+    return torch.cat(out) if out else rows_ND
 
 
 class MoE(nn.Module):

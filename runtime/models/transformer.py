@@ -8,13 +8,11 @@ from collections import deque
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ...planner.architecture import Architecture
 from ..parallel.axes import Axes
-from ..parallel.collectives import own_piece
 from ..parallel.tensor import column_parallel_input, local
 from .attention import KERNELS, with_block_mask
 from .batch import ModelBatch, RowLosses
@@ -68,7 +66,8 @@ class Transformer(nn.Module):
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
-        tokens of the batch, or the logits [B, V] of its `last_BS`. Without a batch, the next one of the inbox.
+        tokens of the batch, or with a cache the logits [B, V] behind every row. Without a batch, the next one of the
+        inbox.
 
         The head runs inside this forward, so that sharded weights are whole when the chunked loss reads them.
         """
@@ -82,14 +81,15 @@ class Transformer(nn.Module):
 
     def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
         rotate = Rotation.of(batch.positions_BS, self.arch, x_BSD.dtype)
-        packing = with_block_mask(batch.packing) if self.uses_flex and self.axes.ring is None else batch.packing
+        masked = self.uses_flex and self.axes.ring is None and batch.cache is None
+        packing = with_block_mask(batch.packing) if masked else batch.packing
         for block in self.layers.values():
-            x_BSD = block(x_BSD, rotate, packing, batch.real_BS)
+            x_BSD = block(x_BSD, rotate, packing, batch.real_BS, batch.cache)
         if not self.span.predicts:
             return x_BSD
+        if batch.cache is not None:
+            return whole_logits(self.norm(x_BSD[:, -1]), self._head_VD(), self._head())
         hidden_BSD = self.norm(x_BSD)
-        if batch.last_BS is not None:
-            return self._logits(hidden_BSD, batch.last_BS)
         assert batch.labels_BS is not None
         hidden_BSD = column_parallel_input(hidden_BSD, self.axes.tensor)
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
@@ -100,18 +100,6 @@ class Transformer(nn.Module):
         if batch.dataset_B is not None and terms.each_T is not None:
             batch.row_losses = RowLosses.of(batch.dataset_B, batch.labels_BS, terms.each_T)
         return torch.stack((terms.objective,))  # FSDP wants no view
-
-    def _logits(self, hidden_BSD: Tensor, last_BS: Tensor) -> Tensor:
-        """Logits [B, V] of one position a row, on every rank."""
-        tensor, groups = self.axes.tensor, [self.axes.ring, self.axes.ulysses]
-        if tensor is not None and tensor.sequence:
-            last_BS = own_piece(last_BS, 1, tensor.group)
-            groups.append(tensor.group)
-        hidden_BD = (hidden_BSD * last_BS[..., None]).sum(1)
-        for group in groups:
-            if group is not None:
-                dist.all_reduce(hidden_BD, group=group)
-        return whole_logits(hidden_BD, self._head_VD(), self._head())
 
     def _head_VD(self) -> Tensor:
         return local((self.embed_tokens if self.arch.tie_embeddings else self.lm_head).weight)

@@ -1,6 +1,9 @@
 """The groups in which the modules of a rank work together. Set-up ops fill them in; None means an axis of one rank."""
 
-from attrs import define, frozen
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attrs import define, evolve, frozen
 from torch.distributed import ProcessGroup
 
 
@@ -33,3 +36,16 @@ class Axes:
     ulysses: ProcessGroup | None = None
     experts: ProcessGroup | None = None
     row: ProcessGroup | None = None
+
+    @contextmanager
+    def uncut_rows(self) -> Iterator[None]:
+        """Meanwhile every rank computes all positions of a row: ranks of a ring and of ulysses, and those of tensor
+        parallel between blocks, which hold a piece of them otherwise. Matrices, heads and experts stay where they are.
+        """
+        before = self.tensor, self.ring, self.ulysses
+        self.tensor = None if self.tensor is None else evolve(self.tensor, sequence=False)
+        self.ring = self.ulysses = None
+        try:
+            yield
+        finally:
+            self.tensor, self.ring, self.ulysses = before

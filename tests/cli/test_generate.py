@@ -1,12 +1,16 @@
-"""`xtrain generate`: what is said of a run and of a checkpoint that are not there. Real runs are sampled elsewhere."""
+"""`xtrain generate`: what is said of runs and settings that cannot be, and how texts are printed. Real runs are sampled
+elsewhere."""
 
 from pathlib import Path
 
 import pytest
 from small_checkpoints import save
 
+from xtrain.cli.generate import as_json, as_text
 from xtrain.cli.main import main
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.generation.continuation import Continuation, Ends
 
 
 @pytest.fixture
@@ -35,3 +39,45 @@ def test_no_run_and_no_checkpoint_yet(run, tmp_path, capsys):
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
     assert main(["generate", str(run), "--prompt", "a"]) == 3
     assert "has no checkpoint yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tokens", "0"), "--tokens must be at least 1"),
+        (("--temperature", "-1"), "--temperature must not be negative"),
+        (("--top-k", "0"), "--top-k must be at least 1"),
+        (("--top-p", "0"), "--top-p must lie above 0"),
+        (("--min-p", "1.5"), "--min-p must lie between 0 and 1"),
+        (("--stop", ""), "--stop needs a text that is not empty"),
+        (("--system", "Be kind."), "--system is of conversations: give --chat too"),
+    ],
+)
+def test_a_setting_out_of_range(run, arguments, said, capsys):
+    assert main(["generate", str(run), "--prompt", "a", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def continuations(*prompts: str) -> list[Continuation]:
+    tokenizer = ByteTokenizer()
+    return [Continuation(tokenizer, list(prompt.encode()), Ends.of(tokenizer), 4) for prompt in prompts]
+
+
+def test_texts_are_printed_as_they_grow_and_in_order(capsys):
+    texts = continuations("a", "b", "c")
+    show, printed = as_text(["a", "b", "c"], whole=True), []
+    for column in zip(b"12\xc3\xa9", [51, 257, 0, 0], b"5678", strict=True):
+        for text, token in zip(texts, column, strict=True):
+            text.add(token)
+        show(texts)
+        printed.append(capsys.readouterr().out)
+    assert printed == ["a1", "2", "", "é\nb3\nc5678\n"]
+
+
+def test_answers_are_printed_without_the_questions_and_as_json(capsys):
+    for show, expected in ((as_text(["a"], whole=False), "12\n"), (as_json(["a"]), '{"prompt": "a", "text": "12"}\n')):
+        texts = continuations("a")
+        for token in (49, 50, 257):
+            texts[0].add(token)
+            show(texts)
+        assert capsys.readouterr().out == expected

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
 LONG = {"steps": 4000}
 # Minutes of work, though the model may end a single text at any token.
-ENDLESS = "generate { prompts = [" + '"line", ' * 1000 + "], tokens = 400 }"
+ENDLESS = "generate { prompts = [" + '"line", ' * 8000 + "], tokens = 400 }"
 
 
 def of_rank(directory: Path, rank: int) -> int:

@@ -33,7 +33,7 @@ if os.environ.get("RANK") == "1":
     OPS["setup.scheduler"] = evolve(scheduler, function=leave)
 """
 # Minutes of work, though the model may end a single text at any token.
-ENDLESS = "generate { prompts = [" + '"line", ' * 1000 + "], tokens = 400 }"
+ENDLESS = "generate { prompts = [" + '"line", ' * 8000 + "], tokens = 400 }"
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,8 @@ ALL_ON = {
     "every": "every 25 steps eval code { batches = 2 } then health then log\n"
     "every 50 steps eval other then checkpoint\n"
     "every 30 steps profile { active = 2 } then memory_snapshot\n"
-    'on finish generate { prompts = ["def "] } then notify("./done.sh")\non sigterm checkpoint then stop\n'
+    'on finish generate { prompts = ["def "], chat = "plain" } then notify("./done.sh")\n'
+    "on sigterm checkpoint then stop\n"
     "on nan(3) skip",
     "scheduler": "scheduler wsd { warmup = 5 steps }",
     "activation": "activation selective",

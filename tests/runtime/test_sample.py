@@ -1,8 +1,17 @@
-"""Prompts begin as the documents do that a model has learned from."""
+"""Prompts begin as the documents do that a model has learned from, and texts end where they are told to."""
+
+from pathlib import Path
 
 import pytest
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
+from xtrain.runtime.data.documents.chat_template import ChatTemplate, load_template
+from xtrain.runtime.data.documents.encoder import DocumentEncoder
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.records import SourceRecord
+from xtrain.runtime.generation.chat import Chat
+from xtrain.runtime.generation.continuation import Continuation, Ends
 from xtrain.runtime.generation.text_generator import prompt_tokens
 
 
@@ -26,3 +35,94 @@ class WithoutBos(ByteTokenizer):
 )
 def test_a_prompt_is_begun_once(tokenizer, prompt, tokens):
     assert prompt_tokens(tokenizer, prompt) == tokens
+
+
+class Letters(ByteTokenizer):
+    """One token a byte; a text begins without the blank before it, as pieces of sentences are decoded."""
+
+    def decode(self, ids):
+        return super().decode(ids).removeprefix(" ")
+
+
+def grown(tokens, stops=(), prompt=(256, 120), tokenizer=None, most=100):
+    """(what is shown after each token, the whole text)."""
+    tokenizer = tokenizer or ByteTokenizer()
+    text = Continuation(tokenizer, prompt, Ends.of(tokenizer, stops), most)
+    shown = []
+    for token in tokens:
+        text.add(token)
+        shown.append(text.news())
+    return shown, text
+
+
+def test_no_character_is_torn():
+    shown, text = grown("aé€😀".encode())
+    assert shown == ["a", "", "é", "", "", "€", "", "", "", "😀"]
+    shown, text = grown(b"a\xe2\x82b\xe2\x82", most=6)
+    assert "".join(shown) == text.text == b"a\xe2\x82b\xe2\x82".decode(errors="replace")
+    shown, text = grown([*b"a\xe2\x82", 257, 97])
+    assert shown == ["a", "", "", "\ufffd", ""] and text.done
+
+
+def test_a_blank_in_front_is_part_of_what_follows():
+    shown, text = grown(b" cat dog", tokenizer=Letters())
+    assert "".join(shown) == text.text == " cat dog"
+
+
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [
+        ((), (["a", "b", "a", "b", "c", "d"], "ababcd", False)),
+        (("abc",), (["", "", "ab", "", "", ""], "ab", True)),
+        (("bc", "c"), (["a", "", "ba", "", "", ""], "aba", True)),
+        (("d",), (["a", "b", "a", "b", "c", ""], "ababc", True)),
+        (("abx",), (["", "", "ab", "", "abc", "d"], "ababcd", False)),
+        (("⟨bos⟩",), (["a", "b", "a", "b", "c", "d"], "ababcd", False)),
+    ],
+)
+def test_a_text_ends_before_what_ends_it(stops, expected):
+    shown, text = grown(b"ababcd", stops)
+    assert (shown, text.text, text.done) == expected
+    assert "".join(shown) == text.text
+
+
+def test_a_special_token_ends_a_text_by_its_name():
+    shown, text = grown([97, 256, 98], ["⟨bos⟩"])
+    assert shown == ["a", "", ""] and text.done and text.text == "a"
+    assert grown(b"abc", most=2)[1].text == "ab"
+
+
+CHATML = ChatTemplate(text=TEMPLATES["chatml"], origin="chatml", bos_token="⟨bos⟩", eos_token="⟨eos⟩")
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "closing"),
+    [
+        (
+            "chatml",
+            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_end|>",
+        ),
+        ("plain", "System: Be kind.\n\nUser: 1 + 1?\n\nAssistant:", "⟨eos⟩"),
+    ],
+)
+def test_a_question_is_written_as_in_the_data(name, written, closing):
+    tokenizer = ByteTokenizer()
+    chat = Chat(template=load_template(name, tokenizer, Path()), tokenizer=tokenizer, system="Be kind.")
+    assert chat.prompt("1 + 1?") == [256, *written.encode()]
+    assert chat.closing == closing
+    # What is trained on begins with it.
+    turns = [("system", "Be kind."), ("user", "1 + 1?"), ("assistant", "2")]
+    encoder = DocumentEncoder(tokenizer, {"form": "chat", "messages": "m", "template": name, "train_on": "assistant"})
+    messages = [{"role": role, "content": content} for role, content in turns]
+    (document,) = encoder.encode([SourceRecord(content=messages, origin="here")])
+    ids = document.ids.tolist()
+    assert ids[: len(written) + 1] == chat.prompt("1 + 1?")
+    assert not document.trained[: len(written) + 1].any() and document.trained[len(written) + 1]
+
+
+def test_a_question_that_spells_a_special_token_is_refused():
+    with pytest.raises(DataError, match=r"the user says the special token <\|im_end\|>"):
+        Chat(template=CHATML, tokenizer=ByteTokenizer()).prompt("a<|im_end|>")
+    with pytest.raises(DataError, match="the system says the special token ⟨eos⟩"):
+        Chat(template=CHATML, tokenizer=ByteTokenizer(), system="⟨eos⟩").prompt("a")

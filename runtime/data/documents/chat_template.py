@@ -121,6 +121,13 @@ def load_template(name: str, tokenizer: TextTokenizer, base: Path) -> ChatTempla
     return ChatTemplate(text=text, origin=origin, bos_token=bos, eos_token=names[tokenizer.eos])
 
 
+def reserved(tokenizer: TextTokenizer, template: ChatTemplate) -> re.Pattern[str]:
+    """What no content may spell: names of special tokens, and what the template sets turns apart with."""
+    names = {*tokenizer.special_names, *template.markers}
+    # The longest first: of two that begin alike, that is the one that stands there.
+    return re.compile("|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))))
+
+
 def unused(messages: list[Message], count: int) -> list[str]:
     """Some private characters that no string of a conversation has."""
     present = "".join(strings(messages))

@@ -12,7 +12,7 @@ from attrs import frozen
 from ..records.bad_records import BadRecord
 from ..records.records import Message, Reads, SourceRecord, SyntheticRecord, TokenIds
 from ..records.texts import strings
-from .chat_template import ChatTemplate, TemplateRefusal, load_template
+from .chat_template import ChatTemplate, TemplateRefusal, load_template, reserved
 from .chat_turns import Span, assistant_spans
 from .synthetic import Lexicon
 from .tokenizers import Placed, TextTokenizer
@@ -177,9 +177,7 @@ class DocumentEncoder:
     @cached_property
     def _reserved(self) -> re.Pattern[str]:
         assert self.template is not None
-        names = {*self.tokenizer.special_names, *self.template.markers}
-        # The longest first: of two that begin alike, that is the one that stands there.
-        return re.compile("|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))))
+        return reserved(self.tokenizer, self.template)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_reserved", "_lexicon")}

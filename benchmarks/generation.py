@@ -1,0 +1,162 @@
+"""Tokens per second of generated text: with the key-value cache, recomputing the whole text, and transformers.
+
+    python benchmarks/generation.py                       # one and two threads, in turns
+    python benchmarks/generation.py --turns 3 --threads 1
+
+One model with the same weights on all sides, in fp32 on the CPU: llama with grouped heads, from 2 to 40 million
+parameters; greedy and drawn tokens, one prompt and four. `recomputed` takes every token from a forward over the whole
+text so far, as there is without a cache. transformers: `generate` with its defaults, which are a cache that grows and
+torch's scaled dot product. Wall time, the least of several turns that alternate; greedy tokens must agree. Prints a
+JSON line for each case.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from xtrain.planner.load import plan_from_text
+from xtrain.runtime.generation.sampling import Draws, Sampling
+from xtrain.runtime.generation.text_generator import Prompts, TextGenerator
+from xtrain.runtime.generation.trained import alone, whole_model
+
+PROMPT, TOKENS = 32, 96
+SIZES = {
+    "2 million": {"dim": 128, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 384, "vocab": 4096},
+    "12 million": {"dim": 256, "layers": 8, "heads": 8, "kv_heads": 2, "ffn": 768, "vocab": 8192},
+    "40 million": {"dim": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn": 1536, "vocab": 16384},
+}
+DRAWN = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
+SPEC = """
+experiment generation {{ seed = 1, budget = 1 steps }}
+model llama {{ {sizes}, init_std = 0.05 }}
+tokenizer bytes
+dataset made {{ source = synthetic(documents = 10) }}
+batch {{ sequence = 32 }}
+optimizer adamw {{ lr = 1e-3 }}
+"""
+
+
+def ours(sizes: dict[str, int]) -> TextGenerator:
+    """A model with random weights."""
+    text = SPEC.format(sizes=", ".join(f"{name} = {value}" for name, value in sizes.items()))
+    plan = plan_from_text(text, "generation.xtrain").plan
+    assert plan is not None
+    rank = alone(torch.device("cpu"))
+    model = whole_model(plan, rank)
+    model.train(False)
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(float(parameter.ndim == 1), 0.05, generator=random)
+    return TextGenerator(model=model, rank=rank)
+
+
+def theirs(author: TextGenerator, sizes: dict[str, int]) -> Any:
+    """The same model in transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=sizes["dim"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["kv_heads"],
+        intermediate_size=sizes["ffn"],
+        vocab_size=sizes["vocab"],
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config).eval()
+    values = dict(author.model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values.pop(name.removeprefix("model.")))
+    assert not values
+    return model
+
+
+Taken = list[list[int]]
+
+
+def cached(author: TextGenerator, prompts: Taken, sampling: Sampling) -> Taken:
+    taken = author.tokens(prompts, sampling, PROMPT + TOKENS - 1)
+    return [list(row) for row in zip(*taken, strict=True)]
+
+
+def recomputed(author: TextGenerator, prompts: Taken, sampling: Sampling) -> Taken:
+    texts = [list(prompt) for prompt in prompts]
+    draws = Draws.of(sampling, len(prompts))
+    for _ in range(TOKENS):
+        rows = Prompts.of(texts, len(texts[0]), torch.device("cpu"))
+        logits_BV = author.logits(rows.first())
+        assert logits_BV is not None
+        for text, token in zip(texts, draws.next(logits_BV).tolist(), strict=True):
+            text.append(token)
+    return [text[PROMPT:] for text in texts]
+
+
+def of_transformers(model: Any, prompts: Taken, sampling: Sampling) -> Taken:
+    drawn = {"do_sample": False} if sampling.temperature == 0 else {"do_sample": True, **DRAWN}
+    ids = torch.tensor(prompts)
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": TOKENS, **drawn}
+    return model.generate(ids, **given)[:, PROMPT:].tolist()
+
+
+def measure(sides: dict[str, Callable[[], Taken]], turns: int) -> tuple[dict[str, float], dict[str, Taken]]:
+    """Seconds of each side, the least of all turns, and what it gave."""
+    best: dict[str, float] = {}
+    found: dict[str, Taken] = {}
+    for _ in range(turns):
+        for name, call in sides.items():
+            begin = time.perf_counter()
+            found[name] = call()
+            best[name] = min(best.get(name, float("inf")), time.perf_counter() - begin)
+    return best, found
+
+
+def main(threads: Sequence[int], turns: int, names: Sequence[str]) -> None:
+    for name in names:
+        sizes = SIZES[name]
+        author = ours(sizes)
+        model = theirs(author, sizes)
+        random = torch.Generator().manual_seed(1)
+        for count in threads:
+            torch.set_num_threads(count)
+            for rows, sampling in ((1, Sampling(temperature=0)), (4, Sampling(temperature=0)), (1, Sampling(**DRAWN))):
+                prompts = torch.randint(sizes["vocab"], (rows, PROMPT), generator=random).tolist()
+                seconds, found = measure(
+                    {
+                        "cached": partial(cached, author, prompts, sampling),
+                        "recomputed": partial(recomputed, author, prompts, sampling),
+                        "transformers": partial(of_transformers, model, prompts, sampling),
+                    },
+                    turns,
+                )
+                greedy = sampling.temperature == 0
+                case = {
+                    "model": name,
+                    "threads": count,
+                    "prompts": rows,
+                    "tokens": "greedy" if greedy else "drawn",
+                    **{f"{side}_tokens_per_s": round(rows * TOKENS / took) for side, took in seconds.items()},
+                    "over_recomputed": round(seconds["recomputed"] / seconds["cached"], 2),
+                    "over_transformers": round(seconds["transformers"] / seconds["cached"], 2),
+                }
+                if greedy:
+                    case["same_tokens"] = found["cached"] == found["transformers"] == found["recomputed"]
+                print(json.dumps(case), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    arguments = parser.parse_args()
+    main(arguments.threads, arguments.turns, arguments.models)

@@ -1,0 +1,18 @@
+"""Bytes of the key-value cache of texts that are generated (`runtime/models/cache.py`)."""
+
+from ..resolved import Resolved
+from ..units import BYTES
+
+
+def cache_bytes(run: Resolved, prompts: int, positions: int) -> int:
+    """On the rank with the most: what every layer keeps of every position of every prompt.
+
+    Ranks of context and data parallel all have the whole of it; those of tensor parallel their own heads.
+    """
+    arch, tp, pipeline = run.architecture, run.size("tp"), run.pipeline
+    of_layer = {
+        layer: sum(each.cached(arch, tp) for each in kind.block.layers()) for kind in arch.kinds for layer in kind.layers
+    }
+    spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
+    numbers = [sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans]
+    return prompts * positions * max(numbers) * BYTES[run.formats.compute]

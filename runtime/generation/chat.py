@@ -1,0 +1,54 @@
+"""What a user says, written out as the conversations that a model has learned from."""
+
+import re
+
+from attrs import frozen
+
+from ..data.documents.chat_template import ChatTemplate, TemplateRefusal, reserved, unused
+from ..data.documents.chat_turns import assistant_spans
+from ..data.documents.tokenizers import TextTokenizer
+from ..data.errors import DataError
+from ..data.records.records import Message
+
+
+@frozen(kw_only=True)
+class Chat:
+    """A template, and the turn of the system that conversations begin with; "": none."""
+
+    template: ChatTemplate
+    tokenizer: TextTokenizer
+    system: str = ""
+
+    def prompt(self, said: str) -> list[int]:
+        """The tokens of a conversation in which a user has said something, up to where the answer begins.
+
+        Raises DataError where the template does not take it, and for texts that spell a special token: such turns are
+        in no data either.
+        """
+        messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        messages.append({"role": "user", "content": said})
+        for message in messages:
+            if (spelt := self._reserved.search(message["content"])) is not None:
+                raise DataError(f"the {message['role']} says the special token {spelt[0]}")
+        try:
+            text = self.template.render(messages, prompt=True).text
+        except TemplateRefusal as refusal:
+            raise DataError(f"{self.template.origin}: {refusal}") from refusal
+        ids = self.tokenizer.encode_rendered([text])[0].ids.tolist()
+        begun = not self.tokenizer.has_bos or ids[:1] == [self.tokenizer.bos]
+        return ids if begun else [self.tokenizer.bos, *ids]
+
+    @property
+    def closing(self) -> str:
+        """What the template writes behind an answer; "" where it writes nothing, or in ways that leave it open."""
+        question: Message = {"role": "user", "content": "a"}
+        (answer,) = unused([question], 1)
+        try:
+            text, spans = assistant_spans(self.template, [question, {"role": "assistant", "content": answer}])
+        except TemplateRefusal:
+            return ""
+        return "".join(text[start:end] for start, end in spans).partition(answer)[2].strip()
+
+    @property
+    def _reserved(self) -> re.Pattern[str]:
+        return reserved(self.tokenizer, self.template)

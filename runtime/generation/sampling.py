@@ -1,0 +1,73 @@
+"""Which token follows: the likeliest one, or one drawn from those that temperature, top-k, top-p and min-p leave.
+
+Shapes: B rows, V vocabulary, N candidates.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+
+@frozen(kw_only=True)
+class Sampling:
+    """How tokens are drawn.
+
+    temperature: logits are divided by it; 0: the likeliest token. top_k: from so many of the likeliest; None: from
+    all. top_p: from the fewest that have this share of the probability together (Holtzman et al. 2020, arXiv
+    1904.09751). min_p: from those with at least this share of the probability of the likeliest (Nguyen et al. 2024,
+    arXiv 2407.01082). seed: of the draws of every row, which are then the same whatever other rows there are.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def candidates(self, logits_BV: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights [B, N], 0 of what is left out, and the tokens that they are of; None: all in order.
+
+        One setting works on what those before have left, in the order of the attributes.
+        """
+        scores_BN, tokens_BN = logits_BV / self.temperature, None
+        if self.top_k is not None and self.top_k < logits_BV.shape[1]:
+            scores_BN, tokens_BN = scores_BN.topk(self.top_k)
+        elif self.top_p < 1:
+            scores_BN, tokens_BN = scores_BN.sort(descending=True)
+        weights_BN = scores_BN.softmax(-1)
+        if self.top_p < 1:
+            before_BN = weights_BN.cumsum(-1) - weights_BN
+            weights_BN = weights_BN * (before_BN < self.top_p)
+        if self.min_p:
+            weights_BN = weights_BN * (weights_BN >= self.min_p * weights_BN.amax(-1, keepdim=True))
+        return weights_BN, tokens_BN
+
+
+@frozen(eq=False)
+class Draws:
+    """The draws of a batch of rows, each with a generator of its own."""
+
+    sampling: Sampling
+    generators: Sequence[random.Random]
+
+    @classmethod
+    def of(cls, sampling: Sampling, rows: int) -> Self:
+        return cls(sampling, [random.Random(sampling.seed) for _ in range(rows)])
+
+    def next(self, logits_BV: Tensor) -> Tensor:
+        """A token [B] for every row. A row takes one random number, whatever there is to choose from."""
+        if self.sampling.temperature == 0:
+            return logits_BV.argmax(-1)
+        exact = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+        weights_BN, tokens_BN = self.sampling.candidates(exact)
+        ends_BN = weights_BN.cumsum(-1, dtype=torch.float64)
+        shares_B = torch.tensor([each.random() for each in self.generators], dtype=torch.float64)
+        whole_B1 = ends_BN[:, -1:]
+        # Below the whole, so that a candidate of weight 0 behind the last one is never hit.
+        targets_B1 = torch.minimum(shares_B.to(whole_B1.device)[:, None] * whole_B1, whole_B1.nextafter(0 * whole_B1))
+        places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
+        return (places_B1 if tokens_BN is None else tokens_BN.gather(1, places_B1))[:, 0]

@@ -1,0 +1,111 @@
+"""Texts that a cache continues: the tokens that the whole text gives, those of transformers, and each row its own."""
+
+import random
+
+import pytest
+import torch
+from small_generators import CONFIGS, beside, generator_of, plan_of, recomputed_logits
+
+from xtrain.dsl.schema.model import FAMILIES, expert_families
+from xtrain.runtime.generation.sampling import Draws, Sampling
+from xtrain.runtime.generation.text_generator import Prompts
+
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[256, *b"def f"], [256, *b"a"], [256, *b"while true:"]]
+SIZES = "dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 40"
+
+
+def model_text(family: str) -> str:
+    more = ", experts = 4, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
+    return f"{family} {{ {SIZES}{more} }}"
+
+
+def taken(author, prompts, count: int, sampling: Sampling = GREEDY) -> list[list[int]]:
+    """The tokens behind prompts, [prompt][token]."""
+    length = max(map(len, prompts)) + count - 1
+    return [list(row) for row in zip(*author.tokens(prompts, sampling, length), strict=True)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("attention", ["documents", "mask"])
+def test_logits_of_the_cache_are_those_of_the_whole_text(family, attention):
+    author = generator_of(plan_of(model_text(family).replace(" }", f", attention = {attention} }}")))
+    texts = [list(each) for each in PROMPTS]
+    rows = Prompts.of(PROMPTS, 20, torch.device("cpu"))
+    batch = rows.first()
+    for _ in range(20 - 12 + 1):
+        logits_BV = author.logits(batch)
+        assert logits_BV is not None
+        for row, ids in enumerate(texts):
+            whole_V = recomputed_logits(author, ids)
+            assert (logits_BV[row] - whole_V).abs().max() < 1e-12 * whole_V.abs().max()
+        following = logits_BV.argmax(-1).tolist()
+        for ids, token in zip(texts, following, strict=True):
+            ids.append(token)
+        batch = rows.next(following)
+    arch = author.model.whole.arch
+    assert rows.cache.bytes == 3 * 20 * arch.layers * 2 * arch.kv_heads * arch.head_dim * 8
+
+
+@pytest.mark.parametrize(("family", "name"), [(family, name) for family, names in CONFIGS.items() for name in names])
+def test_greedy_tokens_are_those_of_transformers(family, name, tmp_path):
+    ours, theirs = beside(family, name, tmp_path)
+    prompt = [3, 17, 99, 4, 250]
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False, eos_token_id=None)
+    assert taken(ours, [prompt], 32) == [expected[0, len(prompt) :].tolist()]
+
+
+def test_a_prompt_is_continued_as_if_it_were_alone():
+    author = generator_of(plan_of(model_text("qwen3_moe")))
+    for sampling in (GREEDY, Sampling(temperature=1.3, top_p=0.9, seed=5), Sampling(top_k=7, min_p=0.01, seed=6)):
+        together = taken(author, PROMPTS, 12, sampling)
+        assert together == [taken(author, [prompt], 12, sampling)[0] for prompt in PROMPTS]
+        assert len({tuple(each) for each in together}) == len(PROMPTS)
+        assert together == taken(author, PROMPTS, 12, sampling)
+    other = taken(author, PROMPTS, 12, Sampling(top_k=7, min_p=0.01, seed=7))
+    assert other != together
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.05},
+        {"temperature": 0.6, "top_k": 40, "top_p": 0.8},
+        {"temperature": 2.5, "top_k": 30, "top_p": 0.9, "min_p": 0.03},
+        {"top_p": 0.01},
+        {"top_k": 1},
+        {"top_k": 500},
+        {"temperature": 1.7},
+    ],
+)
+def test_candidates_are_those_that_transformers_leaves(settings):
+    import transformers
+
+    logits_BV = 3 * torch.randn(6, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    warpers = {
+        "temperature": transformers.TemperatureLogitsWarper,
+        "top_k": transformers.TopKLogitsWarper,
+        "top_p": transformers.TopPLogitsWarper,
+        "min_p": transformers.MinPLogitsWarper,
+    }
+    processors = transformers.LogitsProcessorList(
+        [make(settings[name]) for name, make in warpers.items() if name in settings]
+    )
+    expected_BV = processors(torch.zeros(6, 1, dtype=torch.int64), logits_BV).softmax(-1)
+    weights_BN, tokens_BN = Sampling(**settings).candidates(logits_BV)
+    found_BV = weights_BN if tokens_BN is None else torch.zeros_like(logits_BV).scatter_(1, tokens_BN, weights_BN)
+    torch.testing.assert_close(found_BV / found_BV.sum(-1, keepdim=True), expected_BV, rtol=1e-12, atol=0)
+
+
+def test_draws_have_the_probabilities_of_the_candidates():
+    logits_V = torch.tensor([0.3, -1.0, 2.0, 1.1, -5.0])
+    sampling = Sampling(temperature=1.5, top_p=0.9)
+    rows = 40_000
+    draws = Draws(sampling, [random.Random(row) for row in range(rows)])
+    found = draws.next(logits_V.expand(rows, 5)).bincount(minlength=5) / rows
+    weights, tokens = sampling.candidates(logits_V[None])
+    expected = torch.zeros(5).scatter_(0, tokens[0], weights[0] / weights.sum())
+    assert expected[4] == 0 == found[4]
+    assert (found - expected).abs().max() < 0.01
