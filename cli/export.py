@@ -33,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "export",
         help="write a trained model for transformers",
-        description="Write a checkpoint of a run as a folder that transformers, vLLM and llama.cpp read.",
+        description="Write a checkpoint of a run as a folder that transformers and vLLM read.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
