@@ -22,7 +22,7 @@ from ...runtime.monitoring.heartbeat import HeartbeatWriter
 from ...runtime.ops import op
 from ...runtime.parallel.collective_errors import CollectiveErrors
 from ...runtime.parallelize.fsdp import reshard
-from ...runtime.provenance.metadata import made_by
+from ...runtime.provenance.metadata import written_by
 from ...runtime.reporting.records import Records
 from ...runtime.state import Rank, Step
 
@@ -60,7 +60,7 @@ def export(
         tensors, said = begun.state.weights()
 
         def convert() -> Exported:
-            state = {**begun.state.described(), "made_by": made_by(records.directory)}
+            state = {**begun.state.described(), "written_by": written_by(records.directory)}
             export = Export(
                 plan=plan,
                 run=records.directory,

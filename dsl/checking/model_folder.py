@@ -389,7 +389,7 @@ class _Reading:
             if value is not None:
                 self._unknown(f"{name}.{each}", _Entry(value, entry.span))
                 good = False
-        before = found.get("original")
+        before: Any = found.get("original")
         if context is not None and is_number(before) and is_number(context.value) and before > context.value:
             refuse(f"scales positions from {before}, and `{CONTEXT}` is only {context.value}", "correct one of them")
             good = False

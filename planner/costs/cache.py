@@ -10,9 +10,9 @@ def cache_bytes(run: Resolved, prompts: int, positions: int) -> int:
     Ranks of context and data parallel all have the whole of it; those of tensor parallel their own heads.
     """
     arch, tp, pipeline = run.architecture, run.size("tp"), run.pipeline
-    of_layer = {
-        layer: sum(each.cached(arch, tp) for each in kind.block.layers()) for kind in arch.kinds for layer in kind.layers
-    }
+    of_layer: dict[int, int] = {}
+    for kind in arch.kinds:
+        of_layer |= dict.fromkeys(kind.layers, sum(each.cached(arch, tp) for each in kind.block.layers()))
     spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
     numbers = [sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans]
     return prompts * positions * max(numbers) * BYTES[run.formats.compute]

@@ -48,7 +48,7 @@ def _check_idle_model(spec: Spec, found: Findings) -> None:
     if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
         why = "it concerns fp32 products, and all products are fp64"
         _warn(spec, "precision.matmul", why, "remove it", found)
-    published = spec.checkpoint.enabled or any(action.publishes for _, action in _actions(spec))
+    published = spec.checkpoint.enabled or any(action.publishes for _, action in actions_of(spec))
     if ema is not None and not published:
         _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)
     looks = any(action.uses_averages for _, action in actions_of(spec))

@@ -98,7 +98,7 @@ class WeightsWriter:
             written = part.to(type).contiguous()
             if not bool(torch.isfinite(written).all()):
                 raise ExportFailed(_not_finite(tensor, part))
-            content = memoryview(written.view(torch.uint8).numpy()).cast("B")
+            content = written.view(torch.uint8).numpy().data.cast("B")
             sum = crc32(content, sum)
             yield content
         self._sums[tensor.name] = sum

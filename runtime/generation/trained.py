@@ -54,9 +54,10 @@ class TrainedRun:
         model = whole_model(plan, rank)
         read_tensors(model_tensors(model, prefix(entry, evaluated(entry))), entry.path)
         # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
-        tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], started_in(directory))
+        folder = started_in(directory)
+        tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], folder)
         model.train(False)
-        return cls(plan, Path(folder), TextGenerator(model=model, rank=rank), tokenizer)
+        return cls(plan, folder, TextGenerator(model=model, rank=rank), tokenizer)
 
     def chat(self, template: str, system: str) -> Chat:
         """template: `auto`, as `planned_template` says, or what a dataset may name. Raises DataError where there is
