@@ -61,8 +61,10 @@ STATED = ALL_ON | {
     "collate": f"{CHAIN}(multipack)",
     "checkpoint": "checkpoint { mode = async, best = eval.code.loss }",
 }
-# The same ranks and rows, asked for from the other end.
+# The same ranks and rows, asked for from the other end; with the alignment of documents, which else follows from the
+# ring.
 FREE = ALL_ON | {
+    "collate": f"{CHAIN}(multipack, align = 16) -> shard",
     "parallel": f"parallel {{ {AXES}, fsdp auto }}",
     "launch": "launch { ranks_per_node = 16 }",
     "batch": "batch { sequence = 256, rows = 8 }",
@@ -172,12 +174,9 @@ class Found:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """One walk for all tests: every setting with the first other value that will do.
-
-    With the alignment of documents given, which else follows from the ring.
-    """
+    """One walk for all tests: every setting with the first other value that will do."""
     found, load = Found(), loader(tmp_path_factory.mktemp("spec"))
-    spec, base = compiled_from(load, FREE | {"collate": f"{CHAIN}(multipack, align = 16) -> shard"})
+    spec, base = compiled_from(load, FREE)
     effective: set[str] = set()
     for path, attribute in places(spec, exempt=EXEMPT):
         role = None if attribute.name == "accumulate" else role_of(attribute)
