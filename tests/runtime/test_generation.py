@@ -47,7 +47,14 @@ def test_logits_of_the_cache_are_those_of_the_whole_text(family, attention):
     assert rows.cache.bytes == 3 * 20 * arch.layers * 2 * arch.kv_heads * arch.head_dim * 8
 
 
-@pytest.mark.parametrize(("family", "name"), [(family, name) for family, names in CONFIGS.items() for name in names])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        pytest.param(family, name, marks=pytest.mark.slow if name == "plain" else ())
+        for family, names in CONFIGS.items()
+        for name in names
+    ],
+)
 def test_greedy_tokens_are_those_of_transformers(family, name, tmp_path):
     ours, theirs = beside(family, name, tmp_path)
     prompt = [3, 17, 99, 4, 250]

@@ -1,0 +1,68 @@
+"""`generate` in a plan: the bytes of its cache, and by which template it writes prompts."""
+
+import pytest
+
+PROMPTS = '["def ", "grüß dich"]'  # the longest has 11 bytes
+MODEL = "model qwen3 { dim = 64, layers = 5, heads = 8, kv_heads = 4, head_dim = 12 }"
+MOST = 'dataset talk { source = jsonl("talk.jsonl"), messages = "messages", template = "llama3" }'
+
+
+def node_of(plan):
+    (found,) = (node for node in plan.nodes if node.op == "tick.generate")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world", "layers", "kv_heads"),
+    [
+        ("", 1, 5, 4),
+        ("parallel { tp 2 }", 2, 5, 2),
+        ("parallel { pp 2 { layers = [2, 3] } }", 2, 3, 4),
+        ("parallel { pp 2 { schedule = interleaved_1f1b, layers = [2, 1, 1, 1] } }", 2, 3, 4),
+        ("parallel { cp 2 { ring = 2 } }", 2, 5, 4),
+        ("parallel { fsdp 2 }", 2, 5, 4),
+    ],
+)
+def test_the_bytes_of_the_cache(make_plan, parallel, world, layers, kv_heads):
+    more = f"on finish generate {{ prompts = {PROMPTS}, tokens = 20 }}"
+    plan = make_plan(
+        world, model=MODEL, parallel=parallel, precision="precision { params = fp64 }", more=more,
+        batch="batch { sequence = 64, micro = 2, rows = 8 }",
+    )  # fmt: skip
+    node = node_of(plan)
+    assert node.args["positions"] == 11 + 20
+    size = 2 * layers * kv_heads * 12 * 31 * 8 * 2
+    assert node.does == f"continue 2 prompts by 20 tokens; key-value cache: {size / 1024:.3g} KiB a rank"
+
+
+def test_a_cache_can_be_what_a_rank_holds_most_of(make_plan):
+    def total(tokens: int) -> int:
+        more = f'on finish generate {{ prompts = ["a"], tokens = {tokens} }}'
+        return make_plan(model=MODEL, more=more).estimates.classes[0].memory.total_bytes
+
+    assert total(100) == total(1)
+    assert total(2_000_000) - total(1_000_000) == 1_000_000 * 2 * 5 * 4 * 12 * 4
+
+
+def test_texts_are_no_longer_than_the_model_reads(make_plan):
+    rope = MODEL.replace(" }", ", rope { scaling = dynamic, factor = 2.0, original = 600 } }")
+    plan = make_plan(model=rope, more='on finish generate { prompts = ["a"], tokens = 900 }')
+    assert node_of(plan).args["positions"] == 600
+
+
+def test_the_template_is_that_of_the_conversations_that_are_read(make_plan, compiled):
+    action = 'on finish generate { prompts = ["a"], tokens = 5, chat = auto, system = "Be kind." }'
+    args = node_of(make_plan(dataset=MOST, more=action)).args
+    assert (args["chat"], args["system"], args["positions"]) == ("llama3", "Be kind.", 1 + 8 + 256 + 5)
+    (error,) = compiled(more=action).diagnostics.errors
+    assert error.code == "X507" and "`chat` needs a template" in error.message
+    plain = action.replace(", chat = auto", "")
+    assert [each.code for each in compiled(more=plain).diagnostics.warnings if "system" in each.message] == ["W401"]
+
+
+def test_settings_that_are_left_out_are_in_no_plan(make_plan):
+    args = node_of(make_plan(more='on finish generate { prompts = ["a"] }')).args
+    assert args.keys() == {"prompts", "tokens", "temperature", "top_p", "seed", "positions"}
+    more = 'on finish generate { prompts = ["a"], top_k = 5, min_p = 0.1, stop = ["b"], seed = 9 }'
+    args = node_of(make_plan(more=more)).args
+    assert (args["top_k"], args["min_p"], args["stop"], args["seed"]) == (5, 0.1, ["b"], 9)
