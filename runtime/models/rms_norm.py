@@ -15,20 +15,28 @@ ATEN = torch.ops.aten
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    if not torch.is_grad_enabled():  # of one token, half the time would go to what autograd is told
+        return _normed(x, weight_D, eps)[0]
     return _RMSNorm.apply(x, weight_D, eps)  # pyright: ignore[reportReturnType]
+
+
+def _normed(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The product, and 1 / rms of every row."""
+    exact, exact_D = _exact(x), _exact(weight_D)
+    if x.is_cuda:
+        out, inverse = ATEN._fused_rms_norm(exact, weight_D.shape, exact_D, eps)
+    else:
+        inverse = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        out = (exact * inverse).mul_(exact_D)
+    return out.to(x.dtype), inverse
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        exact, exact_D = _exact(x), _exact(weight_D)
-        if x.is_cuda:
-            out, inverse = ATEN._fused_rms_norm(exact, weight_D.shape, exact_D, eps)
-        else:
-            inverse = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-            out = (exact * inverse).mul_(exact_D)
+        out, inverse = _normed(x, weight_D, eps)
         ctx.save_for_backward(x, weight_D, inverse)
-        return out.to(x.dtype)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):

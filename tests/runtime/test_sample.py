@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
 from xtrain.runtime.data.documents.chat_template import ChatTemplate, load_template
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
@@ -126,3 +127,39 @@ def test_a_question_that_spells_a_special_token_is_refused():
         Chat(template=CHATML, tokenizer=ByteTokenizer()).prompt("a<|im_end|>")
     with pytest.raises(DataError, match="the system says the special token ⟨eos⟩"):
         Chat(template=CHATML, tokenizer=ByteTokenizer(), system="⟨eos⟩").prompt("a")
+
+
+def folder_of(kind: str, folder: Path) -> HuggingFaceTokenizer:
+    """Of bytes, as GPT-2 writes them, or of words after blanks, with bytes for what it does not know, as Llama 2."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    if kind == "bytes":
+        words = sorted(pre_tokenizers.ByteLevel.alphabet())
+        backend = Tokenizer(models.BPE({word: id for id, word in enumerate([*words, "<s>", "</s>"])}, []))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+    else:
+        words = [*(f"<0x{byte:02X}>" for byte in range(256)), *"▁catdogs", "<s>", "</s>"]
+        ids = {word: id for id, word in enumerate(dict.fromkeys(words))}
+        backend = Tokenizer(models.BPE(ids, [], byte_fallback=True))
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    return HuggingFaceTokenizer(folder)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_texts_of_tokenizers_of_folders_grow_by_whole_characters(kind, tmp_path):
+    tokenizer = folder_of(kind, tmp_path)
+    said = "dogs cat  ééd €😀 cat\n"
+    tokens = tokenizer.encode("cat" + said).tolist()[len(tokenizer.encode("cat")) :]
+    shown, text = grown(tokens, tokenizer=tokenizer, prompt=prompt_tokens(tokenizer, "cat"))
+    assert "".join(shown) == text.text == said
+    assert "\ufffd" not in "".join(shown) and max(map(len, shown)) == 1
+    shown, text = grown(tokens, ["é"], tokenizer=tokenizer, prompt=prompt_tokens(tokenizer, "cat"))
+    assert "".join(shown) == text.text == "dogs cat  "
+    shown, text = grown([*tokens[:4], tokenizer.eos], tokenizer=tokenizer, prompt=prompt_tokens(tokenizer, "cat"))
+    assert text.text == "dogs" and text.done
