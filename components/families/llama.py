@@ -1,12 +1,23 @@
 """`model llama { … }`: Llama (Grattafiori et al. 2024, arXiv 2407.21783)."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, TransformerSettings
-from ...dsl.schema.model_config import HARMLESS, KEYS, OFF, ONLY, ConfigKey, ModelConfig, head_width, query_heads
+from ...dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases, mlp_biases
+from ...dsl.schema.model_config import (
+    ATTENTION_BIAS,
+    HARMLESS,
+    KEYS,
+    MLP_BIAS,
+    ONLY,
+    ConfigKey,
+    ModelConfig,
+    head_width,
+    query_heads,
+)
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
@@ -21,21 +32,34 @@ class Llama(TransformerSettings):
     """`model llama { … }`: grouped-query attention, SwiGLU, RMSNorm before both."""
 
     family: str = named("llama")
+    attention_bias: bool = attention_biases()
+    mlp_bias: bool = mlp_biases()
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **TransformerSettings.resuming,
+        "attention_bias": "shape",
+        "mlp_bias": "shape",
+    }
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="llama",
         architectures=("LlamaForCausalLM",),
         keys=(
             *KEYS,
             ConfigKey("kv_heads", "num_key_value_heads", default=query_heads, null=query_heads),
+            ATTENTION_BIAS,
+            MLP_BIAS,
             ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
             ConfigKey("ffn", "intermediate_size"),
         ),
         constant={"qk_norm": False},
-        only={**ONLY, "attention_bias": OFF, "mlp_bias": OFF},
+        only=ONLY,
         harmless=HARMLESS,
     )
     stored: ClassVar[StoredNames] = StoredNames()
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:
-        return pre_norm(AttentionLayer("self_attn", qk_norm=arch.qk_norm), SwiGLULayer("mlp"))
+        bias = arch.own.get("attention_bias", False)
+        return pre_norm(
+            AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias),
+            SwiGLULayer("mlp", bias=arch.own.get("mlp_bias", False)),
+        )

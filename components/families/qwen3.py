@@ -1,12 +1,22 @@
 """`model qwen3 { … }`: Qwen3 (Yang et al. 2025, arXiv 2505.09388)."""
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, TransformerSettings
-from ...dsl.schema.model_config import HARMLESS, KEYS, OFF, ONLY, ConfigKey, ModelConfig, Only
+from ...dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases
+from ...dsl.schema.model_config import (
+    ATTENTION_BIAS,
+    FULL_ATTENTION,
+    HARMLESS,
+    KEYS,
+    OFF,
+    ONLY,
+    ConfigKey,
+    ModelConfig,
+)
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
@@ -15,32 +25,33 @@ from ...planner.blocks.norm import pre_norm
 from ...planner.weights.stored import StoredNames
 
 
-def _no_window(layers: Any) -> bool:
-    return layers is None or (isinstance(layers, list) and all(each == "full_attention" for each in layers))
-
-
 @FAMILIES.register()
 @frozen
 class Qwen3(TransformerSettings):
     """`model qwen3 { … }`: as llama, with RMSNorm on queries and keys."""
 
     family: str = named("qwen3")
+    attention_bias: bool = attention_biases()
     has_qk_norm: ClassVar[bool] = True
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **TransformerSettings.resuming,
+        "attention_bias": "shape",
+    }
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3",
         architectures=("Qwen3ForCausalLM",),
         keys=(
             *KEYS,
             ConfigKey("kv_heads", "num_key_value_heads", 32),
+            ATTENTION_BIAS,
             ConfigKey("head_dim", "head_dim", 128),
             ConfigKey("ffn", "intermediate_size"),
         ),
         constant={"qk_norm": True},
         only={
             **ONLY,
-            "attention_bias": OFF,
             "use_sliding_window": OFF,
-            "layer_types": Only(fits=_no_window, words="full_attention in every layer"),
+            "layer_types": FULL_ATTENTION,
         },
         # Of windows, which `use_sliding_window` turns on.
         harmless=HARMLESS | {"sliding_window", "max_window_layers"},
@@ -49,4 +60,7 @@ class Qwen3(TransformerSettings):
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:
-        return pre_norm(AttentionLayer("self_attn", qk_norm=arch.qk_norm), SwiGLULayer("mlp"))
+        bias = arch.own.get("attention_bias", False)
+        return pre_norm(
+            AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias), SwiGLULayer("mlp")
+        )

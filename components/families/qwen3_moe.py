@@ -1,12 +1,23 @@
 """`model qwen3_moe { … }`: Qwen3 with experts (Yang et al. 2025, arXiv 2505.09388)."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, MixedTransformer
-from ...dsl.schema.model_config import HARMLESS, KEYS, MIXED_KEYS, OFF, ONLY, ConfigKey, ModelConfig, head_width
+from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming, attention_biases
+from ...dsl.schema.model_config import (
+    ATTENTION_BIAS,
+    HARMLESS,
+    KEYS,
+    MIXED_KEYS,
+    OFF,
+    ONLY,
+    ConfigKey,
+    ModelConfig,
+    head_width,
+)
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
@@ -22,13 +33,19 @@ class Qwen3Moe(MixedTransformer):
     """`model qwen3_moe { … }`: as qwen3, with experts in place of the SwiGLU of all blocks or some."""
 
     family: str = named("qwen3_moe")
+    attention_bias: bool = attention_biases()
     has_qk_norm: ClassVar[bool] = True
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **MixedTransformer.resuming,
+        "attention_bias": "shape",
+    }
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3_moe",
         architectures=("Qwen3MoeForCausalLM",),
         keys=(
             *KEYS,
             ConfigKey("kv_heads", "num_key_value_heads", 4),
+            ATTENTION_BIAS,
             ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
             ConfigKey("experts", "num_experts", 128, also="num_local_experts"),
             ConfigKey("experts_per_token", "num_experts_per_tok", 8),
@@ -37,7 +54,7 @@ class Qwen3Moe(MixedTransformer):
             *MIXED_KEYS,
         ),
         constant={"qk_norm": True, "shared_experts": 0, "router.score": "softmax"},
-        only={**ONLY, "attention_bias": OFF, "use_sliding_window": OFF},
+        only={**ONLY, "use_sliding_window": OFF},
         # Of windows, and of a loss that training adds, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS | {"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )
@@ -45,6 +62,7 @@ class Qwen3Moe(MixedTransformer):
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
-        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm)
+        bias = arch.own.get("attention_bias", False)
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias)
         experts, dense = pre_norm(attention, ExpertsLayer("mlp")), pre_norm(attention, SwiGLULayer("mlp"))
         return tuple(experts if has else dense for has in cls.has_experts(arch))

@@ -298,6 +298,12 @@ class _Reading:
         if key.when is not None and not key.when(config):
             return
         value = key.default if entry is None else key.null if entry.value is None else entry.value
+        if key.read is not None and entry is not None and entry.value is not None:
+            value = key.read(value)
+            if value is REFUSED:
+                self.section.lost.add(key.setting)
+                self._refuse(name, entry, key.words)
+                return
         if callable(value):
             value = value(config)
             if value is None:  # what it is computed of is wrong, and said to be

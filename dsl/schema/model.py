@@ -214,6 +214,16 @@ class TransformerSettings(Model):
         }
 
 
+def attention_biases() -> Any:
+    """Declare the setting `attention_bias` of a family."""
+    return setting("biases on queries, keys, values and the output of attention", default=False, added=True)
+
+
+def mlp_biases() -> Any:
+    """Declare the setting `mlp_bias` of a family."""
+    return setting("biases on the three matrices of the SwiGLU", default=False, added=True)
+
+
 def default_ffn(dim: int) -> int:
     """8/3 · dim rounded up to a multiple of 64: the three matrices of SwiGLU then hold the 8 · dim² parameters of the
     two of a plain 4 · dim layer (Shazeer, arXiv 2002.05202)."""

@@ -20,6 +20,8 @@ class ConfigKey:
     default: where the key is absent, as the class of transformers has it; null: where it is null. Either may be
     computed from the other keys, and REFUSED says that there is none. also: another name of the key, of other versions
     of transformers. when: whether the model computes anything with it, by the other keys; None: always.
+    read: makes the value of the setting of that of the key, where it is neither absent nor null; or REFUSED
+    for what is not as `words` say. write: the value of the key again, of that of the setting and the number of layers.
     """
 
     setting: str
@@ -28,6 +30,9 @@ class ConfigKey:
     null: Any = REFUSED
     also: str = ""
     when: Callable[[Config], bool] | None = None
+    read: Callable[[Any], Any] | None = None
+    words: str = ""
+    write: Callable[[Any, int], Any] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,6 +75,13 @@ class ModelConfig:
 
 OFF: Final = Only((False, None))
 NO_DROPOUT: Final = Only((0.0, 0))
+
+
+def _full_attention(layers: Any) -> bool:
+    return layers is None or (isinstance(layers, list) and all(each == "full_attention" for each in layers))
+
+
+FULL_ATTENTION: Final = Only(fits=_full_attention, words="full_attention in every layer")
 
 
 def head_width(config: Config) -> int | None:
@@ -121,6 +133,8 @@ ONLY: Final = {
     "is_encoder_decoder": OFF,
     "chunk_size_feed_forward": Only((0,)),
 }
+ATTENTION_BIAS: Final = ConfigKey("attention_bias", "attention_bias", default=False, null=False)
+MLP_BIAS: Final = ConfigKey("mlp_bias", "mlp_bias", default=False, null=False)
 # Of families in which some blocks may have no experts.
 MIXED_KEYS: Final = (
     ConfigKey("expert_every", "decoder_sparse_step", 1),

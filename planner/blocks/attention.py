@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter
 from ..costs.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
-from .block import Layer
+from .block import Layer, later, row_bias
 from .norm import norm_weight
 
 if TYPE_CHECKING:
@@ -16,12 +16,20 @@ if TYPE_CHECKING:
 
 @frozen
 class AttentionLayer(Layer):
-    """qk_norm: RMSNorm on queries and keys, head by head. bias: one on queries, keys and values."""
+    """qk_norm: RMSNorm on queries and keys, head by head, or with `wide_norm` over all heads together. bias: one on
+    queries, keys and values. output_bias: one on what is added to the residual stream. rope: queries and keys are
+    turned by their positions."""
 
     attends = True
 
     qk_norm: bool = False
     bias: bool = False
+    output_bias: bool = later(False)
+    wide_norm: bool = later(False)
+    rope: bool = later(True)
+
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        return ("rotary positions" if self.rope else "no positions",)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
@@ -44,7 +52,12 @@ class AttentionLayer(Layer):
             initial="residual",
             cut="row",
         )
-        if self.qk_norm:  # a rank has used them on its own heads
+        if self.output_bias:
+            yield row_bias(f"{self.name}.o_proj", arch.dim)
+        if self.qk_norm and self.wide_norm:
+            yield norm_weight(f"{self.name}.q_norm", queries, cut="column")
+            yield norm_weight(f"{self.name}.k_norm", keys, cut="column")
+        elif self.qk_norm:  # a rank has used them on its own heads
             yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always")
             yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always")
 
@@ -61,14 +74,17 @@ class AttentionLayer(Layer):
                 return y
             size = y.size
             if self.qk_norm:
-                y = on.norm(y, f"{self.name}.{norm}", local.tokens * heads)
+                rows = local.tokens * (1 if self.wide_norm else heads)
+                y = on.norm(y, f"{self.name}.{norm}", rows, cut=self.wide_norm)
+            if not self.rope:
+                return y
             # x · cos + turned x · sin: nothing of x is kept.
             return on.ops.op(y, makes=size, scratch=(5 * size // 2, 2 * size))
 
         q = project("q_proj", "q_norm", local.heads)
         k = project("k_proj", "k_norm", local.kv_heads)
         v = project("v_proj", "", local.kv_heads)
-        return on.row_parallel_output(on.linear(_kernel(on, q, k, v), f"{self.name}.o_proj", local.tokens))
+        return on.row_parallel_linear(_kernel(on, q, k, v), f"{self.name}.o_proj", local.tokens)
 
 
 def _kernel(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:

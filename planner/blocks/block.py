@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from ...dsl.schema.model import ExpertTransformer, Model, TransformerSettings
-from ..architecture import Architecture, BlockParameter
+from ..architecture import Architecture, BlockParameter, Partial
 from ..costs.op_trace import TracedTensor
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def composed(function: F) -> F:
     return function
 
 
+def later(default: Any) -> Any:
+    """Declare a field that was added to a piece when there were plans already: they are silent on its default."""
+    return attrs.field(default=default, metadata={"later": True})
+
+
 class BlockPiece:
     """A part of a block, or all of it. Two with equal settings compute the same with the same parameters."""
 
@@ -40,8 +45,14 @@ class BlockPiece:
         """The piece as JSON, which `from_json` makes it of again."""
         return {
             "piece": type(self).__name__,
-            **{a.name: _json(getattr(self, a.name)) for a in attrs.fields(type(self))},
+            **{a.name: _json(value) for a, value in self._said()},
         }
+
+    def _said(self) -> "Iterator[tuple[attrs.Attribute, Any]]":
+        for attribute in attrs.fields(type(self)):
+            value = getattr(self, attribute.name)
+            if "later" not in attribute.metadata or value != attribute.default:
+                yield attribute, value
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "BlockPiece":
@@ -148,6 +159,12 @@ class Sum(Chain):
         for piece in others:
             total = on.ops.add(total, piece.trace(on, x))
         return total
+
+
+def row_bias(module: str, width: int, partial: Partial = "by_position") -> BlockParameter:
+    """The bias of a matrix that is cut by input: it is added once, to the sum of what ranks have, of which sequence
+    parallelism leaves each rank its own positions."""
+    return BlockParameter(name=f"{module}.bias", shape=(width,), decays=False, initial="zeros", partial=partial)
 
 
 def _json(value: Any) -> Any:

@@ -12,7 +12,7 @@ from attrs import frozen
 from ...dsl.schema.model import ExpertTransformer
 from ..architecture import Architecture, BlockParameter
 from ..costs.op_trace import ALL_TO_ALL, INDEX, TP, CollectiveCall, TracedTensor
-from .block import Layer
+from .block import Layer, later
 from .feed_forward import swiglu_parameters, trace_swiglu
 
 if TYPE_CHECKING:
@@ -24,10 +24,13 @@ MOST_PARTS = 8  # experts of a rank that are played one by one; of more, several
 
 @frozen
 class ExpertsLayer(Layer):
-    """As the settings of an `ExpertTransformer` say."""
+    """As the settings of an `ExpertTransformer` say. gated_ffn: width of one more expert that every token is sent to,
+    whose output is multiplied by the sigmoid of a score of its own; 0: none."""
 
     settings = ExpertTransformer
     reads = ("ffn",)
+
+    gated_ffn: int = later(0)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         yield BlockParameter(
@@ -53,6 +56,10 @@ class ExpertsLayer(Layer):
         if arch.shared_experts:
             ffn = arch.shared_experts * arch.expert_ffn
             yield from swiglu_parameters(f"{self.name}.shared_experts", arch.dim, ffn, cut=False)
+        if self.gated_ffn:
+            yield from swiglu_parameters(f"{self.name}.shared_expert", arch.dim, self.gated_ffn, cut=False)
+            name = f"{self.name}.shared_expert_gate.weight"
+            yield BlockParameter(name=name, shape=(1, arch.dim), decays=True, initial="normal", partial="always")
 
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
         return {f"{self.name}.gate.e_score_correction_bias": [arch.experts]} if arch.router_bias_speed else {}
@@ -68,6 +75,11 @@ class ExpertsLayer(Layer):
         out = _weigh(on, _to_experts(on, x, f"{self.name}.experts"), weights)
         if on.run.architecture.shared_experts:
             out = on.ops.add(out, trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
+        if self.gated_ffn:
+            more = trace_swiglu(on, x, f"{self.name}.shared_expert", on.local.routed)
+            score = on.linear(x, f"{self.name}.shared_expert_gate", on.local.routed)
+            score = on.ops.op(score, makes=score.size, keeps_output=True)
+            out = on.ops.add(out, on.ops.op(score, more, makes=more.size, keeps=(score, more)))
         return _join(on, out) if spread else out
 
 

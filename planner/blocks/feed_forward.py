@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter
 from ..costs.op_trace import TracedTensor
-from .block import Layer
+from .block import Layer, later, row_bias
 
 if TYPE_CHECKING:
     from ..costs.block_trace import Tracer
@@ -15,21 +15,24 @@ if TYPE_CHECKING:
 
 @frozen
 class SwiGLULayer(Layer):
-    """Of width `ffn`, which tensor parallelism cuts."""
+    """Of width `ffn`, which tensor parallelism cuts. bias: one on each of its three matrices."""
 
     reads = ("ffn",)
 
+    bias: bool = later(False)
+
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True)
+        return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True, bias=self.bias)
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
         return (f"ffn {arch.ffn}",)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        return on.row_parallel_output(trace_swiglu(on, on.column_parallel_input(x), self.name, on.local.tokens))
+        hidden = _hidden(on, on.column_parallel_input(x), self.name, on.local.tokens)
+        return on.row_parallel_linear(hidden, f"{self.name}.down_proj", on.local.tokens)
 
 
-def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool) -> Iterator[BlockParameter]:
+def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = False) -> Iterator[BlockParameter]:
     """cut: tensor parallelism cuts the width; else each of its ranks has all of it, for its own positions."""
     for matrix, rows, columns in (("gate_proj", ffn, dim), ("up_proj", ffn, dim), ("down_proj", dim, ffn)):
         last = matrix == "down_proj"
@@ -41,11 +44,26 @@ def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool) -> Iterator[B
             cut=("row" if last else "column") if cut else None,
             partial="never" if cut else "always",
         )
+        if bias and last:
+            yield row_bias(f"{name}.{matrix}", rows, "by_position" if cut else "always")
+        elif bias:
+            yield BlockParameter(
+                name=f"{name}.{matrix}.bias",
+                shape=(rows,),
+                decays=False,
+                initial="zeros",
+                cut="column" if cut else None,
+                partial="never" if cut else "always",
+            )
 
 
 def trace_swiglu(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+    """Of one that is not cut."""
+    return on.linear(_hidden(on, x, name, tokens), f"{name}.down_proj", tokens)
+
+
+def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
     gate = on.linear(x, f"{name}.gate_proj", tokens)
     active = on.ops.op(gate, makes=gate.size, keeps=(gate,))
     up = on.linear(x, f"{name}.up_proj", tokens)
-    product = on.ops.op(active, up, makes=up.size, keeps=(active, up))
-    return on.linear(product, f"{name}.down_proj", tokens)
+    return on.ops.op(active, up, makes=up.size, keeps=(active, up))

@@ -1,7 +1,7 @@
 """RMSNorm of the residual stream, and the block that most families have: a norm before each of two layers."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
@@ -33,5 +33,16 @@ def pre_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
     )
 
 
-def norm_weight(name: str, width: int, partial: Partial) -> BlockParameter:
-    return BlockParameter(name=f"{name}.weight", shape=(width,), decays=False, initial="ones", partial=partial)
+@composed
+def post_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
+    """x + norm(attention(x)), then x + norm(feed_forward(x))."""
+    return Chain.of(
+        Residual.of(attention, NormLayer("post_attention_layernorm")),
+        Residual.of(feed_forward, NormLayer("post_feedforward_layernorm")),
+    )
+
+
+def norm_weight(
+    name: str, width: int, partial: Partial = "never", cut: Literal["column"] | None = None
+) -> BlockParameter:
+    return BlockParameter(name=f"{name}.weight", shape=(width,), decays=False, initial="ones", cut=cut, partial=partial)

@@ -62,9 +62,9 @@ class Tracer:
     experts: FsdpUnit | None
     shapes: Mapping[str, tuple[int, ...]]
 
-    def linear(self, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+    def linear(self, x: TracedTensor, name: str, tokens: int, *, bias: bool = True) -> TracedTensor:
         """x · Wᵀ of the module `name` on so many tokens, with its bias if it has one."""
-        names = [each for each in (f"{name}.weight", f"{name}.bias") if each in self.shapes]
+        names = [each for each in (f"{name}.weight", *((f"{name}.bias",) if bias else ())) if each in self.shapes]
         outputs, inputs = self.shapes[names[0]]
         return self.ops.linear(
             x,
@@ -74,17 +74,29 @@ class Tracer:
             parameters=names,
         )
 
-    def norm(self, x: TracedTensor, name: str, rows: int) -> TracedTensor:
-        """RMSNorm of each of `rows`: keeps what goes in, and of every row one over its root mean square."""
+    def row_parallel_linear(self, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+        """The same of a matrix that tensor parallel cuts by input: the bias is added to the sum."""
+        bias = f"{name}.bias"
+        if not self.axes.tensor or bias not in self.shapes:
+            return self.row_parallel_output(self.linear(x, name, tokens))
+        out = self.row_parallel_output(self.linear(x, name, tokens, bias=False))
+        return self.ops.op(out, makes=out.gradient, fresh=False, weights=self.bytes_of(bias), parameters=(bias,))
+
+    def norm(self, x: TracedTensor, name: str, rows: int, *, cut: bool = False) -> TracedTensor:
+        """RMSNorm of each of `rows`: keeps what goes in, and of every row one over its root mean square. cut: tensor
+        parallel cuts rows, whose squares are then summed."""
         local, weight = self.local, f"{name}.weight"
         numbers = rows * prod(self.shapes[weight])
         size, exact = numbers * local.width, numbers * local.exact
         casts = local.exact != local.width
+        sums = (CollectiveCall("tp", "all_reduce", TP, rows * local.exact),) if cut and self.axes.tensor else ()
         return self.ops.op(
             x,
             makes=size,
             keeps=(x,),
             extra=(rows * local.exact,),
+            calls=sums,
+            back_calls=sums,
             weights=self.bytes_of(weight),
             parameters=(weight,),
             scratch=(2 * exact, 5 * exact - size) if casts else (0, 2 * exact),

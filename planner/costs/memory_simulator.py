@@ -246,6 +246,7 @@ class _Player:
             new = [_Gradient(value.gradient, 1) for value in op.inputs]
         else:
             (gradient,) = given
+            self.make(op.weights)
             gradient.holders += len(op.inputs) - 1
             new = [gradient] * len(op.inputs)
         if self.handling.again and not self.handling.casts and self.handling.sums != "each":

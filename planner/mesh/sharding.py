@@ -19,7 +19,8 @@ Rules = tuple[tuple[str, str], ...]
 
 
 def tensor_rules(architecture: Architecture) -> Rules:
-    """(pattern, style) of every matrix that is cut, over the modules that own one; what has no rule is whole."""
+    """(pattern, style) of every matrix that is cut, over the modules that own one, with a bias that has the dimension
+    that is cut; what has no rule is whole."""
     cut = {
         f"layers.*.{parameter.owner}": parameter.cut
         for kind in architecture.kinds
@@ -91,7 +92,7 @@ class Cuts:
         elif self.tp > 1:
             owner = parameter.name.rpartition(".")[0]
             for pattern, style in self.rules:
-                if fits(owner, pattern):
+                if DIMENSION[style] < len(shape) and fits(owner, pattern):
                     shape[DIMENSION[style]] = piece(shape[DIMENSION[style]], self.tp, place.tp)
         return tuple(shape)
 

@@ -116,7 +116,7 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
     ]
     page.wrapped(" · ".join(parts))
     if len(arch.kinds) > 1:
-        page.table([(f"layers {_layers_text(kind.layers)}", words) for kind, words in _kinds(arch)], styles=("", "dim"))
+        page.table([(_layers_text(kind.layers), words) for kind, words in _kinds(arch)], styles=("", "dim"))
     if detail.full:
         rows = [(tensor.name, " · ".join(map(str, tensor.shape))) for tensor in plan.parameters.tensors]
         page.table(rows, styles=("", "dim"))
@@ -130,7 +130,7 @@ def _kinds(arch: Architecture) -> Iterator[tuple[LayerKind, str]]:
 
 
 def _layers_text(layers: tuple[int, ...]) -> str:
-    """`0 to 2, 5`, or `1, 3, 5, … 47`."""
+    """`layers 0 to 2, 5`, or `layers 1, 3, 5, … 47`."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:
@@ -138,7 +138,8 @@ def _layers_text(layers: tuple[int, ...]) -> str:
         else:
             runs.append([layer])
     shown = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
-    return ", ".join(shown) if len(shown) <= 6 else ", ".join((*shown[:3], f"… {shown[-1]}"))
+    shown = shown if len(shown) <= 6 else [*shown[:3], f"… {shown[-1]}"]
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(shown)}"
 
 
 def show_values(page: Page, plan: Plan, detail: Detail) -> None:

@@ -9,6 +9,7 @@ from attrs import frozen
 from ...dsl.schema.model import FAMILIES
 from ...dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig
 from ...dsl.schema.rope import Rope
+from ...dsl.schema.setting import settings_of
 from ..architecture import Architecture
 
 DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -51,7 +52,8 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
         "architectures": [config.architectures[0]],
         "model_type": config.model_type,
         **dict(zip(TOKENS, values.tokens, strict=True)),
-        **{key.name: _value(arch, key) for key in config.keys},
+        "pad_token_id": None,  # that of some classes of transformers is beyond a small vocabulary
+        **{key.name: _written(arch, key) for key in config.keys},
         **_rope(arch),
         CONTEXT: _context(arch, values.context),
         **{name: only.values[0] for name, only in config.only.items() if only.values},
@@ -71,8 +73,8 @@ def changed_config(
     """
     found = dict(config)
     for key in _config(arch).keys:
-        if (key.when is None or key.when(config)) and means.get(key.setting) != (value := _value(arch, key)):
-            found[next((name for name in key.names if name in config), key.name)] = value
+        if (key.when is None or key.when(config)) and means.get(key.setting) != _value(arch, key.setting):
+            found[next((name for name in key.names if name in config), key.name)] = _written(arch, key)
     if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved():
         found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
     if isinstance(context := config.get(CONTEXT), int) and context < (needed := _context(arch, values.context)):
@@ -98,8 +100,8 @@ def with_tokens(config: dict[str, Any], tokens: tuple[int, int]) -> dict[str, An
 
 def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     """The settings of a model of which a `config.json` says something else, with what that is."""
-    values = arch.to_json()
-    pairs = {setting: (means[setting], values[_field(setting)]) for setting in means if _field(setting) in values}
+    known = {key.setting for key in _config(arch).keys} | _config(arch).constant.keys() | {"rope_theta"}
+    pairs = {setting: (means[setting], _value(arch, setting)) for setting in means if setting in known}
     pairs["rope"] = _scaling(means), arch.rope.resolved()
     return [
         f"{setting} {json.dumps(theirs)} instead of {json.dumps(ours)}"
@@ -141,8 +143,19 @@ def _context(arch: Architecture, rows: int) -> int:
     return max(rows, int(rope.original * rope.factor))
 
 
-def _value(arch: Architecture, key: ConfigKey) -> Any:
-    return arch.to_json()[_field(key.setting)]
+def _value(arch: Architecture, setting: str) -> Any:
+    """The value of a setting as JSON. Of its default, where the setting was added later, an architecture is silent."""
+    values, name = arch.to_json(), _field(setting)
+    if name in values:
+        return values[name]
+    default = settings_of(FAMILIES[arch.family])[setting][0].default
+    return list(default) if isinstance(default, tuple) else default
+
+
+def _written(arch: Architecture, key: ConfigKey) -> Any:
+    """The value of a key."""
+    value = _value(arch, key.setting)
+    return value if key.write is None else key.write(value, arch.layers)
 
 
 def _field(setting: str) -> str:

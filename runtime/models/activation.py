@@ -78,7 +78,8 @@ def compile_blocks(model: ModelParts, rank: Rank, mode: str, pattern: str, match
     for _, block in matching(model, pattern, matches, rank):
         assert isinstance(block, DecoderBlock)
         if block.routes:
-            compiled = [module.shared_experts if isinstance(module, MoE) else module for module in block.children()]
+            found = ([m.shared_experts, m.shared_expert] if isinstance(m, MoE) else [m] for m in block.children())
+            compiled = list(chain.from_iterable(found))
         else:
             compiled = [block]
             if isinstance(block.recompute, RecomputeFunction):

@@ -23,7 +23,7 @@ from ...planner.blocks.user_layer import UserLayer
 from ..data.user_parts import UserPart
 from ..ops import PlanMismatch
 from ..parallel.axes import Axes
-from ..parallel.tensor import column_parallel_input, row_parallel_output
+from ..parallel.tensor import column_parallel_input
 from .attention import AttentionKernel, DocumentLayout
 from .cache import KeyValueCache
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
@@ -32,20 +32,26 @@ from .own_layer import OwnLayer
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; qk_norm, bias: as of an `AttentionLayer`."""
+    """Grouped-query attention, as an `AttentionLayer` says it."""
 
-    def __init__(
-        self, arch: Architecture, kernel: AttentionKernel, axes: Axes, *, qk_norm: bool = False, bias: bool = False
-    ) -> None:
+    def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: AttentionLayer) -> None:
         super().__init__()
         self.head_dim, self.kernel, self.axes = arch.head_dim, kernel, axes
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.q_proj = Linear(arch.dim, queries, bias=bias)
-        self.k_proj = Linear(arch.dim, keys, bias=bias)
-        self.v_proj = Linear(arch.dim, keys, bias=bias)
-        self.o_proj = Linear(queries, arch.dim)
-        self.q_norm = RMSNorm(arch.head_dim, arch.norm_eps, by_head=True) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps, by_head=True) if qk_norm else nn.Identity()
+        self.q_proj = Linear(arch.dim, queries, bias=layer.bias)
+        self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
+        self.v_proj = Linear(arch.dim, keys, bias=layer.bias)
+        self.o_proj = Linear(queries, arch.dim, bias=layer.output_bias)
+        self.rope, self.wide_norm = layer.rope, layer.wide_norm
+
+        def norm(width: int) -> nn.Module:
+            if not layer.qk_norm:
+                return nn.Identity()
+            if layer.wide_norm:
+                return RMSNorm(width, arch.norm_eps, axes=axes)
+            return RMSNorm(arch.head_dim, arch.norm_eps, by_head=True)
+
+        self.q_norm, self.k_norm = norm(queries), norm(keys)
 
     def forward(
         self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout, cache: KeyValueCache | None = None
@@ -55,13 +61,19 @@ class Attention(nn.Module):
 
         # The number of heads is read off the tensor, so a layer that holds only some of them needs no change.
         x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
-        q_BHSA = rotate(self.q_norm(heads(self.q_proj(x_BSD))).transpose(1, 2))
-        k_BKSA = rotate(self.k_norm(heads(self.k_proj(x_BSD))).transpose(1, 2))
+        q_BSHA, k_BSKA = self.q_proj(x_BSD), self.k_proj(x_BSD)
+        if self.wide_norm:
+            q_BSHA, k_BSKA = heads(self.q_norm(q_BSHA)), heads(self.k_norm(k_BSKA))
+        else:
+            q_BSHA, k_BSKA = self.q_norm(heads(q_BSHA)), self.k_norm(heads(k_BSKA))
+        q_BHSA, k_BKSA = q_BSHA.transpose(1, 2), k_BSKA.transpose(1, 2)
+        if self.rope:
+            q_BHSA, k_BKSA = rotate(q_BHSA), rotate(k_BKSA)
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         if cache is not None:
             k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA)
         out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing)
-        return row_parallel_output(self.o_proj(out_BHSA.transpose(1, 2).flatten(-2)), self.axes.tensor)
+        return self.o_proj.row_parallel(out_BHSA.transpose(1, 2).flatten(-2), self.axes.tensor)
 
 
 class BlockInput(NamedTuple):
@@ -111,19 +123,19 @@ def _norm(layer: NormLayer, of: BlockSettings) -> Built:
 
 @builds(AttentionLayer)
 def _attention(layer: AttentionLayer, of: BlockSettings) -> Built:
-    module = Attention(of.arch, of.kernel, of.axes, qk_norm=layer.qk_norm, bias=layer.bias)
+    module = Attention(of.arch, of.kernel, of.axes, layer)
     return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
 
 
 @builds(SwiGLULayer)
 def _swiglu(layer: SwiGLULayer, of: BlockSettings) -> Built:
-    module = SwiGLU(of.arch.dim, of.arch.ffn, of.axes)
+    module = SwiGLU(of.arch.dim, of.arch.ffn, of.axes, bias=layer.bias)
     return module, lambda x_BSD, _: module(x_BSD)
 
 
 @builds(ExpertsLayer)
 def _experts(layer: ExpertsLayer, of: BlockSettings) -> Built:
-    module = MoE(of.arch, of.axes, of.rows)
+    module = MoE(of.arch, of.axes, of.rows, layer.gated_ffn)
     return module, lambda x_BSD, given: module(x_BSD, given.real_BS)
 
 

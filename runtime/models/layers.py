@@ -27,20 +27,31 @@ class Linear(nn.Linear):
         bias = None if self.bias is None else local(self.bias, partial=self.partial)
         return F.linear(input, local(self.weight, partial=self.partial), bias)
 
+    def row_parallel(self, x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
+        """The same of a matrix that tensor parallel cuts by input: the bias is added once, to the sum over ranks, of
+        which each has its own positions under sequence parallel."""
+        if tensor is None or self.bias is None:
+            return row_parallel_output(self(x_BSD), tensor)
+        out_BSD = row_parallel_output(F.linear(x_BSD, local(self.weight)), tensor)
+        return out_BSD + local(self.bias, partial=tensor.sequence)
+
 
 class RMSNorm(nn.Module):
-    """`rms_norm`. `partial` as in `local`. by_head: of heads, of which a tensor-parallel rank has its own."""
+    """`rms_norm`. `partial` as in `local`. by_head: of heads, of which a tensor-parallel rank has its own. axes: given
+    where rows are cut by tensor parallel."""
 
     partial = False
 
-    def __init__(self, width: int, eps: float, *, by_head: bool = False) -> None:
+    def __init__(self, width: int, eps: float, *, by_head: bool = False, axes: Axes | None = None) -> None:
         super().__init__()
-        self.by_head = by_head
+        self.by_head, self.axes = by_head, axes
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, local(self.weight, partial=self.partial), self.eps)
+        tensor = None if self.axes is None else self.axes.tensor
+        group = None if tensor is None else tensor.group
+        return rms_norm(x, local(self.weight, partial=self.partial), self.eps, group)
 
 
 class Embedding(nn.Embedding):
@@ -67,17 +78,17 @@ class Embedding(nn.Embedding):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x)) (Shazeer 2020). With `axes` its width is cut where there is tensor parallel."""
 
-    def __init__(self, dim: int, ffn: int, axes: Axes | None = None) -> None:
+    def __init__(self, dim: int, ffn: int, axes: Axes | None = None, *, bias: bool = False) -> None:
         super().__init__()
         self.axes = axes
-        self.gate_proj = Linear(dim, ffn)
-        self.up_proj = Linear(dim, ffn)
-        self.down_proj = Linear(ffn, dim)
+        self.gate_proj = Linear(dim, ffn, bias=bias)
+        self.up_proj = Linear(dim, ffn, bias=bias)
+        self.down_proj = Linear(ffn, dim, bias=bias)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         tensor = None if self.axes is None else self.axes.tensor
         x_BSD = column_parallel_input(x_BSD, tensor)
-        return row_parallel_output(self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)), tensor)
+        return self.down_proj.row_parallel(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD), tensor)
 
 
 @frozen(eq=False)

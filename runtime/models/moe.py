@@ -70,15 +70,17 @@ class MoE(nn.Module):
     """Σ weight · expert(x) over a token's experts, plus the shared experts: one SwiGLU as wide as they are together.
 
     Its ranks take different tokens, tensor-parallel ones too: they cut the positions, not the matrices.
-    rows: those of a step, for the means of the router's losses.
+    rows: those of a step, for the means of the router's losses. gated_ffn: as of an `ExpertsLayer`.
     """
 
-    def __init__(self, arch: Architecture, axes: Axes, rows: int) -> None:
+    def __init__(self, arch: Architecture, axes: Axes, rows: int, gated_ffn: int = 0) -> None:
         super().__init__()
         self.axes = axes
         self.gate = ExpertRouter(arch, axes, rows)
         self.experts = Experts(arch)
         self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
+        self.shared_expert = SwiGLU(arch.dim, gated_ffn) if gated_ffn else None
+        self.shared_expert_gate = Linear(arch.dim, 1) if gated_ffn else None
         for module in self.modules():
             if isinstance(module, Linear):
                 module.partial = True
@@ -107,4 +109,7 @@ class MoE(nn.Module):
         out_BSD = out_TD.to(x_BSD.dtype).view_as(x_BSD)
         if self.shared_experts is not None:
             out_BSD = out_BSD + self.shared_experts(x_BSD)
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            more_BSD = self.shared_expert(x_BSD)
+            out_BSD = out_BSD + self.shared_expert_gate(x_BSD).sigmoid() * more_BSD
         return out_BSD if routing.loss is None else attach(out_BSD, routing.loss)

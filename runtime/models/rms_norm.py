@@ -10,20 +10,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ..parallel.collectives import all_reduce
 
 ATEN = torch.ops.aten
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None = None) -> Tensor:
+    """group: its ranks have equal pieces of every row, and of the weight."""
     if not torch.is_grad_enabled():  # of one token, half the time would go to what autograd is told
-        return _normed(x, weight_D, eps)[0]
-    return _RMSNorm.apply(x, weight_D, eps)  # pyright: ignore[reportReturnType]
+        return _normed(x, weight_D, eps, group)[0]
+    return _RMSNorm.apply(x, weight_D, eps, group)  # pyright: ignore[reportReturnType]
 
 
-def _normed(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _normed(x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """The product, and 1 / rms of every row."""
     exact, exact_D = _exact(x), _exact(weight_D)
-    if x.is_cuda:
+    if group is not None:
+        squares = all_reduce(exact.square().sum(-1, keepdim=True), group)
+        inverse = squares.div_(x.shape[-1] * group.size()).add_(eps).rsqrt_()
+        out = (exact * inverse).mul_(exact_D)
+    elif x.is_cuda:
         out, inverse = ATEN._fused_rms_norm(exact, weight_D.shape, exact_D, eps)
     else:
         inverse = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -33,8 +41,9 @@ def _normed(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        out, inverse = _normed(x, weight_D, eps)
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        out, inverse = _normed(x, weight_D, eps, group)
         ctx.save_for_backward(x, weight_D, inverse)
         return out
 
@@ -43,23 +52,31 @@ class _RMSNorm(torch.autograd.Function):
         x, weight_D, inverse = ctx.saved_tensors
         exact, exact_D, grad = _exact(x), _exact(weight_D), _exact(grad_outputs[0])
         wanted = ctx.needs_input_grad[:2]
-        if x.is_cuda:
+        if x.is_cuda and ctx.group is None:
             grads = ATEN._fused_rms_norm_backward(grad, exact, weight_D.shape, inverse, exact_D, wanted)
         else:
-            grads = _backward(grad, exact, inverse, exact_D, wanted)
+            grads = _backward(grad, exact, inverse, exact_D, wanted, ctx.group)
         grad_x, grad_D = (None if found is None else found.to(x.dtype) for found in grads)
-        return grad_x, grad_D, None
+        return grad_x, grad_D, None, None
 
 
 def _backward(
-    grad: Tensor, x: Tensor, inverse: Tensor, weight_D: Tensor, wanted: tuple[bool, bool]
+    grad: Tensor,
+    x: Tensor,
+    inverse: Tensor,
+    weight_D: Tensor,
+    wanted: tuple[bool, bool],
+    group: ProcessGroup | None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """With n = x / rms: ∂weight = Σ grad · n, ∂x = (grad · weight - n · mean(grad · weight · n)) / rms."""
     normed = x * inverse
     product = grad * normed
     grad_x = grad_D = None
     if wanted[0]:
-        share = (product @ weight_D).div_(x.shape[-1])[..., None]
+        share, width = product @ weight_D, x.shape[-1]
+        if group is not None:
+            share, width = all_reduce(share, group), width * group.size()
+        share = share.div_(width)[..., None]
         grad_x = (grad * weight_D).addcmul_(normed, share, value=-1).mul_(inverse)
     if wanted[1]:
         grad_D = product.flatten(0, -2).sum(0)

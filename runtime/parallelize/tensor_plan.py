@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from ...planner.mesh.sharding import DIMENSION
 from ..models.layers import RMSNorm
@@ -32,17 +32,20 @@ def cut_matrices(
     cut: set[nn.Module] = set()
     for rule in rules:
         for _, module in matching(model, rule["pattern"], rule["matches"], rank):
-            _place(module, mesh, Shard(DIMENSION[rule["style"]]))
+            _place(module, mesh, DIMENSION[rule["style"]])
             cut.add(module)
     for module in model.modules():
         if module in cut or isinstance(module, Experts):
             continue
-        _place(module, mesh, Replicate())
+        _place(module, mesh)
         if isinstance(module, RMSNorm):
             module.partial = sequence or module.by_head
 
 
-def _place(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
+def _place(module: nn.Module, mesh: DeviceMesh, dimension: int | None = None) -> None:
+    """Cut the parameters of a module along a dimension; those that do not have it are whole."""
     for name, parameter in module.named_parameters(recurse=False):
+        whole = dimension is None or dimension >= parameter.ndim
+        placement = Replicate() if whole else Shard(dimension)
         cut = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
         module.register_parameter(name, nn.Parameter(cut))

@@ -33,7 +33,7 @@ from xtrain.runtime.models.layers import Rotation
 from xtrain.runtime.parallel.axes import Axes
 
 # A setting with which layers differ → settings of a model of two kinds of layers.
-MIXED = {"expert_every": {"expert_every": 2, "expert_ffn": 32}}
+MIXED = {"expert_every": {"expert_every": 2, "expert_ffn": 32}, "no_rope": {"no_rope": "[1]"}}
 SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4, "experts": 8}
 LAYOUTS = {
     "one rank": "",
@@ -104,6 +104,11 @@ def block_of(arch: Architecture, layer: int, device: str) -> DecoderBlock:
         return DecoderBlock(arch, layer, KERNELS["documents"], Axes(), rows=4)
 
 
+def biased(name: str) -> dict[str, Any]:
+    """Settings of a family with all biases that it may have."""
+    return {each: "true" for each in settings_of(FAMILIES[name]) if each.endswith("_bias")}
+
+
 def mixed(name: str) -> dict[str, Any]:
     """Settings of a family with which its layers differ; none where they cannot."""
     known = settings_of(FAMILIES[name])
@@ -113,7 +118,13 @@ def mixed(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_modules_are_the_inventory(name: str, tmp_path: Path):
     """Names, shapes and order, and the buffers of a checkpoint; what is cut is cut evenly."""
-    for settings in ({}, {"qk_norm": "true"}, mixed(name), *({"one_norm": "false"},) * (name == "side_by_side")):
+    for settings in (
+        {},
+        {"qk_norm": "true"},
+        mixed(name),
+        biased(name),
+        *({"one_norm": "false"},) * (name == "side_by_side"),
+    ):
         arch = plan_of(tmp_path, name, **settings).architecture
         rules = {pattern.removeprefix("layers.*."): style for pattern, style in tensor_rules(arch)}
         for kind in arch.kinds:
@@ -134,7 +145,7 @@ def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: P
     """Gradients of all parameters, and the products that torch counts when a block runs."""
     traces: list[OpTrace] = []
     monkeypatch.setattr(memory, "block_trace", lambda *args: traces.append(block_trace(*args)) or traces[-1])
-    for settings in ({}, *filter(None, [mixed(name)])):
+    for settings in ({}, *filter(None, [mixed(name), biased(name)])):
         traces.clear()
         arch = plan_of(tmp_path, name, **settings).architecture
         for kind, ops in zip(arch.kinds, traces, strict=True):
@@ -172,6 +183,14 @@ def test_it_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, mon
     # Of large models DDP has one bucket in the first step, which is traced, and those of the plan from the second on.
     one_bucket = layout == "ddp" and name in WITH_EXPERTS
     hold_against_the_trace(plan_of(tmp_path, name, LAYOUTS[layout]), traffic=not one_bucket)
+
+
+@pytest.mark.parametrize("layout", ["tp 2 · fsdp 2", "tp 2, whole sequences, selective"])
+@pytest.mark.matrix
+def test_biases_cost_what_their_plan_says(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those of matrices that tensor parallelism cuts by input are added to the sums."""
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(plan_of(tmp_path, "llama", LAYOUTS[layout], **biased("llama")))
 
 
 def test_experts_cost_what_their_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -47,6 +47,7 @@ model "{folder}" {{ {model} }}
 tokenizer bytes
 dataset lines {{ source = jsonl("data.jsonl") }}
 batch {{ sequence = 64, micro = 2, rows = 4 }}
+collate = to_tensor -> flatten -> shift_tokens -> pack(align = 4)
 optimizer adamw {{ lr = 1e-2, eps = 1e-3, clip = none }}
 precision {{ params = {params} }}
 hook write_gradients
@@ -113,10 +114,10 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 
 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
-SETTINGS = {"mixtral": "router { aux_loss = 0 }", "qwen3_moe": "router { aux_loss = 0 }"}
+SETTINGS = dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe"), "router { aux_loss = 0 }")
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Beside those that layouts are compared with below.
-ODD = ("every head its own", "odd heads", "scaled as llama3")
+ODD = ("odd heads", "every head its own", "scaled as llama3", "dense between")
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,9 @@ def test_loss_and_gradients_are_those_of_transformers(desk: Desk, family: str, n
 
 
 TP, FSDP, PP, EP = ("parallel.tp=2",), ("parallel.fsdp=2",), ("parallel.pp=2", "batch.micro=1"), ("parallel.ep=2",)
+RING = ("parallel.cp=2", "parallel.cp.ring=2", "parallel.cp.ulysses=1")
+ULYSSES = ("parallel.cp=2", "parallel.cp.ring=1", "parallel.cp.ulysses=2")
+WHOLE = (*TP, "parallel.tp.sequence=false")
 SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
 STACKED: dict[str, Any] = {"save_original_format": False}
 # Every axis, every family, every form of the files, and what is cut twice.
@@ -141,12 +145,23 @@ ORDINARY = (
     ("qwen3", "wide heads, tied", (*TP, *FSDP), SHARDS),
     ("mixtral", "plain", (*FSDP, *EP), {}),
     ("qwen3_moe", "plain", (*TP, *EP), STACKED),
+    ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),
+    ("qwen2", "plain", RING, {}),
+    ("qwen2_moe", "dense between, tied", (*FSDP, *EP), {}),
+    ("olmo2", "plain", TP, {}),
+    ("smollm3", "plain", ULYSSES, {}),
 )
 MORE = [
     (family, "plain", layout, saving)
     for family in CONFIGS
-    for layout in (TP, FSDP, PP, *([(*FSDP, *EP)] if family in SETTINGS else []))
+    for layout in (TP, FSDP, PP, RING, ULYSSES, *([(*FSDP, *EP)] if family in SETTINGS else []))
     for saving in ({}, STACKED if family in SETTINGS else SHARDS)
+]
+MORE += [
+    ("llama", "biased, scaled by yarn", WHOLE, {}),
+    ("llama", "biased, scaled by yarn", RING, {}),
+    ("qwen3_moe", "dense between", (*TP, *EP), {}),
+    ("qwen3_moe", "dense between", (*PP, *EP, *FSDP), {}),
 ]
 
 

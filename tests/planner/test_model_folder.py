@@ -239,7 +239,7 @@ def test_blocks_without_experts_are_those_of_the_file(folder: Folder):
     assert shapes["layers.3.mlp.gate_proj.weight"] == (48, 32) and shapes["layers.1.mlp.experts.up_proj"] == (4, 32, 16)
     assert "layers.1.mlp.gate_proj.weight" not in shapes and "layers.0.mlp.gate.weight" not in shapes
     page = render(plan)
-    assert "layers 0, 2 to 3  ffn 48" in page and "layers 1          4 experts of 16, 2 a token" in page
+    assert "layers 0, 2 to 3  ffn 48" in page and "layer 1           4 experts of 16, 2 a token" in page
     (error,) = folder.plan('"model" { weights = none, dense_layers = [0] }').diagnostics.errors
     assert error.code == "X523" and "mlp_only_layers" in error.message
     assert folder.plan('"model" { weights = none, dense_layers = [3] }').plan is not None
@@ -280,8 +280,9 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a base that transformers does not read": ("X522", "computes with 10000", {
         "rope_theta": None, "rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"rope_type": "default"}}),
     "positions that are none": ("X522", "rope_scaling", {"rope_scaling": "linear"}),
-    "biases": ("X522", "attention_bias", {"attention_bias": True}),
-    "biases of the mlp": ("X522", "mlp_bias", {"mlp_bias": True}),
+    "biases that are none": ("X301", "attention_bias", {"attention_bias": 1}),
+    "biases of a family without": ("X522", "attention_bias", {
+        "model_type": "mixtral", "architectures": "null", "attention_bias": True}),
     "another function": ("X522", "gelu", {"hidden_act": "gelu"}),
     "dropout": ("X522", "attention_dropout", {"attention_dropout": 0.1}),
     "a window": ("X522", "sliding_window", {"sliding_window": 4096}),

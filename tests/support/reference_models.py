@@ -10,6 +10,8 @@ import torch.nn.functional as F
 # Of every model; the vocabulary is one that no even number of ranks divides, and has the ids of the bytes.
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 263}
 DENSE = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # of the config's own vocabulary they are too large
+GATED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -19,6 +21,9 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             **DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10, "tied": True
         },
         "every head its own": {**DENSE, "num_key_value_heads": 4, "rope_theta": 500.0, "rms_norm_eps": 1e-3},
+        "biased, scaled by yarn": {
+            **DENSE, "attention_bias": True, "mlp_bias": True, "max_position_embeddings": 64, "rope": {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
         "scaled as llama3": {**DENSE, "max_position_embeddings": 64, "rope_theta": 500.0, "rope": {
             "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 16}},
@@ -27,8 +32,39 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**DENSE, "head_dim": 8},
         "wide heads, tied": {**DENSE, "head_dim": 20, "tied": True, "rope_theta": 1e6},
         "odd heads": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6},
-        "scaled by yarn": {**DENSE, "head_dim": 8, "max_position_embeddings": 64, "rope": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+        "biased": {**DENSE, "head_dim": 8, "attention_bias": True},
+    },
+    "qwen2": {
+        "plain": DENSE,
+        "odd heads, tied": {
+            **DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "tied": True
+        },
+        "every head its own": {**DENSE, "num_key_value_heads": 4, "max_position_embeddings": 64, "rope": {
+            "rope_type": "linear", "factor": 3.0}},
+    },
+    "olmo2": {
+        "plain": DENSE,
+        "odd heads, tied": {
+            **DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "tied": True
+        },
+        "every head its own": {**DENSE, "num_key_value_heads": 4, "attention_bias": True, "rms_norm_eps": 1e-3},
+    },
+    "smollm3": {
+        "plain": {**DENSE, **IDS, "num_hidden_layers": 4},
+        "odd heads": {
+            **DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "no_rope_layers": [0, 1], "mlp_bias": True,  # where there are no positions, biases of keys have no gradient
+        },
+        "two of three, tied": {**DENSE, **IDS, "num_hidden_layers": 3, "no_rope_layers": [0, 1, 0], "tied": True},
+    },
+    "qwen2_moe": {
+        "plain": {**DENSE, **GATED, "norm_topk_prob": True},
+        "odd heads": {
+            **DENSE, **GATED, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "num_experts": 5,
+        },
+        "dense between, tied": {
+            **DENSE, **GATED, "num_hidden_layers": 3, "decoder_sparse_step": 2, "qkv_bias": False, "tied": True
+        },
     },
     "mixtral": {
         "plain": {**DENSE, **EXPERTS},
@@ -37,6 +73,10 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "qwen3_moe": {
         "plain": {**DENSE, **EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        "dense between": {
+            **DENSE, **EXPERTS, "num_hidden_layers": 3, "moe_intermediate_size": 24, "norm_topk_prob": True,
+            "mlp_only_layers": [1], "attention_bias": True,
+        },
         "scores as they are, tied": {**DENSE, **EXPERTS, "moe_intermediate_size": 12, "head_dim": 14, "tied": True},
         "odd heads": {
             **DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6, "num_local_experts": 6,

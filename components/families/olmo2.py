@@ -1,0 +1,58 @@
+"""`model olmo2 { … }`: OLMo 2 (Walsh et al. 2024, arXiv 2501.00656)."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases
+from ...dsl.schema.model_config import (
+    ATTENTION_BIAS,
+    HARMLESS,
+    KEYS,
+    ONLY,
+    ConfigKey,
+    ModelConfig,
+    head_width,
+    query_heads,
+)
+from ...planner.architecture import Architecture
+from ...planner.blocks.attention import AttentionLayer
+from ...planner.blocks.block import BlockPiece
+from ...planner.blocks.feed_forward import SwiGLULayer
+from ...planner.blocks.norm import post_norm
+from ...planner.weights.stored import StoredNames
+
+
+@FAMILIES.register()
+@frozen
+class Olmo2(TransformerSettings):
+    """`model olmo2 { … }`: RMSNorm behind attention and SwiGLU, and on all heads of queries and of keys together."""
+
+    family: str = named("olmo2")
+    attention_bias: bool = attention_biases()
+    has_qk_norm: ClassVar[bool] = True
+    resuming: ClassVar[Mapping[str, Resuming]] = {**TransformerSettings.resuming, "attention_bias": "shape"}
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="olmo2",
+        architectures=("Olmo2ForCausalLM",),
+        keys=(
+            *(key for key in KEYS if key.setting != "norm_eps"),
+            ConfigKey("norm_eps", "rms_norm_eps", 1e-5),
+            ConfigKey("kv_heads", "num_key_value_heads", default=query_heads, null=query_heads),
+            ConfigKey("head_dim", "head_dim", default=head_width),
+            ConfigKey("ffn", "intermediate_size"),
+            ATTENTION_BIAS,
+        ),
+        constant={"qk_norm": True},
+        only=ONLY,
+        harmless=HARMLESS,
+    )
+    stored: ClassVar[StoredNames] = StoredNames()
+
+    @classmethod
+    def block(cls, arch: Architecture) -> BlockPiece:
+        bias = arch.own.get("attention_bias", False)
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, wide_norm=True, bias=bias, output_bias=bias)
+        return post_norm(attention, SwiGLULayer("mlp"))

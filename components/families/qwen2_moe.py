@@ -1,0 +1,83 @@
+"""`model qwen2_moe { … }`: Qwen1.5-MoE and Qwen2-57B-A14B (Yang et al. 2024, arXiv 2407.10671)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming
+from ...dsl.schema.model_config import (
+    FULL_ATTENTION,
+    HARMLESS,
+    KEYS,
+    MIXED_KEYS,
+    OFF,
+    ONLY,
+    ConfigKey,
+    ModelConfig,
+    head_width,
+    query_heads,
+)
+from ...dsl.schema.setting import AUTO, Auto, at_least, setting
+from ...planner.architecture import Architecture
+from ...planner.blocks.attention import AttentionLayer
+from ...planner.blocks.block import BlockPiece
+from ...planner.blocks.experts import ExpertsLayer
+from ...planner.blocks.feed_forward import SwiGLULayer
+from ...planner.blocks.norm import pre_norm
+from ...planner.weights.stored import StoredNames
+
+
+@FAMILIES.register()
+@frozen
+class Qwen2Moe(MixedTransformer):
+    """`model qwen2_moe { … }`: as qwen2, with experts in place of the SwiGLU of all blocks or some, and one more expert
+    for every token, with a gate of its own."""
+
+    family: str = named("qwen2_moe")
+    shared_ffn: int | Auto = setting(
+        "width of the expert that every token is sent to; auto: experts_per_token · expert_ffn",
+        default=AUTO,
+        check=at_least(1),
+    )
+    qkv_bias: bool = setting("biases on queries, keys and values", default=True)
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **MixedTransformer.resuming,
+        "shared_ffn": "shape",
+        "qkv_bias": "shape",
+    }
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="qwen2_moe",
+        architectures=("Qwen2MoeForCausalLM",),
+        keys=(
+            *KEYS,
+            ConfigKey("kv_heads", "num_key_value_heads", default=16, null=query_heads),
+            ConfigKey("head_dim", "head_dim", default=head_width),
+            ConfigKey("experts", "num_experts", 60),
+            ConfigKey("experts_per_token", "num_experts_per_tok", 4),
+            ConfigKey("expert_ffn", "moe_intermediate_size", 1408),
+            ConfigKey("shared_ffn", "shared_expert_intermediate_size", 5632),
+            ConfigKey("router.normalise", "norm_topk_prob", default=False),
+            ConfigKey("qkv_bias", "qkv_bias", default=True),
+            *MIXED_KEYS,
+        ),
+        constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax"},
+        only={**ONLY, "use_sliding_window": OFF, "layer_types": FULL_ATTENTION},
+        # Of windows, and of a loss that training adds, whose weight here is `router { aux_loss }`.
+        harmless=HARMLESS | {"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
+    )
+    stored: ClassVar[StoredNames] = StoredNames()
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        found = super().auto()
+        width = found["expert_ffn"][0] if isinstance(self.expert_ffn, Auto) else self.expert_ffn
+        why = f"experts_per_token {self.experts_per_token} · expert_ffn {width}"
+        return {**found, "shared_ffn": (self.experts_per_token * width, why)}
+
+    @classmethod
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=arch.own["qkv_bias"])
+        experts = pre_norm(attention, ExpertsLayer("mlp", gated_ffn=arch.own["shared_ffn"]))
+        dense = pre_norm(attention, SwiGLULayer("mlp"))
+        return tuple(experts if has else dense for has in cls.has_experts(arch))
