@@ -1,0 +1,163 @@
+"""Models as they are published: what their `config.json` says of their shape, and how many parameters their files have.
+
+python tests/support/published_models.py            # whether docs/families.md is as it is said now
+python tests/support/published_models.py --write    # write its tables anew
+
+A number of parameters is that of the publisher's files: `metadata.total_size` of `model.safetensors.index.json` in
+bytes, by 2 bytes a parameter in bf16, or what huggingface.co shows of the headers of the files. A tied head counts
+once.
+"""
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from reference_models import CONFIGS
+
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.planner.findings import Findings
+from xtrain.planner.model.derive import derive_architecture
+from xtrain.planner.model.inventory import count_parameters
+from xtrain.planner.plan import Parameters
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "families.md"
+BLOCK: Final = re.compile(r"(?P<begin><!-- table of (?P<name>\w+), [^>]*-->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+LLAMA31: Final = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128001, "hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 131072,
+    "mlp_bias": False, "model_type": "llama", "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+    "vocab_size": 128256,
+}  # fmt: skip
+QWEN: Final = {
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+    "initializer_range": 0.02, "rms_norm_eps": 1e-06, "torch_dtype": "bfloat16", "use_cache": True,
+    "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+QWEN3: Final = {**QWEN, "attention_bias": False, "head_dim": 128, "max_position_embeddings": 40960,
+                "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None}  # fmt: skip
+QWEN3_MOE: Final = {
+    **QWEN3, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_key_value_heads": 4, "output_router_logits": False, "router_aux_loss_coef": 0.001,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+# Name → `config.json`, and parameters.
+PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
+    "Llama-3.1-8B": (
+        {**LLAMA31, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+         "num_hidden_layers": 32}, 8_030_261_248),
+    "Llama-3.1-70B": (
+        {**LLAMA31, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+         "num_hidden_layers": 80}, 70_553_706_496),
+    "Qwen2.5-7B": (
+        {**QWEN, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584,
+         "intermediate_size": 18944, "max_position_embeddings": 131072, "max_window_layers": 28,
+         "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 1000000.0,
+         "sliding_window": 131072, "tie_word_embeddings": False, "use_mrope": False,
+         "vocab_size": 152064}, 7_615_616_512),
+    "Qwen3-0.6B": (
+        {**QWEN3, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
+         "intermediate_size": 3072, "max_window_layers": 28, "num_attention_heads": 16, "num_hidden_layers": 28,
+         "num_key_value_heads": 8, "tie_word_embeddings": True}, 596_049_920),
+    "Qwen3-30B-A3B": (
+        {**QWEN3_MOE, "hidden_size": 2048, "intermediate_size": 6144, "max_window_layers": 48,
+         "moe_intermediate_size": 768, "num_attention_heads": 32, "num_hidden_layers": 48}, 30_532_122_624),
+    "Qwen3-235B-A22B": (
+        {**QWEN3_MOE, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 94,
+         "moe_intermediate_size": 1536, "num_attention_heads": 64, "num_hidden_layers": 94}, 235_093_634_560),
+    "Qwen1.5-MoE-A2.7B": (
+        {**QWEN, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "decoder_sparse_step": 1,
+         "hidden_size": 2048, "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21,
+         "moe_intermediate_size": 1408, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 60,
+         "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "output_router_logits": False,
+         "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632,
+         "sliding_window": 32768, "tie_word_embeddings": False}, 14_315_784_192),
+    "Mixtral-8x7B-v0.1": (
+        {"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+         "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+         "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+         "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+         "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+         "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+         "vocab_size": 32000}, 46_702_792_704),
+    "OLMo-2-0325-32B": (
+        {"architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+         "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
+         "intermediate_size": 27648, "max_position_embeddings": 4096, "model_type": "olmo2",
+         "num_attention_heads": 40, "num_hidden_layers": 64, "num_key_value_heads": 8, "pad_token_id": 100277,
+         "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
+         "torch_dtype": "bfloat16", "use_cache": False, "vocab_size": 100352}, 32_234_279_936),
+    "SmolLM3-3B": (
+        {"architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+         "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+         "intermediate_size": 11008, "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
+         "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4,
+         "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16, "num_hidden_layers": 36,
+         "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
+         "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "torch_dtype": "bfloat16",
+         "use_cache": False, "use_sliding_window": False, "vocab_size": 128256}, 3_075_098_624),
+}  # fmt: skip
+SPEC: Final = """experiment size {{ seed = 1, budget = 1 steps }}
+model "{folder}" {{ weights = none }}
+tokenizer bytes
+dataset code {{ source = python_stdlib() }}
+batch {{ sequence = 64 }}
+optimizer adamw {{ lr = 1e-3 }}
+"""
+
+
+def counted(name: str, folder: Path) -> Parameters:
+    """The parameters of a published model, as a plan of its `config.json` counts them."""
+    config, _ = PUBLISHED[name]
+    model = folder / name
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(config))
+    (folder / f"{name}.xtrain").write_text(SPEC.format(folder=model))
+    spec = load_spec(folder / f"{name}.xtrain").require()
+    found = Findings(spec)
+    shape = derive_architecture(spec, found)
+    assert not found.failed, found.diagnostics.render()
+    return count_parameters(shape.architecture)
+
+
+def of_published() -> Iterator[tuple[str, ...]]:
+    yield "model", "family", "parameters", "of which a token uses"
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (config, published) in PUBLISHED.items():
+            count = counted(name, Path(folder))
+            assert count.total == published, f"{name} has {published:,} parameters, and its plan {count.total:,}"
+            yield name, f"`{config['model_type']}`", f"{count.total:,}", f"{count.active:,}"
+
+
+def of_compared() -> Iterator[tuple[str, ...]]:
+    yield "family", "random models that are compared"
+    for family in sorted(CONFIGS):
+        assert FAMILIES[family].config is not None
+        yield f"`{family}`", "; ".join(CONFIGS[family])
+
+
+def page() -> str:
+    """docs/families.md with the tables as they are said now."""
+
+    def table(found: re.Match[str]) -> str:
+        head, *rows = {"published": of_published, "compared": of_compared}[found["name"]]()
+        lines = "".join(f"| {' | '.join(line)} |\n" for line in (head, ("---",) * len(head), *rows))
+        return f"{found['begin']}{lines}{found['end']}"
+
+    return BLOCK.sub(table, PAGE.read_text())
+
+
+if __name__ == "__main__":
+    text = page()
+    if "--write" in sys.argv:
+        PAGE.write_text(text)
+    elif text != PAGE.read_text():
+        sys.exit("docs/families.md: python tests/support/published_models.py --write")
