@@ -209,14 +209,13 @@ LAYOUTS_OF_KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFER)
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(each, marks=() if each == "ep 2 · pp 2, selective" else pytest.mark.matrix)
-        for each in LAYOUTS_OF_KINDS
-    ],
-)
+def _of_kinds(name: str) -> list[Any]:
+    by_default = "ep 2 · pp 2, selective" if name in WITH_EXPERTS else "zero bubble"
+    found = [each for each in LAYOUTS_OF_KINDS if name in WITH_EXPERTS or not each.startswith("ep")]
+    return [pytest.param(name, each, marks=() if each == by_default else pytest.mark.matrix) for each in found]
+
+
+@pytest.mark.parametrize(("name", "layout"), [each for name in DIFFER for each in _of_kinds(name)])
 def test_layers_that_differ_cost_what_their_plan_says(
     name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -10,6 +10,7 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.reference import Field, ReferencePage, every_page
 from xtrain.dsl.reference.text import ReferenceText
 from xtrain.dsl.reference.topics import TopicWord, find, near, words
+from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.setting import (
     Range,
     at_least,
@@ -66,7 +67,8 @@ def is_a_set(field):
     if field.path in ("dataset.name", "phase.name", "hook.name"):
         assert found is None
         return
-    family = f"model {field.only[0]} {{ experts = 8 }}" if field.only and field.path.startswith("model") else ""
+    experts = "experts = 8" if field.only and field.only[0] in expert_families() else ""
+    family = f"model {field.only[0]} {{ {experts} }}" if field.only and field.path.startswith("model") else ""
     kind = field.path.partition(".")[0]
     component = kind in ("optimizer", "scheduler")
     family = (

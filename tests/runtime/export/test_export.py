@@ -20,7 +20,7 @@ from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.checking.model_folder import settings_in_folder
 from xtrain.planner.plan import Plan
-from xtrain.planner.weights.config_file import not_written
+from xtrain.planner.weights.config_file import not_written, read_differences
 from xtrain.planner.weights.files import read_weight_files
 from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
 from xtrain.runtime.errors import EnvironmentFault, ExportFailed
@@ -385,10 +385,21 @@ def test_a_tokenizer_without_a_config_gets_one_and_the_template_of_the_run(tmp_p
 
 
 @pytest.mark.parametrize(
-    "model", [LLAMA, MIXTRAL, LLAMA.replace("llama", "qwen3"), MIXTRAL.replace("mixtral", "qwen3_moe")]
+    "model",
+    [
+        LLAMA,
+        LLAMA.replace("llama", "qwen3"),
+        LLAMA.replace("llama", "qwen2").replace(" }", ", rope { scaling = linear, factor = 2 } }"),
+        LLAMA.replace("llama", "olmo2").replace(" }", ", attention_bias = true }"),
+        LLAMA.replace("llama", "smollm3").replace(" }", ", no_rope = [0], mlp_bias = true }"),
+        MIXTRAL,
+        MIXTRAL.replace("mixtral", "qwen2_moe").replace(" }", ", shared_ffn = 20, qkv_bias = false }"),
+        MIXTRAL.replace("mixtral", "qwen3_moe").replace(" }", ", expert_ffn = 8, expert_every = 2 }"),
+    ],
 )
 def test_a_new_config_is_read_as_the_same_model(tmp_path: Path, model: str):
-    model = model.replace(" }", ", rope_theta = 5e5, norm_eps = 1e-4, head_dim = 10, tie_embeddings = true }")
+    more = "rope_theta = 5e5, norm_eps = 1e-4, head_dim = 10, tie_embeddings = true"
+    model = f"{model.removesuffix('}')}, {more} }}"
     plan = plan_of(model)
     directory = make_run(plan, tmp_path / "run", tmp_path)
     save(plan, directory, drawn(plan))
@@ -398,5 +409,7 @@ def test_a_new_config_is_read_as_the_same_model(tmp_path: Path, model: str):
     arch = plan.architecture
     for name in ("dim", "layers", "heads", "kv_heads", "head_dim", "vocab", "rope_theta", "norm_eps", "tie_embeddings"):
         assert means[name] == getattr(arch, name), name
+    assert not read_differences(arch, means)
+    assert {name: means.get(name) for name in arch.own} == arch.own
     assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 64
     assert "lm_head.weight" not in read_weight_files(str(tmp_path / "out")).tensors
