@@ -151,11 +151,11 @@ ORDINARY = (
     ("olmo2", "plain", TP, {}),
     ("smollm3", "plain", ULYSSES, {}),
 )
+# Every layout of every family, the forms of the files in turns.
 MORE = [
-    (family, "plain", layout, saving)
-    for family in CONFIGS
-    for layout in (TP, FSDP, PP, RING, ULYSSES, *([(*FSDP, *EP)] if family in SETTINGS else []))
-    for saving in ({}, STACKED if family in SETTINGS else SHARDS)
+    (family, "plain", layout, ({}, STACKED if family in SETTINGS else SHARDS)[(place + number) % 2])
+    for place, family in enumerate(CONFIGS)
+    for number, layout in enumerate((TP, FSDP, PP, RING, ULYSSES, *([(*FSDP, *EP)] if family in SETTINGS else [])))
 ]
 MORE += [
     ("llama", "biased, scaled by yarn", WHOLE, {}),
