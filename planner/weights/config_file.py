@@ -7,7 +7,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from ...dsl.schema.model import FAMILIES
-from ...dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig
+from ...dsl.schema.model_config import CONTEXT, ROPE_KEYS, ModelConfig
 from ...dsl.schema.rope import Rope
 from ...dsl.schema.setting import settings_of
 from ..architecture import Architecture
@@ -24,9 +24,8 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
         message = f"a model of the family {arch.family} has no form that transformers reads"
         return message, f"families that have one: {known}"
-    values = arch.to_json()
     for setting, value in family.config.constant.items():
-        if (ours := values[_field(setting)]) != value:
+        if (ours := _value(arch, setting)) != value:
             message = f"`{setting}` is {json.dumps(ours)}, and in a {family.config.model_type} of transformers it is "
             return f"{message}{json.dumps(value)}", "no config.json says otherwise"
     if buffers := {name for kind in arch.kinds for name in kind.block.buffers(arch)}:

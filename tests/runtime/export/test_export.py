@@ -384,6 +384,15 @@ def test_a_tokenizer_without_a_config_gets_one_and_the_template_of_the_run(tmp_p
 # config.json ---------------------------------------------------------------------------------------------------------
 
 
+QWEN_MOE = MIXTRAL.replace("mixtral", "qwen3_moe")
+ROPES = {
+    "linear": ({"factor": 4.0}, 64),
+    "dynamic": ({"factor": 2.0}, 96),
+    "llama3": ({"factor": 8.0, "original_max_position_embeddings": 96, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+               768),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -395,6 +404,7 @@ def test_a_tokenizer_without_a_config_gets_one_and_the_template_of_the_run(tmp_p
         MIXTRAL,
         MIXTRAL.replace("mixtral", "qwen2_moe").replace(" }", ", shared_ffn = 20, qkv_bias = false }"),
         MIXTRAL.replace("mixtral", "qwen3_moe").replace(" }", ", expert_every = 2 }"),
+        QWEN_MOE.replace(" }", ", dense_layers = [1] }"),
     ],
 )
 def test_a_new_config_is_read_as_the_same_model(tmp_path: Path, model: str):
@@ -411,5 +421,30 @@ def test_a_new_config_is_read_as_the_same_model(tmp_path: Path, model: str):
         assert means[name] == getattr(arch, name), name
     assert not read_differences(arch, means)
     assert {name: means.get(name) for name in arch.own} == arch.own
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 64
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 64
+    assert config.get("mlp_only_layers", []) == ([1] if "dense_layers" in model else [])
     assert "lm_head.weight" not in read_weight_files(str(tmp_path / "out")).tensors
+
+
+@pytest.mark.parametrize("scaling", [*ROPES, "yarn"])
+def test_scaled_positions_are_said_as_transformers_says_them(tmp_path: Path, scaling: str):
+    original = "" if scaling == "linear" else ", original = 96"
+    factor = ROPES.get(scaling, ({"factor": 3.0}, 0))[0]["factor"]
+    plan = plan_of(LLAMA.replace(" }", f", rope {{ scaling = {scaling}, factor = {factor}{original} }} }}"))
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, drawn(plan))
+    export(directory, plan, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    means, _ = settings_in_folder(str(tmp_path / "out"))
+    assert means["rope.scaling"] == scaling and means["rope.factor"] == factor
+    if scaling in ROPES:
+        keys, context = ROPES[scaling]
+        assert config["rope_scaling"] == {"rope_type": scaling, **keys}
+        assert config["max_position_embeddings"] == context
+    else:
+        assert config["rope_scaling"].keys() >= {"original_max_position_embeddings", "beta_fast", "attention_factor"}
+        assert config["max_position_embeddings"] == 288 and "rope.truncate" in means
+    assert read_differences(plan.architecture, means) == []
+    assert read_differences(plan.architecture, {**means, "rope.factor": 2.5})
+    assert read_differences(plan.architecture, {**means, "heads": 8}) == ["heads 8 instead of 4"]
