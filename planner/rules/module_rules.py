@@ -1,10 +1,10 @@
 """Rules about what is done to modules: recomputation that finds something to do, attention kernels that know a ring,
 actions that need a certain model."""
 
-from ...dsl.schema.actions import OnEvent
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture
+from ..data.data_rules import actions_of
 from ..findings import Findings
 from ..mesh.cluster import device_kind
 from ..mesh.layout import Layout
@@ -21,13 +21,11 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, found:
 
 def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> None:
     """What ticks and events do to the model."""
-    for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
-        for number, trigger in enumerate(triggers):
-            event = trigger.event if isinstance(trigger, OnEvent) else ""
-            for place, action in enumerate(trigger.actions):
-                path = f"{kind}.{number}.actions.{place}"
-                for name, (code, message, hint) in action.faults(event, architecture).items():
-                    found.fail(f"model.{path}", code, f"{path}.{name}".rstrip("."), message, hint)
+    for path, action in actions_of(spec):
+        kind, number, *_ = path.split(".")
+        event = spec.events[int(number)].event if kind == "on" else ""
+        for name, (code, message, hint) in action.faults(event, architecture).items():
+            found.fail(f"model.{path}", code, f"{path}.{name}".rstrip("."), message, hint)
 
 
 def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:

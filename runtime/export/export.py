@@ -31,6 +31,7 @@ from ..data.documents.chat_template import load_template
 from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import ExportFailed
 from ..files import durable
+from ..generation.trained import planned_template
 from ..training.ema import Which
 from .model_card import last_loss, model_card
 from .new_folder import check_free, new_folder
@@ -155,11 +156,8 @@ class Export:
         source = self.plan.node("setup.tokenizer").args["source"]
         tokenizer = load_tokenizer(source, self.base)
         files = tokenizer_kind(source).files(source, self.base)
-        trained = self.plan.node("setup.loader").args["datasets"]
-        reads = (self.plan.node(f"setup.data.{name}").args["reads"] for name in trained)
-        named = [each["template"] for each in reads if each.get("template", "auto") != "auto"]
-        if named:
-            files[TEMPLATE] = load_template(named[0], tokenizer, self.base).text.encode()
+        if (template := planned_template(self.plan)) != "auto":
+            files[TEMPLATE] = load_template(template, tokenizer, self.base).text.encode()
         return tokenizer, files
 
     # What was written -------------------------------------------------------------------------------------------------

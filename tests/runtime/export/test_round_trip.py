@@ -17,6 +17,8 @@ from xtrain.planner.load import load_plan
 from xtrain.planner.weights.files import WeightsUnreadable, read_weight_files
 from xtrain.runtime.errors import ExportFailed
 from xtrain.runtime.export.checkpoint import export_of
+from xtrain.runtime.generation.sampling import Sampling
+from xtrain.runtime.generation.text_generator import Prompts
 from xtrain.runtime.generation.trained import TrainedRun
 
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
@@ -82,7 +84,8 @@ def test_an_import_is_exported_as_it_was(tmp_path: Path, family: str, name: str,
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, reference(**inputs).logits)
     told = tokenizer.decode(words[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert TrainedRun.load(directory, "cpu").continue_text("line 7 abc", 32, 0.0, 1.0, 0) == told
+    ours = TrainedRun.load(directory, "cpu").continue_texts(["line 7 abc"], 32, Sampling(temperature=0))
+    assert ours == [told]
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -112,8 +115,9 @@ def test_a_model_of_xtrain_is_one_of_transformers(tmp_path: Path, family: str, c
     assert not any(info.values()) and model.dtype == torch.float32
     tokens = torch.tensor([[256, *b"line 7 abc def"]])
     with torch.no_grad():
-        ours = TrainedRun.load(directory, "cpu").writer._logits(tokens[0].tolist())
-        theirs = model(tokens).logits[0, -1]
+        batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
+        ours = TrainedRun.load(directory, "cpu").writer.logits(batch)
+        theirs = model(tokens).logits[:, -1]
     assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
