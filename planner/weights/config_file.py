@@ -1,13 +1,13 @@
 """The `config.json` of a model of a plan: what its family reads from one, the other way round."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from attrs import frozen
 
 from ...dsl.schema.model import FAMILIES
-from ...dsl.schema.model_config import CONTEXT, ROPE_KEYS, ModelConfig
+from ...dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig
 from ...dsl.schema.rope import Rope
 from ...dsl.schema.setting import settings_of
 from ..architecture import Architecture
@@ -36,12 +36,13 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
 
 @frozen(kw_only=True)
 class ConfigValues:
-    """What a plan does not say of an architecture. format: of most weights. context: positions of a row. tokens: the
-    ids that begin and end a text."""
+    """What an architecture does not say. format: of most weights. context: positions of a row. begin, end: the ids that
+    begin and end a document."""
 
     format: str
     context: int
-    tokens: tuple[int, int]
+    begin: int
+    end: int
 
 
 def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
     found = {
         "architectures": [config.architectures[0]],
         "model_type": config.model_type,
-        **dict(zip(TOKENS, values.tokens, strict=True)),
+        **dict(zip(TOKENS, (values.begin, values.end), strict=True)),
         "pad_token_id": None,  # that of some classes of transformers is beyond a small vocabulary
         **{key.name: _written(arch, key) for key in config.keys},
         **_rope(arch),
@@ -81,19 +82,24 @@ def changed_config(
     dtype = "dtype" if "dtype" in config else "torch_dtype"
     if config.get(dtype) != DTYPES[values.format]:
         found[dtype] = DTYPES[values.format]
-    return with_tokens(found, values.tokens)
+    return with_tokens(found, values.begin, [values.end])
 
 
-def with_tokens(config: dict[str, Any], tokens: tuple[int, int]) -> dict[str, Any]:
-    """A config whose ids are those that a text begins and ends with here; several ids that end one stay if it is among
-    them, and so does a begin that no text has here."""
-    found = dict(config)
-    begin, end = tokens
-    given = found.get(TOKENS[1])
-    if end not in (given if isinstance(given, list) else [given]):
-        found[TOKENS[1]] = end
-    if found.get(TOKENS[0]) is None or begin != end:  # the end of a text stands for a begin that a tokenizer lacks
-        found[TOKENS[0]] = begin
+def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> dict[str, Any]:
+    """A config whose ids are those that a text begins and ends with here.
+
+    Other ids that end one stay beside them, unless they are of another tokenizer, as none of them is one of these; and
+    so does an id that begins one where the tokenizer has none, which `begin` then takes from the end.
+    """
+    found, (first, last) = dict(config), TOKENS
+    given = found.get(last)
+    before = given if isinstance(given, list) else [given]
+    kept = before if any(end in before for end in ends) else []
+    if missing := [end for end in ends if end not in kept]:
+        both = [*kept, *missing]
+        found[last] = both if len(both) > 1 else both[0]
+    if found.get(first) is None or begin not in ends:
+        found[first] = begin
     return found
 
 

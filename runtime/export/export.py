@@ -31,6 +31,8 @@ from ..data.documents.chat_template import load_template
 from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import ExportFailed
 from ..files import durable
+from ..generation.chat import Chat
+from ..generation.continuation import Ends
 from ..generation.trained import planned_template
 from ..training.ema import Which
 from .model_card import last_loss, model_card
@@ -92,11 +94,11 @@ class Export:
 
     def _write(self, to: Path, report: Report) -> Exported:
         plan = self.plan
-        tokenizer, contents = self._tokenizer()
+        tokenizer, ends, contents = self._tokenizer()
         origin = self._origin()
         files = lay_out(plan.architecture, self._formats(origin), self.most)
         formats = _formats_of(files)
-        contents |= self._configs(origin, tokenizer, next(iter(formats)))
+        contents |= self._configs(origin, tokenizer, ends, next(iter(formats)))
         loss = last_loss(self.run, self.state["step"])
         contents[CARD] = model_card(plan, self.state, self.weights, formats, loss).encode()
         total = sum(formats.values())
@@ -137,28 +139,36 @@ class Export:
             raise ExportFailed(f"{message} ({problem}); say which one to write, as --dtype bf16") from problem
         return lambda parameter, number: files.tensors[parts[parameter.name][number].name].format
 
-    def _configs(self, origin: Path | None, tokenizer: TextTokenizer, format: str) -> dict[str, bytes]:
-        arch = self.plan.architecture
-        tokens = (tokenizer.bos, tokenizer.eos)
+    def _configs(self, origin: Path | None, tokenizer: TextTokenizer, ends: list[int], format: str) -> dict[str, bytes]:
+        """ends: the tokens that end what the model writes."""
+        arch, begin = self.plan.architecture, tokenizer.bos
         context = self.plan.node("setup.loader").args["sequence"]
-        values = ConfigValues(format=format, context=context, tokens=tokens)
+        values = ConfigValues(format=format, context=context, begin=begin, end=tokenizer.eos)
         begun = _json(origin / CONFIG) if origin is not None else None
         generation = _json(origin / GENERATION) if origin is not None else None
         if origin is not None and begun is not None:
             config = changed_config(arch, values, begun, settings_in_folder(str(origin))[0])
         else:
             config = new_config(arch, values)
-        generation = with_tokens(generation if generation is not None else {"_from_model_config": True}, tokens)
+        generation = with_tokens(generation if generation is not None else {"_from_model_config": True}, begin, ends)
         return {CONFIG: _text(config), GENERATION: _text(generation)}
 
-    def _tokenizer(self) -> tuple[TextTokenizer, dict[str, bytes]]:
-        """What the run has encoded with, and its files, with the template of the conversations it was trained on."""
+    def _tokenizer(self) -> tuple[TextTokenizer, list[int], dict[str, bytes]]:
+        """What the run has encoded with; the tokens that end a text, of conversations also a turn; and its files, with
+        the template of these conversations."""
         source = self.plan.node("setup.tokenizer").args["source"]
         tokenizer = load_tokenizer(source, self.base)
         files = tokenizer_kind(source).files(source, self.base)
-        if (template := planned_template(self.plan)) != "auto":
-            files[TEMPLATE] = load_template(template, tokenizer, self.base).text.encode()
-        return tokenizer, files
+        named = planned_template(self.plan)
+        talks = any("template" in node.args["reads"] for node in self.plan.nodes if node.op == "setup.data")
+        if not talks or (named == "auto" and tokenizer.chat_template is None):  # it may read by several templates
+            return tokenizer, [tokenizer.eos], files
+        template = load_template(named, tokenizer, self.base)
+        if named != "auto":
+            files[TEMPLATE] = template.text.encode()
+        closing = Chat(template=template, tokenizer=tokenizer).closing
+        ends = Ends.of(tokenizer, [closing] if closing else []).tokens - {tokenizer.eos}
+        return tokenizer, [tokenizer.eos, *sorted(ends)], files
 
     # What was written -------------------------------------------------------------------------------------------------
 

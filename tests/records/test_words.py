@@ -9,8 +9,8 @@ from xtrain.records.events import EVENT_TYPES
 ROOT = Path(__file__).parents[2]
 # Words of other things too: verbs and folders, severities, what a rank or a run is like, columns, keys of plans.
 COMMON = {
-    "alert", "best", "checkpoint", "control", "data", "done", "eval", "generate", "model", "paused", "restart",
-    "resumed", "rollback", "setup", "stop", "stuck", "warning",
+    "alert", "best", "checkpoint", "control", "data", "done", "eval", "export", "generate", "model", "paused",
+    "restart", "resumed", "rollback", "setup", "stop", "stuck", "warning",
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.checking.model_folder import settings_in_folder
 from xtrain.planner.plan import Plan
-from xtrain.planner.weights.config_file import not_written, read_differences
+from xtrain.planner.weights.config_file import not_written, read_differences, with_tokens
 from xtrain.planner.weights.files import read_weight_files
 from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
 from xtrain.runtime.errors import EnvironmentFault, ExportFailed
@@ -339,9 +339,9 @@ def test_the_bytes_tokenizer_is_one_that_the_library_reads(run: tuple[Path, Plan
 
 def vocabulary(folder: Path, **config: Any) -> None:
     """A tokenizer of words."""
-    words = {"<s>": 0, "</s>": 1, "a": 2, "b": 3}
+    words = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<|im_start|>": 4, "<|im_end|>": 5}
     tokens = [{"id": n, "content": word, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-               "special": True} for word, n in words.items() if n < 2]  # fmt: skip
+               "special": True} for word, n in words.items() if word.startswith("<")]  # fmt: skip
     model = {"type": "WordLevel", "vocab": words, "unk_token": "a"}
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": tokens, "model": model}))
@@ -365,10 +365,13 @@ def test_the_files_of_a_tokenizer_are_those_of_its_folder(tmp_path: Path, monkey
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "words" / name).read_bytes()
     assert not (tmp_path / "out" / "notes.txt").exists()
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (0, 1, 4)
+    assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (0, 1, 6)
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (generation["bos_token_id"], generation["eos_token_id"]) == (0, 1)
 
 
 def test_a_tokenizer_without_a_config_gets_one_and_the_template_of_the_run(tmp_path: Path, monkeypatch):
+    """By whose turns the model ends what it writes."""
     monkeypatch.chdir(tmp_path)
     vocabulary(tmp_path / "words")
     more = 'dataset talks { source = jsonl("*.jsonl"), messages = "messages", template = "chatml" }\n'
@@ -379,6 +382,24 @@ def test_a_tokenizer_without_a_config_gets_one_and_the_template_of_the_run(tmp_p
     config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert (config["bos_token"], config["eos_token"]) == ("<s>", "</s>")
     assert "<|im_start|>" in (tmp_path / "out" / "chat_template.jinja").read_text()
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (generation["bos_token_id"], generation["eos_token_id"]) == (0, [1, 5])
+
+
+@pytest.mark.parametrize(
+    ("given", "begin", "ends", "found"),
+    [
+        ({}, 1, [2], (1, 2)),
+        ({"bos_token_id": 1, "eos_token_id": [9, 2]}, 1, [2], (1, [9, 2])),
+        ({"bos_token_id": 1, "eos_token_id": 2}, 1, [2, 5], (1, [2, 5])),
+        ({"bos_token_id": 7, "eos_token_id": 8}, 1, [2], (1, 2)),  # of another tokenizer
+        ({"bos_token_id": 7, "eos_token_id": 2}, 2, [2], (7, 2)),  # the tokenizer itself has no bos
+        ({"bos_token_id": None, "eos_token_id": None}, 2, [2], (2, 2)),
+    ],
+)
+def test_ids_that_begin_and_end_a_text(given: dict, begin: int, ends: list[int], found: tuple):
+    config = with_tokens({"other": 1, **given}, begin, ends)
+    assert (config["bos_token_id"], config["eos_token_id"], config["other"]) == (*found, 1)
 
 
 # config.json ---------------------------------------------------------------------------------------------------------
