@@ -1,8 +1,10 @@
 """Actions that go on with the steps behind them, as profiles: rules for where they stand."""
 
 from collections.abc import Iterator
+from fractions import Fraction
 from itertools import combinations
-from math import lcm
+from math import ceil, floor, lcm
+from typing import Final
 
 from attrs import frozen
 
@@ -13,16 +15,33 @@ from ..schedule.arithmetic import Arithmetic
 from ..schedule.stops import counted
 from ..units import plural
 
+MOST_STARTS: Final = 100_000  # of an action, that are compared with those of another one
+
 
 @frozen
 class ProfiledSteps:
-    """A tick whose action goes on with the steps behind it. period: the fewest steps between two of its starts."""
+    """A tick whose action goes on with the steps behind it. period: in steps, of which the whole number of tokens or
+    epochs is rarely one; at least 1."""
 
     path: str
     every: str
     action: str
-    period: int
+    period: Fraction
     length: int
+
+    def start(self, number: int) -> int:
+        """The step after which it begins for the n-th time, from 1."""
+        return ceil(number * self.period)
+
+    def first_overlap(self) -> tuple[int, int] | None:
+        """Two starts, one behind the other, the first between which it has too few steps; None if there are none."""
+        if self.length <= floor(self.period):
+            return None
+        # Of a period with a fraction some gaps have a step less than the others: the first of these ends where what
+        # each start is rounded up by has added up to a whole step.
+        short = ceil(self.period) - self.period
+        second = 2 if self.length > ceil(self.period) else ceil(1 / short)
+        return self.start(second - 1), self.start(second)
 
 
 def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
@@ -37,15 +56,18 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
                 message = f"{what} has a {name} of the next steps, and the run ends there"
                 found.fail(f"schedule.{path}.ends", "X614", path, message, f"{hint}, or use a tick of its own")
     spans = list(_spans(spec, batch))
+    possible = []
     for span in spans:
-        rule = f"schedule.{span.path}.length"
-        if span.period < span.length:
+        rule, overlap = f"schedule.{span.path}.length", span.first_overlap()
+        if overlap is not None and (batch.steps is None or overlap[1] <= batch.steps):
+            first, second = overlap
             message = f"every {span.every} {span.action}: it takes {plural(span.length, 'step')}, and the next one is "
-            message += f"due after {span.period}"
+            message += f"due after {second - first}"
             found.fail(rule, "X615", span.path, message, f"use a period of {span.length} steps or more")
         else:
-            found.passed(rule, f"{span.action} takes {span.length} of every {plural(span.period, 'step')}")
-    possible = [span for span in spans if span.period >= span.length]
+            possible.append(span)
+            shown = plural(int(span.period), "step")
+            found.passed(rule, f"{span.action} takes {span.length} of every {shown}")
     reported: set[str] = set()
     for one, other in combinations(possible, 2):
         step = meeting(one, other, batch.steps) if one.action == other.action else None
@@ -67,22 +89,25 @@ def _spans(spec: Spec, batch: Arithmetic) -> Iterator[ProfiledSteps]:
                 yield ProfiledSteps(f"every.{number}", str(tick.every), action.kind, period, length)
 
 
-def _steps_between(tick: Tick, batch: Arithmetic) -> int:
+def _steps_between(tick: Tick, batch: Arithmetic) -> Fraction | None:
     every = counted(tick.every, batch)
     if every is None or every.unit == "seconds":
-        return 0
-    return int(every.value) if every.unit == "steps" else max(int(every.value) // batch.tokens_per_step, 1)
+        return None
+    return max(Fraction(every.value) / (1 if every.unit == "steps" else batch.tokens_per_step), Fraction(1))
 
 
 def meeting(one: ProfiledSteps, other: ProfiledSteps, steps: int | None) -> int | None:
-    """The first step after which one begins while the other is under way; None: never."""
+    """The first step after which one begins while the other is under way; None: never, as far as is looked."""
     often, rare = sorted((one, other), key=lambda span: span.period)
-    whole = lcm(often.period, rare.period)  # from there on it is all the same again
+    whole = lcm(often.period.numerator, rare.period.numerator)  # from there on it is all the same again
     last = whole if steps is None else min(whole, steps)
-    for at in range(rare.period, last + 1, rare.period):
-        behind = at % often.period
-        following = at + often.period - behind
-        if behind < often.length and at > behind:
+    for number in range(1, MOST_STARTS + 1):
+        at = rare.start(number)
+        if at > last:
+            return None
+        before = floor(at / often.period)
+        following = often.start(before + 1)
+        if before and at - often.start(before) < often.length:
             return at
         if following < at + rare.length and (steps is None or following <= steps):
             return following

@@ -1,5 +1,8 @@
 """Profiles and memory snapshots in a plan: who is looked at, when, and what is refused."""
 
+from itertools import pairwise
+from math import ceil, floor
+
 import pytest
 from examples import drawn
 from hypothesis import given
@@ -138,7 +141,8 @@ def test_a_history_that_nobody_writes_is_reported(said):
         assert not said(launch="launch { device = cpu }", more=f"every 50 steps {quiet}")
 
 
-SPANS = st.tuples(st.integers(1, 12), st.integers(1, 12)).map(lambda p: (max(p), min(p)))
+PERIODS = st.fractions(1, 12, max_denominator=5)
+SPANS = st.tuples(PERIODS, st.integers(1, 12)).map(lambda p: (p[0], min(floor(p[0]), p[1])))
 
 
 @drawn(150, 3000)
@@ -147,8 +151,8 @@ def test_two_that_meet_are_found_where_they_meet_first(one, other, steps):
     """Against going through the run step by step."""
     spans = [ProfiledSteps("", "", "profile", period, length) for period, length in (one, other)]
     until, met = {0: 0, 1: 0}, None
-    for step in range(1, (200 if steps is None else steps) + 1):
-        due = [number for number, span in enumerate(spans) if step % span.period == 0]
+    for step in range(1, (4000 if steps is None else steps) + 1):
+        due = [number for number, span in enumerate(spans) if step // span.period > (step - 1) // span.period]
         if len(due) == 2 or any(step < until[1 - number] for number in due):
             met = step
             break
@@ -156,3 +160,27 @@ def test_two_that_meet_are_found_where_they_meet_first(one, other, steps):
             until[number] = step + spans[number].length
     found = meeting(*spans, steps)
     assert found == met
+
+
+@drawn(150, 3000)
+@given(PERIODS, st.integers(1, 13))
+def test_one_that_begins_too_early_again_is_found_where_it_first_does(period, length):
+    """Against all its starts, up to where they repeat."""
+    span = ProfiledSteps("", "", "profile", period, length)
+    starts = [ceil(number * period) for number in range(1, 8)]
+    short = [pair for pair in pairwise(starts) if pair[1] - pair[0] < length]
+    assert span.first_overlap() == (short[0] if short else None)
+
+
+def test_periods_in_tokens_are_not_rounded(said, make_plan):
+    assert make_plan().estimates.tokens_per_step == 1024
+
+    def refused(*periods, active=1):
+        ticks = [f"every {each} profile {{ wait = 0, active = {active} }}" for each in periods]
+        return [each.message.partition(": ")[2] for each in said(more="\n".join(ticks)) if each.code == "X615"]
+
+    # Of 9.5 steps: after 10, 19, 29, 38, 48, 57 and 67.
+    (meets,) = refused("9728 tokens", "33 steps")
+    assert meets.endswith("after step 67 for the first time")
+    assert refused("2560 tokens", active=2) == ["it takes 3 steps, and the next one is due after 2"]
+    assert refused("3071 tokens", active=2) == []  # the first that comes a step earlier would be the 1024th
