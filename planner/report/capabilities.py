@@ -13,7 +13,8 @@ from attrs import evolve, frozen
 from ...dsl import blocks
 from ...dsl.load import load_spec
 from ...dsl.schema.actions import ACTIONS, saving
-from ...dsl.schema.component import Registry, registry_of
+from ...dsl.schema.component import Registry, members_of, registry_of
+from ...dsl.schema.log import Tracker
 from ...dsl.schema.model import Precision
 from ...dsl.schema.setting import Role, Setting, settings_of, spelled
 from ...dsl.schema.stacks import STACKS
@@ -135,6 +136,11 @@ def _components(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
         if registry is not None:
             for name in registry:
                 yield _row(kind, name, registry.origin(name), columns, {kind: _written(kind, registry[name], name)})
+        members = members_of(block)
+        for name in members or ():
+            assert members is not None
+            lines = {kind: f"{kind} {{ {_member(members[name], name)} }}"}
+            yield _row(members.word, name, members.origin(name), columns, lines)
     for name in ACTIONS:
         yield _row("action", name, ACTIONS.origin(name), columns, {"every": _action(ACTIONS, name)})
 
@@ -157,6 +163,15 @@ def _action(registry: Registry[Any], name: str) -> str:
     needed = _written("", kind, "").strip()
     more = f" {needed}" if needed != "{  }" else ""
     return kind.example.format(f"{name}{named}{more}") + f"\n{_LINES['every']}"
+
+
+def _member(component: type[Tracker], name: str) -> str:
+    """A tracker that is on, as `log` has it: a switch, or a block with all settings that have an example."""
+    kind, _ = component.in_log()
+    if not blocks.is_block(kind):
+        return f"{name} = true"
+    examples = [f"{each} = {meta.example}" for each, (_, meta) in settings_of(kind).items() if meta.example]
+    return f"{name} {{ {', '.join(examples)} }}"
 
 
 def _choices(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:

@@ -4,8 +4,10 @@ import pytest
 
 from xtrain.dsl import blocks
 from xtrain.dsl.diagnostics.codes import CODES
+from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.component import Registry, registry_of
+from xtrain.dsl.schema.log import TRACKERS
 from xtrain.planner.report import capabilities as page
 
 REGISTRIES = [registry for block in blocks.KINDS.values() if (registry := registry_of(block)) is not None]
@@ -17,11 +19,18 @@ def rows() -> dict[tuple[str, str], page.CapabilityRow]:
 
 
 def test_every_component_has_a_row_with_who_offers_it(rows):
-    registries: list[Registry] = [ACTIONS, *REGISTRIES]
+    registries: list[Registry] = [ACTIONS, TRACKERS, *REGISTRIES]
     for registry in registries:
         for name in registry:
             row = rows[registry.word, name]
             assert row.origin == "xtrain" and row.cells["alone"] == page.YES
+
+
+def test_a_row_of_a_tracker_is_that_of_one_that_is_on():
+    for name in TRACKERS:
+        text = page._text({"log": f"log {{ {page._member(TRACKERS[name], name)} }}"})
+        loaded = load_spec("a.xtrain", [], {"a.xtrain": text})
+        assert not loaded.diagnostics and [each.kind for each in loaded.require().log.trackers()] == [name]
 
 
 def test_columns_are_the_stacks_axes_and_formats_of_the_schema(rows):
