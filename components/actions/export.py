@@ -11,7 +11,6 @@ from ...dsl.schema.setting import Role, at_least, setting
 from ...planner.architecture import Architecture
 from ...planner.canonical import portable
 from ...planner.graph.action_node import ActionNode, ActionPlace
-from ...planner.model.inventory import weight_bytes
 from ...planner.units import bytes_text
 from ...planner.weights.config_file import not_written
 from ...planner.weights.files import LOADED
@@ -61,6 +60,8 @@ class ExportAction(Action):
             size = sum(tensor.bytes for tensor in run.weights.tensors.values())
             written = f"as {formats}, as they were read, {bytes_text(size)}"
         else:
+            from ...planner.model.inventory import weight_bytes
+
             written = f"as {run.formats.params}, {bytes_text(weight_bytes(run.inventory, run.formats.params))}"
         to = portable(self.to)
         does = f"write the {weights} to {to} for transformers, {written}; nothing there is overwritten"

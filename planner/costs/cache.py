@@ -1,10 +1,14 @@
 """Bytes of the key-value cache of texts that are generated (`runtime/models/cache.py`)."""
 
-from ..resolved import Resolved
+from typing import TYPE_CHECKING
+
 from ..units import BYTES
 
+if TYPE_CHECKING:
+    from ..resolved import Resolved
 
-def cache_bytes(run: Resolved, prompts: int, positions: int) -> int:
+
+def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
     """On the rank with the most: what every layer keeps of every position of every prompt.
 
     Ranks of context and data parallel all have the whole of it; those of tensor parallel their own heads.

@@ -93,7 +93,8 @@ made_of = {{"schedule", "schedule.closed_form", "graph", "graph.action_node", "g
 made_of |= {{"architecture", "costs", "costs.op_trace", "blocks", "data", "data.file_source", "canonical"}}
 made_of |= {{f"blocks.{{name}}" for name in ("block", "attention", "experts", "feed_forward", "norm")}}
 made_of |= {{"blocks.user_layer", "blocks.layer_reader"}}
-made_of |= {{"mesh", "mesh.hardware_specs", "weights", "weights.stored"}}
+made_of |= {{"mesh", "mesh.hardware_specs", "weights", "weights.stored", "weights.config_file", "weights.files"}}
+made_of |= {{"costs.cache", "data.source_args"}}
 rooms = set(rooms) - {{f"xtrain.planner.{{name}}" for name in made_of}}
 assert not heavy and not rooms, (heavy, rooms)
 """
