@@ -113,6 +113,7 @@ class Structurer:
     def block(self, block: type, section: Section, path: str) -> Any:
         """An object of a block class. What is wrong with a field is reported, and a stand-in takes its place."""
         block = self.parts.block(block, section)
+        self.diagnostics.extend(section.repeated)
         if section.head is not None:
             self.origins[path] = Origin(_kind_of_head(section.head), section.head)
         arguments: dict[str, Any] = {}

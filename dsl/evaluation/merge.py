@@ -1,7 +1,7 @@
 """Statements into one tree: blocks are merged field by field, later ones win, expressions become values."""
 
 from ..blocks import NAMED
-from ..diagnostics.diagnostic import Diagnostics, Fix
+from ..diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
 from ..diagnostics.fixes import without
 from ..diagnostics.source import Span
 from ..syntax import tree as s
@@ -114,7 +114,7 @@ class _Resolver:
         before = [each for each in section.heads if each.source is head.source]
         old, new = ([label.value.data for label in each] for each in (section.labels, labels))
         if before and old and old != new and not (around is not None and _inside(before[-1], around)):
-            self._again(f"the label of `{section.kind}`", head, before[-1])
+            self._again(section, f"the label of `{section.kind}`", head, before[-1])
 
     def _assign(self, section: Section, item: s.Assign, names: Names, around: Span) -> None:
         """Give a section a setting. around: the block that it is written in."""
@@ -138,16 +138,20 @@ class _Resolver:
             self._twice(name, span, first, "file" if top else "block", fix=without(item.span) if same else None)
             return True
         if section.kind not in NAMED or not section.labels:
-            self._again(f"`{name}` of `{section.kind}`", span, first)
+            self._again(section, f"`{name}` of `{section.kind}`", span, first)
             return False
         what = f"{section.kind} {section.labels[0].value.span.text}"
         hint = f"keep one, or give one {section.kind} another name"
         self._twice(f"{name}` of `{what}", span, first, "file", hint)
         return True
 
-    def _again(self, what: str, span: Span, first: Span) -> None:
-        message = f"{what} is given twice in one file, and the later value counts"
-        self.diagnostics.warning("W205", message, span, hint="keep one", notes=[("the first is here", first)])
+    def _again(self, section: Section, what: str, span: Span, first: Span) -> None:
+        message, notes = (
+            f"{what} is given twice in one file, and the later value counts",
+            (("the first is here", first),),
+        )
+        warning = Diagnostic(severity="warning", code="W205", message=message, span=span, hint="keep one", notes=notes)
+        section.repeated.append(warning)
 
     def _twice(
         self, name: str, span: Span, first: Span, where: str = "block", hint: str = "keep one", fix: Fix | None = None

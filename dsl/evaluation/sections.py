@@ -2,6 +2,7 @@
 
 from attrs import define, field
 
+from ..diagnostics.diagnostic import Diagnostic
 from ..diagnostics.source import Span
 from ..syntax import tree as s
 from .evaluate import Names
@@ -30,8 +31,8 @@ class Section:
     """A block, merged from everywhere it is written.
 
     kind: the word that opens it. heads: where it is written, the latest last. bare: those of them without anything
-    behind the word. broken: something in it could not be
-    read, so nothing may be called missing.
+    behind the word. broken: something in it could not be read, so nothing may be called missing. repeated: warnings of
+    what one file gives it twice, for when it turns out to be a block.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Section:
     entries: dict[str, SectionEntry] = field(factory=dict)
     blocks: dict[str, "Section"] = field(factory=dict)
     broken: bool = False
+    repeated: list[Diagnostic] = field(factory=list)
     lost: set[str] = field(factory=set)  # names of settings whose value could not be read
 
     @property

@@ -90,6 +90,7 @@ def test_fixes_can_be_applied(load):
 
 
 def test_a_block_where_a_setting_belongs_is_reported_wherever_it_is_written(load):
-    for text in ("log { tensorboard {}\n tensorboard {} }", "log { tensorboard {} }\nlog { tensorboard { a = 1 } }"):
+    again = "log { tensorboard { a = 1 } }\n"
+    for text in ("log { tensorboard {}\n tensorboard {} }", 2 * again):
         found = [(d.code, d.span.text) for d in load(text).diagnostics]
         assert found == 2 * [("X210", "tensorboard")], text
