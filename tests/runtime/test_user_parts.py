@@ -11,7 +11,7 @@ from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.planner.compare.diff_sides import open_sides
 from xtrain.planner.load import plan_from_path
 from xtrain.planner.serialise import to_json
-from xtrain.runtime.data.user_parts import PartChanged, PartFailed, kept_parts, part_of, user_source
+from xtrain.runtime.data.user_parts import PartChanged, PartFailed, part_of, parts_to_copy, user_source
 
 HEAD = "from xtrain import source\n"
 SPEC = """
@@ -143,7 +143,7 @@ def test_a_run_keeps_the_files_that_it_ran(tmp_path, monkeypatch):
 
 
 def keep(plan, directory: Path) -> None:
-    for name, content in kept_parts(plan, directory).items():
+    for name, content in parts_to_copy(plan, directory).items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
 

@@ -76,7 +76,7 @@ class Makes:
         common: dict[str, Any] = {
             "state": state,
             "begun_from": None,
-            "made_by": {"code_id": "1a2b3c4d"},
+            "written_by": {"code_id": "1a2b3c4d"},
             "records": Records.open(self.directory, 0),
             "transaction": Transaction(
                 publisher=Publisher(folder, options.get("best")),

@@ -82,7 +82,7 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
     if now := _memory_now(rank.last):
         yield "", ", ".join(now), ""
     if rank.step is not None:
-        yield "told", f"all this after step {rank.step:,}", ""
+        yield "reported", f"all this after step {rank.step:,}", ""
 
 
 def _memory_now(last: RankMetrics | None) -> list[str]:

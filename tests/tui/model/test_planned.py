@@ -18,8 +18,8 @@ def test_everything_is_as_in_the_file(shape) -> None:
     _same(plan.nodes, content["graph"]["nodes"], "nodes")
     _same(plan.edges, content["graph"]["edges"], "edges")
     timeline, estimates = content["timeline"], content["estimates"]
-    for name in ("phases", "ticks", "reactions", "commands"):
-        _same(getattr(plan, name), timeline[name], name)
+    for name, key in (("phases",) * 2, ("ticks",) * 2, ("triggers", "reactions"), ("commands",) * 2):
+        _same(getattr(plan, name), timeline[key], name)
     for name in ("steps", "tokens", "stop_at"):
         assert getattr(plan, name) == timeline[name], name
     for name in ("tokens_per_step", "checkpoint_bytes"):
