@@ -28,7 +28,7 @@ _OPERATIONS: Final = ("linear", "rms_norm", *UNARY, "softmax")
 
 
 @frozen
-class Argument:
+class AcceptedArgument:
     """What a function takes beside a tensor. fits: whether it takes a value, in words: `takes`. required: it has no
     default. named: it is given by its name alone."""
 
@@ -38,14 +38,16 @@ class Argument:
     named: bool = False
 
 
-_IN_PLACE: Final = Argument(lambda value: value is False, "False, as values are not changed in place")
-_NUMBER: Final = Argument(is_number, "a number")
-_NONZERO: Final = Argument(lambda value: is_number(value) and value != 0, "a number other than 0")
-_LAST: Final = Argument(lambda value: value == -1 and is_number(value), "-1: all of the last dimension", required=True)
-_APPROXIMATE: Final = Argument(lambda value: value in ("none", "tanh"), '"none" or "tanh"', named=True)
+_IN_PLACE: Final = AcceptedArgument(lambda value: value is False, "False, as values are not changed in place")
+_NUMBER: Final = AcceptedArgument(is_number, "a number")
+_NONZERO: Final = AcceptedArgument(lambda value: is_number(value) and value != 0, "a number other than 0")
+_LAST: Final = AcceptedArgument(
+    lambda value: value == -1 and is_number(value), "-1: all of the last dimension", required=True
+)
+_APPROXIMATE: Final = AcceptedArgument(lambda value: value in ("none", "tanh"), '"none" or "tanh"', named=True)
 # Of functions of single numbers, and softmax: those of `torch.nn.functional`, and those that are methods of a tensor
 # and functions of `torch`, with the signatures that they have there.
-FUNCTIONAL: Final[dict[str, dict[str, Argument]]] = {
+FUNCTIONAL: Final[dict[str, dict[str, AcceptedArgument]]] = {
     "relu": {"inplace": _IN_PLACE},
     "sigmoid": {},
     "tanh": {},
@@ -57,7 +59,7 @@ FUNCTIONAL: Final[dict[str, dict[str, Argument]]] = {
     "hardswish": {"inplace": _IN_PLACE},
     "softmax": {"dim": _LAST},
 }
-METHODS: Final[dict[str, dict[str, Argument]]] = {
+METHODS: Final[dict[str, dict[str, AcceptedArgument]]] = {
     **{name: {} for name in ("relu", "sigmoid", "tanh", "exp", "sin", "cos", "abs", "square")},
     "pow": {"exponent": evolve(_NUMBER, required=True)},
     "softmax": {"dim": _LAST},
@@ -288,7 +290,7 @@ class _LayerReader(BodyReader):
         return self._operation("rms_norm", [x], x.width, WHOLE, node, weight)
 
     def _single(
-        self, name: str, node: ast.Call, takes: Mapping[str, Argument], given: list[Any], named: dict[str, Any]
+        self, name: str, node: ast.Call, takes: Mapping[str, AcceptedArgument], given: list[Any], named: dict[str, Any]
     ) -> Any:
         """A function of single numbers, or a softmax over the last dimension. takes: its arguments but the first."""
         placed = ["input", *(each for each, argument in takes.items() if not argument.named)]

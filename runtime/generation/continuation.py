@@ -13,7 +13,7 @@ BROKEN = "\ufffd"
 
 
 @frozen
-class Ends:
+class TextEnds:
     """What ends a text besides eos: tokens, and texts, which are not part of it."""
 
     tokens: frozenset[int]
@@ -41,7 +41,7 @@ class Continuation:
 
     tokenizer: TextTokenizer
     prompt: Sequence[int]
-    ends: Ends
+    ends: TextEnds
     most: int
     text: str = ""
     done: bool = False

@@ -23,7 +23,7 @@ from ..monitoring.heartbeat import HeartbeatWriter
 from ..parallelize.pipeline import PipelineSchedule
 from ..state import Rank
 from .chat import Chat
-from .continuation import Continuation, Ends
+from .continuation import Continuation, TextEnds
 from .sampling import Draws, Sampling
 
 
@@ -138,7 +138,7 @@ def continue_texts(
     author: TextGenerator,
     tokenizer: TextTokenizer,
     prompts: Sequence[Sequence[int]],
-    ends: Ends,
+    ends: TextEnds,
     tokens: int,
     sampling: Sampling,
     positions: int = 0,
@@ -169,12 +169,12 @@ def continue_texts(
 
 def tokens_and_ends(
     tokenizer: TextTokenizer, prompts: Sequence[str], stop: Sequence[str] = (), chat: Chat | None = None
-) -> tuple[list[list[int]], Ends]:
+) -> tuple[list[list[int]], TextEnds]:
     """The tokens of prompts, and what ends the texts behind them: with `chat` also the end of a turn."""
     if chat is None:
-        return [prompt_tokens(tokenizer, prompt) for prompt in prompts], Ends.of(tokenizer, stop)
+        return [prompt_tokens(tokenizer, prompt) for prompt in prompts], TextEnds.of(tokenizer, stop)
     closing = [chat.closing] if chat.closing else []
-    return [chat.prompt(prompt) for prompt in prompts], Ends.of(tokenizer, [*stop, *closing])
+    return [chat.prompt(prompt) for prompt in prompts], TextEnds.of(tokenizer, [*stop, *closing])
 
 
 def cache_length(prompts: Sequence[Sequence[int]], tokens: int, limit: int | None, positions: int) -> int:

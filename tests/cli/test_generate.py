@@ -10,7 +10,7 @@ from xtrain.cli.generate import as_json, as_text
 from xtrain.cli.main import main
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.generation.continuation import Continuation, Ends
+from xtrain.runtime.generation.continuation import Continuation, TextEnds
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_setting_out_of_range(run, arguments, said, capsys):
 
 def continuations(*prompts: str) -> list[Continuation]:
     tokenizer = ByteTokenizer()
-    return [Continuation(tokenizer, list(prompt.encode()), Ends.of(tokenizer), 4) for prompt in prompts]
+    return [Continuation(tokenizer, list(prompt.encode()), TextEnds.of(tokenizer), 4) for prompt in prompts]
 
 
 def test_texts_are_printed_as_they_grow_and_in_order(capsys):

@@ -1,8 +1,10 @@
-"""What the light verbs load, and the drawing of who imports whom."""
+"""What the light verbs load, the drawing of who imports whom, and names of classes."""
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from structure import PAGE, drawing, page_with
@@ -13,24 +15,6 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numba", "textual", "tokenizers")
 # What only reads specs and makes plans needs even less.
 HEAVIER = (*HEAVY, "numpy", "msgspec")
-
-# Room → the rooms it may import.
-BELOW = {
-    "dsl": {"dsl"},
-    "planner": {"dsl", "planner"},
-    "records": {"records"},
-    "runtime": {"dsl", "planner", "records", "runtime"},
-    "tui": {"records", "tui"},
-    "cli": {"dsl", "planner", "records", "runtime", "tui", "cli"},
-}
-FOREIGN = {  # room → packages that it must not know
-    "dsl": {"torch", "numba", "textual", "networkx", "rich"},
-    "planner": {"torch", "numba", "textual", "rich"},
-    "records": {"torch", "numba", "numpy", "textual", "networkx", "rich", "attrs"},
-    "runtime": {"textual", "rich"},
-    "tui": {"torch", "numba"},
-    "cli": {"torch", "numba", "textual", "networkx"},
-}
 
 # Forks once for each command line, so that each finds nothing loaded but what is common to all; answers in JSON.
 PROBE = """
@@ -99,3 +83,11 @@ def test_light_verbs_load_nothing_heavy():
 
 def test_the_page_draws_the_folders_as_they_are():
     assert page_with(drawing()) == PAGE.read_text(), "run `python tests/support/structure.py --write`"
+
+
+def test_no_two_classes_share_a_name():
+    names = Counter[str]()
+    for room in ("cli", "components", "dsl", "planner", "records", "runtime", "tui"):
+        for path in (ROOT / room).rglob("*.py"):
+            names.update(re.findall(r"^ *class (\w+)[(:\[]", path.read_text(), re.MULTILINE))
+    assert len(names) > 800 and [name for name, count in names.items() if count > 1] == []

@@ -12,7 +12,7 @@ from xtrain.runtime.data.documents.encoder import DocumentEncoder
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.records import SourceRecord
 from xtrain.runtime.generation.chat import Chat
-from xtrain.runtime.generation.continuation import Continuation, Ends
+from xtrain.runtime.generation.continuation import Continuation, TextEnds
 from xtrain.runtime.generation.text_generator import prompt_tokens
 
 
@@ -48,7 +48,7 @@ class Letters(ByteTokenizer):
 def grown(tokens, stops=(), prompt=(256, 120), tokenizer=None, most=100):
     """(what is shown after each token, the whole text)."""
     tokenizer = tokenizer or ByteTokenizer()
-    text = Continuation(tokenizer, prompt, Ends.of(tokenizer, stops), most)
+    text = Continuation(tokenizer, prompt, TextEnds.of(tokenizer, stops), most)
     shown = []
     for token in tokens:
         text.add(token)
