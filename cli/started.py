@@ -147,6 +147,7 @@ class First:
         self._ending = Lock()
 
     def run(self, ui: str | None) -> int:
+        from ..records.end_status import EndStatus
         from ..runtime.control.signals import answer_at_once
         from ..runtime.launch.launch import Ended
         from ..runtime.launch.rendezvous import CannotTakePart
@@ -167,7 +168,7 @@ class First:
                 from ..runtime.launch.conclusion import report_fault
 
                 report_fault(self._workspace, 0, fault)
-                status = "environment"
+                status = EndStatus.ENVIRONMENT
             else:
                 status = run_rank(self._plan, directory, self._give_up, store=store, answered=True)
             self._end(Ended())
@@ -203,6 +204,7 @@ class First:
     def _end(self, ended: "Ended") -> int:
         """Say how the run has ended, if no rank has; the exit code. Of several threads the first does, the others
         wait for ever: it also ends the process."""
+        from ..records.end_status import EndStatus
         from ..records.events import events_since
         from ..runtime.errors import EnvironmentFault
         from ..runtime.launch.cause import write_cause
@@ -220,8 +222,8 @@ class First:
         except EnvironmentFault as fault:  # the disk takes no record
             print(f"error[{fault.code}]: {fault}", file=sys.stderr)
             write_cause(f"error[{fault.code}]: {fault}")
-            return EXIT_CODES["environment"]
-        if exit_code in (EXIT_CODES["failed"], EXIT_CODES["environment"]):
+            return EXIT_CODES[EndStatus.ENVIRONMENT]
+        if exit_code in (EXIT_CODES[EndStatus.FAILED], EXIT_CODES[EndStatus.ENVIRONMENT]):
             failures = failures_in(events_since(self._events, self._begin))
             write_cause("\n".join(_cause(failure) for failure in failures if not failure.lost) or cause.reason)
         return exit_code

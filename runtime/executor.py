@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ..planner.graph.alerts import ALERTS
 from ..planner.plan import Node, Plan
+from ..records.end_status import EndStatus
 from ..records.run_events import RunEndEvent
 from ..records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
 from .bootstrap import choose_device
@@ -117,15 +118,15 @@ class Executor:
     def run(self) -> str:
         """Set up, train, shut down; returns how it ended (a key of EXIT_CODES). Failures are reported, not raised."""
         begin = time.perf_counter()
-        status = "failed"
+        status = EndStatus.FAILED
         try:
             self._set_up(begin)
             status = self.loop.run()
-            if status != "complete":
+            if status != EndStatus.COMPLETE:
                 self.nodes.call_hooks("at_end", status=status)
             self.under_way.cut_short("the run ends")
         except (EnvironmentFault, DataError) as error:
-            status = "environment"
+            status = EndStatus.ENVIRONMENT
             self._report(error, exit_code=EXIT_CODES[status], trace=False)
         except (NonFinite, NothingLearned, PlanMismatch) as error:
             self._report(error, trace=False)
@@ -142,7 +143,7 @@ class Executor:
             self._report_end(status, begin)
         except EnvironmentFault as error:
             if not _failed(status):
-                status = "environment"
+                status = EndStatus.ENVIRONMENT
                 self._report(error, exit_code=EXIT_CODES[status], trace=False)
         self._shut_down(failed=_failed(status))
         self.requests.rest()
@@ -205,7 +206,8 @@ class Executor:
         report_end(self.records, self.requests, self.notifier, saver, exit_code=code, failed=failed)
         if not failed:  # of a failure only the launcher can say when all has been told
             loss = last.loss if (last := self.nodes.last_step) and isfinite(last.loss) else None
-            reason = (self.loop.reason or "a command: stop") if status in ("stopped", "interrupted") else ""
+            early = status in (EndStatus.STOPPED, EndStatus.INTERRUPTED)
+            reason = (self.loop.reason or "a command: stop") if early else ""
             self.records.event(
                 RunEndEvent(
                     step=self.progress.step,

@@ -3,20 +3,27 @@
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    pass
+from ..records.end_status import EndStatus
 
-EXIT_CODES = {"done": 0, "complete": 0, "failed": 1, "environment": 3, "stopped": 75, "interrupted": 130}
+EXIT_CODES: Final[Mapping[str, int]] = {
+    EndStatus.DONE: 0,
+    EndStatus.COMPLETE: 0,
+    EndStatus.FAILED: 1,
+    EndStatus.ENVIRONMENT: 3,
+    EndStatus.STOPPED: 75,
+    EndStatus.INTERRUPTED: 130,
+}
 
 # What a signal that came before there was anything to save makes of a run.
 STATUS_OF_SIGNAL: Final[dict[int | None, str]] = {
-    signal.SIGTERM: "stopped",
-    signal.SIGHUP: "stopped",
-    signal.SIGUSR1: "stopped",
-    signal.SIGINT: "interrupted",
+    signal.SIGTERM: EndStatus.STOPPED,
+    signal.SIGHUP: EndStatus.STOPPED,
+    signal.SIGUSR1: EndStatus.STOPPED,
+    signal.SIGINT: EndStatus.INTERRUPTED,
 }
 
 

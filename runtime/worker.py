@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..planner.plan import Plan
 from ..planner.serialise import PlanError, from_json
+from ..records.end_status import EndStatus
 from .control.signals import end_at_once
 from .errors import EnvironmentFault
 from .files.locks import WORKER_LOCK, hold
@@ -49,9 +50,9 @@ def run_rank(
     try:
         lock = hold(directory, WORKER_LOCK) if rank == 0 else None
     except EnvironmentFault as fault:
-        exit_code = EXIT_CODES["environment"]
+        exit_code = EXIT_CODES[EndStatus.ENVIRONMENT]
         report_failure(Records.open(directory, rank), fault, step=0, place="", exit_code=exit_code, trace=False)
-        return "environment"
+        return EndStatus.ENVIRONMENT
     try:
         return Executor(plan, directory, rank=rank, exit_process=exit_process, store=store).run()
     finally:
@@ -96,7 +97,7 @@ def main() -> None:
     status = run_rank(plan, directory)
     # The launcher reads how a run ended from its events: for the elastic agent, stopping on request is no failure.
     # Of a rank whose disk took no event it has the exit code alone.
-    exit_process(EXIT_CODES[status] if status in ("failed", "environment") else 0)
+    exit_process(EXIT_CODES[status] if status in (EndStatus.FAILED, EndStatus.ENVIRONMENT) else 0)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
 from ..records.control_words import ControlState, ControlWord
+from ..records.end_status import EndStatus
 from ..records.event import Event
 from ..records.metrics import StepMetrics
 from ..records.record import Record
@@ -112,7 +113,7 @@ class RunState:
         if self.end is not None:
             return self.end.status or "ended"
         if self.failures:
-            return "failed"
+            return EndStatus.FAILED
         if self.restarting:
             return "starting"
         if self.history.origin is not None or self.num_rollbacks or self.estimated_seconds_per_step is not None:

@@ -9,6 +9,7 @@ from attrs import define, evolve
 from ...dsl.schema.actions import SIGNALS
 from ...planner.plan import Node, Plan, Timeline
 from ...planner.units import plural
+from ...records.end_status import EndStatus
 from ...records.run_events import SignalEvent, StopEvent
 from ...records.step_events import NonFiniteEvent, SkippedEvent
 from ..checkpoint.sources import FINISHED, begun_from, check_left, finished_step
@@ -32,8 +33,8 @@ from .node_order import DueTicks, nodes_due
 
 StepCall = Callable[[Step], None]
 STATUS_OF_EVENT: Final = {
-    "sigint": "interrupted",
-    **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at"), "stopped"),
+    "sigint": EndStatus.INTERRUPTED,
+    **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at"), EndStatus.STOPPED),
 }
 
 
@@ -77,7 +78,7 @@ class TrainingLoop:
         check_left(self.plan, self.nodes.resources["begun"].start, self.records.directory, total)
         self.records.flush(self.progress.step)  # what a checkpoint has kept of its step's record
         if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
-            return "complete"
+            return EndStatus.COMPLETE
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
         spent = [0.0] * len(calls)
@@ -150,7 +151,7 @@ class TrainingLoop:
                     return self._stop(halt.event, halt.reason, event_calls)
             self.records.flush(self.progress.step)
             if stopping and self.progress.step < total:
-                return "stopped"
+                return EndStatus.STOPPED
         if self.progress.step < total:
             return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", event_calls)
         self._check_learned(begun["step"] if begun else 0)
@@ -164,7 +165,7 @@ class TrainingLoop:
                 # Nothing of the training is lost: another start does once more what was to happen at the end.
                 message = f"the end of the run could not be recorded: {error}"
                 self.records.warn(message, step=self.progress.step)
-        return "done"
+        return EndStatus.DONE
 
     def _check_learned(self, first: int) -> None:
         """Raises NothingLearned, on all ranks alike, if the run is at its end and all of its steps were left out: there

@@ -3,6 +3,7 @@
 from signal import SIGINT, Signals
 
 from ...dsl.schema.actions import SIGNALS
+from ...records.end_status import EndStatus
 from ...records.event import Event
 from ...records.lines import objects_since, read_all
 from ...records.metrics import StepMetrics
@@ -29,15 +30,15 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
     step = max((metrics.step or 0 for metrics in logged), default=0)
     # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
     begun = any(isinstance(event, SetupDoneEvent) for event in said)
-    early = "interrupted" if ended.at_once else stopped_early(said, ended)
+    early = EndStatus.INTERRUPTED if ended.at_once else stopped_early(said, ended)
     if early is not None:
         reason = "Ctrl-C was pressed a second time" if ended.at_once else f"{cause.reason} before the first step"
         numbers = {int(SIGINT)} if ended.at_once else {-code for code in ended.failures.values() if code < 0}
         return _stopped(lines, step, early, numbers, reason)
     asked = STATUS_OF_SIGNAL.get(ended.signal)
     unreported = unreported_causes(said, ended)
-    status = asked if asked and not (failures or unreported or begun) else "failed"
-    if ended.signal is not None and status != "failed":
+    status = asked if asked and not (failures or unreported or begun) else EndStatus.FAILED
+    if ended.signal is not None and status != EndStatus.FAILED:
         reason = f"{ended.who} received {Signals(ended.signal).name} {ended.when}"
         return _stopped(lines, step, status, {ended.signal}, reason)
     log = workspace.directory / "logs" / workspace.attempt
@@ -50,7 +51,7 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
     if report:
         causes.append((None, report))
     for rank, error in causes:
-        found = rank is not None and ended.failures.get(rank) == EXIT_CODES["environment"]
+        found = rank is not None and ended.failures.get(rank) == EXIT_CODES[EndStatus.ENVIRONMENT]
         exit_code, code = (3, "X706") if found else (1, "")
         failure = FailureEvent(step=step, rank=rank, error=error, exit_code=exit_code, traceback="", code=code)
         failures.append(failure)
@@ -61,7 +62,8 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
 
 def _unrecorded_reason(exit_code: int) -> str:
     """What may be the matter with a rank that found a fault of its environment, and could not write that down."""
-    return ", and could not record the reason: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
+    found = exit_code == EXIT_CODES[EndStatus.ENVIRONMENT]
+    return ", and could not record the reason: is the disk full?" if found else ""
 
 
 def _stopped(lines: JsonLinesFile, step: int, status: str, numbers: set[int], reason: str) -> int:

@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ...planner.units import seconds_text
 from ...records.control_words import ControlState, ControlWord
+from ...records.end_status import EndStatus
 from ...records.event import Event
 from ...records.run_events import ControlEvent, FailureEvent, RunEndEvent, SignalEvent, StopEvent, StuckEvent
 from ...records.start_events import SetupDoneEvent
@@ -33,7 +34,7 @@ def find_failure_cause(said: list[Event], ended: Ended) -> FailureCause | None:
         return None
     failures = failures_in(said)
     final = ended.signal is not None or any(failure.exit_code == 3 or failure.agreed for failure in failures)
-    final = final or EXIT_CODES["environment"] in ended.failures.values()
+    final = final or EXIT_CODES[EndStatus.ENVIRONMENT] in ended.failures.values()
     final = final or stopped_early(said, ended) is not None or _was_to_stop(said)
     reason, ranks = _first_cause(said, failures, ended)
     begun = any(isinstance(event, SetupDoneEvent) for event in said)
@@ -75,7 +76,7 @@ def stopped_early(said: list[Event], ended: Ended) -> str | None:
         return None
     if any(isinstance(event, SetupDoneEvent | StuckEvent) for event in said):
         return None
-    return "interrupted" if signal.SIGINT in signals else "stopped"
+    return EndStatus.INTERRUPTED if signal.SIGINT in signals else EndStatus.STOPPED
 
 
 def _first_cause(said: list[Event], failures: list[FailureEvent], ended: Ended) -> tuple[str, tuple[int, ...]]:

@@ -4,18 +4,19 @@ import ast
 from pathlib import Path
 
 from xtrain.records.control_words import ControlState, ControlWord
+from xtrain.records.end_status import EndStatus
 from xtrain.records.events import EVENT_TYPES
 
 ROOT = Path(__file__).parents[2]
 # Words of other things too: verbs and folders, severities, what a rank or a run is like, columns, keys of plans.
 COMMON = {
-    "alert", "best", "checkpoint", "control", "data", "done", "eval", "export", "generate", "model", "paused",
-    "restart", "resumed", "rollback", "setup", "stop", "stuck", "warning",
+    "alert", "best", "checkpoint", "control", "data", "done", "environment", "eval", "export", "failed", "generate",
+    "model", "paused", "restart", "resumed", "rollback", "setup", "stop", "stopped", "stuck", "warning",
 }  # fmt: skip
 
 
 def test_the_dashboard_and_the_command_line_write_none_out():
-    words = {*EVENT_TYPES, *ControlWord, *ControlState}
+    words = {*EVENT_TYPES, *ControlWord, *ControlState, *EndStatus}
     assert words > COMMON
     found = []
     for path in (path for room in ("tui", "cli") for path in (ROOT / room).rglob("*.py")):

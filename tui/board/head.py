@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
+from ...records.end_status import EndStatus
 from ..model.ahead import last_step, seconds_left
 from ..pages.sheet import left
 from ..words import duration, plural, printable
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 # In which style a word for the state of a run is shown; the word itself says it without any.
 _STYLES = {
     "training": "bold $success",
-    "done": "bold $success",
-    "complete": "bold $success",
+    EndStatus.DONE: "bold $success",
+    EndStatus.COMPLETE: "bold $success",
     "paused": "bold $warning",
-    "stopped": "bold $warning",
-    "interrupted": "bold $warning",
-    "failed": "bold reverse $error",
+    EndStatus.STOPPED: "bold $warning",
+    EndStatus.INTERRUPTED: "bold $warning",
+    EndStatus.FAILED: "bold reverse $error",
     "lost": "bold reverse $error",
 }
 

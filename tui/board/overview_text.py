@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
+from ...records.end_status import EndStatus
 from ..event_text import cause, failed
 from ..lines.next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded
 from ..pages.sheet import left, wrapped
@@ -22,7 +23,12 @@ FIGURE_COLUMNS = 19
 BESIDE_COLUMNS = 76
 # A difference from the plan of so much is marked.
 OFF = 0.1
-_BAND = {"done": "$success", "complete": "$success", "stopped": "$warning", "interrupted": "$warning"}
+_BAND: dict[str, str] = {
+    EndStatus.DONE: "$success",
+    EndStatus.COMPLETE: "$success",
+    EndStatus.STOPPED: "$warning",
+    EndStatus.INTERRUPTED: "$warning",
+}
 
 
 def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
@@ -191,6 +197,6 @@ def advice(board: "Board") -> list[str]:
         return [f"generate text: {command}", *([more] if more else [])]
     lines = [f"{failed(failure)}: {cause(failure)}" for failure in run.failures[:1]]
     lines.append(going_on(run))
-    if run.status == "failed" or board.life.state == "lost":
+    if run.status == EndStatus.FAILED or board.life.state == "lost":
         lines.append(f"logs: {short_path(directory / 'logs')}")
     return [printable(text) for text in lines]

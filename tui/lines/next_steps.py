@@ -3,6 +3,7 @@
 import shlex
 from pathlib import Path
 
+from ...records.end_status import EndStatus
 from ..event_text import failed
 from ..state import RunState
 
@@ -40,7 +41,7 @@ def going_on(state: RunState) -> str:
 
 def more_of_it(state: RunState) -> str:
     """How a run that had nothing left to do is made to do more; empty for others."""
-    if state.status != "complete":
+    if state.status != EndStatus.COMPLETE:
         return ""
     return "a larger experiment.budget extends the run; --set checkpoint.resume=false starts from scratch"
 
@@ -54,16 +55,16 @@ def outcome(state: RunState) -> str:
         return failed(first) if first.step is None else f"{failed(first)} at step {first.step:,}"
     if state.end is None:
         return "nothing was recorded" if state.status == "waiting" else "the run ended without reporting a reason"
-    if state.status == "complete":
+    if state.status == EndStatus.COMPLETE:
         return "nothing was left to do"
-    return f"by {state.signal}" if state.signal and state.status in ("stopped", "interrupted") else ""
+    return f"by {state.signal}" if state.signal and state.status in (EndStatus.STOPPED, EndStatus.INTERRUPTED) else ""
 
 
 def wants_logs(state: RunState) -> bool:
     """Whether the logs are where to look next."""
-    return state.end is None or state.status == "failed"
+    return state.end is None or state.status == EndStatus.FAILED
 
 
 def succeeded(state: RunState) -> bool:
     """Whether there is a trained model at the end of it."""
-    return state.status in ("done", "complete")
+    return state.status in (EndStatus.DONE, EndStatus.COMPLETE)

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ...records.end_status import EndStatus
 from ..event_text import cause, failed
 from ..history import Point
 from ..state import RunState
@@ -20,7 +21,12 @@ from .progress_line import short_node
 
 MAX_TRACEBACK_LINES = 40
 _SPARKS = "▁▂▃▄▅▆▇█"
-_STYLES = {"done": "green", "complete": "green", "stopped": "yellow", "interrupted": "yellow"}
+_STYLES: dict[str, str] = {
+    EndStatus.DONE: "green",
+    EndStatus.COMPLETE: "green",
+    EndStatus.STOPPED: "yellow",
+    EndStatus.INTERRUPTED: "yellow",
+}
 
 
 def summary(state: RunState, directory: Path, console: Console) -> Iterator[RenderableType]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from ...records.end_status import EndStatus
 from ..state import RunState
 from .processes import is_folder, is_locked, is_shared, time_of
 from .ranks import Ranks
@@ -85,7 +86,7 @@ class LifeReader:
             self._lost = None
             return _while_alive(run)
         if run.failures:
-            return Life(state="ended", status="failed", since=newest, why=why)
+            return Life(state="ended", status=EndStatus.FAILED, since=newest, why=why)
         if self._lost is None or self._lost.why != why:
             times = [newest, *(each.beat.time for each in ranks if each.beat is not None)]
             since = self._lost.since if self._lost else max((at for at in times if at is not None), default=None)

@@ -5,6 +5,7 @@ import time
 import msgspec
 
 from ...records.control_words import ControlState
+from ...records.end_status import EndStatus
 from ...records.event import kind_of
 from ...records.lines import as_object
 from ...records.run_events import (
@@ -39,7 +40,7 @@ _STYLES = {
     **dict.fromkeys(_PROBLEMS, "warn"), FailureEvent: "bad", StuckEvent: "bad", CheckpointEvent: "good",
     ModelEvent: "good",
 }  # fmt: skip
-_GOOD_ENDS = ("done", "complete")
+_GOOD_ENDS = (EndStatus.DONE, EndStatus.COMPLETE)
 # Fields that the words above have said already.
 _SAID = ("event", "step", "time", "traceback", "error", "samples", "message")
 
@@ -48,7 +49,7 @@ def style_of(entry: LogEntry) -> str:
     """`bad`, `warn`, `good` or nothing."""
     event = entry.event
     if isinstance(event, RunEndEvent):
-        return "good" if event.status in _GOOD_ENDS else "bad" if event.status == "failed" else "warn"
+        return "good" if event.status in _GOOD_ENDS else "bad" if event.status == EndStatus.FAILED else "warn"
     if isinstance(event, AlertEvent) and event.state == "cleared":
         return "good"
     if isinstance(event, ControlEvent) and event.state == ControlState.REFUSED:

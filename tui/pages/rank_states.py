@@ -7,6 +7,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy import ndarray
 
+from ...records.end_status import EndStatus
 from ...records.run_events import StuckEvent
 from ...records.start_events import RunStartEvent
 from ..event_text import cause
@@ -59,7 +60,7 @@ def states(board: "Board") -> States:
     ranks = tuple(board.ranks)
     found = np.full(len(ranks), FINE)
     failed = {f.rank: cause(f) for f in board.run.failures if f.rank is not None and not f.lost}
-    if board.life.state == "ended" and board.life.status not in ("", "failed"):
+    if board.life.state == "ended" and board.life.status not in ("", EndStatus.FAILED):
         return States(of=found)
     if board.run.restarting:  # what is known is of ranks that there are no more
         return States(of=np.full(len(ranks), UNKNOWN))
