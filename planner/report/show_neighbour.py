@@ -107,7 +107,7 @@ def _with(owner: Any, steps: list[str], value: Any) -> Any:
 
 
 def neighbours(slot: Slot, derived: str = "") -> Iterator[Any]:
-    """Other values of a slot, the most telling first, that the schema lets pass.
+    """Other values of a slot, the most informative first, that the schema lets pass.
 
     derived: what stands in for `auto` in the plan, from whose value others are made.
     """

@@ -123,7 +123,7 @@ def line(text):
          "collate = to_tensor -> flatten -> shift_tokens -> pack"),
         ("batch { micro = 8, micro = 8 }", "batch { micro = 8 }"),
         ("batch {\n  micro = 8\n  micro = 8  # again\n}", "batch {\n  micro = 8\n    # again\n}"),
-        # one thing at a time: a name that is mended shows what is wrong with its value
+        # one thing at a time: a name that is fixed shows what is wrong with its value
         ('optimizer adamw { learning_rate == "1e-3" }', "optimizer adamw { lr = 1e-3 }"),
         ("model qwen3_moe { experts = 8, router = { aux_loss = 1e-3 } }",
          "model qwen3_moe { experts = 8, router { aux_loss = 1e-3 } }"),

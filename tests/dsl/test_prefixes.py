@@ -20,7 +20,7 @@ SAMPLED = 20  # prefixes of each file; all of them take minutes
 
 
 def survives(data: bytes, *, fix: bool) -> None:
-    """Read, check, format and mend the bytes of a file: whatever they are, there is a spec or a diagnostic."""
+    """Read, check, format and fix the bytes of a file: whatever they are, there is a spec or a diagnostic."""
     found = Diagnostics()
     source = read_source("spec.xtrain", found, data=data)
     if source is None:

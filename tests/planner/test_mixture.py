@@ -182,7 +182,7 @@ def test_the_learning_rate_is_that_of_the_schedule_times_the_scale(make_plan):
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 EPOCHS = "experiment tiny { budget = 2 epochs }"
-# Blocks → code, what its span shows, words of the message, words of the hint, a `--set` that mends it ("" for none).
+# Blocks → code, what its span shows, words of the message, words of the hint, a `--set` that fixes it ("" for none).
 WRONG = {
     "no weights": (
         {"dataset": TWO},

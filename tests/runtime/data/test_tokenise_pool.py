@@ -141,7 +141,7 @@ def test_what_a_unit_raises_is_raised_at_its_turn(jobs: int, tmp_path: Path):
     with pytest.raises(ZeroDivisionError, match="by hand") as caught:
         build_store(lines_of(folder), BytesEncoder(), cache, jobs=jobs)
     assert jobs == 1 or "in _encode" in caught.value.__notes__[0]
-    (folder / "012.jsonl").write_text('{"text": "mended"}\n')
+    (folder / "012.jsonl").write_text('{"text": "repaired"}\n')
     with pytest.raises(DataError, match=r"013\.jsonl:1: not enough memory"):
         build_store(lines_of(folder), BytesEncoder(), cache, jobs=jobs)
     # The broken end of an archive is met early by the process that reads, and told when all before it is done.

@@ -11,12 +11,12 @@ class Hands:
 
 
 def worked(hands: Hands, seconds: float) -> RefreshLimiter:
-    sparing = RefreshLimiter(lambda: hands.now, lambda: hands.spent)
-    assert sparing.due
-    with sparing.spending():
+    limiter = RefreshLimiter(lambda: hands.now, lambda: hands.spent)
+    assert limiter.due
+    with limiter.spending():
         hands.spent += seconds
         hands.now += seconds
-    return sparing
+    return limiter
 
 
 def test_what_costs_little_is_due_at_once() -> None:
@@ -25,16 +25,16 @@ def test_what_costs_little_is_due_at_once() -> None:
 
 def test_what_costs_much_waits_until_it_is_a_small_share() -> None:
     hands = Hands()
-    sparing = worked(hands, 0.5)
+    limiter = worked(hands, 0.5)
     hands.now += 0.5 / SHARE - 0.01
-    assert not sparing.due
+    assert not limiter.due
     hands.now += 0.02
-    assert sparing.due
+    assert limiter.due
 
 
 def test_time_in_which_others_compute_is_not_counted() -> None:
     hands = Hands()
-    sparing = RefreshLimiter(lambda: hands.now, lambda: hands.spent)
-    with sparing.spending():
+    limiter = RefreshLimiter(lambda: hands.now, lambda: hands.spent)
+    with limiter.spending():
         hands.now += 10.0
-    assert sparing.due
+    assert limiter.due
