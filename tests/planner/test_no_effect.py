@@ -160,6 +160,7 @@ EXEMPT = {
     "events.2.count": "of nan alone",
     "datasets.code.name": "the name is the key",
     "datasets.web.name": "the name is the key",
+    **dict.fromkeys(("model.folder", "model.weights"), "of a folder: tests/planner/test_model_folder.py"),
     "ticks": "an empty list has no settings",
     "events": "an empty list has no settings",
     **dict.fromkeys(("ema", "step", "evaluation_step"), "a block that is not there has no settings"),
