@@ -104,13 +104,14 @@ class Export:
         total = sum(formats.values())
         _check_room(to, total + sum(map(len, contents.values())) + SMALL_BYTES)
         with new_folder(to) as folder:
-            writer = WeightsWriter(files, WholeTensors(self.tensors), self.prefix, folder, report)
-            writer.write()
             for name, content in contents.items():
                 (folder / name).parent.mkdir(exist_ok=True)
                 durable.write(folder / name, content)
-            writer.verify()
             self._verify(folder, tokenizer)
+            writer = WeightsWriter(files, WholeTensors(self.tensors), self.prefix, folder, report)
+            writer.write()
+            writer.verify()
+            self._verify_weights(folder)
         tensors = sum(len(file.tensors) for file in files)
         remarks: tuple[str, ...] = ()
         if origin is not None and not (origin / CONFIG).is_file():
@@ -173,18 +174,21 @@ class Export:
     # What was written -------------------------------------------------------------------------------------------------
 
     def _verify(self, folder: Path, tokenizer: TextTokenizer) -> None:
-        """Read the folder as `model "folder"` and `tokenizer "folder"` do. Raises ExportFailed."""
+        """Read config and tokenizer as `model "folder"` and `tokenizer "folder"` do. Raises ExportFailed."""
         arch = self.plan.architecture
         means, diagnostics = settings_in_folder(str(folder))
         if wrong := [error.message for error in diagnostics.errors] or read_differences(arch, means):
             raise ExportFailed(f"{CONFIG} cannot say what this model is: {'; '.join(wrong[:3])}", "X525")
-        try:
-            assign(arch, read_weight_files(str(folder)))
-        except (WeightsUnreadable, ValueError) as problem:
-            raise ExportFailed(f"what was written is not the model: {problem}") from problem
         again = load_tokenizer(str(folder), Path())
         if (again.bos, again.eos, again.vocab_size) != (tokenizer.bos, tokenizer.eos, tokenizer.vocab_size):
             raise ExportFailed("the tokenizer that was written is not that of the run")
+
+    def _verify_weights(self, folder: Path) -> None:
+        """Hold the tensors of the folder against the model, as `model "folder"` does. Raises ExportFailed."""
+        try:
+            assign(self.plan.architecture, read_weight_files(str(folder)))
+        except (WeightsUnreadable, ValueError) as problem:
+            raise ExportFailed(f"what was written is not the model: {problem}") from problem
 
 
 def check_exportable(plan: Plan) -> None:
