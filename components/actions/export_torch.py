@@ -60,7 +60,7 @@ def export(
         tensors, said = begun.state.weights()
 
         def convert() -> Exported:
-            state = {**begun.state.described(), "written_by": written_by(records.directory)}
+            state = {**begun.state.described(), "made_by": written_by(records.directory)}
             export = Export(
                 plan=plan,
                 run=records.directory,

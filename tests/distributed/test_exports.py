@@ -90,6 +90,7 @@ def test_every_layout_exports_what_it_has_read(
     assert (first["step"], first["path"], first["weights"]) == (1, f"{label}/step-1", "trained")
     assert end["bytes"] == sum(each.nbytes for each in before.values()) == end["formats"]["fp32"]
     assert not list(directory.glob("*.partial"))
+    assert "| made by | xtrain " in (folder / label / "end" / "README.md").read_text()
 
     (directory / "metadata").mkdir(exist_ok=True)
     (directory / "metadata" / "environment.json").write_text(json.dumps({"folder": str(folder)}))
