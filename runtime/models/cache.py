@@ -27,10 +27,10 @@ class KeyValueCache:
         if known is None:
             known = tuple(x.new_empty(*x.shape[:2], self.length, x.shape[3]) for x in new)
             self._tensors[layer] = known
-        end = self.filled + new[0].shape[2]
+        count = new[0].shape[2]
         for tensor, x in zip(known, new, strict=True):
-            tensor[:, :, self.filled : end] = x
-        return [tensor[:, :, :end] for tensor in known]
+            tensor.narrow(2, self.filled, count).copy_(x)
+        return [tensor.narrow(2, 0, self.filled + count) for tensor in known]
 
     @property
     def bytes(self) -> int:
