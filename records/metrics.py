@@ -111,12 +111,12 @@ FREE_NAMES: Final = {
         "rows",
     ),
     "moe/aux_loss": doc(
-        "load-balancing loss of the routers before its weight, mean over rows, layers and the steps since the last "
-        "record; 1 when balanced; only with experts"
+        "load-balancing loss of the routers before its weight, mean over rows, layers with experts and the steps since "
+        "the last record; 1 when balanced; only with experts"
     ),
     "moe/load/LAYER": doc(
         "how real tokens were distributed over the experts of that layer since the last record, a list that adds up "
-        "to 1; only with experts",
+        "to 1; only of layers with experts",
         "shares",
     ),
     "step/NAME/KEY": doc("what your own function in place of the step returned under KEY, on the first rank"),

@@ -20,6 +20,7 @@ from ...dsl.schema.model_config import (
     Config,
     ConfigKey,
     ModelConfig,
+    Only,
     head_width,
     query_heads,
 )
@@ -43,9 +44,13 @@ def _flags(numbers: list[int], layers: int) -> list[int]:
     return [int(layer not in numbers) for layer in range(layers)]
 
 
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def _by_interval(config: Config) -> list[int] | None:
     layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval", 4)
-    if not isinstance(layers, int) or not isinstance(interval, int) or interval < 1:
+    if not isinstance(layers, int) or not _is_interval(interval):
         return None
     return list(range(interval - 1, layers, interval))
 
@@ -92,9 +97,15 @@ class SmolLM3(TransformerSettings):
         ),
         rope_theta=2e6,
         constant={"qk_norm": False},
-        only={**ONLY, "use_sliding_window": OFF, "layer_types": FULL_ATTENTION},
-        # Of windows, and what `no_rope_layers` is made of where that is absent.
-        harmless=HARMLESS | {"sliding_window", "max_window_layers", "no_rope_layer_interval"},
+        only={
+            **ONLY,
+            "use_sliding_window": OFF,
+            "layer_types": FULL_ATTENTION,
+            # What `no_rope_layers` is made of where that is absent.
+            "no_rope_layer_interval": Only(fits=_is_interval, words="a whole number above 0"),
+        },
+        # Of windows.
+        harmless=HARMLESS | {"sliding_window", "max_window_layers"},
     )
     stored: ClassVar[StoredNames] = StoredNames()
 

@@ -248,6 +248,7 @@ def test_blocks_without_experts_are_those_of_the_file(folder: Folder):
     assert plan is not None and "expert_every" not in plan.architecture.to_json()
 
 
+KEYS: dict[str, Any] = {"architectures": "null", "attention_bias": None}  # of a family without biases on all
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another family": ("X521", '"gemma3"', {"model_type": "gemma3"}),
     "no family": ("X521", "model_type", {"model_type": None}),
@@ -303,6 +304,16 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                                "router_jitter_noise": 0.1, "attention_bias": None}),
     "windows of qwen3": ("X522", "use_sliding_window", {"model_type": "qwen3", "architectures": "null",
                                                         "use_sliding_window": True}),
+    "windows of qwen2": ("X522", "use_sliding_window", {
+        **KEYS, "model_type": "qwen2", "use_sliding_window": True}),
+    "positions of three parts": ("X522", "use_mrope", {**KEYS, "model_type": "qwen2", "use_mrope": True}),
+    "clipped activations": ("X522", "clip_qkv", {**KEYS, "model_type": "olmo2", "clip_qkv": 8.0}),
+    "flags of layers that are none": ("X522", "0 or 1", {**KEYS, "model_type": "smollm3", "no_rope_layers": [1, 2]}),
+    "no interval": ("X522", "no_rope_layer_interval", {**KEYS, "model_type": "smollm3", "no_rope_layer_interval": 0}),
+    "a gate of another kind": ("X522", "moe_gate", {
+        **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "moe_gate": "sigmoid"}),
+    "no width of the shared expert": ("X304", "shared_ffn", {
+        **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "shared_expert_intermediate_size": 0}),
     "windows of some layers": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
                                                        "layer_types": ["full_attention", "sliding_attention"]}),
 }  # fmt: skip

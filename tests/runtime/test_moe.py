@@ -253,6 +253,22 @@ def test_the_log_has_means_over_steps_rows_and_layers_and_shares_of_loads():
     assert RouterMetrics.of(planned(dense), tower(dense), RANK).take(3) == {}
 
 
+def test_layers_without_experts_count_in_no_mean_and_have_no_loads():
+    arch = architecture(layers=4, own={"expert_every": 2}, router_aux_loss=0.3, router_z_loss=0.2)
+    model = tower(arch, rows=ROWS)
+    metrics = RouterMetrics.of(planned(arch), model, RANK)
+    model.parts[0](*tokens(ROWS, 6))
+    taken = metrics.take(1)
+    assert taken.keys() == {"moe/aux_loss", "moe/load/1", "moe/load/3"}
+    gates = [model.parts[0].layers[layer].mlp.gate for layer in ("1", "3")]
+    assert taken["moe/aux_loss"] == pytest.approx(sum(gate.aux.item() for gate in gates) / (2 * ROWS), rel=1e-12)
+    for layer, gate in zip((1, 3), gates, strict=True):
+        assert taken[f"moe/load/{layer}"] == pytest.approx(
+            (gate.loads_E.double() / gate.loads_E.sum()).tolist(), rel=1e-12
+        )
+        assert (gate.aux_weight, gate.z_weight) == pytest.approx((0.3 / (2 * ROWS), 0.2 / (2 * ROWS)), rel=1e-12)
+
+
 def planned(arch) -> Any:
     """A plan, as far as routers read it."""
     return SimpleNamespace(architecture=arch, node=lambda name: SimpleNamespace(args={"rows": ROWS}))

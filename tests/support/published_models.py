@@ -26,7 +26,7 @@ from xtrain.planner.model.inventory import count_parameters
 from xtrain.planner.plan import Parameters
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "families.md"
-BLOCK: Final = re.compile(r"(?P<begin><!-- table of (?P<name>\w+), [^>]*-->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+BLOCK: Final = re.compile(r"(?P<begin><!-- models (?P<name>\w+), [^>]*-->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 LLAMA31: Final = {
     "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
     "eos_token_id": 128001, "hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 131072,
