@@ -32,7 +32,7 @@ from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import ExportFailed
 from ..files import durable
 from ..generation.chat import Chat
-from ..generation.continuation import Ends
+from ..generation.continuation import TextEnds
 from ..generation.trained import planned_template
 from ..training.ema import Which
 from .model_card import last_loss, model_card
@@ -168,7 +168,7 @@ class Export:
         if named != "auto":
             files[TEMPLATE] = template.text.encode()
         closing = Chat(template=template, tokenizer=tokenizer).closing
-        ends = Ends.of(tokenizer, [closing] if closing else []).tokens - {tokenizer.eos}
+        ends = TextEnds.of(tokenizer, [closing] if closing else []).tokens - {tokenizer.eos}
         return tokenizer, [tokenizer.eos, *sorted(ends)], files
 
     # What was written -------------------------------------------------------------------------------------------------
