@@ -107,7 +107,7 @@ class Export:
             for name, content in contents.items():
                 (folder / name).parent.mkdir(exist_ok=True)
                 durable.write(folder / name, content)
-            self._verify(folder, tokenizer)
+            self._verify(folder, contents, tokenizer)
             writer = WeightsWriter(files, WholeTensors(self.tensors), self.prefix, folder, report)
             writer.write()
             writer.verify()
@@ -173,9 +173,12 @@ class Export:
 
     # What was written -------------------------------------------------------------------------------------------------
 
-    def _verify(self, folder: Path, tokenizer: TextTokenizer) -> None:
-        """Read config and tokenizer as `model "folder"` and `tokenizer "folder"` do. Raises ExportFailed."""
+    def _verify(self, folder: Path, contents: dict[str, bytes], tokenizer: TextTokenizer) -> None:
+        """Read the files beside the weights, config and tokenizer as `model "folder"` and `tokenizer "folder"` do.
+        Raises ExportFailed."""
         arch = self.plan.architecture
+        if changed := [name for name, content in contents.items() if (folder / name).read_bytes() != content]:
+            raise ExportFailed(f"{changed[0]} is not what was written: the disk has changed it")
         means, diagnostics = settings_in_folder(str(folder))
         if wrong := [error.message for error in diagnostics.errors] or read_differences(arch, means):
             raise ExportFailed(f"{CONFIG} cannot say what this model is: {'; '.join(wrong[:3])}", "X525")

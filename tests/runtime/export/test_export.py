@@ -220,21 +220,32 @@ def test_a_damaged_checkpoint_is_named_by_its_file(run: tuple[Path, Plan], tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_disk_has_changed_is_found(run: tuple[Path, Plan], tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "number", "which"),
+    [
+        (memoryview, 3, r"`model\.layers\.0.*` in model\.safetensors"),
+        (bytes, 3, r"config\.json"),
+        (bytes, 5, "README.md"),
+    ],
+)
+def test_what_the_disk_has_changed_is_found(
+    run: tuple[Path, Plan], tmp_path: Path, monkeypatch, kind: type, number: int, which: str
+):
+    """In the chunks of tensors, and in what is written as a whole."""
     directory, plan = run
     save(plan, directory, drawn(plan))
-    append, target = durable.append, 5
+    append, target = durable.append, number
 
     def changed(fd: int, content: Any) -> None:
         nonlocal target
-        target -= 1
+        target -= isinstance(content, kind)
         if target == 0:
-            content = bytearray(content)
+            target, content = -1, bytearray(content)
             content[-1] ^= 1
         append(fd, content)
 
     monkeypatch.setattr(durable, "append", changed)
-    with pytest.raises(ExportFailed, match=r"`model\.layers\.0.*` in model\.safetensors is not what was written"):
+    with pytest.raises(ExportFailed, match=f"{which} is not what was written"):
         export(directory, plan, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
