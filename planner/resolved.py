@@ -1,6 +1,6 @@
 """`Resolved`: a spec with nothing left to choose, which the parts of a plan are made from."""
 
-from collections.abc import Container
+from collections.abc import Iterable
 
 from attrs import frozen
 
@@ -183,9 +183,10 @@ class Resolved:
         every = self.spec.activation.every
         return [sum((layer + 1) % every == 0 for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
 
-    def matches(self, layers: Container[int]) -> list[int]:
+    def matches(self, layers: Iterable[int]) -> list[int]:
         """How many of these layers are on each pipeline coordinate."""
-        return [sum(layer in layers for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
+        wanted = set(layers)
+        return [sum(layer in wanted for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
 
     def size(self, axis: str) -> int:
         return self.layout.size(axis)

@@ -127,4 +127,5 @@ class SmolLM3(TransformerSettings):
             attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias, rope=rope)
             return pre_norm(attention, mlp)
 
-        return tuple(block(layer not in arch.own["no_rope"]) for layer in range(arch.layers))
+        rotary, plain, without = block(True), block(False), set(arch.own["no_rope"])
+        return tuple(plain if layer in without else rotary for layer in range(arch.layers))

@@ -307,7 +307,7 @@ class MixedTransformer(ExpertTransformer):
     @classmethod
     def has_experts(cls, arch: Any) -> list[bool]:
         """Of each layer of an `Architecture`, whether its block has experts."""
-        every, dense = arch.own.get("expert_every", 1), arch.own.get("dense_layers", ())
+        every, dense = arch.own.get("expert_every", 1), set(arch.own.get("dense_layers", ()))
         return [layer not in dense and (layer + 1) % every == 0 for layer in range(arch.layers)]
 
     def unfit(self) -> tuple[str, str, str] | None:

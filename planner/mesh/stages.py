@@ -1,5 +1,6 @@
 """Which layers belong to which pipeline stage, and which stages to which rank."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -85,23 +86,43 @@ def balance(layers: int, stages: int, embedding_cost: float = 0.0, head_cost: fl
 
 
 def balance_unequal(costs: Sequence[float], stages: int, embedding_cost: float, head_cost: float) -> list[int]:
-    """The same of layers that do not cost the same, `costs` in the order of layers: of all ways to cut them into runs
-    of at least one layer one whose most expensive stage is cheapest, and among those one that is even."""
+    """The same of layers that do not cost the same, `costs` in the order of layers, at least one for each stage: of all
+    ways to cut them into runs one whose most expensive stage is cheapest; each end of a stage as near as that allows to
+    where what is left would be shared evenly."""
     sums = [0.0, *accumulate(costs)]
-    # Layers behind which a stage ends → its most expensive stage, the sum of squares of all, and the layers of each.
-    best = {0: (0.0, 0.0, ())}
-    for stage in range(stages):
-        ends = embedding_cost * (stage == 0) + head_cost * (stage == stages - 1)
-        found: dict[int, tuple[float, float, tuple[int, ...]]] = {}
-        for last in range(stage + 1, len(costs) - (stages - 1 - stage) + 1):
-            ways = []
-            for first, (most, squares, counts) in best.items():
-                if first < last:
-                    cost = sums[last] - sums[first] + ends
-                    ways.append((max(most, cost), squares + cost**2, (*counts, last - first)))
-            found[last] = min(ways)
-        best = found
-    return list(best[len(costs)][2])
+    ends = [embedding_cost * (stage == 0) + head_cost * (stage == stages - 1) for stage in range(stages)]
+    low, high = 0.0, sums[-1] + sum(ends)
+    for _ in range(64):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _first_layers(sums, ends, middle) is not None else (middle, high)
+    most = high * (1 + 1e-12)
+    firsts = _first_layers(sums, ends, most)
+    assert firsts is not None
+    counts, first = [], 0
+    for stage in range(stages - 1):
+        share = (sums[-1] - sums[first] + sum(ends[stage:])) / (stages - stage)
+        target = sums[first] + share - ends[stage]
+        least = max(first + 1, firsts[stage + 1])
+        last = min(len(costs) - (stages - 1 - stage), bisect_right(sums, sums[first] + most - ends[stage]) - 1)
+        place = min(max(bisect_left(sums, target), least), last)
+        before = max(place - 1, least)
+        end = before if abs(sums[before] - target) <= abs(sums[place] - target) else place
+        counts.append(end - first)
+        first = end
+    return [*counts, len(costs) - first]
+
+
+def _first_layers(sums: list[float], ends: list[float], most: float) -> list[int] | None:
+    """The first layer of every stage, where each from the last one on takes as many as cost at most `most`; None where
+    they do not take all."""
+    found, last = [], len(sums) - 1
+    for stage in reversed(range(len(ends))):
+        first = max(stage, bisect_left(sums, sums[last] + ends[stage] - most))
+        if first >= last:
+            return None
+        found.append(first)
+        last = first
+    return found[::-1] if not last else None
 
 
 def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:

@@ -1,7 +1,9 @@
 """The part of the page about a pipeline: which layers each stage has, on which ranks, how evenly work is spread."""
 
+from bisect import bisect_left, bisect_right
 from itertools import groupby
 
+from ..architecture import block_parameters
 from ..mesh.stages import Pipeline
 from ..plan import Plan
 from ..units import count_text, plural
@@ -96,9 +98,11 @@ def _ends(plan: Plan, pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
 
 def _blocks_size(plan: Plan, span: tuple[int, int]) -> int:
     """Parameters of the blocks of a stage, whole."""
-    layers = range(span[0], span[1] + 1)
-    blocks = (tensor for tensor in plan.parameters.tensors if tensor.name.startswith("layers."))
-    return sum(tensor.size for tensor in blocks if int(tensor.name.split(".")[1]) in layers)
+    found = 0
+    for kind in plan.architecture.kinds:
+        count = bisect_right(kind.layers, span[1]) - bisect_left(kind.layers, span[0])
+        found += count * sum(tensor.size for tensor in block_parameters(plan.architecture, kind.first))
+    return found
 
 
 def _imbalance(plan: Plan) -> str:

@@ -197,6 +197,7 @@ def test_no_other_cut_of_unequal_layers_is_cheaper(case):
     best = min(map(dearest, combinations(range(1, len(costs)), stages - 1)))
     assert dearest(tuple(accumulate(counts))[:-1]) == pytest.approx(best)
     assert balance_unequal([1.0, 1.0, 4.0, 1.0, 1.0], 2, 0.0, 0.0) == [2, 3]
+    assert balance_unequal([0.3] * 3 + [1.1] * 45, 8, 0.0, 2.0) == [8, *[6] * 6, 4]
 
 
 @pytest.mark.parametrize("layers", range(4, 30))
