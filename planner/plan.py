@@ -301,12 +301,28 @@ class Work:
 
     position: of products with weights, for each position. pair: of attention, for each position and each one of its
     document, before or behind it. position_again, pair_again: those of them that a backward computes a second time.
+    windows: (window, share of the blocks that have it), where attention has windows: positions further apart are not
+    computed. None: a block without.
     """
 
     position: int
     pair: int
     position_again: int = 0
     pair_again: int = 0
+    windows: tuple[tuple[int | None, float], ...] = ()
+
+    def pairs(self, length: int) -> int:
+        """Pairs of positions of a document of so many, a mean over the blocks."""
+        if not self.windows:
+            return length**2
+        return round(sum(share * pairs_within(length, window) for window, share in self.windows))
+
+
+def pairs_within(length: int, window: int | None) -> int:
+    """Pairs of positions of a document of so many that lie less than `window` apart, before or behind."""
+    if window is None or window >= length:
+        return length**2
+    return length * (2 * window - 1) - window * (window - 1)
 
 
 @frozen(kw_only=True)

@@ -34,6 +34,7 @@ from .plan import (
     RefusedWorlds,
     Timeline,
     Traced,
+    Work,
 )
 
 # Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
@@ -45,6 +46,7 @@ LATER: dict[type, tuple[str, ...]] = {
     PlanTick: ("epochs", "fraction"),
     PlanPhase: ("passes", "epochs"),
     Timeline: ("stop_at_amount", "stop_after_amount"),
+    Work: ("windows",),
 }
 
 # Fields whose key in the file is another: plans of before, and their ids, stay what they are.

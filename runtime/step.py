@@ -81,6 +81,7 @@ def outline(plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int) -> 
 
 @op("step.agree")
 def agree(
+    plan: Plan,
     rank: Rank,
     agreement: Agreement,
     poller: Poller,
@@ -106,7 +107,7 @@ def agree(
 
     def run(step: Step) -> None:
         valid = sum(m.num_valid for m in step.microbatches) if counts else 0
-        own = DocumentSums.of(step.microbatches) if measures else DocumentSums()
+        own = DocumentSums.of(step.microbatches, plan.estimates.work.pairs) if measures else DocumentSums()
         heard = agreement.meet(valid, own.tokens, own.pairs, own.laid_pairs)
         step.valid_tokens, *sums = map(int, heard)
         step.documents = DocumentSums(*sums)

@@ -168,7 +168,10 @@ class _FamilyReader(BodyReader):
             many = value if signature.parameters[each].kind is inspect.Parameter.VAR_POSITIONAL else (value,)
             for one in many:
                 self._check(each, kind, one, node)
-        found = piece(*given, **named)
+        try:
+            found = piece(*given, **named)
+        except ValueError as error:
+            raise self.wrong(f"`{title}`: {error}", node, "give another value") from None
         if not getattr(found, "pieces", (found,)):
             raise self.wrong(f"`{title}` has no pieces", node, "put one in")
         if isinstance(found, Layer):

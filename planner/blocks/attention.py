@@ -1,24 +1,34 @@
 """Grouped-query attention with rotary positions, over rows that context parallelism may have spread over ranks."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter
 from ..costs.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
+from ..plan import pairs_within
 from .block import Layer, later, row_bias
 from .norm import norm_weight
 
 if TYPE_CHECKING:
     from ..costs.block_trace import Tracer
 
+TILE: Final = 256  # queries whose scores are in memory at once, where no kernel spares them and a row is on one rank
+
 
 @frozen
 class AttentionLayer(Layer):
     """qk_norm: RMSNorm on queries and keys, head by head, or with `wide_norm` over all heads together. bias: one on
     queries, keys and values. output_bias: one on what is added to the residual stream. rope: queries and keys are
-    turned by their positions."""
+    turned by their positions.
+
+    window: a query sees so many positions of its document, the newest, its own included; None: all before it. sinks:
+    every head has a further score in its softmax, learned, whose value is zero. scale: what products of queries and
+    keys are multiplied by; None: 1 / √head_dim. cap: scores s are cap · tanh(s / cap); None: as they are.
+
+    Raises ValueError for a window, a scale or a cap that is not above 0.
+    """
 
     attends = True
 
@@ -27,9 +37,16 @@ class AttentionLayer(Layer):
     output_bias: bool = later(False)
     wide_norm: bool = later(False)
     rope: bool = later(True)
+    window: int | None = later(None)  # pyright: ignore[reportIncompatibleVariableOverride]
+    sinks: bool = later(False)
+    scale: float | None = later(None)
+    cap: float | None = later(None)
 
-    def words(self, arch: Architecture) -> tuple[str, ...]:
-        return ("rotary positions" if self.rope else "no positions",)
+    def __attrs_post_init__(self) -> None:
+        for name in ("window", "scale", "cap"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{name}` is {value}, and must be above 0")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
@@ -60,6 +77,14 @@ class AttentionLayer(Layer):
         elif self.qk_norm:  # a rank has used them on its own heads
             yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always")
             yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always")
+        if self.sinks:
+            yield BlockParameter(
+                name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
+            )
+
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        window = "no window" if self.window is None else f"window {self.window:,}"
+        return "rotary positions" if self.rope else "no positions", window
 
     def cached(self, arch: Architecture, tp: int) -> int:
         return 2 * arch.kv_heads // tp * arch.head_dim  # a key and a value of each of its heads
@@ -84,44 +109,64 @@ class AttentionLayer(Layer):
         q = project("q_proj", "q_norm", local.heads)
         k = project("k_proj", "k_norm", local.kv_heads)
         v = project("v_proj", "", local.kv_heads)
-        return on.row_parallel_linear(_kernel(on, q, k, v), f"{self.name}.o_proj", local.tokens)
+        return on.row_parallel_linear(_kernel(self, on, q, k, v), f"{self.name}.o_proj", local.tokens)
 
 
-def _kernel(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
+def _kernel(layer: AttentionLayer, on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
     """From queries, keys and values to what the output matrix takes."""
-    ops, local, axes = on.ops, on.local, on.axes
-    size, flops = local.queries, 4 * local.tokens * local.sequence * local.heads * local.head_dim
-    statistics = local.tokens * local.heads * local.exact  # logsumexp of the scores
-    if axes.ulysses == 1 and axes.ring == 1:
-        return ops.op(
-            *(q, k, v),
-            makes=size,
-            keeps=(q, k, v),
-            keeps_output=True,
-            extra=(statistics, *((local.rows * local.sequence**2 * local.width,) if local.masked else ())),
-            saved=ATTENTION,
-            flops=flops,
-            attends=True,
-        )
+    local, axes = on.local, on.axes
     parts: tuple[TracedTensor, ...] = (q, k, v)
     if axes.ulysses > 1:
         parts = (_to_heads(on, q, k, v),)
-    out = (
-        _ring(on, parts, flops, statistics)
-        if axes.ring > 1
-        else ops.op(
-            *parts,
-            makes=size,
-            keeps=parts,
-            keeps_output=True,
-            extra=(statistics,),
-            scratch=(0, parts[0].size),
-            saved=ATTENTION,
-            flops=flops,
-            attends=True,
-        )
-    )
+    is_causal = not layer.sinks and layer.cap is None and (layer.window is None or layer.window >= local.sequence)
+    if axes.ring > 1 or (local.attention == "documents" and not is_causal):
+        out = _blockwise(layer, on, parts)
+    else:
+        out = _whole_rows(layer, on, parts)
     return _to_positions(on, out) if axes.ulysses > 1 else out
+
+
+def _flops(layer: AttentionLayer, on: "Tracer") -> int:
+    local = on.local
+    pairs = local.tokens * pairs_within(local.sequence, layer.window) // local.sequence
+    return 4 * pairs * local.heads * local.head_dim
+
+
+def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+    """One product for each row, or under a mask of all its positions."""
+    ops, local = on.ops, on.local
+    size, sinks = local.queries, _sinks(layer, on)
+    statistics = local.tokens * local.heads * local.exact  # logsumexp of the scores
+    seen = local.rows * local.sequence**2
+    masked, scores = local.attention == "mask", local.heads // on.axes.ulysses * seen * local.exact
+    written_out = masked and (layer.sinks or layer.cap is not None)
+    mask = seen * (1 if written_out else local.width) if masked else 0
+    scratch = (2 * scores, 4 * scores) if written_out else (0, parts[0].size if len(parts) == 1 else 0)
+    out = ops.op(
+        *parts,
+        makes=size,
+        keeps=parts,
+        keeps_output=True,
+        extra=(statistics, *((mask,) if mask else ())),
+        scratch=scratch,
+        saved="" if written_out else ATTENTION,
+        flops=_flops(layer, on),
+        attends=True,
+        **(sinks if written_out else {}),
+    )
+    if not layer.sinks or written_out:
+        return out
+    # What is left beside the sink, of each query, times what there is without.
+    shares = (statistics, *(() if local.width == local.exact else (local.tokens * local.heads * local.width,)))
+    return ops.op(out, makes=size, keeps=(out,), extra=shares, scratch=(0, size), **sinks)
+
+
+def _sinks(layer: AttentionLayer, on: "Tracer") -> dict[str, Any]:
+    """The parameter of sinks, as an operation has it."""
+    if not layer.sinks:
+        return {}
+    name = f"{layer.name}.sinks"
+    return {"weights": on.bytes_of(name), "parameters": (name,)}
 
 
 def _to_heads(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
@@ -141,22 +186,27 @@ def _to_positions(on: "Tracer", out: TracedTensor) -> TracedTensor:
     return ops.op(received, makes=out.size)
 
 
-def _ring(on: "Tracer", parts: tuple[TracedTensor, ...], flops: int, statistics: int) -> TracedTensor:
-    """Keys and values go round; their gradients too, one message more, in the format of exact sums."""
+def _blockwise(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+    """Block by block. In a ring keys and values go round; their gradients too, one message more, in the format of exact
+    sums."""
     ops, local, axes = on.ops, on.local, on.axes
     keys = 2 * local.tokens * local.spread_kv * local.head_dim
     queries = local.queries // local.width
     width, exact = local.width, local.exact
     around = [CollectiveCall("ring", op, CP, keys * width) for op in ("send", "recv")] * (axes.ring - 1)
-    back = [CollectiveCall("ring", op, CP, keys * exact) for op in ("send", "recv")] * axes.ring
+    back = [CollectiveCall("ring", op, CP, keys * exact) for op in ("send", "recv")] * (axes.ring if around else 0)
+    coming = keys * (exact + width) if around else 0
     repeated = 2 * queries * width if local.heads != local.spread_kv else 0
     sums = queries * exact + keys * (exact + width)
-    scores, each = local.scores, queries * width
-    if scores:  # all of them where a rank meets its own keys, half of them where it meets another's
+    statistics = local.tokens * local.heads * exact  # logsumexp of the scores
+    scores, each = _scores(layer, on), queries * width
+    if scores and not around:
+        block = 4 * scores
+    elif scores:  # all of them where a rank meets its own keys, half of them where it meets another's
         met = max(3 * scores, 2 * scores + 3 * each)
-        block = max(met, keys * (exact + width) + each + max(3 * scores // 2, scores + 5 * each // 2))
+        block = max(met, coming + each + max(3 * scores // 2, scores + 5 * each // 2))
     else:
-        block = keys * exact + 7 * each // 2 + (2 * keys * width if repeated else 0)
+        block = (keys * exact if around else 0) + 7 * each // 2 + (2 * keys * width if repeated else 0)
     at_once = max(3 * scores, each + 2 * queries * exact)
     return ops.op(
         *parts,
@@ -165,11 +215,24 @@ def _ring(on: "Tracer", parts: tuple[TracedTensor, ...], flops: int, statistics:
         keeps_output=True,
         extra=(keys * width, statistics, *(() if len(parts) > 1 else (queries * width,))),
         scratch=(
-            keys * width + repeated + queries * exact + at_once,
+            (keys * width if around else 0) + repeated + queries * exact + at_once,
             sums + repeated + block - (queries + keys) * width,
         ),
-        flops=flops,
+        flops=_flops(layer, on),
         attends=True,
         calls=around,
         back_calls=[*around, *back],
+        **_sinks(layer, on),
     )
+
+
+def _scores(layer: AttentionLayer, on: "Tracer") -> int:
+    """Bytes of the scores that are in memory at once, where no kernel spares them."""
+    local, axes = on.local, on.axes
+    if local.flash and layer.cap is None:
+        return 0
+    heads = local.heads // axes.ulysses
+    if axes.ring > 1:
+        return local.rows * heads * (local.sequence // axes.ring) ** 2 * local.exact
+    tile = min(local.sequence, TILE, layer.window or TILE)
+    return heads * tile * local.sequence * local.exact

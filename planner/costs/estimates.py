@@ -5,8 +5,8 @@ from typing import Final
 from attrs import evolve
 
 from ..mesh.cluster import device_kind
-from ..model.inventory import block_matmul_parameters, training_work
-from ..plan import Estimates, Hardware, RankClass, Traffic, Work
+from ..model.inventory import block_matmul_parameters, flops_per_token, training_work
+from ..plan import Estimates, Hardware, RankClass, Traffic, Work, pairs_within
 from ..resolved import Resolved
 from .bubble import bubble
 from .memory import memory_of, stage_plays
@@ -30,6 +30,10 @@ SOURCES: Final = {
     "mfu from flops_per_token, each row one whole document",
     "checkpoint_bytes": "parameters and two moments in the format of the parameters, and averages where they are kept",
 }
+WINDOWED: Final = {
+    "flops_per_token": f"{SOURCES['flops_per_token']}; of attention with a window the positions that lie less than it "
+    "apart, before and behind",
+}
 
 
 def estimate(run: Resolved, cluster: Hardware) -> Estimates:
@@ -37,7 +41,7 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
     tokens = run.batch.tokens_per_step
     stages = stage_plays(run, cluster)
     work = _work(run, stages)
-    per_token = work.position + work.pair * run.batch.sequence
+    per_token = flops_per_token(run.architecture, run.batch.sequence)
     classes, flops = _classes(run, cluster, stages), per_token * tokens
     share = bubble(run.spec.parallel.pp.schedule, run.pipeline, run.batch.accumulate, *_works(run, stages))
     world = run.layout.mesh.world_size
@@ -50,7 +54,7 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
         classes=classes,
         bubble=share,
         times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops),
-        sources=SOURCES,
+        sources=SOURCES | (WINDOWED if work.windows else {}),
     )
 
 
@@ -90,8 +94,11 @@ def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic,
 def _flops(run: Resolved, pp: int) -> int:
     """Of a step on one rank of a coordinate, without what is computed again; its ranks share the work evenly."""
     arch = run.architecture
-    token = 12 * arch.heads * arch.head_dim * run.batch.sequence * run.pipeline.blocks()[pp]
+    token, sequence = 0, run.batch.sequence
     for kind in arch.kinds:
+        for layer in (each for each in kind.block.layers() if each.attends):
+            pairs = pairs_within(sequence, layer.window)
+            token += 12 * arch.heads * arch.head_dim * pairs // sequence * run.matches(kind.layers)[pp]
         token += 6 * block_matmul_parameters(arch, kind.first) * run.matches(kind.layers)[pp]
     if run.pipeline.holds_last(pp):
         token += 6 * arch.vocab * arch.dim
@@ -112,15 +119,12 @@ def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], l
 
 def _work(run: Resolved, stages: list[list[StagePlay]]) -> Work:
     """Operations of the whole model; what is done again is counted on all ranks of all coordinates."""
-    tokens, sequence = run.batch.tokens_per_step, run.batch.sequence
+    tokens, sequence, work = run.batch.tokens_per_step, run.batch.sequence, training_work(run.architecture)
     turns = run.layout.mesh.world_size // run.size("pp") * run.batch.accumulate
     found = [_again(stage) for own in stages for stage in own]
     products, attention = (turns * sum(each) for each in zip(*found, strict=True))
-    return evolve(
-        training_work(run.architecture),
-        position_again=products // tokens,
-        pair_again=attention // (tokens * sequence),
-    )
+    rows = tokens // sequence
+    return evolve(work, position_again=products // tokens, pair_again=attention // (rows * work.pairs(sequence)))
 
 
 def _again(stage: StagePlay) -> tuple[int, int]:

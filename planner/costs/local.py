@@ -19,8 +19,8 @@ class Local:
     tokens: those it holds of the microbatch's rows; between: those of its residual stream, fewer where tensor parallel
     cuts the sequence; routed: those it sends to experts. sequence: positions of a whole row. heads, kv_heads, ffn: its
     share of them; spread_kv: key/value heads as ulysses deals them out, with copies. width, exact: bytes of a number in
-    the computation and in what is computed exactly. masked: attention is given a mask. scores: bytes of the scores of a
-    block of a ring, where no kernel spares them. grouped: one kernel computes all experts.
+    the computation and in what is computed exactly. attention: the kernel of rows that lie on one rank. flash: kernels
+    spare scores of attention. grouped: one kernel computes all experts.
     """
 
     rows: int
@@ -37,8 +37,8 @@ class Local:
     vocab: int
     width: int
     exact: int
-    masked: bool
-    scores: int
+    attention: str
+    flash: bool
     grouped: bool
 
     @property
@@ -70,7 +70,6 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
     compute = run.formats.compute
     exact = max(BYTES[compute], BYTES["fp32"])
     flash = device == "cpu" or (compute == "bf16" and arch.head_dim % 8 == 0 and arch.head_dim <= WIDEST_FLASH)
-    block = arch.heads // tp // ulysses * (batch.sequence // run.size("ring")) ** 2
     return Local(
         rows=batch.micro,
         tokens=tokens,
@@ -86,8 +85,8 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
         vocab=-(-arch.vocab // tp),
         width=BYTES[compute],
         exact=exact,
-        masked=attention_kernels(spec.model.attention)[device] == "mask" and run.size("ring") == 1,
-        scores=0 if flash or run.size("ring") == 1 else batch.micro * block * exact,
+        attention=attention_kernels(spec.model.attention)[device],
+        flash=flash,
         grouped=compute == "bf16" and _capability(cluster) == HOPPER and not (arch.dim % 8 or arch.expert_ffn % 8),
     )
 

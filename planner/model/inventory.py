@@ -1,5 +1,7 @@
 """What a model is made of, counted: parameters, weights that a token is multiplied with, floating-point operations."""
 
+from collections import Counter
+
 from ..architecture import Architecture, ParameterSpec, block_parameters, parameters
 from ..plan import Parameters, Work
 from ..units import BYTES
@@ -34,13 +36,23 @@ def block_matmul_parameters(architecture: Architecture, layer: int) -> int:
 def training_work(architecture: Architecture) -> Work:
     """Operations without recomputation (forward 2, backward 4 a weight); see `estimates.SOURCES`."""
     pair = 12 * architecture.layers * architecture.heads * architecture.head_dim
-    return Work(position=6 * matmul_parameters(architecture), pair=pair)
+    return Work(position=6 * matmul_parameters(architecture), pair=pair, windows=_windows(architecture))
+
+
+def _windows(architecture: Architecture) -> tuple[tuple[int | None, float], ...]:
+    """Those of attention, with the share of blocks that have each; none where no block has one."""
+    found: Counter[int | None] = Counter()
+    for kind in architecture.kinds:
+        found.update({layer.window: len(kind.layers) for layer in kind.block.layers() if layer.attends})
+    if not any(found):
+        return ()
+    return tuple((window, count / found.total()) for window, count in found.items())
 
 
 def flops_per_token(architecture: Architecture, sequence: int) -> int:
     """Training FLOPs of one token of a document of `sequence` positions."""
     work = training_work(architecture)
-    return work.position + work.pair * sequence
+    return work.position + work.pair * work.pairs(sequence) // sequence
 
 
 def weight_bytes(inventory: Parameters, number_format: str) -> int:

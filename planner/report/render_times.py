@@ -9,8 +9,8 @@ from .text import Detail, Page
 def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
     """From what has to be computed to how long it takes; a range where devices are known by their data sheet only."""
     estimates, sequence = plan.estimates, plan.node("setup.loader").args["sequence"]
-    arch, world = plan.architecture, plan.mesh.world_size
-    attention = 12 * arch.layers * arch.heads * arch.head_dim * sequence / estimates.flops_per_token
+    world = plan.mesh.world_size
+    attention = estimates.work.pair * estimates.work.pairs(sequence) // sequence / estimates.flops_per_token
     slowest = max(estimates.classes, key=lambda each: each.hardware_flops)
     page.heading("COMPUTE")
     each_rank = f"{flops_text(estimates.flops_per_step / world)} a rank"

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..data.documents.tokenizers import TextTokenizer
 from ..data.errors import DataError
-from ..models.attention import CachedRows, DocumentLayout
 from ..models.batch import ModelBatch
 from ..models.cache import KeyValueCache
+from ..models.document_layout import CachedRows, DocumentLayout
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..parallelize.pipeline import PipelineSchedule

@@ -3,154 +3,263 @@
 Shapes: B rows, S positions of a row, H query heads, K key/value heads, A head width, T = B·S positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import AuxRequest
 
-
-@frozen(eq=False)
-class DocumentLayout:
-    """Where the documents of a microbatch lie.
-
-    segments: (row, first position, length) of every document, in order; together they cover every position.
-    document_BS: int32, a number of its own for every document of the microbatch.
-    single: every row is one document. block_mask: what flex wants to know, made once for all layers.
-    cached: keys and values of earlier positions lie in a cache (`cache.py`), and these rows are the newest positions.
-    """
-
-    segments: tuple[tuple[int, int, int], ...]
-    document_BS: Tensor
-    single: bool
-    block_mask: Any = None
-    cached: "CachedRows | None" = None
-
-    @classmethod
-    def from_lengths(
-        cls, cumulative_lengths: Tensor, rows: int, sequence: int, device: torch.device
-    ) -> "DocumentLayout":
-        """`cumulative_lengths` int32 [documents + 1] over the flattened B·S positions; no document crosses a row."""
-        bounds = cumulative_lengths.tolist()
-        segments = tuple((first // sequence, first % sequence, last - first) for first, last in pairwise(bounds))
-        lengths = cumulative_lengths.diff().to(device)
-        numbers = torch.arange(len(segments), device=device, dtype=torch.int32)
-        document_T = numbers.repeat_interleave(lengths, output_size=rows * sequence)
-        return cls(segments=segments, document_BS=document_T.view(rows, sequence), single=len(segments) == rows)
-
-
-@frozen(eq=False)
-class CachedRows:
-    """What the newest position of every row sees of the rows in a cache.
-
-    seen_B11L: bool, which of the positions that there is room for; None: all that have come so far.
-    """
-
-    seen_B11L: Tensor | None = None
+from ..parallel.attention_blocks import (
+    ATEN,
+    PLAIN,
+    Scores,
+    exact_type,
+    merge_sink,
+    sink_gradient,
+    written_out,
+    written_out_backward,
+)
+from .blockwise import blockwise_attention
+from .document_layout import CachedRows, DocumentLayout
 
 
 class AttentionKernel(Protocol):
-    """Keys may be of more positions than queries are where `packing` is of rows in a cache: the queries are the last
-    ones."""
+    def __call__(
+        self,
+        q_BHSA: Tensor,
+        k_BKSA: Tensor,
+        v_BKSA: Tensor,
+        packing: DocumentLayout,
+        scores: Scores = PLAIN,
+        sink_H: Tensor | None = None,
+    ) -> Tensor:
+        """Keys may be of more positions than queries are where `packing` is of rows in a cache: the queries are the
+        last ones. sink_H: a further score of every query of a head, whose value is zero; None: there is none."""
+        ...
 
-    def __call__(self, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor: ...
 
-
-def by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
+def by_document(
+    q_BHSA: Tensor,
+    k_BKSA: Tensor,
+    v_BKSA: Tensor,
+    packing: DocumentLayout,
+    scores: Scores = PLAIN,
+    sink_H: Tensor | None = None,
+) -> Tensor:
     """One causal product a document: no mask is built, and nothing is computed between documents.
 
-    Rows that hold a single document go through one batched call.
+    Rows that hold a single document go through one batched call. Documents that are longer than the window, sinks, and
+    capped scores are computed block by block.
     """
     if packing.cached is not None:
-        return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached)
-    if packing.single:
-        return causal(q_BHSA, k_BKSA, v_BKSA)
-    return _one_by_one(q_BHSA, k_BKSA, v_BKSA, packing)
+        return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached, scores, sink_H)
+    if packing.single and _is_causal(scores, sink_H, q_BHSA.shape[2]):
+        return causal(q_BHSA, k_BKSA, v_BKSA, scores.scale)
+    return _one_by_one(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
 
 
-def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor) -> Tensor:
+def _is_causal(scores: Scores, sink_H: Tensor | None, length: int) -> bool:
+    """Whether the queries of a document of so many positions see all before them, and nothing else."""
+    return sink_H is None and scores.cap is None and scores.sees_all(length)
+
+
+def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scale: float | None = None) -> Tensor:
     """Attention of rows that are one document each."""
     grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
-    return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, is_causal=True, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
-def newest(q_BH1A: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, rows: CachedRows) -> Tensor:
-    """Attention of the newest position of every row over all so far.
+def newest(
+    q_BH1A: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, rows: CachedRows, scores: Scores, sink_H: Tensor | None
+) -> Tensor:
+    """Attention of the newest position of every row over all so far, or those of its window.
 
     The heads of a group lie side by side as queries of one head: with one position there is no order among them to
     heed, and keys and values are read in place instead of being repeated for every head.
     """
-    groups, seen = k_BKLA.shape[1], rows.seen_B11L
+    groups, length = k_BKLA.shape[1], k_BKLA.shape[2]
+    begin = 0 if scores.window is None else max(0, length - scores.window)
+    k_BKLA, v_BKLA = k_BKLA[:, :, begin:], v_BKLA[:, :, begin:]
     q_BKGA = q_BH1A.view(len(q_BH1A), groups, -1, q_BH1A.shape[-1])
-    mask = None if seen is None else seen[..., : k_BKLA.shape[2]]
-    return F.scaled_dot_product_attention(q_BKGA, k_BKLA, v_BKLA, attn_mask=mask).view_as(q_BH1A)
+    mask = None if rows.seen_B11L is None else rows.seen_B11L[..., begin:length]
+    if sink_H is None and scores.cap is None:
+        out_BKGA = F.scaled_dot_product_attention(q_BKGA, k_BKLA, v_BKLA, attn_mask=mask, scale=scores.scale)
+        return out_BKGA.view_as(q_BH1A)
+    out_BKGA, lse_BKG = written_out(q_BKGA, k_BKLA, v_BKLA, mask, scores)
+    if sink_H is not None:
+        merge_sink(out_BKGA, lse_BKG, sink_H.view(groups, -1))
+    return out_BKGA.view_as(q_BH1A)
 
 
-def _by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
+def _by_document(
+    q_BHSA: Tensor,
+    k_BKSA: Tensor,
+    v_BKSA: Tensor,
+    packing: DocumentLayout,
+    scores: Scores,
+    sink_H: Tensor | None,
+) -> Tensor:
     rows, sequence = q_BHSA.shape[0], q_BHSA.shape[2]
-    grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
+    if not _is_causal(scores, sink_H, packing.longest):
+        return blockwise_attention(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
     by_row: list[list[Tensor]] = [[] for _ in range(rows)]
     for row, first, length in packing.segments:
         part = slice(first, first + length)
-        by_row[row].append(
-            F.scaled_dot_product_attention(
-                q_BHSA[row : row + 1, :, part],
-                k_BKSA[row : row + 1, :, part],
-                v_BKSA[row : row + 1, :, part],
-                is_causal=True,
-                enable_gqa=grouped,
-            )
-        )
+        q_1HLA, k_1KLA, v_1KLA = (x[row : row + 1, :, part] for x in (q_BHSA, k_BKSA, v_BKSA))
+        by_row[row].append(causal(q_1HLA, k_1KLA, v_1KLA, scores.scale))
     out = torch.cat([torch.cat(parts, dim=2) if len(parts) > 1 else parts[0] for parts in by_row], dim=0)
     assert out.shape[2] == sequence
     return out
 
 
 # The compiler would make a graph for every number and every length of documents.
-_one_by_one: AttentionKernel = torch.compiler.disable(_by_document)  # pyright: ignore[reportAssignmentType]
+_one_by_one: Callable[..., Tensor] = torch.compiler.disable(_by_document)  # pyright: ignore[reportAssignmentType]
 
 
-def masked(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
-    """Scaled dot-product attention under a boolean mask; S² booleans a row, for short rows and any device."""
+def masked(
+    q_BHSA: Tensor,
+    k_BKSA: Tensor,
+    v_BKSA: Tensor,
+    packing: DocumentLayout,
+    scores: Scores = PLAIN,
+    sink_H: Tensor | None = None,
+) -> Tensor:
+    """Scaled dot-product attention under a boolean mask; S² booleans a row, for short rows and any device.
+
+    With sinks or capped scores it is written out, and S² scores a head are in memory while it is computed.
+    """
     if packing.cached is not None:
-        return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached)
+        return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached, scores, sink_H)
     document_BS = packing.document_BS
     sequence = q_BHSA.shape[2]
-    causal_SS = torch.ones(sequence, sequence, dtype=torch.bool, device=q_BHSA.device).tril()
-    mask_B1SS = (document_BS[:, None, :, None] == document_BS[:, None, None, :]) & causal_SS
+    seen_SS = torch.ones(sequence, sequence, dtype=torch.bool, device=q_BHSA.device).tril()
+    if scores.window is not None:
+        seen_SS = seen_SS.triu(1 - scores.window)
+    mask_B1SS = (document_BS[:, None, :, None] == document_BS[:, None, None, :]) & seen_SS
+    if sink_H is not None or scores.cap is not None:
+        return _WrittenOut.apply(q_BHSA, k_BKSA, v_BKSA, mask_B1SS, sink_H, scores)  # pyright: ignore
     grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
-    return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, attn_mask=mask_B1SS, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        q_BHSA, k_BKSA, v_BKSA, attn_mask=mask_B1SS, scale=scores.scale, enable_gqa=grouped
+    )
 
 
-def flex(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
-    """FlexAttention with a block mask of the documents: compiled on CUDA, where it skips blocks between documents.
+class _WrittenOut(torch.autograd.Function):
+    """Attention under a mask in plain operations, which keeps the logsumexp of scores in place of the scores."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BHSA: Tensor,
+        k_BKSA: Tensor,
+        v_BKSA: Tensor,
+        mask_B1SS: Tensor,
+        sink_H: Tensor | None,
+        scores: Scores,
+    ) -> Tensor:
+        groups = q_BHSA.shape[1] // k_BKSA.shape[1]
+        k_BHSA, v_BHSA = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k_BKSA, v_BKSA))
+        out_BHSA, lse_BHS = written_out(q_BHSA, k_BHSA, v_BHSA, mask_B1SS, scores)
+        if sink_H is not None:
+            exact = out_BHSA.to(exact_type(out_BHSA.dtype))
+            merge_sink(exact, lse_BHS, sink_H[:, None])
+            out_BHSA = exact.to(out_BHSA.dtype)
+        out_BHSA = out_BHSA.transpose(1, 2).contiguous().transpose(1, 2)  # as the next product wants it
+        ctx.save_for_backward(q_BHSA, k_BKSA, v_BKSA, out_BHSA, lse_BHS, mask_B1SS, sink_H)
+        ctx.scores = scores
+        return out_BHSA
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q_BHSA, k_BKSA, v_BKSA, out_BHSA, lse_BHS, mask_B1SS, sink_H = ctx.saved_tensors
+        heads, groups = k_BKSA.shape[1], q_BHSA.shape[1] // k_BKSA.shape[1]
+        k_BHSA, v_BHSA = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k_BKSA, v_BKSA))
+        grads = written_out_backward(grad_outputs[0], q_BHSA, k_BHSA, v_BHSA, out_BHSA, lse_BHS, mask_B1SS, ctx.scores)
+        grad_k, grad_v = (x.unflatten(1, (heads, groups)).sum(2) for x in grads[1:])
+        grad_sink_H = None
+        if sink_H is not None:
+            each_BHS = sink_gradient(grad_outputs[0], out_BHSA, lse_BHS, sink_H[:, None])
+            grad_sink_H = each_BHS.sum((0, 2)).to(sink_H.dtype)
+        return grads[0], grad_k, grad_v, None, grad_sink_H, None
+
+
+def flex(
+    q_BHSA: Tensor,
+    k_BKSA: Tensor,
+    v_BKSA: Tensor,
+    packing: DocumentLayout,
+    scores: Scores = PLAIN,
+    sink_H: Tensor | None = None,
+) -> Tensor:
+    """FlexAttention with a block mask of the documents: compiled on CUDA, where it skips blocks between documents and
+    beyond the window.
 
     Rows that hold a single document need no mask. Prompts have none either: it would be compiled for every length.
     """
-    if packing.block_mask is None:
-        return by_document(q_BHSA, k_BKSA, v_BKSA, packing)
-    attend, _ = _flex_functions(q_BHSA.device.type)
-    grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
-    return attend(q_BHSA, k_BKSA, v_BKSA, block_mask=packing.block_mask, enable_gqa=grouped)
+    if scores.window not in packing.block_masks:
+        return by_document(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
+    if isinstance(q_BHSA, FakeTensor):
+        out_BHSA, lse_BHS = _stand_in(q_BHSA, k_BKSA, v_BKSA)
+    else:
+        attend, _ = _flex_functions(q_BHSA.device.type)
+        grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
+        found: Any = attend(
+            *(q_BHSA, k_BKSA, v_BKSA),
+            score_mod=None if scores.cap is None else _capped(scores.cap),
+            block_mask=packing.block_masks[scores.window],
+            scale=scores.scale,
+            enable_gqa=grouped,
+            return_aux=None if sink_H is None else AuxRequest(lse=True),
+        )
+        out_BHSA, lse_BHS = (found, None) if sink_H is None else (found[0], found[1].lse)
+    if sink_H is None:
+        return out_BHSA
+    assert lse_BHS is not None
+    # exp(lse - logaddexp(lse, sink)): what of the softmax is left beside the sink.
+    return out_BHSA * torch.sigmoid(lse_BHS - sink_H[:, None])[..., None].to(out_BHSA.dtype)
 
 
-def with_block_mask(packing: DocumentLayout) -> DocumentLayout:
-    """The packing with what flex needs: which blocks of queries and keys have anything to do with each other."""
-    if packing.single:
-        return packing
+def _stand_in(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor) -> tuple[Tensor, Tensor]:
+    """What takes the memory of flex where tensors have no values, which its compiler does not take."""
+    return ATEN._scaled_dot_product_flash_attention_for_cpu(q_BHSA, k_BKSA, v_BKSA, 0.0, True)
+
+
+def with_block_masks(packing: DocumentLayout, kernels: Iterable[tuple[Scores, bool]]) -> DocumentLayout:
+    """The packing with what flex needs: which blocks of queries and keys have anything to do with each other.
+
+    kernels: the scores of all layers, and whether they have sinks.
+    """
     document_BS = packing.document_BS
+    rows, sequence = document_BS.shape
+    windows = {s.window for s, sinks in kernels if not (packing.single and not sinks and _is_causal(s, None, sequence))}
+    if not windows:
+        return packing
     _, make_mask = _flex_functions(document_BS.device.type)
 
-    def same_document(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return (q >= kv) & (document_BS[b, q] == document_BS[b, kv])
+    def mask_of(window: int) -> Any:
+        def seen(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            return (q >= kv) & (q - kv < window) & (document_BS[b, q] == document_BS[b, kv])
 
-    rows, sequence = document_BS.shape
-    mask = make_mask(same_document, rows, None, sequence, sequence, device=str(document_BS.device))
-    return evolve(packing, block_mask=mask)
+        return make_mask(seen, rows, None, sequence, sequence, device=str(document_BS.device))
+
+    return evolve(packing, block_masks={window: mask_of(window or sequence) for window in windows})
+
+
+@cache
+def _capped(cap: float) -> Callable[..., Tensor]:
+    """The same function for the same cap: the compiler makes a kernel for each."""
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return score_mod
 
 
 @cache

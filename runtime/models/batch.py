@@ -8,8 +8,8 @@ from attrs import define, frozen
 from torch import Tensor
 
 from ..data.collate.batch import IGNORE_INDEX, Microbatch
-from .attention import DocumentLayout
 from .cache import KeyValueCache
+from .document_layout import DocumentLayout
 
 
 @frozen(kw_only=True, eq=False)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import torch
 from attrs import frozen
 from torch import Tensor, nn
 
@@ -22,10 +23,12 @@ from ...planner.blocks.norm import NormLayer
 from ...planner.blocks.user_layer import UserLayer
 from ..data.user_parts import UserPart
 from ..ops import PlanMismatch
+from ..parallel.attention_blocks import Scores
 from ..parallel.axes import Axes
-from ..parallel.tensor import column_parallel_input
-from .attention import AttentionKernel, DocumentLayout
+from ..parallel.tensor import column_parallel_input, local
+from .attention import AttentionKernel
 from .cache import KeyValueCache
+from .document_layout import DocumentLayout
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
 from .own_layer import OwnLayer
@@ -37,11 +40,13 @@ class Attention(nn.Module):
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: AttentionLayer) -> None:
         super().__init__()
         self.head_dim, self.kernel, self.axes = arch.head_dim, kernel, axes
+        self.scores = Scores(window=layer.window, scale=layer.scale, cap=layer.cap)
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         self.q_proj = Linear(arch.dim, queries, bias=layer.bias)
         self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
         self.v_proj = Linear(arch.dim, keys, bias=layer.bias)
         self.o_proj = Linear(queries, arch.dim, bias=layer.output_bias)
+        self.sinks = nn.Parameter(torch.empty(arch.heads)) if layer.sinks else None
         self.rope, self.wide_norm = layer.rope, layer.wide_norm
 
         def norm(width: int) -> nn.Module:
@@ -72,7 +77,8 @@ class Attention(nn.Module):
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         if cache is not None:
             k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA)
-        out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing)
+        sink_H = None if self.sinks is None else local(self.sinks)
+        out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing, self.scores, sink_H)
         return self.o_proj.row_parallel(out_BHSA.transpose(1, 2).flatten(-2), self.axes.tensor)
 
 

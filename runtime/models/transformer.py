@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...planner.architecture import Architecture
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
-from .attention import KERNELS, with_block_mask
+from .attention import KERNELS, with_block_masks
 from .batch import ModelBatch, RowLosses
-from .block import DecoderBlock
+from .block import Attention, DecoderBlock
 from .layers import Embedding, Linear, RMSNorm, Rotation
 from .loss import Head, token_losses, whole_logits
 
@@ -56,6 +56,8 @@ class Transformer(nn.Module):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
         self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, i, KERNELS[kernel], axes, rows, base) for i in numbers})
+        attention = [module for module in self.layers.modules() if isinstance(module, Attention)]
+        self.kernels = frozenset((module.scores, module.sinks is not None) for module in attention)
         if span.predicts:
             self.norm = RMSNorm(arch.dim, arch.norm_eps)
             if not arch.tie_embeddings:
@@ -81,8 +83,9 @@ class Transformer(nn.Module):
 
     def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
         rotate = Rotation.of(batch.positions_BS, self.arch, x_BSD.dtype)
-        masked = self.uses_flex and self.axes.ring is None and batch.cache is None
-        packing = with_block_mask(batch.packing) if masked else batch.packing
+        packing = batch.packing
+        if self.uses_flex and self.axes.ring is None and batch.cache is None:
+            packing = with_block_masks(packing, self.kernels)
         for block in self.layers.values():
             x_BSD = block(x_BSD, rotate, packing, batch.real_BS, batch.cache)
         if not self.span.predicts:

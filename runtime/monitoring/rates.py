@@ -8,6 +8,8 @@ All three count a multiplication and an addition as two operations, forward and 
 | `mfu_causal` | the same                          | Σ s (s + 1) / 2: what a causal mask leaves      |
 | `hfu`        | of every position, also padding,  | Σ l² over segments of l positions, padding too, |
 |              | and those that are done again     | and what is done again                          |
+
+Of attention with a window of w positions, squares count only pairs of positions less than w apart.
 """
 
 from attrs import define, frozen

@@ -3,15 +3,17 @@
 from attrs import frozen
 from torch import Tensor
 
-from ..models.attention import AttentionKernel, DocumentLayout
+from ..models.attention import AttentionKernel
 from ..models.block import Attention
+from ..models.blockwise import blockwise_attention
+from ..models.document_layout import DocumentLayout
 from ..models.parts import ModelParts
 from ..ops import PlanMismatch, op
+from ..parallel.attention_blocks import PLAIN, Scores
 from ..parallel.axes import Axes
 from ..parallel.mesh import Meshes
 from ..parallel.ulysses import to_heads, to_positions
 from ..state import Rank
-from .ring import ring_attention
 
 
 @frozen(eq=False)
@@ -25,14 +27,23 @@ class ContextKernel:
     inner: AttentionKernel
     axes: Axes
 
-    def __call__(self, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
+    def __call__(
+        self,
+        q_BHSA: Tensor,
+        k_BKSA: Tensor,
+        v_BKSA: Tensor,
+        packing: DocumentLayout,
+        scores: Scores = PLAIN,
+        sink_H: Tensor | None = None,
+    ) -> Tensor:
         ring, ulysses = self.axes.ring, self.axes.ulysses
         if ulysses is not None:
             q_BHSA, k_BKSA, v_BKSA = to_heads((q_BHSA, k_BKSA, v_BKSA), ulysses)
+            sink_H = None if sink_H is None else sink_H.chunk(ulysses.size())[ulysses.rank()]
         if ring is not None:
-            out_BHSA = ring_attention(q_BHSA, k_BKSA, v_BKSA, packing, ring)
+            out_BHSA = blockwise_attention(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H, ring)
         else:
-            out_BHSA = self.inner(q_BHSA, k_BKSA, v_BKSA, packing)
+            out_BHSA = self.inner(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
         return out_BHSA if ulysses is None else to_positions(out_BHSA, ulysses)
 
 

@@ -178,6 +178,11 @@ class Program:
             self.collectives.node = None
 
     def _execute(self, node: Node) -> None:
+        if node.op == "setup.build_model":  # with the kernel of the device that the plan is for
+            kernels = node.args["attention"]
+            node = evolve(
+                node, args={**node.args, "attention": dict.fromkeys(kernels, kernels[device_kind(self.plan)])}
+            )
         op = op_of(node)
         result = op.bind(node, self._resources)()
         if op.gives:

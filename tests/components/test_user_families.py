@@ -184,6 +184,8 @@ WRONG = [
     (block('SwiGLULayer("m" if 9 ** 9 ** 9 else "n")'), "X223", "is not read", "", "9 ** 9"),
     (block('SwiGLULayer(**{"name": "m"})'), "X223", "`*` and `**` are not read", "", "**"),
     (block('AttentionLayer("b", qk_norm=3)'), "X223", "`qk_norm` must be True or False", "", "qk_norm=3"),
+    (block('AttentionLayer("b", window=0)'), "X223", "`window` is 0, and must be above 0", "", "window=0"),
+    (block('AttentionLayer("b", window="a")'), "X223", "`window` must be of another type", "", "window="),
     (block('AttentionLayer("b")'), "X223", "one layer of attention, and that of `own` has 2", "", "def own"),
     (body('return SwiGLULayer("mlp")'), "X223", "one layer of attention, and that of `own` has 0", "", "def own"),
     (block('_same("a")') + "\ndef _same(a):\n    return _same(a)", "X223", "`_same` calls itself", "", "return _same"),
@@ -465,6 +467,29 @@ def test_no_text_of_a_body_brings_the_reader_down(tmp_path, monkeypatch):
 def test_it_costs_what_its_plan_says(plan_of, name: str, layout: str):
     one_bucket = layout == "ddp" and name == "routed"  # as of registered families with experts
     hold_against_the_trace(plan_of(name, LAYOUTS[layout]), traffic=not one_bucket)
+
+
+CPU = "launch { device = cpu }"
+# What a rank keeps of attention block by block, written out under a mask, and as flex does it.
+SCORES = {
+    "windows and sinks": ("sunk", CPU, {}),
+    "windows and sinks, ring 2 · ulysses 2": ("sunk", LAYOUTS["ring 2 · ulysses 2, full"], {}),
+    "windows and sinks, tp 2": ("sunk", f"parallel {{ tp 2 }}\n{CPU}", {}),
+    "windows and sinks, written out": ("sunk", CPU, {"attention": "mask"}),
+    "windows and sinks, flex": ("sunk", "cluster h100", {}),
+    "windows and sinks, flex, bf16": ("sunk", "cluster h100\nprecision { compute = bf16 }", {}),
+    "capped": ("capped", CPU, {}),
+    "capped, ring 2": ("capped", f"parallel {{ cp 2 {{ ring = 2 }} }}\n{CPU}", {}),
+    "capped, written out": ("capped", CPU, {"attention": "mask"}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each == "windows and sinks" else pytest.mark.matrix) for each in SCORES]
+)
+def test_attention_costs_what_its_plan_says(plan_of, name: str):
+    family, more, settings = SCORES[name]
+    hold_against_the_trace(plan_of(family, more, **settings))
 
 
 def test_a_plan_has_its_block_and_place(plan_of):

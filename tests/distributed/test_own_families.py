@@ -95,6 +95,30 @@ def test_with_experts_too(train, alone, layout):
     assert gaps(found, expected).worst < 1e-10
 
 
+SUNK = SPEC.replace("gated", "sunk")
+SINKS = {
+    "ring 2, tp 2": ("parallel.cp=2", "parallel.cp.ring=2", "parallel.tp=2"),
+    "ulysses 2, fsdp 2": ("parallel.cp=2", "parallel.cp.ulysses=2", "parallel.fsdp=2"),
+    "pp 2, full": ("parallel.pp=2", "activation=full"),
+    "pp 2, zero bubble": ("parallel.pp=2", "parallel.pp.schedule=zero_bubble"),
+    "ring 2, ulysses 2, selective": (
+        "parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2", "activation=selective"
+    ),
+    "tp 2, written out": ("parallel.tp=2", "model.attention=mask"),
+    "fsdp 2, tp 2, compiled": ("parallel.fsdp=2", "parallel.tp=2", "compile=blocks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=() if "ring 2, tp" in name else pytest.mark.matrix) for name in SINKS]
+)
+def test_with_windows_and_sinks_too(train, alone, layout):
+    """Each rank has the sinks of its own heads, and their gradients from its own positions."""
+    _, expected = alone(spec=SUNK)
+    _, found = train(f"sunk {layout}", *SINKS[layout], spec=SUNK)
+    assert gaps(found, expected).worst < 1e-10
+
+
 def test_it_goes_on_exactly(train, alone):
     _, whole = alone()
     train("parts", "experiment.budget=2 steps")

@@ -2,18 +2,27 @@
 
 # shapes: B rows, S positions, H query heads, K key/value heads, A head width
 
+from itertools import product
+
 import pytest
 import torch
+from torch import Tensor
 
-from xtrain.runtime.models.attention import KERNELS, DocumentLayout, with_block_mask
+from xtrain.planner.plan import pairs_within
+from xtrain.runtime.models import blockwise
+from xtrain.runtime.models.attention import KERNELS, newest, with_block_masks
+from xtrain.runtime.models.blockwise import BlockLayout
+from xtrain.runtime.models.document_layout import CachedRows, DocumentLayout
+from xtrain.runtime.parallel.attention_blocks import PLAIN, Scores
 
 B, S, H, K, A = 3, 24, 4, 2, 8
 LENGTHS = [24, 5, 12, 7, 10, 13, 1]  # row 0: one document; row 1: three; row 2: three, the last a single position
 
 
-def packing() -> DocumentLayout:
-    bounds = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-    return with_block_mask(DocumentLayout.from_lengths(bounds, B, S, torch.device("cpu")))
+def packing(scores: Scores = PLAIN, sinks: bool = False, lengths: list[int] = LENGTHS) -> DocumentLayout:
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    layout = DocumentLayout.from_lengths(bounds, B, S, torch.device("cpu"))
+    return with_block_masks(layout, [(scores, sinks)])
 
 
 def inputs(seed: int = 0) -> list[torch.Tensor]:
@@ -63,6 +72,93 @@ def test_gradients_are_the_reference(name):
     written_out.backward(seed)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a.grad, b.grad, atol=1e-12)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, layout: DocumentLayout, scores: Scores, sink: Tensor | None) -> Tensor:
+    """All scores of rows, as transformers' eager models compute them: sliding windows, soft caps and sinks."""
+    keys, values = (x.repeat_interleave(H // K, 1) for x in (k, v))
+    scored = q @ keys.mT * (A**-0.5 if scores.scale is None else scores.scale)
+    if scores.cap is not None:
+        scored = scores.cap * torch.tanh(scored / scores.cap)
+    positions, documents = torch.arange(S), layout.document_BS
+    distance = positions[:, None] - positions
+    seen = (distance >= 0) & (documents[:, None, :, None] == documents[:, None, None, :])
+    if scores.window is not None:  # `sliding_window_overlay`: kv_idx > q_idx - sliding_window
+        seen = seen & (distance < scores.window)
+    scored = scored.masked_fill(~seen, -torch.inf)
+    if sink is not None:
+        scored = torch.cat([scored, sink[None, :, None, None].expand(B, H, S, 1)], -1)
+    return torch.softmax(scored, -1)[..., :S] @ values
+
+
+# Windows of one position, shorter than documents, as long as one, as a multiple of them, longer than all.
+KINDS = [
+    *((Scores(window), sinks) for window, sinks in ((1, False), (2, True), (5, False), (7, True), (12, False))),
+    *((Scores(window), sinks) for window, sinks in ((13, True), (23, False), (24, True), (40, True), (None, True))),
+    (Scores(scale=0.7), False),
+    (Scores(5, 0.7, 1.5), True),
+    (Scores(None, 0.7, 1.5), False),
+]
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [S] * B], ids=["packed", "single"])
+@pytest.mark.parametrize(("scores", "sinks"), KINDS, ids=str)
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_windows_sinks_caps_and_scales_are_those_of_dense_attention(
+    name: str, scores: Scores, sinks: bool, lengths: list[int], monkeypatch
+):
+    monkeypatch.setattr(blockwise, "TILE", 4)
+    layout, grads = packing(scores, sinks, lengths), []
+    seed = torch.randn(B, H, S, A, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for attend in (KERNELS[name], dense):
+        given = inputs()
+        sink = torch.linspace(-2.0, 3.0, H, dtype=torch.float64).requires_grad_() if sinks else None
+        if name == "flex":  # which has no backward on a CPU
+            out = attend(*(x.detach() for x in given), layout, scores, None if sink is None else sink.detach())
+            grads.append([out])
+            continue
+        out = attend(*given, layout, scores, sink)
+        out.backward(seed)
+        grads.append([out, *(x.grad for x in given), *([] if sink is None else [sink.grad])])
+    for ours, theirs in zip(*grads, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize(("scores", "sinks"), KINDS, ids=str)
+def test_the_newest_position_sees_what_it_sees_of_the_whole_text(scores: Scores, sinks: bool):
+    """Rows of a cache begin with what is no text."""
+    layout, missing = packing(lengths=[24, 5, 19, 20, 4]), torch.tensor([0, 5, 20])
+    sink = torch.linspace(-2.0, 3.0, H, dtype=torch.float64) if sinks else None
+    with torch.no_grad():
+        q, k, v = inputs()
+        expected = dense(q, k, v, layout, scores, sink)[:, :, -1:]
+        rows = CachedRows(seen_B11L=(torch.arange(S + 3) >= missing[:, None])[:, None, None])
+        assert torch.allclose(newest(q[:, :, -1:], k, v, rows, scores, sink), expected, atol=1e-12)
+        alone = newest(q[:1, :, -1:], k[:1], v[:1], CachedRows(), scores, sink)
+        assert torch.allclose(alone, expected[:1], atol=1e-12)
+
+
+@pytest.mark.parametrize("ring", [1, 2, 4])
+def test_a_window_is_cut_into_parts_that_cover_what_is_seen_and_nothing_twice(ring: int):
+    """Positions as the ranks of a ring have them: chunks r and 2R - 1 - r."""
+    for length, window, tile in [(16, 5, 256), (16, 1, 256), (24, 8, 3), (24, 24, 5), (32, 11, 256), (8, 7, 2)]:
+        bounds = torch.tensor([0, length, 2 * length], dtype=torch.int32)
+        layout = BlockLayout.of(DocumentLayout.from_lengths(bounds, 2, length, torch.device("cpu")), ring)
+        chunk, seen = length // (2 * ring), torch.zeros(2, length, length, dtype=torch.int64)
+        places = [[c * chunk + i for c in (r, 2 * ring - 1 - r) for i in range(chunk)] for r in range(ring)]
+        for rank, source in product(range(ring), range(ring)):
+            for queries, keys, kind in layout.parts(source, rank, Scores(window), tiled=tile < 256):
+                of_rank = torch.tensor([[d, p] for d in range(2) for p in places[rank]])
+                of_source = torch.tensor([[d, p] for d in range(2) for p in places[source]])
+                q_NQ, k_NK = queries(of_rank[:, None])[:, 0], keys(of_source[:, None])[:, 0]
+                for q, k in zip(q_NQ, k_NK, strict=True):
+                    pairs = torch.ones(len(q), len(k), dtype=torch.int64)
+                    pairs = {"all": pairs, "causal": pairs.tril(), "reversed": pairs.triu()}[kind]
+                    assert (q[:, None, 0] == k[:, 0]).all()
+                    seen[q[0, 0], q[:, None, 1], k[:, 1]] += pairs
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        assert torch.equal(seen, ((distance >= 0) & (distance < window)).long().expand(2, -1, -1))
+        assert int((distance.abs() < window).sum()) == pairs_within(length, window)
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from xtrain.runtime.parallel import attention_blocks as blocks
-from xtrain.runtime.parallelize.ring import _merge
 
 N, H, A = 3, 4, 8
-SHAPES = [(6, 6, True), (6, 6, False), (8, 4, False), (4, 8, False), (1, 1, True)]
+SHAPES = [(6, 6, "causal"), (6, 6, "reversed"), (6, 6, "all"), (8, 4, "all"), (4, 8, "all"), (1, 1, "causal")]
+SHAPES_ON_CUDA = [(256, 256, "causal"), (256, 256, "reversed"), (256, 128, "all"), (128, 256, "all")]
 
 
 def inputs(queries: int, keys: int, kv_heads: int = H, dtype=torch.float64, device="cpu", width=A) -> list[Tensor]:
@@ -20,16 +20,23 @@ def inputs(queries: int, keys: int, kv_heads: int = H, dtype=torch.float64, devi
     return [torch.randn(shape, dtype=dtype, device=device, generator=generator) for shape in shapes]
 
 
-@pytest.mark.parametrize(("queries", "keys", "causal"), SHAPES)
-def test_the_cpu_kernel_is_the_written_out_block(queries: int, keys: int, causal: bool):
+def mask_of(queries: int, keys: int, seen: blocks.Seen) -> Tensor | None:
+    every_QL = torch.ones(queries, keys, dtype=torch.bool)
+    return {"all": None, "causal": every_QL.tril(), "reversed": every_QL.triu()}[seen]
+
+
+@pytest.mark.parametrize("scores", [blocks.PLAIN, blocks.Scores(scale=0.8)])
+@pytest.mark.parametrize(("queries", "keys", "seen"), SHAPES)
+def test_the_cpu_kernel_is_the_written_out_block(queries: int, keys: int, seen: blocks.Seen, scores: blocks.Scores):
     q, k, v, grad = inputs(queries, keys)
-    ours, theirs = blocks.attend(q, k, v, causal), blocks.written_out(q, k, v, causal)
+    mask = mask_of(queries, keys, seen)
+    ours, theirs = blocks.attend(q, k, v, seen, scores), blocks.written_out(q, k, v, mask, scores)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-12)
     # As a part of more keys: probabilities are smaller than those of the block alone.
     out, lse = theirs[0] * 0.5, theirs[1] + 1.0
-    ours = blocks.attend_backward(grad, q, k, v, out, lse, causal)
-    theirs = blocks.written_out_backward(grad, q, k, v, out, lse, causal)
+    ours = blocks.attend_backward(grad, q, k, v, out, lse, seen, scores)
+    theirs = blocks.written_out_backward(grad, q, k, v, out, lse, mask, scores)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-12)
 
@@ -45,10 +52,10 @@ def test_two_halves_of_the_keys_are_attention_over_all(kv_heads: int):
 
     with torch.no_grad():
         halves = [(k[:, :, :5], v[:, :, :5]), (k[:, :, 5:], v[:, :, 5:])]
-        out, lse = (x.clone() for x in blocks.attend(q, *halves[0], False))
-        _merge(out, lse, *blocks.attend(q, *halves[1], False))
+        out, lse = (x.clone() for x in blocks.attend(q, *halves[0], "all"))
+        blocks.merge(out, lse, *blocks.attend(q, *halves[1], "all"))
         assert torch.allclose(out, expected, atol=1e-12)
-        found = [blocks.attend_backward(grad, q, *half, out, lse, False) for half in halves]
+        found = [blocks.attend_backward(grad, q, *half, out, lse, "all") for half in halves]
     assert torch.allclose(found[0][0] + found[1][0], q.grad, atol=1e-12)
     assert torch.allclose(torch.cat((found[0][1], found[1][1]), 2), k.grad, atol=1e-12)
     assert torch.allclose(torch.cat((found[0][2], found[1][2]), 2), v.grad, atol=1e-12)
@@ -60,22 +67,24 @@ def test_merging_is_exact_however_far_the_parts_are_apart(far: float):
     out, block_out = torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[5.0]], dtype=torch.float64)
     share = math.exp(far) / (1 + math.exp(far)) if far < 700 else 1.0
     expected_lse = 1.0 + math.log1p(math.exp(-abs(far))) + max(far, 0.0)
-    _merge(out, lse, block_out, block_lse)
+    blocks.merge(out, lse, block_out, block_lse)
     assert out.item() == pytest.approx(2.0 + 3.0 * share, rel=1e-14)
     assert lse.item() == pytest.approx(expected_lse, rel=1e-15, abs=0)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("queries", "keys", "causal"), [(256, 256, True), (256, 128, False), (128, 256, False)])
-def test_blocks_on_cuda_are_the_written_out_ones(dtype, queries: int, keys: int, causal: bool):
+@pytest.mark.parametrize(("queries", "keys", "seen"), SHAPES_ON_CUDA)
+def test_blocks_on_cuda_are_the_written_out_ones(dtype, queries: int, keys: int, seen: blocks.Seen):
     q, k, v, grad = inputs(queries, keys, kv_heads=2, dtype=dtype, device="cuda", width=64)
     exact = [x.double() for x in (q, k, v, grad)]
     wide = [x.repeat_interleave(2, 1) for x in exact[1:3]]
-    out, lse = blocks.attend(q, k, v, causal)
-    expected_out, expected_lse = blocks.written_out(exact[0], *wide, causal)
-    found = blocks.attend_backward(grad, q, k, v, out, lse, causal)
-    expected = list(blocks.written_out_backward(exact[3], exact[0], *wide, expected_out, expected_lse, causal))
+    out, lse = blocks.attend(q, k, v, seen)
+    mask = mask_of(queries, keys, seen)
+    mask = None if mask is None else mask.cuda()
+    expected_out, expected_lse = blocks.written_out(exact[0], *wide, mask)
+    found = blocks.attend_backward(grad, q, k, v, out, lse, seen)
+    expected = list(blocks.written_out_backward(exact[3], exact[0], *wide, expected_out, expected_lse, mask))
     expected[1:] = [x.unflatten(1, (2, 2)).sum(2) for x in expected[1:]]
     assert lse.dtype == torch.float32
     pairs = [(out, expected_out), (lse, expected_lse), *zip(found, expected, strict=True)]

@@ -5,8 +5,8 @@ import torch
 from context_ranks import CASES, WORLD, Case, measure, microbatch
 from ranks import on_ranks
 
-from xtrain.runtime.models.attention import DocumentLayout
-from xtrain.runtime.parallelize.ring import RingLayout
+from xtrain.runtime.models.blockwise import BlockLayout
+from xtrain.runtime.models.document_layout import DocumentLayout
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}
 
@@ -22,7 +22,7 @@ def measured(tmp_path_factory) -> list[dict[str, dict[str, float]]]:
 def test_ranks_together_compute_attention_over_whole_rows(case: Case, measured):
     ranks = [rank[case.name] for rank in measured if case.name in rank]
     assert len(ranks) == case.ring * case.ulysses
-    names = {"out"} if case.mode == "without gradient" else {"out", "q", "k", "v"}
+    names = {"out"} if case.mode == "without gradient" else {"out", "q", "k", "v", *(["sink"] if case.sinks else [])}
     for rank, errors in enumerate(ranks):
         assert errors.keys() == names
         assert max(errors.values()) < TOLERANCE[case.dtype], f"rank {rank}: {errors}"
@@ -35,7 +35,7 @@ def packing_of(case: Case) -> DocumentLayout:
 
 
 def test_segments_of_one_length_are_one_batch():
-    layout = RingLayout.of(packing_of(Case(name="", ring=2, rows=((1, 3, 1, 3), (8,)))), 2)
+    layout = BlockLayout.of(packing_of(Case(name="", ring=2, rows=((1, 3, 1, 3), (8,)))), 2)
     # Local lengths are halves of 4, 12, 4, 12 and 32 positions; batches are (first, segments, length).
     assert layout.batches == ((0, 2, 2), (4, 2, 6), (16, 1, 16))
     x_BHSA = torch.arange(32.0).view(2, 1, 16, 1)
@@ -45,18 +45,18 @@ def test_segments_of_one_length_are_one_batch():
 
 
 def test_rows_in_order_are_not_moved():
-    layout = RingLayout.of(packing_of(Case(name="", ring=2, rows=((4,), (4,)))), 2)
+    layout = BlockLayout.of(packing_of(Case(name="", ring=2, rows=((4,), (4,)))), 2)
     assert layout.order is None and layout.batches == ((0, 2, 8),)
     x_BHSA = torch.randn(2, 3, 8, 5)
     assert torch.equal(layout.unsort(layout.sort(x_BHSA)), x_BHSA)
 
 
 def test_all_layers_share_a_layout_that_goes_with_its_microbatch():
-    from xtrain.runtime.parallelize.ring import _LAYOUTS
+    from xtrain.runtime.models.blockwise import _LAYOUTS
 
     packing = packing_of(Case(name="", ring=2))
-    assert RingLayout.of(packing, 2) is RingLayout.of(packing, 2)
-    assert RingLayout.of(packing, 2) is not RingLayout.of(packing, 1)
+    assert BlockLayout.of(packing, 2) is BlockLayout.of(packing, 2)
+    assert BlockLayout.of(packing, 2) is not BlockLayout.of(packing, 1)
     before = len(_LAYOUTS)
     del packing
     assert len(_LAYOUTS) == before - 1

@@ -2,6 +2,7 @@
 
 # shapes: B rows, H query heads, K key/value heads, S positions of a whole row, A head width
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,7 +13,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
 from xtrain.runtime.data.collate.zigzag import local_positions
-from xtrain.runtime.models.attention import DocumentLayout, by_document, masked
+from xtrain.runtime.models.attention import by_document, masked
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.parallel.attention_blocks import PLAIN, Scores
 from xtrain.runtime.parallel.axes import Axes
 from xtrain.runtime.parallelize.context import ContextKernel
 
@@ -33,6 +36,8 @@ class Case:
     rows: tuple[tuple[int, ...], ...] = UNEVEN
     dtype: str = "float64"
     mode: str = "plain"
+    scores: Scores = PLAIN
+    sinks: bool = False
 
     @property
     def lengths(self) -> list[int]:
@@ -54,15 +59,32 @@ LAYOUTS = (
     Case(name="ring2 ulysses2 of one kv head", ring=2, ulysses=2, kv_heads=1),
     Case(name="ring2 ulysses2 of grouped heads", ring=2, ulysses=2, heads=8, kv_heads=4),
 )
+# Windows that end inside of a chunk, at its end, and in one that lies on the rank with later positions.
+WINDOWED = (
+    *(Case(name=f"ring2 of windows of {n}", ring=2, scores=Scores(n), sinks=n == 1) for n in (1, 2, 7, 12, 23, 47, 48)),
+    *(Case(name=f"ring4 of windows of {n}", ring=4, scores=Scores(n), kv_heads=2) for n in (3, 12, 31, 80)),
+    Case(name="ring3 of windows of 17, with sinks", ring=3, scores=Scores(17), sinks=True),
+    Case(name="ring2 with sinks", ring=2, sinks=True, kv_heads=1),
+    Case(name="ring2 of capped scores", ring=2, scores=Scores(13, 0.7, 1.5), sinks=True),
+    Case(name="ulysses2 of windows of 5, with sinks", ulysses=2, scores=Scores(5), sinks=True, kv_heads=2),
+    Case(name="ulysses4 of capped scores", ulysses=4, scores=Scores(None, 0.7, 1.5), sinks=True),
+    Case(name="ring2 ulysses2 of windows of 10, with sinks", ring=2, ulysses=2, scores=Scores(10), sinks=True),
+)
 CASES = (
     *LAYOUTS,
+    *WINDOWED,
     *(evolve(case, name=f"{case.name} fp32", dtype="float32") for case in LAYOUTS),
     *(
         Case(name=f"{ring}·{ulysses} {mode}", ring=ring, ulysses=ulysses, kv_heads=2, mode=mode)
         for ring, ulysses in ((2, 1), (2, 2))
         for mode in ("recomputed", "recomputed in part", "without gradient", "twice")
     ),
+    *(
+        Case(name=f"ring2 of windows {mode}", ring=2, mode=mode, scores=Scores(9), sinks=True)
+        for mode in ("recomputed", "recomputed in part", "without gradient", "twice")
+    ),
     Case(name="ring2 bf16", ring=2, dtype="bfloat16"),
+    Case(name="ring2 of windows bf16", ring=2, dtype="bfloat16", scores=Scores(9), sinks=True),
 )
 
 
@@ -95,9 +117,10 @@ def errors(case: Case, rank: int, axes: Axes) -> dict[str, float]:
         for heads in (case.heads, case.kv_heads, case.kv_heads, case.heads)
     ]
     grad = whole.pop()
-    for tensor in whole:
+    sink = torch.randn(case.heads, dtype=torch.float64, generator=generator).to(dtype).double() if case.sinks else None
+    for tensor in (*whole, *([] if sink is None else [sink])):
         tensor.requires_grad_()
-    expected = masked(*whole, packing)
+    expected = masked(*whole, packing, case.scores, sink)
     expected.backward(grad)
 
     index_BS = local_positions(batch, case.ring, case.ulysses, rank // case.ulysses, rank % case.ulysses)
@@ -107,26 +130,33 @@ def errors(case: Case, rank: int, axes: Axes) -> dict[str, float]:
         return x_THA[index_BS].transpose(1, 2)
 
     local = [own(x).to(dtype).requires_grad_() for x in whole]
-    kernel = ContextKernel(by_document, axes)
-    found = {"out": _attend(case.mode, kernel, local, packing, own(grad).to(dtype))}
+    own_sink = None if sink is None else sink.detach().to(dtype).requires_grad_()
+    kernel = partial(ContextKernel(by_document, axes), packing=packing, scores=case.scores, sink_H=own_sink)
+    found = {"out": _attend(case.mode, kernel, local, own(grad).to(dtype))}
     references = {"out": own(expected)}
     if case.mode != "without gradient":
         times = 2 if case.mode == "twice" else 1
         for name, ours, theirs in zip("qkv", local, whole, strict=True):
             assert ours.grad is not None and theirs.grad is not None
             found[name], references[name] = ours.grad / times, own(theirs.grad)
+        if sink is not None:  # of which a rank has a summand
+            assert own_sink is not None and own_sink.grad is not None and sink.grad is not None
+            found["sink"], references["sink"] = own_sink.grad / times, sink.grad
+            for group in (axes.ring, axes.ulysses):
+                if group is not None:
+                    dist.all_reduce(found["sink"], group=group)
     return {
         name: float((found[name].double() - reference).abs().max() / reference.abs().max())
         for name, reference in references.items()
     }
 
 
-def _attend(mode: str, kernel: ContextKernel, local: list[Tensor], packing: DocumentLayout, grad: Tensor) -> Tensor:
+def _attend(mode: str, kernel: Callable[..., Tensor], local: list[Tensor], grad: Tensor) -> Tensor:
     if mode == "without gradient":
         with torch.no_grad():
-            return kernel(*local, packing)
+            return kernel(*local)
     if mode == "recomputed":
-        out = checkpoint(kernel, *local, packing, use_reentrant=False)
+        out = checkpoint(kernel, *local, use_reentrant=False)
     elif mode == "recomputed in part":
         # Keeps what costs most, as a selective policy does: the products inside the ring are among it.
         attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -135,9 +165,9 @@ def _attend(mode: str, kernel: ContextKernel, local: list[Tensor], packing: Docu
             return CheckpointPolicy.MUST_SAVE if op is attention else CheckpointPolicy.PREFER_RECOMPUTE
 
         contexts = partial(create_selective_checkpoint_contexts, policy)
-        out = checkpoint(kernel, *local, packing, use_reentrant=False, context_fn=contexts)
+        out = checkpoint(kernel, *local, use_reentrant=False, context_fn=contexts)
     else:
-        out = kernel(*local, packing)
+        out = kernel(*local)
     assert isinstance(out, Tensor)
     out.backward(grad, retain_graph=mode == "twice")
     if mode == "twice":  # as a pipeline does that takes gradients of inputs and of weights apart

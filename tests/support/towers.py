@@ -7,8 +7,9 @@ from mixtures import fill
 from torch import Tensor, nn
 
 from xtrain.planner.architecture import Architecture
-from xtrain.runtime.models.attention import KERNELS, DocumentLayout
+from xtrain.runtime.models.attention import KERNELS
 from xtrain.runtime.models.block import DecoderBlock
+from xtrain.runtime.models.document_layout import DocumentLayout
 from xtrain.runtime.models.layers import Rotation
 from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.parallel.axes import Axes

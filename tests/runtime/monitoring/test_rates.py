@@ -57,6 +57,16 @@ def test_causality_leaves_half_and_the_diagonal():
     assert rates(work).model_flops(counted(3)) == 2 * 9
 
 
+def test_a_window_leaves_pairs_that_lie_less_than_it_apart():
+    half = Work(position=0, pair=2, windows=((None, 0.5), (2, 0.5)))
+    documents = DocumentSums(8, half.pairs(5) + half.pairs(3), 0)
+    assert half.pairs(5) == (25 + 5 + 2 * 4) / 2 and half.pairs(3) == (9 + 3 + 2 * 2) / 2
+    found = CountedWork()
+    found.add(8, 8, documents)
+    # Of five positions one sees one and four see two, in the blocks with a window.
+    assert rates(half).causal_flops(found) == 2 * ((15 + 9) + (6 + 5)) / 2
+
+
 def test_padding_is_work_of_devices_and_of_nothing_else():
     work, step = Work(position=10, pair=1), counted(4, 2, padding=(3,))
     found = rates(work, peak=1.0).of(step, seconds=1.0)

@@ -28,6 +28,19 @@ def plain(arch):
     return pre_norm(AttentionLayer("self_attn", qk_norm=arch.qk_norm), SwiGLULayer("mlp"))
 
 
+@family
+def sunk(arch, window: Annotated[int, at_least(1), "positions that a query sees"] = 9):
+    """Llama with windows, sinks, and scores of another scale."""
+    attention = AttentionLayer("self_attn", window=window, sinks=True, scale=0.5)
+    return pre_norm(attention, SwiGLULayer("mlp"))
+
+
+@family
+def capped(arch):
+    """Llama with capped scores."""
+    return pre_norm(AttentionLayer("self_attn", sinks=True, cap=5.0), SwiGLULayer("mlp"))
+
+
 @layer
 def relu_squared(
     x,
