@@ -5,8 +5,8 @@ from typing import ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, ExpertTransformer
-from ...dsl.schema.model_config import HARMLESS, KEYS, ONLY, ConfigKey, ModelConfig, Only, head_width
+from ...dsl.schema.model import FAMILIES, ExpertTransformer, window_setting
+from ...dsl.schema.model_config import HARMLESS, KEYS, ONLY, WINDOW, ConfigKey, ModelConfig, Only, head_width
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
@@ -21,6 +21,7 @@ class Mixtral(ExpertTransformer):
     """`model mixtral { … }`: as llama, with experts in place of the SwiGLU."""
 
     family: str = named("mixtral")
+    window: int | None = window_setting()
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="mixtral",
         architectures=("MixtralForCausalLM",),
@@ -32,10 +33,11 @@ class Mixtral(ExpertTransformer):
             ConfigKey("experts", "num_local_experts", 8),
             ConfigKey("experts_per_token", "num_experts_per_tok", 2),
             ConfigKey("expert_ffn", "intermediate_size"),
+            WINDOW,
         ),
         rope_theta=1e6,
         constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax", "router.normalise": True},
-        only={**ONLY, "sliding_window": Only((None,)), "router_jitter_noise": Only((0.0, 0))},
+        only={**ONLY, "router_jitter_noise": Only((0.0, 0))},
         # Of a loss that training adds, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS | {"output_router_logits", "router_aux_loss_coef"},
     )
@@ -45,4 +47,5 @@ class Mixtral(ExpertTransformer):
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:
-        return pre_norm(AttentionLayer("self_attn", qk_norm=arch.qk_norm), ExpertsLayer("mlp"))
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, window=arch.own.get("window"))
+        return pre_norm(attention, ExpertsLayer("mlp"))

@@ -3,19 +3,30 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases
+from ...dsl.schema.model import (
+    FAMILIES,
+    Resuming,
+    TransformerSettings,
+    attention_biases,
+    full_layers_setting,
+    layer_windows,
+    window_setting,
+)
 from ...dsl.schema.model_config import (
     ATTENTION_BIAS,
-    FULL_ATTENTION,
     HARMLESS,
     KEYS,
-    OFF,
     ONLY,
+    WINDOW,
     ConfigKey,
     ModelConfig,
+    layers_without_window,
+    window_of_some_layers,
+    write_layer_types,
+    write_switched_window,
 )
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
@@ -32,6 +43,8 @@ class Qwen3(TransformerSettings):
 
     family: str = named("qwen3")
     attention_bias: bool = attention_biases()
+    window: int | None = window_setting()
+    full_layers: tuple[int, ...] = full_layers_setting()
     has_qk_norm: ClassVar[bool] = True
     resuming: ClassVar[Mapping[str, Resuming]] = {
         **TransformerSettings.resuming,
@@ -46,21 +59,18 @@ class Qwen3(TransformerSettings):
             ATTENTION_BIAS,
             ConfigKey("head_dim", "head_dim", 128),
             ConfigKey("ffn", "intermediate_size"),
+            evolve(WINDOW, computed=window_of_some_layers, writes=write_switched_window),
+            ConfigKey("full_layers", "layer_types", computed=layers_without_window, writes=write_layer_types),
         ),
         constant={"qk_norm": True},
-        only={
-            **ONLY,
-            "use_sliding_window": OFF,
-            "layer_types": FULL_ATTENTION,
-        },
-        # Of windows, which `use_sliding_window` turns on.
-        harmless=HARMLESS | {"sliding_window", "max_window_layers"},
+        only=ONLY,
+        # Which layers have the window follows from them together.
+        harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
     stored: ClassVar[StoredNames] = StoredNames()
 
     @classmethod
-    def block(cls, arch: Architecture) -> BlockPiece:
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
         bias = arch.own.get("attention_bias", False)
-        return pre_norm(
-            AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias), SwiGLULayer("mlp")
-        )
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias)
+        return tuple(pre_norm(evolve(attention, window=window), SwiGLULayer("mlp")) for window in layer_windows(arch))

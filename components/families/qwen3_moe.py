@@ -3,20 +3,22 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming, attention_biases
+from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming, attention_biases, window_setting
 from ...dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
     KEYS,
     MIXED_KEYS,
-    OFF,
     ONLY,
+    WINDOW,
     ConfigKey,
     ModelConfig,
     head_width,
+    switched_window,
+    write_switched_window,
 )
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
@@ -34,6 +36,7 @@ class Qwen3Moe(MixedTransformer):
 
     family: str = named("qwen3_moe")
     attention_bias: bool = attention_biases()
+    window: int | None = window_setting()
     has_qk_norm: ClassVar[bool] = True
     resuming: ClassVar[Mapping[str, Resuming]] = {
         **MixedTransformer.resuming,
@@ -52,17 +55,19 @@ class Qwen3Moe(MixedTransformer):
             ConfigKey("expert_ffn", "moe_intermediate_size", 768),
             ConfigKey("router.normalise", "norm_topk_prob", default=False),
             *MIXED_KEYS,
+            evolve(WINDOW, computed=switched_window, writes=write_switched_window),
         ),
         constant={"qk_norm": True, "shared_experts": 0, "router.score": "softmax"},
-        only={**ONLY, "use_sliding_window": OFF},
-        # Of windows, and of a loss that training adds, whose weight here is `router { aux_loss }`.
-        harmless=HARMLESS | {"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
+        only=ONLY,
+        # What turns the window on, what no class reads, and of a loss that training adds, whose weight here is
+        # `router { aux_loss }`.
+        harmless=HARMLESS | {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )
     stored: ClassVar[StoredNames] = StoredNames()
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
-        bias = arch.own.get("attention_bias", False)
-        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias)
+        bias, window = arch.own.get("attention_bias", False), arch.own.get("window")
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias, window=window)
         experts, dense = pre_norm(attention, ExpertsLayer("mlp")), pre_norm(attention, SwiGLULayer("mlp"))
         return tuple(experts if has else dense for has in cls.has_experts(arch))

@@ -28,6 +28,7 @@ from ..schema.model_config import (
     ConfigKey,
     ModelConfig,
     Only,
+    WrongKey,
 )
 from ..schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
 from ..schema.setting import AUTO
@@ -298,13 +299,18 @@ class _Reading:
         if key.when is not None and not key.when(config):
             return
         value = key.default if entry is None else key.null if entry.value is None else entry.value
-        if key.read is not None and entry is not None and entry.value is not None:
+        if key.computed is not None:
+            value = key.computed(config)
+            if isinstance(value, WrongKey):
+                self._refuse(value.name, self.entries.get(value.name, self.entries["model_type"]), value.wanted)
+                return
+        elif key.read is not None and entry is not None and entry.value is not None:
             value = key.read(value)
             if value is REFUSED:
                 self.section.lost.add(key.setting)
                 self._refuse(name, entry, key.words)
                 return
-        if callable(value):
+        elif callable(value):
             value = value(config)
             if value is None:  # what it is computed of is wrong, and said to be
                 self.section.lost.add(key.setting)
@@ -462,6 +468,8 @@ def _agree(written: Value, theirs: Value) -> bool:
     ours = ours.text if isinstance(ours, Word) else ours
     if isinstance(ours, Items) and isinstance(other, Items):
         return [each.data for each in ours.values] == [each.data for each in other.values]
+    if ours is None or other is None:
+        return ours is other
     same_kind = (is_number(ours) and is_number(other)) or type(ours) is type(other)
     return not same_kind or ours == other
 

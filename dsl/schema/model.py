@@ -82,6 +82,8 @@ class Model(Component):
     tie_embeddings: bool
     attention: Literal["auto", "documents", "flex", "mask"]
     experts: int = 0  # of families without
+    window: int | None = None
+    full_layers: tuple[int, ...] = ()
     folder: ModelFolder | None = None
     weights: Literal["auto", "none"] = "auto"
     config: ClassVar[ModelConfig | None] = None
@@ -203,7 +205,22 @@ class TransformerSettings(Model):
             found["weights"] = ("the model is not that of a folder, so its weights are drawn", "remove it")
         elif self.loads:
             found["init_std"] = ("the weights are those of the folder", "remove it")
+        if self.full_layers and self.window is None:
+            found["full_layers"] = ("no block has a window", "give `window`, or remove it")
         return found
+
+    def unfit(self) -> tuple[str, str, str] | None:
+        beyond = [layer for layer in self.full_layers if layer >= self.layers]
+        if beyond:
+            message = f"there is no block {beyond[0]}: the {self.layers} blocks are 0 to {self.layers - 1}"
+            return "full_layers", message, "name blocks that there are"
+        if self.window is not None and len(set(self.full_layers)) == self.layers:
+            return (
+                "full_layers",
+                "no block has the window",
+                "leave the window to one block at least, or remove `window`",
+            )
+        return None
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         part = "part" if self.has_qk_norm else "no part"
@@ -222,6 +239,33 @@ def attention_biases() -> Any:
 def mlp_biases() -> Any:
     """Declare the setting `mlp_bias` of a family."""
     return setting("biases on the three matrices of the SwiGLU", default=False, added=True)
+
+
+def window_setting() -> Any:
+    """The setting `window` of families whose attention can have one."""
+    return setting(
+        "positions that a query attends to: the newest of its document, its own included; none: all before it",
+        default=None,
+        check=at_least(1),
+        example="4096",
+        added=True,
+    )
+
+
+def full_layers_setting() -> Any:
+    """The setting `full_layers` of families in which some blocks may have a window and others not."""
+    return setting(
+        "numbers of blocks without the window; the first block is 0",
+        default=(),
+        check=not_negative,
+        added=True,
+    )
+
+
+def layer_windows(arch: Any) -> list[int | None]:
+    """The window of every layer of an `Architecture`."""
+    window, full = arch.own.get("window"), arch.own.get("full_layers", ())
+    return [None if layer in full else window for layer in range(arch.layers)]
 
 
 def default_ffn(dim: int) -> int:
@@ -318,7 +362,7 @@ class MixedTransformer(ExpertTransformer):
         if all(layer in self.dense_layers or (layer + 1) % self.expert_every for layer in range(self.layers)):
             name = "expert_every" if self.expert_every > self.layers else "dense_layers"
             return name, "no block has experts", "leave experts to one block at least, or take a family without"
-        return None
+        return super().unfit()
 
 
 def expert_families() -> list[str]:

@@ -22,6 +22,8 @@ class ConfigKey:
     of transformers. when: whether the model computes anything with it, by the other keys; None: always.
     read: makes the value of the setting of that of the key, where it is neither absent nor null; or REFUSED
     for what is not as `words` say. write: the value of the key again, of that of the setting and the number of layers.
+    computed: the value where it follows from several keys, whatever this one says; or a `WrongKey`. writes: these keys
+    again, of all settings by name.
     """
 
     setting: str
@@ -33,10 +35,20 @@ class ConfigKey:
     read: Callable[[Any], Any] | None = None
     words: str = ""
     write: Callable[[Any, int], Any] | None = None
+    computed: Callable[[Config], Any] | None = None
+    writes: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, self.also) if self.also else (self.name,)
+
+
+@frozen
+class WrongKey:
+    """A key with which the model would compute something that the family does not. wanted: what it must be."""
+
+    name: str
+    wanted: str
 
 
 @frozen
@@ -88,6 +100,61 @@ def head_width(config: Config) -> int | None:
     """dim / heads, where both are given."""
     dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     return dim // heads if isinstance(dim, int) and isinstance(heads, int) and heads > 0 else None
+
+
+WINDOW: Final = ConfigKey("window", "sliding_window", default=None, null=None)
+
+
+def switched_window(config: Config) -> Any:
+    """The window that `use_sliding_window` turns on; None: there is none."""
+    return config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+
+
+def write_switched_window(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of `switched_window`."""
+    window = settings.get("window")
+    return {"use_sliding_window": window is not None} | ({"sliding_window": window} if window is not None else {})
+
+
+def write_layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The key that says which layers have the window, if any has."""
+    if settings.get("window") is None:
+        return {}
+    full = settings.get("full_layers", ())
+    types = ("full_attention" if layer in full else "sliding_attention" for layer in range(settings["layers"]))
+    return {"layer_types": list(types)}
+
+
+def window_of_some_layers(config: Config) -> Any:
+    """The same where not all layers need have it."""
+    slides = _sliding_layers(config)
+    return slides if isinstance(slides, WrongKey) else switched_window(config) if any(slides) else None
+
+
+def layers_without_window(config: Config) -> Any:
+    """The layers without the window that others have."""
+    slides = _sliding_layers(config)
+    if isinstance(slides, WrongKey) or not any(slides):  # which `window_of_some_layers` says
+        return []
+    return [layer for layer, slid in enumerate(slides) if not slid]
+
+
+def _sliding_layers(config: Config) -> list[bool] | WrongKey:
+    """Of each layer, whether it has the window: as `layer_types` says, or else those from `max_window_layers` on."""
+    layers, window = config.get("num_hidden_layers"), switched_window(config)
+    types, first = config.get("layer_types"), config.get("max_window_layers", 28)
+    if not isinstance(layers, int):
+        return []
+    if types is None and window is None:
+        return [False] * layers
+    if types is None:
+        if not isinstance(first, int) or isinstance(first, bool):
+            return WrongKey("max_window_layers", "the number of the first layer with a window")
+        return [layer >= first for layer in range(layers)]
+    known = {"full_attention", "sliding_attention"} if window is not None else {"full_attention"}
+    if not isinstance(types, list) or len(types) != layers or not all(each in known for each in map(str, types)):
+        return WrongKey("layer_types", f"{' or '.join(sorted(known))} for each of the {layers} layers")
+    return [each == "sliding_attention" for each in types]
 
 
 def query_heads(config: Config) -> Any:

@@ -105,6 +105,8 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
     heads = f"{arch.heads} heads of {arch.head_dim}"
     if arch.kv_heads != arch.heads:
         heads += f" ({arch.kv_heads} kv)"
+    windows = {layer.window for kind in arch.kinds for layer in kind.block.layers() if layer.attends}
+    heads += "".join(f", window {window:,}" for window in windows if window is not None and len(windows) == 1)
     wide = f"{arch.experts} experts of {arch.expert_ffn}, {arch.experts_per_token} a token"
     parts = [
         arch.title,

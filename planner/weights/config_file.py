@@ -53,7 +53,7 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
         "model_type": config.model_type,
         **dict(zip(TOKENS, (values.begin, values.end), strict=True)),
         "pad_token_id": None,  # that of some classes of transformers is beyond a small vocabulary
-        **{key.name: _written(arch, key) for key in config.keys},
+        **{name: value for key in config.keys for name, value in _written(arch, key, key.name).items()},
         **_rope(arch),
         CONTEXT: _context(arch, values.context),
         **{name: only.values[0] for name, only in config.only.items() if only.values},
@@ -74,7 +74,7 @@ def changed_config(
     found = dict(config)
     for key in _config(arch).keys:
         if (key.when is None or key.when(config)) and means.get(key.setting) != _value(arch, key.setting):
-            found[next((name for name in key.names if name in config), key.name)] = _written(arch, key)
+            found |= _written(arch, key, next((name for name in key.names if name in config), key.name))
     if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved():
         found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
     if isinstance(context := config.get(CONTEXT), int) and context < (needed := _context(arch, values.context)):
@@ -157,10 +157,12 @@ def _value(arch: Architecture, setting: str) -> Any:
     return list(default) if isinstance(default, tuple) else default
 
 
-def _written(arch: Architecture, key: ConfigKey) -> Any:
-    """The value of a key."""
+def _written(arch: Architecture, key: ConfigKey, name: str) -> Mapping[str, Any]:
+    """A key, which has this name, with its value; or those that its setting follows from."""
+    if key.writes is not None:
+        return key.writes(arch.to_json())
     value = _value(arch, key.setting)
-    return value if key.write is None else key.write(value, arch.layers)
+    return {name: value if key.write is None else key.write(value, arch.layers)}
 
 
 def _field(setting: str) -> str:

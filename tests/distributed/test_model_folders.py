@@ -117,7 +117,7 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 SETTINGS = dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe"), "router { aux_loss = 0 }")
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Beside those that layouts are compared with below.
-ODD = ("odd heads", "every head its own", "scaled as llama3", "dense between")
+ODD = ("odd heads", "every head its own", "scaled as llama3", "dense between", "windows", "windows of two, wide heads")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,7 @@ STACKED: dict[str, Any] = {"save_original_format": False}
 ORDINARY = (
     ("llama", "odd heads, tied", PP, SHARDS),
     ("qwen3", "wide heads, tied", (*TP, *FSDP), SHARDS),
+    ("mistral", "plain", (*ULYSSES, *TP), {}),
     ("mixtral", "plain", (*FSDP, *EP), {}),
     ("qwen3_moe", "plain", (*TP, *EP), STACKED),
     ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),

@@ -302,8 +302,6 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a function of experts": ("X522", "scoring_func", {**EXPERTS, "scoring_func": "sigmoid"}),
     "jitter": ("X522", "router_jitter_noise", {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
                                                "router_jitter_noise": 0.1, "attention_bias": None}),
-    "windows of qwen3": ("X522", "use_sliding_window", {"model_type": "qwen3", "architectures": "null",
-                                                        "use_sliding_window": True}),
     "windows of qwen2": ("X522", "use_sliding_window", {
         **KEYS, "model_type": "qwen2", "use_sliding_window": True}),
     "positions of three parts": ("X522", "use_mrope", {**KEYS, "model_type": "qwen2", "use_mrope": True}),
@@ -314,7 +312,15 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "moe_gate": "sigmoid"}),
     "no width of the shared expert": ("X304", "shared_ffn", {
         **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "shared_expert_intermediate_size": 0}),
-    "windows of some layers": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
+    "windows of layers that are no number": ("X522", "max_window_layers", {
+        "model_type": "qwen3", "architectures": "null", "use_sliding_window": True, "max_window_layers": "1"}),
+    "types of more layers": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
+                                                     "layer_types": ["full_attention"] * 3}),
+    "windows that are none": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
+                                                      "layer_types": ["sliding_attention"] * 2}),
+    "a window of no position": ("X304", "window", {"model_type": "mistral", "architectures": "null",
+                                                   "attention_bias": None, "sliding_window": 0}),
+    "windows that are turned off": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
                                                        "layer_types": ["full_attention", "sliding_attention"]}),
 }  # fmt: skip
 
@@ -325,6 +331,61 @@ def test_no_key_that_changes_the_model_is_passed_over(folder: Folder, name: str)
     folder.config(**changes)
     found = errors(folder.plan('"model" { weights = none }'))
     assert [(each, word in text) for each, text in found] == [(code, True)], found
+
+
+WINDOWS: dict[str, tuple[int | None, dict[str, Any]]] = {
+    "mistral as its class has it": (4096, {"model_type": "mistral"}),
+    "mistral without": (None, {"model_type": "mistral", "sliding_window": "null"}),
+    "mistral": (77, {"model_type": "mistral", "sliding_window": 77}),
+    "mixtral as its class has it": (None, {"model_type": "mixtral"}),
+    "mixtral": (9, {"model_type": "mixtral", "sliding_window": 9}),
+    "qwen3, turned off": (None, {"model_type": "qwen3", "sliding_window": 9, "use_sliding_window": False}),
+    "qwen3, in all layers": (9, {"model_type": "qwen3", "sliding_window": 9, "use_sliding_window": True,
+                                 "max_window_layers": 0}),
+    "qwen3, in later layers than it has": (None, {"model_type": "qwen3", "sliding_window": 9,
+                                                  "use_sliding_window": True}),
+    "qwen3, layer by layer": (9, {"model_type": "qwen3", "sliding_window": 9, "use_sliding_window": True,
+                                  "layer_types": ["sliding_attention"] * 2}),
+    "qwen3_moe, turned off": (None, {**EXPERTS, "sliding_window": 9}),
+    "qwen3_moe": (9, {**EXPERTS, "sliding_window": 9, "use_sliding_window": True, "max_window_layers": 40}),
+}  # fmt: skip
+
+
+def test_a_folder_may_have_windows_in_some_layers(folder: Folder):
+    qwen3: dict[str, Any] = {"model_type": "qwen3", "architectures": "null", "use_sliding_window": True}
+    for types in (
+        {"max_window_layers": 1},
+        {"max_window_layers": 7, "layer_types": ["full_attention", "sliding_attention"]},
+    ):
+        folder.config(**qwen3, sliding_window=9, **types)
+        plan = folder.plan('"model" { weights = none }').plan
+        assert plan is not None and plan.architecture.own == {"window": 9, "full_layers": [0]}
+        first, second = plan.architecture.kinds
+        assert [kind.layers for kind in (first, second)] == [(0,), (1,)]
+        assert [layer.window for kind in (first, second) for layer in kind.block.layers() if layer.attends] == [None, 9]
+        assert plan.estimates.work.windows == ((None, 0.5), (9, 0.5))
+        again = plan_from_text(plan.spec_text, plan.spec).plan
+        assert again is not None and again.id == plan.id
+    for settings, word in {"full_layers = [0, 2]": "block 2", "full_layers = [1, 0]": "no block"}.items():
+        ((_, text),) = errors(folder.plan(f"qwen3 {{ dim = 32, layers = 2, heads = 4, window = 9, {settings} }}"))
+        assert word in text
+    idle = folder.plan("qwen3 { dim = 32, layers = 2, heads = 4, full_layers = [1] }").diagnostics.warnings
+    assert [warning.code for warning in idle] == ["W401"]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_is_that_of_the_folder(folder: Folder, name: str):
+    """As the configurations of transformers 5.23 have it."""
+    window, changes = WINDOWS[name]
+    folder.config(**{"architectures": "null", "attention_bias": None, **changes})
+    plan = folder.plan('"model" { weights = none }').plan
+    assert plan is not None
+    (found,) = {layer.window for kind in plan.architecture.kinds for layer in kind.block.layers() if layer.attends}
+    assert found == window
+    places = [(entry.value, entry.place.split(":")[0]) for entry in plan.provenance if entry.path == "model.window"]
+    assert places == ([] if window is None else [(str(window), "model/config.json")])
+    ((code, _),) = errors(folder.plan('"model" { weights = none, window = 33 }'))
+    assert code == "X523"
 
 
 TEXTS: dict[str, tuple[bytes, str]] = {

@@ -7,6 +7,7 @@ import torch
 from small_generators import CONFIGS, beside, generator_of, plan_of, recomputed_logits
 
 from xtrain.dsl.schema.model import FAMILIES, expert_families
+from xtrain.dsl.schema.setting import settings_of
 from xtrain.runtime.generation.sampling import Draws, Sampling
 from xtrain.runtime.generation.text_generator import Prompts
 
@@ -17,6 +18,7 @@ SIZES = "dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 40"
 
 def model_text(family: str) -> str:
     more = ", experts = 4, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
+    more += ", window = 7" if "window" in settings_of(FAMILIES[family]) else ""
     return f"{family} {{ {SIZES}{more} }}"
 
 

@@ -33,6 +33,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "wide heads, tied": {**DENSE, "head_dim": 20, "tied": True, "rope_theta": 1e6},
         "odd heads": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6},
         "biased": {**DENSE, "head_dim": 8, "attention_bias": True},
+        "windows": {**DENSE, "head_dim": 8, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     },
     "qwen2": {
         "plain": DENSE,
@@ -66,8 +67,18 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             **DENSE, **GATED, "num_hidden_layers": 3, "decoder_sparse_step": 2, "qkv_bias": False, "tied": True
         },
     },
+    "mistral": {
+        "plain": {**DENSE, "sliding_window": 7},
+        "odd heads, tied": {
+            **DENSE, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10, "tied": True,
+            "sliding_window": 16,
+        },
+        "windows of two, wide heads": {**DENSE, "head_dim": 20, "sliding_window": 2, "rope_theta": 500.0},
+        "no window": {**DENSE, "sliding_window": None},
+    },
     "mixtral": {
         "plain": {**DENSE, **EXPERTS},
+        "windows": {**DENSE, **EXPERTS, "sliding_window": 5},
         "odd heads": {**DENSE, **EXPERTS, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 12},
         "all experts a token, tied": {**DENSE, "num_local_experts": 3, "num_experts_per_tok": 3, "tied": True},
     },
@@ -77,6 +88,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             **DENSE, **EXPERTS, "num_hidden_layers": 3, "moe_intermediate_size": 24, "norm_topk_prob": True,
             "mlp_only_layers": [1], "attention_bias": True,
         },
+        "windows": {**DENSE, **EXPERTS, "moe_intermediate_size": 16, "use_sliding_window": True, "sliding_window": 6},
         "scores as they are, tied": {**DENSE, **EXPERTS, "moe_intermediate_size": 12, "head_dim": 14, "tied": True},
         "odd heads": {
             **DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6, "num_local_experts": 6,

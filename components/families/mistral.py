@@ -1,0 +1,44 @@
+"""`model mistral { … }`: Mistral (Jiang et al. 2023, arXiv 2310.06825)."""
+
+from typing import ClassVar
+
+from attrs import evolve, frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.model import FAMILIES, TransformerSettings, window_setting
+from ...dsl.schema.model_config import HARMLESS, KEYS, ONLY, WINDOW, ConfigKey, ModelConfig, head_width, query_heads
+from ...planner.architecture import Architecture
+from ...planner.blocks.attention import AttentionLayer
+from ...planner.blocks.block import BlockPiece
+from ...planner.blocks.feed_forward import SwiGLULayer
+from ...planner.blocks.norm import pre_norm
+from ...planner.weights.stored import StoredNames
+
+
+@FAMILIES.register()
+@frozen
+class Mistral(TransformerSettings):
+    """`model mistral { … }`: as llama, with a window."""
+
+    family: str = named("mistral")
+    window: int | None = window_setting()
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="mistral",
+        architectures=("MistralForCausalLM",),
+        keys=(
+            *KEYS,
+            ConfigKey("kv_heads", "num_key_value_heads", 8, null=query_heads),
+            ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
+            ConfigKey("ffn", "intermediate_size", 14336),
+            evolve(WINDOW, default=4096),
+        ),
+        constant={"qk_norm": False},
+        only=ONLY,
+        harmless=HARMLESS,
+    )
+    stored: ClassVar[StoredNames] = StoredNames()
+
+    @classmethod
+    def block(cls, arch: Architecture) -> BlockPiece:
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, window=arch.own.get("window"))
+        return pre_norm(attention, SwiGLULayer("mlp"))
