@@ -105,7 +105,6 @@ SINKS = {
         "parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2", "activation=selective"
     ),
     "tp 2, written out": ("parallel.tp=2", "model.attention=mask"),
-    "fsdp 2, tp 2, compiled": ("parallel.fsdp=2", "parallel.tp=2", "compile=blocks"),
 }  # fmt: skip
 
 

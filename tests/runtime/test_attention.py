@@ -195,3 +195,17 @@ def test_the_compiler_makes_no_graph_for_every_number_of_documents():
         bounds = torch.tensor([*range(documents), S], dtype=torch.int32)
         compiled(q, k, v, DocumentLayout.from_lengths(bounds, 1, S, torch.device("cpu")))
     assert len(graphs) <= 3
+
+
+def test_windows_and_sinks_are_the_same_where_blocks_are_compiled():
+    def scaled(q: Tensor, k: Tensor, v: Tensor, layout: DocumentLayout, sink: Tensor) -> Tensor:
+        return KERNELS["documents"](q * 1.5, k, v, layout, Scores(5), sink) * 2.0
+
+    torch._dynamo.reset()
+    found = []
+    for function in (scaled, torch.compile(scaled, backend="eager")):
+        given, sink = inputs(), torch.linspace(-2.0, 3.0, H, dtype=torch.float64).requires_grad_()
+        out = function(*given, packing(), sink)
+        out.square().sum().backward()
+        found.append([out, *(x.grad for x in given), sink.grad])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
