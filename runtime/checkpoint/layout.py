@@ -103,10 +103,16 @@ class CheckpointFolder:
         names = {pointer: self.named(pointer) for pointer in POINTERS}
         return {name: tuple(p for p in POINTERS if names[p] == name) for name in names.values() if name}
 
-    def old(self, keep: int) -> list[CheckpointEntry]:
-        """All but the newest `keep`; what `best` names is not counted, and what any pointer names is not among them."""
+    def old(self, keep: int, *, begun: CheckpointEntry | None = None) -> list[CheckpointEntry]:
+        """All but the newest `keep`; what `best` names is not counted, and what any pointer names is not among them.
+
+        begun: what a run goes on from. Those of later steps, which it will save again, are not counted either: with
+        them, one that the run would still have kept had it not been cut off would go.
+        """
         protected = self.protected()
         counted = [entry for entry in self.entries() if "best" not in protected.get(entry.name, ())]
+        if begun is not None:
+            counted = [entry for entry in counted if entry.step <= begun.step]
         return [entry for entry in counted[:-keep] if entry.name not in protected and not self._aliased(entry)]
 
     def candidates(self) -> list[CheckpointEntry]:

@@ -86,12 +86,13 @@ class Publisher:
         file = self.folder.root / self.folder.named(pointer) / TENSORS
         return file if file.is_file() else None
 
-    def retain(self, keep: int | None, *, used: str = "") -> list[Path]:
+    def retain(self, keep: int | None, *, begun: CheckpointEntry | None = None) -> list[Path]:
         """Remove what `CheckpointFolder.old` says (None: nothing of it), and weights that `model` has left behind.
 
-        used: the name of a checkpoint that is left alone. Returns what was removed.
+        begun: the checkpoint that a run goes on from, which is left alone. Returns what was removed.
         """
-        old = [entry for entry in self.folder.old(keep) if entry.name != used] if keep is not None else []
+        old = self.folder.old(keep, begun=begun) if keep is not None else []
+        old = [entry for entry in old if begun is None or entry.name != begun.name]
         if model := self.folder.named("model"):
             old += [entry for entry in self.folder.models() if entry.name != model]
         for entry in old:

@@ -142,7 +142,7 @@ class Saver:
     def prune(self, begun: CheckpointEntry) -> None:
         """Before the first save: remove what earlier starts have kept and this one does not, so that a smaller `keep`
         makes room on a full disk. What the run goes on from stays: another one that looks whole may be damaged."""
-        if removed := self._retain(used=begun.name):
+        if removed := self._retain(begun):
             self.records.event(PrunedEvent(step=self.progress.step, checkpoints=removed))
 
     def measured(self, metric: str) -> None:
@@ -230,9 +230,9 @@ class Saver:
         except BaseException as error:  # told to whoever waits for the outcome
             outcome.set_exception(error)
 
-    def _retain(self, *, used: str = "") -> list[str]:
+    def _retain(self, begun: CheckpointEntry | None = None) -> list[str]:
         try:
-            return self.transaction.retain(used=used)
+            return self.transaction.retain(begun=begun)
         except StorageFailed as failure:
             message = f"old checkpoints could not be removed: {failure}"
             self.records.warn(message, step=self.progress.step)

@@ -13,6 +13,7 @@ from attrs import frozen
 from ...planner.graph.checkpoint_names import Pointer
 from ..parallel.collective_errors import CollectiveErrors
 from .backend import Backend, write_tensors
+from .layout import CheckpointEntry
 from .publish import Publisher, partial_of
 
 
@@ -41,9 +42,9 @@ class Transaction:
                     publisher.abandon(final)
             raise
 
-    def retain(self, *, used: str = "") -> list[str]:
-        """Remove what is too old but for the checkpoint `used`; the names of what was removed. Collective.
+    def retain(self, *, begun: CheckpointEntry | None = None) -> list[str]:
+        """Remove what is too old but for what a run goes on from (`begun`); the names of what was removed. Collective.
 
         Raises StorageFailed on all ranks alike.
         """
-        return self.collective.first(lambda: [path.name for path in self.publisher.retain(self.keep, used=used)])
+        return self.collective.first(lambda: [path.name for path in self.publisher.retain(self.keep, begun=begun)])

@@ -257,7 +257,7 @@ def test_the_default_of_a_param_fixes_its_type(load, default, value, fits):
         ("optimizer.lr.x=1", "X217", "x", None),
         ("batch=4", "X217", "batch=4", None),
         ("batch.micro=2.5", "X306", "2.5", None),
-        ("model.family=qwen", "X305", "qwen", "did you mean `qwen3`?"),
+        ("model.family=lama", "X305", "lama", "did you mean `llama`?"),
         ("batch.micro=(2", "X103", "(", None),
         ("batch.micro=2, 3", "X101", "3", None),
         ("=3", "X218", "=3", None),

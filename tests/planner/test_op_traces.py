@@ -74,7 +74,7 @@ def test_memory_of_a_trace_computed_by_hand():
     ahead = forward(trace, None, None)
     assert (ahead.peak, ahead.net) == (20 + 20 + 10, 20 + 20 + 10)
     # The last product: 20 for the gradient of what it took and 6 of its weight, beside the 10 that came.
-    back = backward(trace, None, None, OWN)
+    back = backward(trace, None, None, OWN, behind=None, ahead=None)
     assert back.net == -50 + 5 + 6  # all that was kept goes, gradients of weights stay, that of x is in the place of 10
     assert back.peak == 26  # 20 and 6, later 20 + 20 + 6 - 10 - 20 = 16, then less
 
@@ -85,7 +85,7 @@ def test_a_second_run_ends_where_nothing_more_is_kept():
     assert bytes_for_backward(trace, again) == 10
     assert [op.calls for op in second_run(trace, again)] == [(), (call,), ()]
     assert forward(trace, None, again).net == 10
-    back = backward(trace, None, again, OWN)
+    back = backward(trace, None, again, OWN, behind=None, ahead=None)
     assert back.peak == 20 + 20 + 26 and back.net == -10 + 5 + 6
     some = Recompute(saved=frozenset({MATMUL}))
     assert bytes_for_backward(trace, some) == 10 + 20 + 10 and [op.calls for op in second_run(trace, some)] == [(call,)]
@@ -105,9 +105,9 @@ def test_a_unit_is_gathered_exchanged_and_let_go():
         moved=False,
         reshards=True,
     )
-    now = backward(chain(), unit, None, Handling(sums="exchange", again=False))
+    now = backward(chain(), unit, None, Handling(sums="exchange", again=False), behind=None, ahead=None)
     assert now.net == -50 + 6  # a shard in the place of 11
-    later = backward(chain(), unit, None, Handling(sums="keep", again=False))
+    later = backward(chain(), unit, None, Handling(sums="keep", again=False), behind=None, ahead=None)
     assert later.net == -50 + 11
-    added = backward(chain(), unit, None, Handling(sums="keep", again=True))
+    added = backward(chain(), unit, None, Handling(sums="keep", again=True), behind=None, ahead=None)
     assert added.net == -50

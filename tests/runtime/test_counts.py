@@ -213,15 +213,6 @@ def test_what_is_due_twice_in_a_step_happens_once(tmp_path):
     assert next(line for line in page.splitlines() if line.split()[3:4] == ["profile"]).split()[4:] == ["2", "times"]
 
 
-def test_profiles_that_are_due_in_the_same_step_are_one(tmp_path):
-    """Behind steps 2, 4 and 6 the one, behind step 6 the other as well; no step is left behind the last, 7."""
-    profile = "profile { wait = 0, warmup = 0, active = 1 }"
-    plan = plan_of(tmp_path, spec_text(7, [f"every {period} {profile}" for period in ("101 tokens", "25%")]))
-    assert plan is not None
-    happened, _ = run_untrained(plan, tmp_path)
-    assert happened["tick.profile"] == count_node(plan, "tick.profile") == 3
-
-
 def test_a_run_that_stops_early_counts_what_comes_before(tmp_path):
     ticks = ["every 4 steps checkpoint", "every 3 steps log then profile { wait = 0, warmup = 1, active = 1 }"]
     plan = plan_of(tmp_path, spec_text(20, ticks, ", stop_at = 10 steps"))

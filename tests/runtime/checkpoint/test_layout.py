@@ -112,6 +112,19 @@ def test_retention_keeps_the_newest_and_whatever_latest_names(folder):
     assert Publisher(folder).retain(None) == []
 
 
+def test_a_save_that_was_cut_off_before_its_pointers_costs_no_older_one(folder):
+    """The run goes on from what `latest` names and saves the same step again: in the end it keeps what it would have
+    kept."""
+    save(folder, 16, "best")
+    for step in (18, 19, 20):
+        save(folder, step)
+    (folder.root / "latest").write_text("ckpt-s000000000019\n")
+    assert Publisher(folder).retain(2, begun=folder.latest()) == []
+    save(folder, 20, "best")
+    assert [path.name for path in Publisher(folder).retain(2)] == ["ckpt-s000000000016"]
+    assert steps(folder) == [18, 19, 20] and folder.named("best") == "ckpt-s000000000020"
+
+
 def test_the_best_is_kept_and_takes_nobodys_place(folder):
     save(folder, 100, "best")
     for step in (200, 300, 400):

@@ -41,7 +41,9 @@ def logged(tmp_path, monkeypatch):
     taken = {"rows_taken": lambda step: {}, "epoch": lambda step: None}
     feed = SimpleNamespace(phase=lambda index: SimpleNamespace(name="train"), **taken)
     rank = SimpleNamespace(device=torch.device("cpu"), world_size=1)
-    plan = SimpleNamespace(architecture=SimpleNamespace(is_moe=False), node=lambda id: SimpleNamespace(args={}))
+    plan = SimpleNamespace(
+        architecture=SimpleNamespace(is_moe=False, expert_layers=()), node=lambda id: SimpleNamespace(args={})
+    )
     parts: Any = (plan, None, feed, rank, records, progress, window)
     write = log_torch.log(*parts)
 
