@@ -105,9 +105,9 @@ def test_a_unit_is_gathered_exchanged_and_let_go():
         moved=False,
         reshards=True,
     )
-    now = backward(chain(), unit, None, Handling(sums="exchange", again=False), behind=None, ahead=None)
+    now = backward(chain(), unit, None, Handling(sums="exchange", again=False), behind=unit, ahead=unit)
     assert now.net == -50 + 6  # a shard in the place of 11
-    later = backward(chain(), unit, None, Handling(sums="keep", again=False), behind=None, ahead=None)
+    later = backward(chain(), unit, None, Handling(sums="keep", again=False), behind=unit, ahead=unit)
     assert later.net == -50 + 11
-    added = backward(chain(), unit, None, Handling(sums="keep", again=True), behind=None, ahead=None)
+    added = backward(chain(), unit, None, Handling(sums="keep", again=True), behind=unit, ahead=unit)
     assert added.net == -50
