@@ -199,3 +199,10 @@ def name_in_block(name: str) -> str:
 def expert_module(arch: Architecture) -> str:
     """The module of a block whose parameters are the experts'. Raises StopIteration where there are none."""
     return next(each.owner for kind in arch.kinds for each in kind.block.parameters(arch) if each.expert)
+
+
+def pairs_within(length: int, window: int | None) -> int:
+    """Pairs of positions of a document of so many that lie less than `window` apart, before or behind."""
+    if window is None or window >= length:
+        return length**2
+    return length * (2 * window - 1) - window * (window - 1)

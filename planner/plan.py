@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from .architecture import Architecture, ParameterSpec
+from .architecture import Architecture, ParameterSpec, pairs_within
 from .units import amount_in_epochs, plural, seconds_text
 
 
@@ -316,13 +316,6 @@ class Work:
         if not self.windows:
             return length**2
         return round(sum(share * pairs_within(length, window) for window, share in self.windows))
-
-
-def pairs_within(length: int, window: int | None) -> int:
-    """Pairs of positions of a document of so many that lie less than `window` apart, before or behind."""
-    if window is None or window >= length:
-        return length**2
-    return length * (2 * window - 1) - window * (window - 1)
 
 
 @frozen(kw_only=True)

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from ..architecture import Architecture, BlockParameter
+from ..architecture import Architecture, BlockParameter, pairs_within
 from ..costs.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
-from ..plan import pairs_within
 from .block import Layer, later, row_bias
 from .norm import norm_weight
 

@@ -4,9 +4,10 @@ from typing import Final
 
 from attrs import evolve
 
+from ..architecture import pairs_within
 from ..mesh.cluster import device_kind
 from ..model.inventory import block_matmul_parameters, flops_per_token, training_work
-from ..plan import Estimates, Hardware, RankClass, Traffic, Work, pairs_within
+from ..plan import Estimates, Hardware, RankClass, Traffic, Work
 from ..resolved import Resolved
 from .bubble import bubble
 from .memory import memory_of, stage_plays

@@ -132,12 +132,14 @@ def written_out_backward(
     """`attend_backward` in plain operations."""
     scores_NHQL = _scores(q_NHQA, k_NHLA, mask, scores)
     weights_NHQL = (scores_NHQL - lse_NHQ[..., None]).exp()
+    # The slope of the hyperbolic tangent, in the place of the scores; hidden ones have no weight, whatever it is.
+    slope_NHQL = scores_NHQL.div_(scores.cap).clamp_(-1, 1).square_().neg_().add_(1) if scores.cap is not None else None
+    del scores_NHQL  # as large as the weights
     exact, scale = weights_NHQL.dtype, scores.factor(q_NHQA.shape[-1])
     grad = grad_NHQA.to(exact)
     share_NHQ = (grad * out_NHQA.to(exact)).sum(-1)
     grad_scores_NHQL = weights_NHQL * (grad @ v_NHLA.to(exact).mT - share_NHQ[..., None]) * scale
-    if scores.cap is not None:  # the slope of the hyperbolic tangent; hidden scores have no weight, whatever it is
-        slope_NHQL = scores_NHQL.div_(scores.cap).clamp_(-1, 1).square_().neg_().add_(1)
+    if slope_NHQL is not None:
         grad_scores_NHQL.mul_(slope_NHQL)
     grad_q_NHQA = grad_scores_NHQL @ k_NHLA.to(exact)
     grad_k_NHLA = grad_scores_NHQL.mT @ q_NHQA.to(exact)

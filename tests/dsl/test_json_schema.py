@@ -186,7 +186,8 @@ def test_labels_decide_what_a_block_has():
     assert VALIDATOR.is_valid(DENSE) and "experts" not in DENSE["model"]
     assert not VALIDATOR.is_valid(changed(DENSE, "model/experts", 8))
     sparse = changed(changed(DENSE, "model/family", "qwen3_moe"), "model/experts", 8)
-    assert VALIDATOR.is_valid(sparse)
+    assert not VALIDATOR.is_valid(sparse), "the dense family alone has layers that see all positions"
+    assert VALIDATOR.is_valid(changed(sparse, "model/full_layers", ...))
 
 
 UNITS = sorted({unit for page in every_page() for _, meta in settings_of(page.block).values() for unit in meta.units})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from xtrain.planner.plan import pairs_within
+from xtrain.planner.architecture import pairs_within
 from xtrain.runtime.models import blockwise
 from xtrain.runtime.models.attention import KERNELS, newest, with_block_masks
 from xtrain.runtime.models.blockwise import BlockLayout
