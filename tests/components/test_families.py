@@ -50,13 +50,14 @@ LAYOUTS = {
 }
 NAMES = [*FAMILIES, "side_by_side"]
 WITH_EXPERTS = expert_families()
-# One of two layouts each by default, in turns; the installed family is tried under all.
-IN_TURN = ("tp 2 · fsdp 2", "ring 2 · ulysses 2, full")
+# One of three layouts each by default, in turns; the installed family is tried under all of them.
+IN_TURN = ("tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ring 2 · ulysses 2, full")
 ADDED = (WITH_EXPERTS[0], "pp 2")  # a rank adds up whole gradients of experts, which are most of the model
 
 
 def _by_default(place: int, name: str, layout: str) -> bool:
-    return name == "side_by_side" or layout == IN_TURN[place // 2 % 2] or (name, layout) == ADDED
+    own = layout in IN_TURN if name == "side_by_side" else layout == IN_TURN[place % 3]
+    return own or (name, layout) == ADDED
 
 
 COSTS = [
