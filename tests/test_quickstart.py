@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PSEUDO_COUNT = 5
 
 SHORT, WHOLE = 40, 300  # steps
-HOLDOUT, ROWS = 0.01, 8  # of the short run
+HOLDOUT, ROWS = 0.003, 8  # of the short run
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -33,7 +33,7 @@ def run(folder: Path, *arguments: str) -> Path:
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory) -> Path:
     """The folder of the first steps, with all that follows the last one."""
-    less = (f"experiment.budget={SHORT} steps", f"batch.rows={ROWS}", f"dataset.stdlib.holdout={HOLDOUT:.0%}")
+    less = (f"experiment.budget={SHORT} steps", f"batch.rows={ROWS}", f"dataset.stdlib.holdout={HOLDOUT:.1%}")
     return run(tmp_path_factory.mktemp("begun"), *(word for text in less for word in ("--set", text)))
 
 

@@ -81,12 +81,14 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    def __init__(self, root: Path, package: str, rooms: tuple[str, ...], marks: Marks) -> None:
-        self.root, self.package, self.rooms, self.marks = root, package, rooms, marks
+    def __init__(
+        self, root: Path, package: str, rooms: tuple[str, ...], marks: Marks, without: tuple[str, ...]
+    ) -> None:
+        self.root, self.package, self.rooms, self.marks, self.without = root, package, rooms, marks, without
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
         package, _, rest = name.partition(".")
-        if package != self.package or rest.split(".")[0] not in self.rooms:
+        if package != self.package or rest.split(".")[0] not in self.rooms or rest.startswith(self.without):
             return None
         place = self.root.joinpath(*rest.split("."))
         is_package = (place / "__init__.py").is_file()
@@ -97,9 +99,9 @@ class _Finder:
         return spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
 
 
-def install(root: Path, package: str, rooms: tuple[str, ...]) -> Marks:
-    """Mark the modules of some rooms of a package from now on."""
+def install(root: Path, package: str, rooms: tuple[str, ...], without: tuple[str, ...] = ()) -> Marks:
+    """Mark the modules of some rooms of a package from now on, but for those whose names begin so."""
     assert not any(name.startswith(tuple(f"{package}.{room}" for room in rooms)) for name in sys.modules)
     marks = Marks()
-    sys.meta_path.insert(0, _Finder(root, package, rooms, marks))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder(root, package, rooms, marks, without))  # type: ignore[arg-type]
     return marks
