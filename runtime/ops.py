@@ -15,9 +15,9 @@ import attrs
 import cattrs
 from attrs import frozen
 
-from ..dsl.schema.actions import ACTIONS, action_of
+from ..dsl.schema.actions import ACTIONS, Action, action_of
 from ..dsl.schema.collators import LINKS
-from ..dsl.schema.component import Component
+from ..dsl.schema.component import Component, Registry
 from ..dsl.schema.log import tracker_of
 from ..dsl.schema.stacks import stack_of_node
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
@@ -151,7 +151,7 @@ def code_of(component: type[Component], module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        registry = component.components
+        registry: Registry[Any] = ACTIONS if issubclass(component, Action) else component.components
         name, package = registry.offer(component)
         if package in ("", "xtrain"):
             raise

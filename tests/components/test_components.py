@@ -22,6 +22,8 @@ from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.schema.stacks import STACKS, Stack, stack_of_node
 from xtrain.dsl.schema.tokenizers import TOKENIZERS
 from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.ops import code_of
 
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
@@ -230,6 +232,17 @@ def test_stacks_that_wrap_the_model_have_a_torch_side():
 def test_actions_with_a_node_have_a_torch_side():
     for name, kind in ACTIONS.items():
         assert (ROOT / "components" / "actions" / f"{name}_torch.py").is_file() != (kind.stops or kind.skips)
+
+
+@pytest.mark.parametrize("registry", [ACTIONS, OPTIMIZERS], ids=lambda registry: registry.word)
+def test_a_torch_side_of_a_package_that_cannot_be_imported_is_an_error_with_its_reason(monkeypatch, registry):
+    name = next(iter(registry))
+    monkeypatch.setattr(registry, "_origins", {**dict.fromkeys(registry, "xtrain"), name: "a-package"})
+    with pytest.raises(
+        EnvironmentFault, match=f"the {registry.word} {name} of the package a-package cannot run"
+    ) as one:
+        code_of(registry[name], "no_such_module")
+    assert one.value.code == "X715" and "ModuleNotFoundError: No module named 'no_such_module'" in str(one.value)
 
 
 def test_one_action_is_what_a_run_does_by_itself():
