@@ -1,9 +1,8 @@
 """Which tests run beside each other: those of one group of ranks keep to one process, of the others each file does."""
 
 import gc
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import examples
@@ -45,9 +44,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Dealt:
     return Dealt(config, log)
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: dashboards, timers and ranks that wait for each other leave cores idle."""
-    return (os.cpu_count() or 1) + 1
+@pytest.hookimpl(wrapper=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
+    """One more than there would be: dashboards, timers and ranks that wait for each other leave cores idle."""
+    return (yield) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
