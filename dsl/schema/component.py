@@ -8,8 +8,9 @@ yet.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar
 
@@ -233,7 +234,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
                 if not found.name.endswith(("_torch", "_run")):
                     importlib.import_module(f"{package.__name__}.{found.name}")
             before = Registry._offers
-            for offered in entry_points(group=ENTRY_POINTS):
+            for offered in offered_modules():
                 # What a module defines of other kinds registers here too: it is loaded once.
                 Registry._offers = offered.dist.name if offered.dist is not None else offered.value
                 try:
@@ -288,6 +289,12 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             evolved = attribute.evolve(default=default, metadata={**attribute.metadata, "setting": merged})
             found[name.removesuffix("_")] = (evolved, merged)
         return found
+
+
+@cache
+def offered_modules() -> Sequence[EntryPoint]:
+    """The modules with components that installed packages offer. To ask what is installed takes several ms."""
+    return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def registry_of(block: type) -> "Registry[Any] | None":

@@ -1,8 +1,9 @@
 """How much of a disk the checkpoints of a run take: those that are kept, the best, weights alone, one being written."""
 
 import json
+from collections.abc import Mapping
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -44,7 +45,8 @@ def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
     saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
     if saving is None or (saves is None and saving["keep"] is None):
         return None
-    full, weights = _full(plan, saving["backend"]), _weights(plan, saving["backend"])
+    contents = checkpoint_contents(plan)
+    full, weights = _full(plan, contents, saving["backend"]), _weights(plan, contents, saving["backend"])
     stays = saves if saving["keep"] is None else saving["keep"] + (saving["best"] is not None)
     assert stays is not None
     most = stays + (saving["keep"] is not None)
@@ -53,42 +55,42 @@ def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
     return DiskUse(full=full, weights=weights, rest=stays * full + weights, most=most * full + weights)
 
 
-def _full(plan: Plan, backend: str) -> int:
+def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     averages = average_args(plan)
     chosen = plan.node("setup.optimizer").args
     optimizer = OPTIMIZERS.of(chosen)
     copies = 1 + len(optimizer.state(chosen)) + (averages is not None)
     counters = len(plan.parameters.tensors) * len(optimizer.scalars(chosen))
-    pieces = copies * _pieces(plan) + counters
+    pieces = copies * _pieces(plan, contents) + counters
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
-    buffers = (1 + (averages is not None)) * _buffer_bytes(plan)
+    buffers = (1 + (averages is not None)) * _buffer_bytes(contents)
     numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * counters
-    return numbers + pieces * OF_A_PIECE[backend] + streams + _sidecar(plan)
+    return numbers + pieces * OF_A_PIECE[backend] + streams + _sidecar(plan, contents)
 
 
-def _weights(plan: Plan, backend: str) -> int:
+def _weights(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     if not any(plan.node(node).op == "tick.model" for trigger in plan.timeline.triggers for node in trigger.nodes):
         return 0
     averages = average_args(plan)
     form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]
-    numbers = weight_bytes(plan.parameters, form) + _buffer_bytes(plan)
-    return numbers + _pieces(plan) * OF_A_PIECE[backend] + _sidecar(plan)
+    numbers = weight_bytes(plan.parameters, form) + _buffer_bytes(contents)
+    return numbers + _pieces(plan, contents) * OF_A_PIECE[backend] + _sidecar(plan, contents)
 
 
-def _pieces(plan: Plan) -> int:
+def _pieces(plan: Plan, contents: Mapping[str, Any]) -> int:
     """Into how many pieces the ranks cut all weights: one that is whole on several of them is written once."""
     axes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     shards = prod(axes[axis] for axis in plan.node("setup.mesh").args["shard_axes"])
     experts = axes["ep"] * axes["ep_fsdp"]
-    found = len(checkpoint_contents(plan)["buffers"])
+    found = len(contents["buffers"])
     for tensor in plan.parameters.tensors:
         found += experts if tensor.expert else shards * (axes["tp"] if len(tensor.shape) > 1 else 1)
     return found
 
 
-def _buffer_bytes(plan: Plan) -> int:
-    return sum(BYTES["fp32"] * prod(shape) for shape in checkpoint_contents(plan)["buffers"].values())
+def _buffer_bytes(contents: Mapping[str, Any]) -> int:
+    return sum(BYTES["fp32"] * prod(shape) for shape in contents["buffers"].values())
 
 
-def _sidecar(plan: Plan) -> int:
-    return len(json.dumps(checkpoint_contents(plan), indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE
+def _sidecar(plan: Plan, contents: Mapping[str, Any]) -> int:
+    return len(json.dumps(contents, indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE

@@ -4,8 +4,10 @@ What decides stands first: whether it fits, how long it takes, what there is to 
 in which one explains the next.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final
 
 from ..plan import ElasticWorld, Plan
@@ -126,18 +128,24 @@ def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequen
     """
     plan = as_known(plan)
     if parts:
-        page = Page(color=color)
-        show_header(page, plan)
+        chosen = Page(color=color)
+        show_header(chosen, plan)
         for name, part in PARTS.items():
             if name in parts:
-                part(page, plan, FULL)
-        return str(page)
-    page = Page()
-    for detail in (FULL,) if full else DETAILS:
-        page = _page(plan, detail, color)
-        if page.height <= LONGEST:
-            break
-    return str(page)
+                part(chosen, plan, FULL)
+        return str(chosen)
+    if full:
+        return str(_page(plan, FULL, color))
+
+    @cache
+    def page(detail: Detail) -> Page:
+        return _page(plan, detail, color)
+
+    def fits(detail: Detail) -> bool:
+        return page(detail).height <= LONGEST
+
+    first = 0 if fits(DETAILS[0]) else bisect_left(DETAILS, True, lo=1, key=fits)
+    return str(page(DETAILS[min(first, len(DETAILS) - 1)]))
 
 
 def _page(plan: Plan, detail: Detail, color: bool) -> Page:

@@ -165,6 +165,7 @@ def test_an_installed_package_offers_components(monkeypatch):
 
     offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
     monkeypatch.setattr(component, "entry_points", lambda group: [offered] if group == "xtrain.components" else [])
+    monkeypatch.setattr(component, "offered_modules", component.offered_modules.__wrapped__)
     assert list(registry) == ["mine"] and registry.origin("mine") == "theirs"
     assert registry["mine"](lr=0.5).lr == 0.5 and registry.label().type.__args__ == ("mine",)
 
@@ -177,7 +178,7 @@ def test_a_package_that_cannot_be_loaded_is_a_warning_and_no_more(monkeypatch, t
         raise ImportError("no module named nothing")
 
     offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
-    monkeypatch.setattr(component, "entry_points", lambda group: [offered])
+    monkeypatch.setattr(component, "offered_modules", lambda: [offered])
     assert not list(registry)
     (tmp_path / "empty.xtrain").write_text("")
     warned = [each for each in load_spec(tmp_path / "empty.xtrain").diagnostics if each.code == "W206"]
@@ -204,7 +205,7 @@ def test_a_package_with_components_of_several_kinds_offers_all_of_them(monkeypat
                 lr: float = learning_rate()
 
     offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
-    monkeypatch.setattr(component, "entry_points", lambda group: [offered])
+    monkeypatch.setattr(component, "offered_modules", lambda: [offered])
     assert first.origin("mine") == second.origin("mine") == "theirs"
 
 

@@ -49,28 +49,19 @@ assert not [name for name in sys.modules if name.startswith(("xtrain.runtime", "
 
 
 def test_sixteen_thousand_ranks_take_no_time():
-    """Against a loop in the same process, in a quiet moment: how fast the machine is, and how busy, does not matter.
-
-    The loop takes 0.14 s of processor time where a plan may take 0.6 s.
-    """
+    """In calls of functions, which a busy machine does not change: 1.1 million take 0.5 s of processor time, half of it
+    to import what every command does."""
     code = """
-import sys, time
-from xtrain.cli.main import main
-main()
-planned = time.process_time()
-number = 0
-for each in range(2_000_000):
-    number += each * each
-print(planned / (time.process_time() - planned), file=sys.stderr)
+import cProfile, pstats, sys
+profile = cProfile.Profile()
+with profile:
+    from xtrain.cli.main import main
+    main()
+print(pstats.Stats(profile).total_calls, file=sys.stderr)
 """
-    best = {}
     for extra in ((), ("--json",)):
-        tried: list[float] = []
-        while not tried or (min(tried) >= 4.2 and len(tried) < 12):
-            run = started("plan", ROOT / "specs/llama_405b_16k.xtrain", *extra, code=code)
-            tried.append(float(run.stderr.splitlines()[-1]))
-        best[extra] = min(tried)
-    assert all(loops < 4.2 for loops in best.values()), best
+        run = started("plan", ROOT / "specs/llama_405b_16k.xtrain", *extra, code=code)
+        assert int(run.stderr.splitlines()[-1]) < 1_350_000, extra
 
 
 def test_json_holds_every_rank():
