@@ -15,9 +15,9 @@ import attrs
 import cattrs
 from attrs import frozen
 
-from ..dsl.schema.actions import ACTIONS, Action, action_of
+from ..dsl.schema.actions import ACTIONS, action_of
 from ..dsl.schema.collators import LINKS
-from ..dsl.schema.component import Component, Registry
+from ..dsl.schema.component import Component
 from ..dsl.schema.log import tracker_of
 from ..dsl.schema.stacks import stack_of_node
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
@@ -151,15 +151,14 @@ def code_of(component: type[Component], module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        registry: Registry[Any] = ACTIONS if issubclass(component, Action) else component.components
-        name, package = registry.offer(component)
-        if package in ("", "xtrain"):
+        offer = component.offer
+        if offer is None or offer.package == "xtrain":
             raise
         why = f"its module {module} cannot be imported ({type(error).__name__}: {error})"
         raise EnvironmentFault(
             "X715",
-            f"the {registry.word} {name} of the package {package} cannot run: {why}; update the package, or choose "
-            f"another {registry.word}",
+            f"the {offer.word} {offer.name} of the package {offer.package} cannot run: {why}; update the package, or "
+            f"choose another {offer.word}",
         ) from error
 
 

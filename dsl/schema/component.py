@@ -27,6 +27,16 @@ ENTRY_POINTS: Final = "xtrain.components"
 COMPUTED: Final = object()
 
 
+@attrs.frozen
+class Offer:
+    """What a component is called, and by whom. word: of its kind. package: `xtrain`, or the installed one that offers
+    it."""
+
+    word: str
+    name: str
+    package: str
+
+
 class Component:
     """The base of all components.
 
@@ -36,6 +46,8 @@ class Component:
     """
 
     components: ClassVar["Registry[Any]"]
+    offer: ClassVar[Offer | None] = None
+    """None of a base class, and of a function of the user's own."""
     kind: str
 
     @classmethod
@@ -142,7 +154,6 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     ) -> None:
         self.word, self.folder, self.key, self.call, self._order = word, folder, key, call, order
         self._own: dict[str, type[C]] = {}
-        self._origins: dict[str, str] = {}
         self._default = ""
         self._loaded = False
         self._user: type[C] | None = None
@@ -164,7 +175,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             known = self._own.get(name)
             assert known is None or known.__module__ == component.__module__, f"{self.word} {name} is defined twice"
             self._own[name] = component
-            self._origins[name] = "xtrain" if component.__module__.startswith(f"{PACKAGE}.") else Registry._offers
+            package = "xtrain" if component.__module__.startswith(f"{PACKAGE}.") else Registry._offers
+            component.offer = Offer(self.word, name, package)
             if default:
                 self._default = name
             return component
@@ -209,13 +221,9 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 
     def origin(self, name: str) -> str:
         """Where a component comes from: `xtrain`, or the installed package that offers it."""
-        self._loaded_own()
-        return self._origins[name]
-
-    def offer(self, component: type[C]) -> tuple[str, str]:
-        """Name and origin of a component; empty for one of the user's own."""
-        names = (name for name, each in self.items() if each is component)
-        return next(((name, self._origins[name]) for name in names), ("", ""))
+        offer = self[name].offer
+        assert offer is not None
+        return offer.package
 
     def __getitem__(self, name: str) -> type[C]:
         return self._loaded_own()[name]

@@ -134,7 +134,7 @@ def _is_uncounted(tick: PlanTick) -> bool:
 
 
 def count_profiles(ticks: Sequence[PlanTick], timeline: Timeline, tokens_per_step: int, before: int) -> int | None:
-    """How many profiles ticks in steps or tokens begin that record a step; one where several are due in a step.
+    """How many profiles ticks in steps or tokens begin that record a step. No two of one plan are due in the same step.
 
     before: steps that pass unrecorded.
     """

@@ -13,7 +13,7 @@ from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.collators import LINKS
-from xtrain.dsl.schema.component import Component, Registry, named, variants
+from xtrain.dsl.schema.component import Component, Offer, Registry, named, variants
 from xtrain.dsl.schema.log import TRACKERS, Tracker
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.packings import PACKINGS
@@ -238,7 +238,7 @@ def test_actions_with_a_node_have_a_torch_side():
 @pytest.mark.parametrize("registry", [ACTIONS, OPTIMIZERS], ids=lambda registry: registry.word)
 def test_a_torch_side_of_a_package_that_cannot_be_imported_is_an_error_with_its_reason(monkeypatch, registry):
     name = next(iter(registry))
-    monkeypatch.setattr(registry, "_origins", {**dict.fromkeys(registry, "xtrain"), name: "a-package"})
+    monkeypatch.setattr(registry[name], "offer", Offer(registry.word, name, "a-package"))
     with pytest.raises(
         EnvironmentFault, match=f"the {registry.word} {name} of the package a-package cannot run"
     ) as one:

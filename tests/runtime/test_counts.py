@@ -213,6 +213,17 @@ def test_what_is_due_twice_in_a_step_happens_once(tmp_path):
     assert next(line for line in page.splitlines() if line.split()[3:4] == ["profile"]).split()[4:] == ["2", "times"]
 
 
+def test_profiles_of_ticks_that_never_meet_are_added(tmp_path):
+    """Behind steps 7 and 14 the one, behind step 11 the other; both are one node."""
+    profile = "profile { wait = 0, warmup = 0, active = 1 }"
+    plan = plan_of(tmp_path, spec_text(20, [f"every {period} steps {profile}" for period in (7, 11)]))
+    assert plan is not None
+    happened, _ = run_untrained(plan, tmp_path)
+    assert happened["tick.profile"] == count_node(plan, "tick.profile") == 3
+    assert [tick.count for tick in plan.timeline.ticks if "tick.profile" in tick.nodes] == [2, 1]
+    assert plan_of(tmp_path, spec_text(77, [f"every {period} steps {profile}" for period in (7, 11)])) is None
+
+
 def test_a_run_that_stops_early_counts_what_comes_before(tmp_path):
     ticks = ["every 4 steps checkpoint", "every 3 steps log then profile { wait = 0, warmup = 1, active = 1 }"]
     plan = plan_of(tmp_path, spec_text(20, ticks, ", stop_at = 10 steps"))
