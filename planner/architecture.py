@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 from attrs import field, frozen
 
-from ..dsl.schema.model import FAMILIES
+from ..dsl.schema.model import FAMILIES, Model
 from ..dsl.schema.rope import Rope
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Architecture:
     def kinds(self) -> "tuple[LayerKind, ...]":
         """The decoder blocks of its family, each with the layers that have it, in the order of the first of these.
         Raises KeyError for a family that is not registered."""
-        return _kinds(self)
+        return _kinds(FAMILIES.of_users if "user" in self.own else FAMILIES[self.family], self)
 
     def block(self, layer: int) -> "BlockPiece":
         """That of one layer."""
@@ -106,8 +106,7 @@ class LayerKind:
 
 
 @lru_cache(maxsize=64)  # of many layouts that are compared, each asks, and often
-def _kinds(arch: Architecture) -> tuple[LayerKind, ...]:
-    family = FAMILIES.of_users if "user" in arch.own else FAMILIES[arch.family]
+def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
     blocks: list[BlockPiece] = []
     layers: list[list[int]] = []
     for layer, block in enumerate(family.blocks(arch)):

@@ -265,3 +265,16 @@ def test_settings_of_an_installed_family(tmp_path: Path):
     path.write_text(spec("llama", one_norm="true"))
     (error,) = load_spec(path).diagnostics.errors
     assert "side_by_side" in error.message + (error.hint or "")
+
+
+def test_blocks_are_those_of_the_family_that_is_registered_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    arch = plan_of(tmp_path, "side_by_side").architecture
+    assert len(arch.kinds) == 1
+
+    class Other(FAMILIES["side_by_side"]):
+        @classmethod
+        def blocks(cls, arch: Architecture) -> tuple[Any, ...]:
+            return tuple(cls.block(attrs.evolve(arch, own={"one_norm": layer > 0})) for layer in range(arch.layers))
+
+    monkeypatch.setitem(FAMILIES._own, "side_by_side", Other)
+    assert len(arch.kinds) == 2
