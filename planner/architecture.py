@@ -20,6 +20,16 @@ EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
 
 
+@frozen(cache_hash=True)  # asked for by every block of every forward
+class RotaryAngles:
+    """By how much positions turn queries and keys. width: how many numbers of a head are turned, in pairs. theta: base
+    of the frequencies. rope: how they are scaled."""
+
+    width: int
+    theta: float
+    rope: Rope
+
+
 @frozen(kw_only=True)
 class Architecture:
     """A decoder-only transformer with nothing left to choose.
@@ -55,6 +65,11 @@ class Architecture:
     @property
     def is_moe(self) -> bool:
         return self.experts > 0
+
+    @property
+    def angles(self) -> RotaryAngles:
+        """Those of layers that have no others."""
+        return RotaryAngles(self.head_dim, self.rope_theta, self.rope)
 
     @property
     def kinds(self) -> "tuple[LayerKind, ...]":

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from ..architecture import Architecture, BlockParameter, pairs_within
+from ...dsl.schema.rope import Rope
+from ..architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
 from ..costs.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
 from .block import Layer, later, row_bias
 from .norm import norm_weight
@@ -24,9 +25,10 @@ class AttentionLayer(Layer):
 
     window: a query sees so many positions of its document, the newest, its own included; None: all before it. sinks:
     every head has a further score in its softmax, learned, whose value is zero. scale: what products of queries and
-    keys are multiplied by; None: 1 / √head_dim. cap: scores s are cap · tanh(s / cap); None: as they are.
+    keys are multiplied by; None: 1 / √head_dim. cap: scores s are cap · tanh(s / cap); None: as they are. theta: base
+    of its frequencies, which are then not scaled; None: those of the model.
 
-    Raises ValueError for a window, a scale or a cap that is not above 0.
+    Raises ValueError for a window, a scale, a cap or a base that is not above 0.
     """
 
     attends = True
@@ -40,9 +42,10 @@ class AttentionLayer(Layer):
     sinks: bool = later(False)
     scale: float | None = later(None)
     cap: float | None = later(None)
+    theta: float | None = later(None)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("window", "scale", "cap"):
+        for name in ("window", "scale", "cap", "theta"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"`{name}` is {value}, and must be above 0")
@@ -81,9 +84,16 @@ class AttentionLayer(Layer):
                 name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
             )
 
+    def angles(self, arch: Architecture) -> RotaryAngles | None:
+        if not self.rope:
+            return None
+        return arch.angles if self.theta is None else evolve(arch.angles, theta=self.theta, rope=Rope())
+
     def words(self, arch: Architecture) -> tuple[str, ...]:
         window = "no window" if self.window is None else f"window {self.window:,}"
-        return "rotary positions" if self.rope else "no positions", window
+        if not self.rope:
+            return "no positions", window
+        return "rotary positions" if self.theta is None else f"rotary positions of base {self.theta:,.12g}", window
 
     def cached(self, arch: Architecture, tp: int) -> int:
         return 2 * arch.kv_heads // tp * arch.head_dim  # a key and a value of each of its heads

@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from ...dsl.schema.model import ExpertTransformer, Model, TransformerSettings
-from ..architecture import Architecture, BlockParameter, Partial
+from ..architecture import Architecture, BlockParameter, Partial, RotaryAngles
 from ..costs.op_trace import TracedTensor
 
 if TYPE_CHECKING:
@@ -76,6 +76,10 @@ class BlockPiece:
         """Name → shape of the tensors beside parameters that a checkpoint has."""
         return {name: shape for layer in self.layers() for name, shape in layer.buffers(arch).items()}
 
+    def angles(self, arch: Architecture) -> RotaryAngles | None:
+        """Those of the layer that attends."""
+        return next((layer.angles(arch) for layer in self.layers() if layer.attends), None)
+
     @property
     def routes(self) -> bool:
         """Whether it has experts."""
@@ -112,6 +116,10 @@ class Layer(BlockPiece):
 
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
         return {}
+
+    def angles(self, arch: Architecture) -> RotaryAngles | None:
+        """By how much a layer that attends turns its queries and keys; None: not at all."""
+        return None
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
         """What tells it from layers of the same name in other blocks of the model, for people."""

@@ -48,7 +48,8 @@ def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
     for kind in run.architecture.kinds:
         units = units_of_block(run, kind.first)
         trace = block_trace(run, local, kind.first, units.experts)
-        plays |= dict.fromkeys(kind.layers, BlockPlay(kind.first, trace, units, recompute))
+        angles = kind.block.angles(run.architecture)
+        plays |= dict.fromkeys(kind.layers, BlockPlay(kind.first, angles, trace, units, recompute))
     ends, every, last = ends_of(run, local), run.spec.activation.every, len(run.pipeline.spans) - 1
     found: dict[Hashable, Played] = {}
 

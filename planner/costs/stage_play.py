@@ -6,6 +6,7 @@ from functools import partial
 
 from attrs import frozen
 
+from ..architecture import RotaryAngles
 from .gathering import BlockUnits
 from .head_memory import Ends
 from .local import Local
@@ -15,9 +16,10 @@ from .op_trace import FsdpUnit, OpTrace, TracedOp
 
 @frozen(eq=False)
 class BlockPlay:
-    """A block as those of one kind of layers are. layer: the first of them."""
+    """A block as those of one kind of layers are. layer: the first of them. angles: by which positions turn it."""
 
     layer: int
+    angles: RotaryAngles | None
     trace: OpTrace
     units: BlockUnits
     recompute: Recompute | None
@@ -72,8 +74,9 @@ class StagePlay:
 
     @property
     def rotation(self) -> int:
-        """Cosines and sines of all positions."""
-        return 2 * self.local.tokens * self.local.head_dim * self.local.width
+        """Cosines and sines of all positions, once for all blocks with the same angles."""
+        angles = {block.angles for block, _ in self.blocks}
+        return 2 * self.local.tokens * self.local.width * sum(each.width for each in angles if each is not None)
 
     @property
     def loss(self) -> int:

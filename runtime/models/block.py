@@ -47,7 +47,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(arch.dim, keys, bias=layer.bias)
         self.o_proj = Linear(queries, arch.dim, bias=layer.output_bias)
         self.sinks = nn.Parameter(torch.empty(arch.heads)) if layer.sinks else None
-        self.rope, self.wide_norm = layer.rope, layer.wide_norm
+        self.wide_norm = layer.wide_norm
 
         def norm(width: int) -> nn.Module:
             if not layer.qk_norm:
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = norm(queries), norm(keys)
 
     def forward(
-        self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout, cache: KeyValueCache | None = None
+        self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, cache: KeyValueCache | None = None
     ) -> Tensor:
         def heads(flat: Tensor) -> Tensor:
             return flat.unflatten(-1, (-1, self.head_dim))
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         else:
             q_BSHA, k_BSKA = self.q_norm(heads(q_BSHA)), self.k_norm(heads(k_BSKA))
         q_BHSA, k_BKSA = q_BSHA.transpose(1, 2), k_BSKA.transpose(1, 2)
-        if self.rope:
+        if rotate is not None:
             q_BHSA, k_BKSA = rotate(q_BHSA), rotate(k_BKSA)
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         if cache is not None:
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 class BlockInput(NamedTuple):
     """What the modules of a block are given beside activations."""
 
-    rotate: Rotation
+    rotate: Rotation | None
     packing: DocumentLayout
     real_BS: Tensor
     cache: KeyValueCache | None = None
@@ -164,7 +164,7 @@ def built(layer: Layer, of: BlockSettings) -> Built:
 
 class DecoderBlock(nn.Module):
     """The decoder block of one layer. `recompute`, where it is set, runs `compute` so that the backward can run it
-    again."""
+    again. angles: of the positions that its `rotate` is made of; None: it takes none."""
 
     def __init__(
         self, arch: Architecture, layer: int, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
@@ -175,6 +175,7 @@ class DecoderBlock(nn.Module):
         for piece in block.layers():
             module, calls[piece.name] = built(piece, settings)
             self.add_module(piece.name, module)
+        self.angles = block.angles(arch)
         self._forward = _call_of(block, calls)
         self.recompute: Callable[..., Tensor] | None = None
 
@@ -186,7 +187,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x_BSD: Tensor,
-        rotate: Rotation,
+        rotate: Rotation | None,
         packing: DocumentLayout,
         real_BS: Tensor,
         cache: KeyValueCache | None = None,
@@ -195,7 +196,7 @@ class DecoderBlock(nn.Module):
             return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache))
         return self.recompute(self.compute, x_BSD, rotate, packing, real_BS)
 
-    def compute(self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout, real_BS: Tensor) -> Tensor:
+    def compute(self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, real_BS: Tensor) -> Tensor:
         return self._forward(x_BSD, BlockInput(rotate, packing, real_BS))
 
 

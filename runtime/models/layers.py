@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
-from ...planner.architecture import Architecture
+from ...planner.architecture import RotaryAngles
 from ...planner.mesh.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import column_parallel_input, local, row_parallel_output
@@ -93,16 +93,17 @@ class SwiGLU(nn.Module):
 
 @frozen(eq=False)
 class Rotation:
-    """Cosine and sine of every position's angles, each [B, 1, S, A]; made once a forward for all blocks."""
+    """Cosine and sine of every position's angles, each [B, 1, S, A]; made once a forward for all blocks that have the
+    same angles."""
 
     cos: Tensor
     sin: Tensor
 
     @classmethod
-    def of(cls, positions_BS: Tensor, arch: Architecture, dtype: torch.dtype) -> "Rotation":
+    def of(cls, positions_BS: Tensor, angles: RotaryAngles, dtype: torch.dtype) -> "Rotation":
         # Angles in fp64 when the model is, else fp32: a bf16 angle is wrong by whole turns at long positions.
         exact = torch.float64 if dtype == torch.float64 else torch.float32
-        width, theta, rope = arch.head_dim, arch.rope_theta, arch.rope
+        width, theta, rope = angles.width, angles.theta, angles.rope
         if rope.scaling == "none":
             frequencies = theta ** (-torch.arange(0, width, 2, device=positions_BS.device, dtype=exact) / width)
         else:

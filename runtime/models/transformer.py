@@ -5,13 +5,14 @@ Module names are those of Hugging Face's files, without the leading `model.`.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from ...planner.architecture import Architecture
+from ...planner.architecture import Architecture, RotaryAngles
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
 from .attention import KERNELS, with_block_masks
@@ -81,13 +82,23 @@ class Transformer(nn.Module):
         assert x_BSD is not None, "a stage that does not embed takes what the one before it gives"
         return self._decode(x_BSD, batch)
 
+    def _blocks(self) -> Iterator[DecoderBlock]:
+        for block in self.layers.values():
+            assert isinstance(block, DecoderBlock)
+            yield block
+
+    def rotations(self, positions_BS: Tensor, dtype: torch.dtype) -> dict[RotaryAngles | None, Rotation | None]:
+        """What its blocks turn queries and keys by, by their angles."""
+        angles = dict.fromkeys(block.angles for block in self._blocks())
+        return {each: None if each is None else Rotation.of(positions_BS, each, dtype) for each in angles}
+
     def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
-        rotate = Rotation.of(batch.positions_BS, self.arch, x_BSD.dtype)
+        rotations = self.rotations(batch.positions_BS, x_BSD.dtype)
         packing = batch.packing
         if self.uses_flex and self.axes.ring is None and batch.cache is None:
             packing = with_block_masks(packing, self.kernels)
-        for block in self.layers.values():
-            x_BSD = block(x_BSD, rotate, packing, batch.real_BS, batch.cache)
+        for block in self._blocks():
+            x_BSD = block(x_BSD, rotations[block.angles], packing, batch.real_BS, batch.cache)
         if not self.span.predicts:
             return x_BSD
         if batch.cache is not None:

@@ -172,7 +172,7 @@ def _hold_against_a_block(arch: Architecture, layer: int, ops: OpTrace) -> None:
         torch.nn.init.normal_(tensor, std=0.2)
     x_BSD = torch.randn(rows, positions, arch.dim, requires_grad=True)
     places_BS = torch.arange(positions).expand(rows, positions)
-    rotate = Rotation.of(places_BS, arch, x_BSD.dtype)
+    rotate = None if block.angles is None else Rotation.of(places_BS, block.angles, x_BSD.dtype)
     bounds = torch.arange(0, rows * positions + 1, positions, dtype=torch.int32)
     packing = DocumentLayout.from_lengths(bounds, rows, positions, x_BSD.device)
     with FlopCounterMode(display=False) as counter:

@@ -48,7 +48,7 @@ def test_cosines_and_sines_are_those_of_transformers(name: str):
     positions_BS = torch.tensor([[0, 1, 2, 63, 64, 65, 300, 511], [0, 1, 0, 1, 2, 0, 17, 400]])
     cos_BSA, sin_BSA = LlamaRotaryEmbedding(config)(torch.zeros(1), positions_BS)
     arch = architecture(head_dim=32, rope_theta=5000.0, rope=rope)
-    ours = Rotation.of(positions_BS, arch, torch.float32)
+    ours = Rotation.of(positions_BS, arch.angles, torch.float32)
     # Angles of up to 511 in fp32, whose last bit is 3e-5.
     torch.testing.assert_close(ours.cos[:, 0], cos_BSA, rtol=0, atol=1e-4)
     torch.testing.assert_close(ours.sin[:, 0], sin_BSA, rtol=0, atol=1e-4)

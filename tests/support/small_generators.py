@@ -13,7 +13,6 @@ from xtrain.planner.plan import Plan
 from xtrain.runtime.generation.text_generator import TextGenerator
 from xtrain.runtime.generation.trained import alone, whole_model
 from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.models.layers import Rotation
 from xtrain.runtime.models.loss import whole_logits
 
 SPEC = """
@@ -81,9 +80,9 @@ def recomputed_logits(author: TextGenerator, ids: list[int]) -> Tensor:
     batch = ModelBatch.of(_whole(ids), torch.device("cpu"))
     assert batch.input_ids_BS is not None
     x_BSD = model.embed_tokens(batch.input_ids_BS)
-    rotate = Rotation.of(batch.positions_BS, model.arch, x_BSD.dtype)
+    rotations = model.rotations(batch.positions_BS, x_BSD.dtype)
     for block in model.layers.values():
-        x_BSD = block(x_BSD, rotate, batch.packing, batch.real_BS)
+        x_BSD = block(x_BSD, rotations[block.angles], batch.packing, batch.real_BS)
     head = model.embed_tokens if model.arch.tie_embeddings else model.lm_head
     return whole_logits(model.norm(x_BSD)[:, -1], head.weight, model.head)[0]
 

@@ -27,7 +27,7 @@ class Tower(nn.Module):
     def forward(self, x_BSD: Tensor, real_BS: Tensor) -> Tensor:
         rows, positions = real_BS.shape
         places_BS = torch.arange(positions).expand(rows, positions)
-        rotate = Rotation.of(places_BS, self.arch, x_BSD.dtype)
+        rotate = Rotation.of(places_BS, self.arch.angles, x_BSD.dtype)
         bounds = torch.arange(0, rows * positions + 1, positions, dtype=torch.int32)
         packing = DocumentLayout.from_lengths(bounds, rows, positions, x_BSD.device)
         for block in self.layers.values():
