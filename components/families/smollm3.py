@@ -22,6 +22,7 @@ from ...dsl.schema.model_config import (
     ModelConfig,
     Only,
     head_width,
+    layer_count,
     query_heads,
 )
 from ...dsl.schema.setting import AUTO, Auto, not_negative, setting
@@ -49,8 +50,8 @@ def _is_interval(value: Any) -> bool:
 
 
 def _by_interval(config: Config) -> list[int] | None:
-    layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval", 4)
-    if not isinstance(layers, int) or not _is_interval(interval):
+    layers, interval = layer_count(config), config.get("no_rope_layer_interval", 4)
+    if layers is None or not _is_interval(interval):
         return None
     return list(range(interval - 1, layers, interval))
 

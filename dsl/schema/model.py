@@ -7,7 +7,7 @@ import attrs
 from attrs import frozen
 
 from .component import Component, Registry
-from .model_config import ModelConfig
+from .model_config import MOST_LAYERS, ModelConfig
 from .names import file_path
 from .rope import Rope
 from .setting import (
@@ -157,7 +157,7 @@ class TransformerSettings(Model):
 
     folder: ModelFolder | None = attrs.field(default=None, kw_only=True, metadata={FOLDER: True})
     dim: int = setting("width of the residual stream", check=at_least(1), example="192")
-    layers: int = setting("number of decoder blocks", check=between(1, 10_000), example="4")  # a plan lists all
+    layers: int = setting("number of decoder blocks", check=between(1, MOST_LAYERS), example="4")
     heads: int = setting("number of query heads", check=at_least(1), example="6")
     kv_heads: int | Auto = setting(
         "number of key and value heads; auto: as many as heads", default=AUTO, check=at_least(1)

@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 Config = Mapping[str, Any]
 REFUSED: Final = object()
+MOST_LAYERS: Final = 10_000  # a plan lists all
 
 
 @frozen
@@ -102,6 +103,12 @@ def head_width(config: Config) -> int | None:
     return dim // heads if isinstance(dim, int) and isinstance(heads, int) and heads > 0 else None
 
 
+def layer_count(config: Config) -> int | None:
+    """The number of layers, where it is one that a model can have."""
+    layers = config.get("num_hidden_layers")
+    return layers if isinstance(layers, int) and 0 < layers <= MOST_LAYERS else None
+
+
 WINDOW: Final = ConfigKey("window", "sliding_window", default=None, null=None)
 
 
@@ -141,9 +148,9 @@ def layers_without_window(config: Config) -> Any:
 
 def _sliding_layers(config: Config) -> list[bool] | WrongKey:
     """Of each layer, whether it has the window: as `layer_types` says, or else those from `max_window_layers` on."""
-    layers, window = config.get("num_hidden_layers"), switched_window(config)
+    layers, window = layer_count(config), switched_window(config)
     types, first = config.get("layer_types"), config.get("max_window_layers", 28)
-    if not isinstance(layers, int):
+    if layers is None:
         return []
     if types is None and window is None:
         return [False] * layers

@@ -320,6 +320,10 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                                       "layer_types": ["sliding_attention"] * 2}),
     "a window of no position": ("X304", "window", {"model_type": "mistral", "architectures": "null",
                                                    "attention_bias": None, "sliding_window": 0}),
+    "more layers than any model": ("X304", "layers", {
+        **KEYS, "model_type": "smollm3", "num_hidden_layers": 10**12}),
+    "windows of more layers than any model": ("X304", "layers", {
+        "model_type": "qwen3", "architectures": "null", "use_sliding_window": True, "num_hidden_layers": 10**12}),
     "windows that are turned off": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
                                                        "layer_types": ["full_attention", "sliding_attention"]}),
 }  # fmt: skip
