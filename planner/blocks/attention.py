@@ -150,15 +150,18 @@ def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, 
     masked, scores = local.attention == "mask", local.heads // on.axes.ulysses * seen * local.exact
     written_out = masked and (layer.sinks or layer.cap is not None)
     mask = seen * (1 if written_out else local.width) if masked else 0
-    scratch = (2 * scores, 4 * scores) if written_out else (0, parts[0].size if len(parts) == 1 else 0)
+    scratch = (0, parts[0].size if len(parts) == 1 else 0)
+    if written_out:  # a cap has slopes beside
+        scratch = (2 * scores, 3 * scores if layer.cap is None else 4 * scores)
     out = ops.op(
         *parts,
         makes=size,
         keeps=parts,
         keeps_output=True,
-        extra=(statistics, *((mask,) if mask else ())),
+        extra=(statistics,),
+        arranged=(mask,) if mask else (),
         scratch=scratch,
-        saved="" if written_out else ATTENTION,
+        saved=ATTENTION,
         flops=_flops(layer, on),
         attends=True,
         **(sinks if written_out else {}),
@@ -222,11 +225,13 @@ def _blockwise(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, .
         makes=queries * width,
         keeps=parts[:1] if len(parts) > 1 else (),
         keeps_output=True,
-        extra=(keys * width, statistics, *(() if len(parts) > 1 else (queries * width,))),
+        extra=(statistics,),
+        arranged=(keys * width, *(() if len(parts) > 1 else (queries * width,))),
         scratch=(
             (keys * width if around else 0) + repeated + queries * exact + at_once,
             sums + repeated + block - (queries + keys) * width,
         ),
+        saved=ATTENTION,
         flops=_flops(layer, on),
         attends=True,
         calls=around,

@@ -122,8 +122,7 @@ def exchange(unit: FsdpUnit | None, buffer: int, handling: Handling) -> Played:
 
 def _stored(trace: OpTrace, recompute: Recompute) -> list[TracedTensor]:
     """Results that selective recomputation keeps."""
-    found = (op for op in trace.ops if op.saved in recompute.saved)
-    return [value for op in found for value in (*op.outputs, *op.extra)]
+    return [value for op in trace.ops if op.saved in recompute.saved for value in op.results]
 
 
 @define
@@ -201,7 +200,8 @@ class _Player:
                 if id(value) not in known:
                     self.make(value.size)
                     allocated.add(id(value))
-            self.touch(op.scratch[0])
+            if not op.results or id(op.results[0]) not in known:
+                self.touch(op.scratch[0])
             for value in op.extra:
                 if id(value) not in stays:
                     self.free(value.size)

@@ -87,18 +87,18 @@ class TracedOp:
     """One operation.
 
     inputs, outputs: what gradients flow to and from. extra: what it makes beside. keeps: what it needs in the backward.
-    fresh: it makes new gradients of its inputs, where others hand on that of their output. weights: bytes of gradients
-    of `parameters`, which are named as inside the block. added: bytes of gradients of parameters that are complete
-    behind its backward, as those of slices are not. scratch: what is alive only while its forward, and its
-    backward, runs. saved: the word under which selective recomputation keeps its results. flops: of its forward.
-    attends: they grow with the pairs of positions of a document. opens, closes: an FSDP unit whose module begins here,
-    or ends.
+    results: what selective recomputation keeps of it, under the word `saved`. fresh: it makes new gradients of its
+    inputs, where others hand on that of their output. weights: bytes of gradients of `parameters`, which are named as
+    inside the block. added: bytes of gradients of parameters that are complete behind its backward, as those of slices
+    are not. scratch: what is alive only while its forward, and its backward, runs. flops: of its forward. attends: they
+    grow with the pairs of positions of a document. opens, closes: an FSDP unit whose module begins here, or ends.
     """
 
     inputs: tuple[TracedTensor, ...] = ()
     outputs: tuple[TracedTensor, ...] = ()
     extra: tuple[TracedTensor, ...] = ()
     keeps: tuple[TracedTensor, ...] = ()
+    results: tuple[TracedTensor, ...] = ()
     fresh: bool = True
     weights: int = 0
     added: int = 0
@@ -128,6 +128,7 @@ class OpTrace:
         keeps: Sequence[TracedTensor] = (),
         keeps_output: bool = False,
         extra: Sequence[int] = (),
+        arranged: Sequence[int] = (),
         fresh: bool = True,
         weights: int = 0,
         added: int | None = None,
@@ -139,18 +140,21 @@ class OpTrace:
         calls: Sequence[CollectiveCall] = (),
         back_calls: Sequence[CollectiveCall] = (),
     ) -> TracedTensor:
-        """Record an operation that makes a value of `makes` bytes; `extra`: sizes of others that it makes and keeps."""
+        """Record an operation that makes a value of `makes` bytes; `extra`: sizes of others that it makes and keeps;
+        `arranged`: the same of what it makes of its inputs first, which is no result of it."""
         output = TracedTensor(makes, makes)
         others = tuple(TracedTensor(size, 0) for size in extra)
-        storages = tuple(value.storage for value in (*keeps, *others, *((output,) if keeps_output else ())))
+        first = tuple(TracedTensor(size, 0) for size in arranged)
+        storages = tuple(value.storage for value in (*keeps, *others, *first, *((output,) if keeps_output else ())))
         for value in storages:
             value.keepers += 1
         self.ops.append(
             TracedOp(
                 inputs=inputs,
                 outputs=(output,),
-                extra=others,
+                extra=(*others, *first),
                 keeps=storages,
+                results=(output, *others) if saved else (),
                 fresh=fresh,
                 weights=weights,
                 added=weights if added is None else added,

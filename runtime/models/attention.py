@@ -27,6 +27,7 @@ from ..parallel.attention_blocks import (
 )
 from .blockwise import blockwise_attention
 from .document_layout import CachedRows, DocumentLayout
+from .recompute import as_one
 
 
 class AttentionKernel(Protocol):
@@ -165,12 +166,16 @@ class _WrittenOut(torch.autograd.Function):
     ) -> Tensor:
         groups = q_BHSA.shape[1] // k_BKSA.shape[1]
         k_BHSA, v_BHSA = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k_BKSA, v_BKSA))
-        out_BHSA, lse_BHS = written_out(q_BHSA, k_BHSA, v_BHSA, mask_B1SS, scores)
-        if sink_H is not None:
-            exact = out_BHSA.to(exact_type(out_BHSA.dtype))
-            merge_sink(exact, lse_BHS, sink_H[:, None])
-            out_BHSA = exact.to(out_BHSA.dtype)
-        out_BHSA = out_BHSA.transpose(1, 2).contiguous().transpose(1, 2)  # as the next product wants it
+
+        def forward() -> tuple[Tensor, Tensor]:
+            out_BHSA, lse_BHS = written_out(q_BHSA, k_BHSA, v_BHSA, mask_B1SS, scores)
+            if sink_H is not None:
+                exact = out_BHSA.to(exact_type(out_BHSA.dtype))
+                merge_sink(exact, lse_BHS, sink_H[:, None])
+                out_BHSA = exact.to(out_BHSA.dtype)
+            return out_BHSA.transpose(1, 2).contiguous().transpose(1, 2), lse_BHS  # as the next product wants it
+
+        out_BHSA, lse_BHS = as_one("attention", forward)
         ctx.save_for_backward(q_BHSA, k_BKSA, v_BKSA, out_BHSA, lse_BHS, mask_B1SS, sink_H)
         ctx.scores = scores
         return out_BHSA

@@ -41,6 +41,7 @@ from ..parallel.attention_blocks import (
     sink_gradient,
 )
 from .document_layout import DocumentLayout
+from .recompute import as_one
 
 
 def blockwise_attention(
@@ -239,23 +240,7 @@ class _Blockwise(torch.autograd.Function):
     ) -> Tensor:
         q_THA = layout.sort(q_BHSA)
         own_kv = torch.stack((layout.sort(k_BKSA), layout.sort(v_BKSA)))
-        exact = exact_type(q_THA.dtype)
-        out_THA = torch.empty_like(q_THA, dtype=exact)
-        lse_TH = q_THA.new_empty(q_THA.shape[:2], dtype=exact)
-        rank, kv, tiled = _rank(ring), own_kv, not has_kernel(q_THA, scores)
-        for step in range(layout.ring):
-            coming = _Passing.of(kv, ring) if ring is not None and step + 1 < layout.ring else None
-            for queries, keys, seen in layout.parts((rank - step) % layout.ring, rank, scores, tiled=tiled):
-                block_out, block_lse = attend(queries(q_THA), keys(kv[0]), keys(kv[1]), seen, scores)
-                if seen == "causal":
-                    queries(out_THA).copy_(block_out)
-                    queries(lse_TH).copy_(block_lse)
-                else:
-                    merge(queries(out_THA), queries(lse_TH), block_out, block_lse)
-            kv = coming.wait() if coming else kv
-        if sink_H is not None:
-            merge_sink(out_THA, lse_TH, sink_H)
-        out_THA = out_THA.to(q_THA.dtype)
+        out_THA, lse_TH = as_one("attention", lambda: _forward(q_THA, own_kv, sink_H, layout, scores, ring))
         ctx.save_for_backward(q_THA, own_kv, out_THA, lse_TH, sink_H)
         ctx.layout, ctx.scores, ctx.ring = layout, scores, ring
         return layout.unsort(out_THA)
@@ -294,6 +279,34 @@ class _Blockwise(torch.autograd.Function):
             grad_sink_H = sink_gradient(grad_THA, out_THA, lse_TH, sink_H).sum(0).to(sink_H.dtype)
         grads = (layout.unsort(grad_q_THA), layout.unsort(grad_k_TKA), layout.unsort(grad_v_TKA))
         return (*grads, grad_sink_H, None, None, None)
+
+
+def _forward(
+    q_THA: Tensor,
+    own_kv: Tensor,
+    sink_H: Tensor | None,
+    layout: BlockLayout,
+    scores: Scores,
+    ring: ProcessGroup | None,
+) -> tuple[Tensor, Tensor]:
+    """(out [T, H, A], logsumexp [T, H] of its scores). own_kv: [2, T, K, A]."""
+    exact = exact_type(q_THA.dtype)
+    out_THA = torch.empty_like(q_THA, dtype=exact)
+    lse_TH = q_THA.new_empty(q_THA.shape[:2], dtype=exact)
+    rank, kv, tiled = _rank(ring), own_kv, not has_kernel(q_THA, scores)
+    for step in range(layout.ring):
+        coming = _Passing.of(kv, ring) if ring is not None and step + 1 < layout.ring else None
+        for queries, keys, seen in layout.parts((rank - step) % layout.ring, rank, scores, tiled=tiled):
+            block_out, block_lse = attend(queries(q_THA), keys(kv[0]), keys(kv[1]), seen, scores)
+            if seen == "causal":
+                queries(out_THA).copy_(block_out)
+                queries(lse_TH).copy_(block_lse)
+            else:
+                merge(queries(out_THA), queries(lse_TH), block_out, block_lse)
+        kv = coming.wait() if coming else kv
+    if sink_H is not None:
+        merge_sink(out_THA, lse_TH, sink_H)
+    return out_THA.to(q_THA.dtype), lse_TH
 
 
 def _rank(ring: ProcessGroup | None) -> int:

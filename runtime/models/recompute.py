@@ -48,6 +48,12 @@ def remember(make: Callable[[], Tensor]) -> Tensor:
     return make() if run is None else run.remember(make)
 
 
+def as_one(word: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """`make()` as if it were one of the operators of `SAVED[word]`; those that it calls are not kept by themselves."""
+    mode = getattr(_here, "mode", None)
+    return make() if mode is None else mode.as_one(word, make)
+
+
 @define(eq=False)
 class RecomputeFunction:
     """Calls functions so that the backward runs them again.
@@ -77,7 +83,8 @@ def _contexts(how: RecomputeFunction) -> tuple[AbstractContextManager, AbstractC
     first, second = _Run(choices, again=False), _Run(choices, again=True)
     if not how.save:
         return first, second
-    results: dict[Any, list[Any]] = {operator: [] for operator in how.save}
+    words = [word for word, operators in SAVED.items() if how.save.issuperset(operators)]
+    results: dict[Any, list[Any]] = {each: [] for each in (*how.save, *words)}
     return _Both(first, _Keeping(results)), _Both(second, _Reusing(results))
 
 
@@ -107,49 +114,74 @@ class _Run:
         return self._choices[self._next - 1]
 
 
-class _Keeping(TorchDispatchMode):
-    """Keeps what some operators return.
-
-    torch's own contexts (`create_selective_checkpoint_contexts`) compare all operators of both runs, and refuse where
-    FSDP units inside the block gather their parameters in one of them only; and they hand out a result just once.
-    """
+class _Results(TorchDispatchMode):
+    """What some operators return, and what is made `as_one`, by operator and by word."""
 
     def __init__(self, results: dict[Any, list[Any]]) -> None:
         super().__init__()
         self._results = results
+        self._inside = False  # of what is made as one
+        self._outer: _Results | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """What is compiled inside the block stays so; its operators are not seen here."""
         return True
 
+    def __enter__(self) -> Self:
+        self._outer = getattr(_here, "mode", None)
+        _here.mode = self
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        _here.mode = self._outer
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in self._results:
-            self._results[func].append(_detached(out))
+        known = func in self._results and not self._inside
+        return self.result(func, lambda: func(*args, **(kwargs or {}))) if known else func(*args, **(kwargs or {}))
+
+    def as_one(self, word: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        def inside() -> tuple[Tensor, ...]:
+            self._inside = True
+            try:
+                return make()
+            finally:
+                self._inside = False
+
+        return self.result(word, inside) if word in self._results else inside()
+
+    def result(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What stands for `make()`, of an operator or a word."""
+        raise NotImplementedError
+
+
+class _Keeping(_Results):
+    """Keeps them.
+
+    torch's own contexts (`create_selective_checkpoint_contexts`) compare all operators of both runs, and refuse where
+    FSDP units inside the block gather their parameters in one of them only; and they hand out a result just once.
+    """
+
+    def result(self, name: Any, make: Callable[[], Any]) -> Any:
+        out = make()
+        self._results[name].append(_detached(out))
         return out
 
 
-class _Reusing(TorchDispatchMode):
-    """Gives what was kept instead of calling the operators again, in the order of the calls."""
+class _Reusing(_Results):
+    """Gives what was kept instead of making it again, in the order of the calls."""
 
     def __init__(self, results: dict[Any, list[Any]]) -> None:
-        super().__init__()
-        self._results = results
+        super().__init__(results)
         self._left: dict[Any, Iterator[Any]] = {}
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
     def __enter__(self) -> Self:
-        self._left = {operator: iter(outputs) for operator, outputs in self._results.items()}
+        self._left = {name: iter(outputs) for name, outputs in self._results.items()}
         return super().__enter__()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self._left:
-            return func(*args, **(kwargs or {}))
-        return _detached(next(self._left[func]))
+    def result(self, name: Any, make: Callable[[], Any]) -> Any:
+        return _detached(next(self._left[name]))
 
 
 def _detached(results: Any) -> Any:

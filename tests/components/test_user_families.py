@@ -469,7 +469,7 @@ def test_it_costs_what_its_plan_says(plan_of, name: str, layout: str):
     hold_against_the_trace(plan_of(name, LAYOUTS[layout]), traffic=not one_bucket)
 
 
-CPU = "launch { device = cpu }"
+CPU, SELECTIVE = "launch { device = cpu }", "activation selective { every = 2 }"
 # What a rank keeps of attention block by block, written out under a mask, and as flex does it.
 SCORES = {
     "windows and sinks": ("sunk", CPU, {}),
@@ -481,11 +481,16 @@ SCORES = {
     "capped": ("capped", CPU, {}),
     "capped, ring 2": ("capped", f"parallel {{ cp 2 {{ ring = 2 }} }}\n{CPU}", {}),
     "capped, written out": ("capped", CPU, {"attention": "mask"}),
+    "windows and sinks, selective": ("sunk", f"{SELECTIVE}\n{CPU}", {}),
+    "windows and sinks, written out, selective": ("sunk", f"{SELECTIVE}\n{CPU}", {"attention": "mask"}),
+    "windows and sinks, ring 2, selective": ("sunk", f"parallel {{ cp 2 {{ ring = 2 }} }}\n{SELECTIVE}\n{CPU}", {}),
+    "capped, written out, selective": ("capped", f"{SELECTIVE}\n{CPU}", {"attention": "mask"}),
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each == "windows and sinks" else pytest.mark.matrix) for each in SCORES]
+    "name",
+    [pytest.param(each, marks=() if each == "windows and sinks, selective" else pytest.mark.matrix) for each in SCORES],
 )
 def test_attention_costs_what_its_plan_says(plan_of, name: str):
     family, more, settings = SCORES[name]

@@ -22,6 +22,7 @@ from xtrain.runtime.ops import PlanMismatch
 RANK: Any = SimpleNamespace(coordinates={"pp": 0}, device=torch.device("cpu"))
 MOE = architecture(**ROUTERS["sigmoid, biased, with shared experts"])
 DENSE = architecture(family="qwen3", experts=0)
+WINDOWED = architecture(family="qwen3", experts=0, own={"window": 4, "full_layers": [1]})
 HOW: dict[str, dict[str, Any]] = {
     "full": {"mode": "full"},
     "selective, matmul": {"mode": "selective", "save": ["matmul"]},
@@ -86,9 +87,10 @@ def test_gradients_are_bitwise_those_of_blocks_that_keep_everything(how, every, 
     )
 
 
+@pytest.mark.parametrize("arch", [DENSE, WINDOWED], ids=["dense", "windows"])
 @pytest.mark.parametrize("how", HOW)
-def test_dense_blocks_too(how):
-    assert same(gradients(model_parts(DENSE, HOW[how])), gradients(model_parts(DENSE, None)))
+def test_dense_blocks_too(how, arch):
+    assert same(gradients(model_parts(arch, HOW[how])), gradients(model_parts(arch, None)))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_dense_blocks_too(how):
         ("selective, all", {"matmul": 0, "attention": 0}),
     ],
 )
-@pytest.mark.parametrize("arch", [DENSE, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("arch", [DENSE, MOE, WINDOWED], ids=["dense", "experts", "windows"])
 def test_what_is_kept_is_not_computed_again(how, again, arch):
     def calls(how: dict[str, Any] | None) -> tuple[Calls, Calls]:
         forward, backward = Calls(), Calls()
@@ -245,7 +247,7 @@ def test_what_the_plan_says_is_compared_with_the_model():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [None, "full", "selective, all"])
-@pytest.mark.parametrize("arch", [DENSE, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("arch", [DENSE, MOE, WINDOWED], ids=["dense", "experts", "windows"])
 def test_compiled_blocks_compute_the_same(arch, how):
     torch.compiler.reset()
     model = model_parts(arch, HOW[how] if how else None, same_experts=bool(how) and arch.is_moe)

@@ -11,7 +11,7 @@ from xtrain.runtime.data.packing.row_reader import RawRow
 from xtrain.runtime.input import feed  # noqa: F401  (registers its ops)
 from xtrain.runtime.models.attention import by_document
 from xtrain.runtime.models.block import Attention
-from xtrain.runtime.ops import OPS, PlanMismatch, load_ops
+from xtrain.runtime.ops import PlanMismatch, op_of
 from xtrain.runtime.parallel.axes import Axes
 from xtrain.runtime.parallelize.context import ContextKernel, spread_attention
 from xtrain.runtime.state import Rank
@@ -82,11 +82,10 @@ def test_the_chain_of_a_plan_keeps_the_part_of_its_rank():
         "collate.pack": {"method": "sequential", "capacity": 16, "align": 4},
         "collate.shard": {"ring": 2, "ulysses": 2},
     }
-    load_ops()
     stages: list[collators.Stage] = []
     for name, args in nodes.items():
         node = Node(id=name, kind="collate", op=name, does="", args=args)
-        stages = OPS[name].bind(node, {"stages": stages, "rank": rank_at(ring=1, ulysses=1)})()
+        stages = op_of(node).bind(node, {"stages": stages, "rank": rank_at(ring=1, ulysses=1)})()
     batch = collators.compose(stages)([RawRow(segments=[np.arange(14, dtype=np.uint8)])])
     assert batch.input_ids_BS is not None and batch.labels_BS is not None
     # 13 positions padded to 16; ring rank 1 holds 4 … 11, and the second half of them is this rank's.

@@ -325,6 +325,7 @@ def _recomputing() -> list[Topology]:
         Topology(tp=2, sets=full, note="full recomputation"),
         Topology(tp=2, sets=selective, note="selective recomputation"),
         Topology(ring=2, sets=full, note="full recomputation"),
+        Topology(ring=2, sets=selective, note="selective recomputation"),
         Topology(ulysses=2, sets=selective, note="selective recomputation"),
         Topology(pp=2, fsdp=2, ep=2, tp=2, model="moe", sets=selective, note="selective recomputation"),
     ]
