@@ -10,13 +10,12 @@ from ...dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attenti
 from ...dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
-    KEYS,
     MLP_BIAS,
     ONLY,
     ConfigKey,
     ModelConfig,
     head_width,
-    query_heads,
+    keys,
 )
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
@@ -42,9 +41,7 @@ class Llama(TransformerSettings):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="llama",
         architectures=("LlamaForCausalLM",),
-        keys=(
-            *KEYS,
-            ConfigKey("kv_heads", "num_key_value_heads", default=query_heads, null=query_heads),
+        keys=keys(
             ATTENTION_BIAS,
             MLP_BIAS,
             ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),

@@ -6,7 +6,7 @@ from attrs import evolve, frozen
 
 from ...dsl.schema.component import named
 from ...dsl.schema.model import FAMILIES, TransformerSettings, window_setting
-from ...dsl.schema.model_config import HARMLESS, KEYS, ONLY, WINDOW, ConfigKey, ModelConfig, head_width, query_heads
+from ...dsl.schema.model_config import HARMLESS, ONLY, WINDOW, ConfigKey, ModelConfig, head_width, keys, query_heads
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
@@ -25,8 +25,7 @@ class Mistral(TransformerSettings):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="mistral",
         architectures=("MistralForCausalLM",),
-        keys=(
-            *KEYS,
+        keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", 8, null=query_heads),
             ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
             ConfigKey("ffn", "intermediate_size", 14336),

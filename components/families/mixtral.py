@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ...dsl.schema.component import named
 from ...dsl.schema.model import FAMILIES, ExpertTransformer, window_setting
-from ...dsl.schema.model_config import HARMLESS, KEYS, ONLY, WINDOW, ConfigKey, ModelConfig, Only, head_width
+from ...dsl.schema.model_config import HARMLESS, ONLY, WINDOW, ConfigKey, ModelConfig, Only, head_width, keys
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece
@@ -25,8 +25,7 @@ class Mixtral(ExpertTransformer):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="mixtral",
         architectures=("MixtralForCausalLM",),
-        keys=(
-            *(key for key in KEYS if key.setting != "norm_eps"),
+        keys=keys(
             ConfigKey("norm_eps", "rms_norm_eps", 1e-5),
             ConfigKey("kv_heads", "num_key_value_heads", 8),
             ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),

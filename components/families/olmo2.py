@@ -10,12 +10,10 @@ from ...dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attenti
 from ...dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
-    KEYS,
     ONLY,
     ConfigKey,
     ModelConfig,
-    head_width,
-    query_heads,
+    keys,
 )
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
@@ -37,11 +35,8 @@ class Olmo2(TransformerSettings):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="olmo2",
         architectures=("Olmo2ForCausalLM",),
-        keys=(
-            *(key for key in KEYS if key.setting != "norm_eps"),
+        keys=keys(
             ConfigKey("norm_eps", "rms_norm_eps", 1e-5),
-            ConfigKey("kv_heads", "num_key_value_heads", default=query_heads, null=query_heads),
-            ConfigKey("head_dim", "head_dim", default=head_width),
             ConfigKey("ffn", "intermediate_size"),
             ATTENTION_BIAS,
         ),

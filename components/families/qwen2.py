@@ -2,20 +2,20 @@
 
 from typing import ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, TransformerSettings
+from ...dsl.schema.model import FAMILIES, TransformerSettings, full_layers_setting, layer_windows, window_setting
 from ...dsl.schema.model_config import (
-    FULL_ATTENTION,
     HARMLESS,
-    KEYS,
     OFF,
     ONLY,
     ConfigKey,
     ModelConfig,
-    head_width,
+    keys,
+    later_layers,
     query_heads,
+    window_keys,
 )
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
@@ -31,22 +31,24 @@ class Qwen2(TransformerSettings):
     """`model qwen2 { … }`: as llama, with biases on queries, keys and values."""
 
     family: str = named("qwen2")
+    window: int | None = window_setting()
+    full_layers: tuple[int, ...] = full_layers_setting()
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen2",
         architectures=("Qwen2ForCausalLM",),
-        keys=(
-            *KEYS,
+        keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", default=32, null=query_heads),
-            ConfigKey("head_dim", "head_dim", default=head_width),
             ConfigKey("ffn", "intermediate_size"),
+            *window_keys(later_layers),
         ),
         constant={"qk_norm": False},
-        only={**ONLY, "use_sliding_window": OFF, "use_mrope": OFF, "layer_types": FULL_ATTENTION},
-        # Of windows, which `use_sliding_window` turns on.
-        harmless=HARMLESS | {"sliding_window", "max_window_layers"},
+        only={**ONLY, "use_mrope": OFF},
+        # Which layers have the window follows from them together.
+        harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
     stored: ClassVar[StoredNames] = StoredNames()
 
     @classmethod
-    def block(cls, arch: Architecture) -> BlockPiece:
-        return pre_norm(AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=True), SwiGLULayer("mlp"))
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=True)
+        return tuple(pre_norm(evolve(attention, window=window), SwiGLULayer("mlp")) for window in layer_windows(arch))

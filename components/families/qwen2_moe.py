@@ -3,21 +3,23 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming
+from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming, full_layers_setting, layer_windows, window_setting
 from ...dsl.schema.model_config import (
-    FULL_ATTENTION,
     HARMLESS,
-    KEYS,
     MIXED_KEYS,
-    OFF,
     ONLY,
+    Config,
     ConfigKey,
     ModelConfig,
-    head_width,
+    Slides,
+    WrongKey,
+    keys,
     query_heads,
+    window_bound,
+    window_keys,
 )
 from ...dsl.schema.setting import AUTO, Auto, at_least, setting
 from ...planner.architecture import Architecture
@@ -27,6 +29,12 @@ from ...planner.blocks.experts import ExpertsLayer
 from ...planner.blocks.feed_forward import SwiGLULayer
 from ...planner.blocks.norm import pre_norm
 from ...planner.weights.stored import StoredNames
+
+
+def _every_second(config: Config, layers: int) -> Slides:
+    """The first of every two layers before `max_window_layers`."""
+    end = window_bound(config)
+    return end if isinstance(end, WrongKey) else [layer % 2 == 0 and layer < end for layer in range(layers)]
 
 
 @FAMILIES.register()
@@ -41,6 +49,8 @@ class Qwen2Moe(MixedTransformer):
         default=AUTO,
         check=at_least(1),
     )
+    window: int | None = window_setting()
+    full_layers: tuple[int, ...] = full_layers_setting()
     qkv_bias: bool = setting("biases on queries, keys and values", default=True)
     resuming: ClassVar[Mapping[str, Resuming]] = {
         **MixedTransformer.resuming,
@@ -50,10 +60,8 @@ class Qwen2Moe(MixedTransformer):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen2_moe",
         architectures=("Qwen2MoeForCausalLM",),
-        keys=(
-            *KEYS,
+        keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", default=16, null=query_heads),
-            ConfigKey("head_dim", "head_dim", default=head_width),
             ConfigKey("experts", "num_experts", 60),
             ConfigKey("experts_per_token", "num_experts_per_tok", 4),
             ConfigKey("expert_ffn", "moe_intermediate_size", 1408),
@@ -61,11 +69,13 @@ class Qwen2Moe(MixedTransformer):
             ConfigKey("router.normalise", "norm_topk_prob", default=False),
             ConfigKey("qkv_bias", "qkv_bias", default=True),
             *MIXED_KEYS,
+            *window_keys(_every_second),
         ),
         constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax"},
-        only={**ONLY, "use_sliding_window": OFF, "layer_types": FULL_ATTENTION},
-        # Of windows, and of a loss that training adds, whose weight here is `router { aux_loss }`.
-        harmless=HARMLESS | {"sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
+        only=ONLY,
+        # From which it follows which layers have the window; and of a loss that training adds, whose weight here is
+        # `router { aux_loss }`.
+        harmless=HARMLESS | {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )
     stored: ClassVar[StoredNames] = StoredNames()
 
@@ -78,6 +88,8 @@ class Qwen2Moe(MixedTransformer):
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
         attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=arch.own["qkv_bias"])
-        experts = pre_norm(attention, ExpertsLayer("mlp", gated_ffn=arch.own["shared_ffn"]))
-        dense = pre_norm(attention, SwiGLULayer("mlp"))
-        return tuple(experts if has else dense for has in cls.has_experts(arch))
+        experts, dense = ExpertsLayer("mlp", gated_ffn=arch.own["shared_ffn"]), SwiGLULayer("mlp")
+        return tuple(
+            pre_norm(evolve(attention, window=window), experts if has else dense)
+            for window, has in zip(layer_windows(arch), cls.has_experts(arch), strict=True)
+        )

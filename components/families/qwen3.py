@@ -18,15 +18,12 @@ from ...dsl.schema.model import (
 from ...dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
-    KEYS,
     ONLY,
-    WINDOW,
     ConfigKey,
     ModelConfig,
-    layers_without_window,
-    window_of_some_layers,
-    write_layer_types,
-    write_switched_window,
+    keys,
+    later_layers,
+    window_keys,
 )
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
@@ -53,14 +50,12 @@ class Qwen3(TransformerSettings):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3",
         architectures=("Qwen3ForCausalLM",),
-        keys=(
-            *KEYS,
+        keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", 32),
             ATTENTION_BIAS,
             ConfigKey("head_dim", "head_dim", 128),
             ConfigKey("ffn", "intermediate_size"),
-            evolve(WINDOW, computed=window_of_some_layers, writes=write_switched_window),
-            ConfigKey("full_layers", "layer_types", computed=layers_without_window, writes=write_layer_types),
+            *window_keys(later_layers),
         ),
         constant={"qk_norm": True},
         only=ONLY,

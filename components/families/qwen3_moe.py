@@ -10,13 +10,13 @@ from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming, attention_
 from ...dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
-    KEYS,
     MIXED_KEYS,
     ONLY,
     WINDOW,
     ConfigKey,
     ModelConfig,
     head_width,
+    keys,
     switched_window,
     write_switched_window,
 )
@@ -45,8 +45,7 @@ class Qwen3Moe(MixedTransformer):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3_moe",
         architectures=("Qwen3MoeForCausalLM",),
-        keys=(
-            *KEYS,
+        keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", 4),
             ATTENTION_BIAS,
             ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),

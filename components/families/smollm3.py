@@ -4,26 +4,35 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases, mlp_biases
+from ...dsl.schema.model import (
+    FAMILIES,
+    Resuming,
+    TransformerSettings,
+    attention_biases,
+    full_layers_setting,
+    layer_windows,
+    mlp_biases,
+    window_setting,
+)
 from ...dsl.schema.model_config import (
     ATTENTION_BIAS,
-    FULL_ATTENTION,
     HARMLESS,
-    KEYS,
     MLP_BIAS,
-    OFF,
     ONLY,
     REFUSED,
     Config,
     ConfigKey,
     ModelConfig,
     Only,
-    head_width,
+    Slides,
+    keys,
     layer_count,
     query_heads,
+    switched_window,
+    window_keys,
 )
 from ...dsl.schema.setting import AUTO, Auto, not_negative, setting
 from ...planner.architecture import Architecture
@@ -56,6 +65,14 @@ def _by_interval(config: Config) -> list[int] | None:
     return list(range(interval - 1, layers, interval))
 
 
+def _without_positions(config: Config, layers: int) -> Slides:
+    """The layers without positions have the window."""
+    flags = config.get("no_rope_layers")
+    plain = _by_interval(config) if flags is None else _numbers(flags)
+    without = set() if plain is None or plain is REFUSED else set(plain)
+    return [layer in without for layer in range(layers)]
+
+
 @FAMILIES.register()
 @frozen
 class SmolLM3(TransformerSettings):
@@ -67,6 +84,8 @@ class SmolLM3(TransformerSettings):
         default=AUTO,
         check=not_negative,
     )
+    window: int | None = window_setting()
+    full_layers: tuple[int, ...] = full_layers_setting()
     attention_bias: bool = attention_biases()
     mlp_bias: bool = mlp_biases()
     resuming: ClassVar[Mapping[str, Resuming]] = {
@@ -78,11 +97,9 @@ class SmolLM3(TransformerSettings):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="smollm3",
         architectures=("SmolLM3ForCausalLM",),
-        keys=(
-            *(key for key in KEYS if key.setting != "tie_embeddings"),
+        keys=keys(
             ConfigKey("tie_embeddings", "tie_word_embeddings", default=True),
             ConfigKey("kv_heads", "num_key_value_heads", default=4, null=query_heads),
-            ConfigKey("head_dim", "head_dim", default=head_width),
             ConfigKey("ffn", "intermediate_size", default=11008),
             ConfigKey(
                 "no_rope",
@@ -95,18 +112,17 @@ class SmolLM3(TransformerSettings):
             ),
             ATTENTION_BIAS,
             MLP_BIAS,
+            *window_keys(_without_positions, lambda config: switched_window(config, None)),
         ),
         rope_theta=2e6,
         constant={"qk_norm": False},
         only={
             **ONLY,
-            "use_sliding_window": OFF,
-            "layer_types": FULL_ATTENTION,
             # What `no_rope_layers` is made of where that is absent.
             "no_rope_layer_interval": Only(fits=_is_interval, words="a whole number above 0"),
         },
-        # Of windows.
-        harmless=HARMLESS | {"sliding_window", "max_window_layers"},
+        # Whether there is a window, and what no class reads.
+        harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
     stored: ClassVar[StoredNames] = StoredNames()
 
@@ -116,7 +132,7 @@ class SmolLM3(TransformerSettings):
     def unfit(self) -> tuple[str, str, str] | None:
         beyond = [] if isinstance(self.no_rope, Auto) else [layer for layer in self.no_rope if layer >= self.layers]
         if not beyond:
-            return None
+            return super().unfit()
         message = f"there is no layer {beyond[0]}: the {self.layers} layers are 0 to {self.layers - 1}"
         return "no_rope", message, "name layers that there are"
 
@@ -124,9 +140,9 @@ class SmolLM3(TransformerSettings):
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
         bias, mlp = arch.own.get("attention_bias", False), SwiGLULayer("mlp", bias=arch.own.get("mlp_bias", False))
 
-        def block(rope: bool) -> BlockPiece:
-            attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias, rope=rope)
-            return pre_norm(attention, mlp)
-
-        rotary, plain, without = block(True), block(False), set(arch.own["no_rope"])
-        return tuple(plain if layer in without else rotary for layer in range(arch.layers))
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias)
+        without = set(arch.own["no_rope"])
+        return tuple(
+            pre_norm(evolve(attention, window=window, rope=layer not in without), mlp)
+            for layer, window in enumerate(layer_windows(arch))
+        )

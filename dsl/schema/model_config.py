@@ -7,7 +7,7 @@ with which the family computes what xtrain computes; it changes nothing that the
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 Config = Mapping[str, Any]
 REFUSED: Final = object()
@@ -90,13 +90,6 @@ OFF: Final = Only((False, None))
 NO_DROPOUT: Final = Only((0.0, 0))
 
 
-def _full_attention(layers: Any) -> bool:
-    return layers is None or (isinstance(layers, list) and all(each == "full_attention" for each in layers))
-
-
-FULL_ATTENTION: Final = Only(fits=_full_attention, words="full_attention in every layer")
-
-
 def head_width(config: Config) -> int | None:
     """dim / heads, where both are given."""
     dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
@@ -112,9 +105,11 @@ def layer_count(config: Config) -> int | None:
 WINDOW: Final = ConfigKey("window", "sliding_window", default=None, null=None)
 
 
-def switched_window(config: Config) -> Any:
-    """The window that `use_sliding_window` turns on; None: there is none."""
-    return config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+def switched_window(config: Config, default: int | None = 4096) -> Any:
+    """The window that `use_sliding_window` turns on; None: there is none. default: where no key gives its length."""
+    if not isinstance(config.get("use_sliding_window"), bool | None):
+        return WrongKey("use_sliding_window", "true or false")
+    return config.get("sliding_window", default) if config.get("use_sliding_window") else None
 
 
 def write_switched_window(settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,45 +118,75 @@ def write_switched_window(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"use_sliding_window": window is not None} | ({"sliding_window": window} if window is not None else {})
 
 
-def write_layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+Slides = list[bool] | WrongKey
+"""Of each layer, whether it has the window."""
+
+
+def window_keys(
+    slides: Callable[[Config, int], Slides], length: Callable[[Config], Any] = switched_window
+) -> tuple[ConfigKey, ConfigKey]:
+    """The keys of a family in which some layers may have a window and others not.
+
+    slides: of so many layers, where there is a window and `layer_types` does not say which have it. length: of the
+    window; None: there is none.
+    """
+
+    def sliding(config: Config) -> Slides:
+        layers, types, window = layer_count(config), config.get("layer_types"), length(config)
+        if layers is None:
+            return []
+        if isinstance(window, WrongKey):
+            return window
+        if types is not None:
+            return typed_layers(types, layers, FULL if window is None else (*FULL, "sliding_attention"))
+        return [False] * layers if window is None else slides(config, layers)
+
+    def window(config: Config) -> Any:
+        found = sliding(config)
+        return found if isinstance(found, WrongKey) else length(config) if any(found) else None
+
+    def others(config: Config) -> list[int]:
+        found = sliding(config)
+        if isinstance(found, WrongKey) or not any(found):  # which `window` says
+            return []
+        return [layer for layer, slid in enumerate(found) if not slid]
+
+    return (
+        evolve(WINDOW, computed=window, writes=write_switched_window),
+        ConfigKey("full_layers", "layer_types", computed=others, writes=_write_layer_types),
+    )
+
+
+FULL: Final = ("full_attention",)
+
+
+def typed_layers(types: Any, layers: int, known: tuple[str, ...]) -> Slides:
+    """As `layer_types` says it. known: the types that there may be."""
+    if not isinstance(types, list) or len(types) != layers or not all(each in known for each in map(str, types)):
+        return WrongKey("layer_types", f"{' or '.join(known)} for each of the {layers} layers")
+    return [each == "sliding_attention" for each in types]
+
+
+def later_layers(config: Config, layers: int) -> Slides:
+    """Those from `max_window_layers` on."""
+    first = window_bound(config)
+    return first if isinstance(first, WrongKey) else [layer >= first for layer in range(layers)]
+
+
+def window_bound(config: Config) -> int | WrongKey:
+    """`max_window_layers`: the layer with which windows begin, or end."""
+    found = config.get("max_window_layers", 28)
+    whole = isinstance(found, int) and not isinstance(found, bool)
+    return found if whole else WrongKey("max_window_layers", "the number of a layer")
+
+
+def _write_layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The key that says which layers have the window, if any has."""
     if settings.get("window") is None:
         return {}
     full = settings.get("full_layers", ())
     types = ("full_attention" if layer in full else "sliding_attention" for layer in range(settings["layers"]))
     return {"layer_types": list(types)}
-
-
-def window_of_some_layers(config: Config) -> Any:
-    """The same where not all layers need have it."""
-    slides = _sliding_layers(config)
-    return slides if isinstance(slides, WrongKey) else switched_window(config) if any(slides) else None
-
-
-def layers_without_window(config: Config) -> Any:
-    """The layers without the window that others have."""
-    slides = _sliding_layers(config)
-    if isinstance(slides, WrongKey) or not any(slides):  # which `window_of_some_layers` says
-        return []
-    return [layer for layer, slid in enumerate(slides) if not slid]
-
-
-def _sliding_layers(config: Config) -> list[bool] | WrongKey:
-    """Of each layer, whether it has the window: as `layer_types` says, or else those from `max_window_layers` on."""
-    layers, window = layer_count(config), switched_window(config)
-    types, first = config.get("layer_types"), config.get("max_window_layers", 28)
-    if layers is None:
-        return []
-    if types is None and window is None:
-        return [False] * layers
-    if types is None:
-        if not isinstance(first, int) or isinstance(first, bool):
-            return WrongKey("max_window_layers", "the number of the first layer with a window")
-        return [layer >= first for layer in range(layers)]
-    known = {"full_attention", "sliding_attention"} if window is not None else {"full_attention"}
-    if not isinstance(types, list) or len(types) != layers or not all(each in known for each in map(str, types)):
-        return WrongKey("layer_types", f"{' or '.join(sorted(known))} for each of the {layers} layers")
-    return [each == "sliding_attention" for each in types]
 
 
 def query_heads(config: Config) -> Any:
@@ -191,7 +216,7 @@ def has_dense_blocks(config: Config) -> bool:
     return bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step", 1) != 1
 
 
-# Of every family.
+# Of every family, with the defaults of most.
 KEYS: Final = (
     ConfigKey("dim", "hidden_size"),
     ConfigKey("layers", "num_hidden_layers"),
@@ -201,6 +226,19 @@ KEYS: Final = (
     ConfigKey("tie_embeddings", "tie_word_embeddings", default=False),
     ConfigKey("init_std", "initializer_range", 0.02),
 )
+
+
+HEADS: Final = (
+    ConfigKey("kv_heads", "num_key_value_heads", default=query_heads, null=query_heads),
+    ConfigKey("head_dim", "head_dim", default=head_width),
+)
+
+
+def keys(*own: ConfigKey) -> tuple[ConfigKey, ...]:
+    """Those of every family and these of one, which take the place of others that give the same setting."""
+    return tuple({key.setting: key for key in (*KEYS, *HEADS, *own)}.values())
+
+
 ONLY: Final = {
     "hidden_act": Only(("silu", "swish")),
     "attention_dropout": NO_DROPOUT,

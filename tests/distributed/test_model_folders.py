@@ -147,10 +147,10 @@ ORDINARY = (
     ("mixtral", "plain", (*FSDP, *EP), {}),
     ("qwen3_moe", "plain", (*TP, *EP), STACKED),
     ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),
-    ("qwen2", "plain", RING, {}),
+    ("qwen2", "windows", RING, {}),
     ("qwen2_moe", "dense between, tied", (*FSDP, *EP), {}),
     ("olmo2", "plain", TP, {}),
-    ("smollm3", "plain", ULYSSES, {}),
+    ("smollm3", "windows", ULYSSES, {}),
 )
 # Every layout of every family, the forms of the files in turns.
 MORE = [

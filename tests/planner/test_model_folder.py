@@ -302,8 +302,11 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a function of experts": ("X522", "scoring_func", {**EXPERTS, "scoring_func": "sigmoid"}),
     "jitter": ("X522", "router_jitter_noise", {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
                                                "router_jitter_noise": 0.1, "attention_bias": None}),
-    "windows of qwen2": ("X522", "use_sliding_window", {
-        **KEYS, "model_type": "qwen2", "use_sliding_window": True}),
+    "windows that are neither on nor off": ("X522", "use_sliding_window", {
+        **KEYS, "model_type": "qwen2", "use_sliding_window": "false"}),
+    "windows up to a layer that is no number": ("X522", "max_window_layers", {
+        **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "use_sliding_window": True,
+        "max_window_layers": 1.5}),
     "positions of three parts": ("X522", "use_mrope", {**KEYS, "model_type": "qwen2", "use_mrope": True}),
     "clipped activations": ("X522", "clip_qkv", {**KEYS, "model_type": "olmo2", "clip_qkv": 8.0}),
     "flags of layers that are none": ("X522", "0 or 1", {**KEYS, "model_type": "smollm3", "no_rope_layers": [1, 2]}),
@@ -350,6 +353,13 @@ WINDOWS: dict[str, tuple[int | None, dict[str, Any]]] = {
                                                   "use_sliding_window": True}),
     "qwen3, layer by layer": (9, {"model_type": "qwen3", "sliding_window": 9, "use_sliding_window": True,
                                   "layer_types": ["sliding_attention"] * 2}),
+    "qwen2, turned off": (None, {"model_type": "qwen2", "sliding_window": 9, "max_window_layers": 0}),
+    "qwen2, in all layers": (4096, {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}),
+    "qwen2_moe, in no layer": (None, {**EXPERTS, "model_type": "qwen2_moe", "architectures": "null",
+                                      "use_sliding_window": True, "max_window_layers": 0}),
+    "smollm3, of no length": (None, {"model_type": "smollm3", "use_sliding_window": True}),
+    "smollm3, in all layers": (9, {"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 9,
+                                   "no_rope_layers": [0, 0]}),
     "qwen3_moe, turned off": (None, {**EXPERTS, "sliding_window": 9}),
     "qwen3_moe": (9, {**EXPERTS, "sliding_window": 9, "use_sliding_window": True, "max_window_layers": 40}),
 }  # fmt: skip
@@ -370,6 +380,17 @@ def test_a_folder_may_have_windows_in_some_layers(folder: Folder):
         assert plan.estimates.work.windows == ((None, 0.5), (9, 0.5))
         again = plan_from_text(plan.spec_text, plan.spec).plan
         assert again is not None and again.id == plan.id
+    own = {"num_hidden_layers": 4, "sliding_window": 9, "use_sliding_window": True}
+    for changes, full in (
+        ({**KEYS, "model_type": "qwen2", "max_window_layers": 2}, [0, 1]),
+        ({**KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "max_window_layers": 3}, [1, 3]),
+        ({**KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe"}, [1, 3]),
+        ({**KEYS, "model_type": "smollm3", "no_rope_layer_interval": 2}, [0, 2]),
+        ({**KEYS, "model_type": "smollm3", "no_rope_layers": [0, 1, 1, 0]}, [1, 2]),
+    ):
+        folder.config(**own, **changes)
+        plan = folder.plan('"model" { weights = none }').plan
+        assert plan is not None and (plan.architecture.own["window"], plan.architecture.own["full_layers"]) == (9, full)
     for settings, word in {"full_layers = [0, 2]": "block 2", "full_layers = [1, 0]": "no block"}.items():
         ((_, text),) = errors(folder.plan(f"qwen3 {{ dim = 32, layers = 2, heads = 4, window = 9, {settings} }}"))
         assert word in text

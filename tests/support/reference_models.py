@@ -1,5 +1,6 @@
 """Tiny models of transformers, saved by it, and what it computes of the rows of a step."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "every head its own": {**DENSE, "num_key_value_heads": 4, "max_position_embeddings": 64, "rope": {
             "rope_type": "linear", "factor": 3.0}},
+        "windows": {**DENSE, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     },
     "olmo2": {
         "plain": DENSE,
@@ -57,6 +59,14 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "no_rope_layers": [0, 1], "mlp_bias": True,  # where there are no positions, biases of keys have no gradient
         },
         "two of three, tied": {**DENSE, **IDS, "num_hidden_layers": 3, "no_rope_layers": [0, 1, 0], "tied": True},
+        "windows": {
+            **DENSE, **IDS, "num_hidden_layers": 4, "no_rope_layer_interval": 2, "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+        "windows with positions": {
+            **DENSE, **IDS, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        },
     },
     "qwen2_moe": {
         "plain": {**DENSE, **GATED, "norm_topk_prob": True},
@@ -65,6 +75,10 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "dense between, tied": {
             **DENSE, **GATED, "num_hidden_layers": 3, "decoder_sparse_step": 2, "qkv_bias": False, "tied": True
+        },
+        "windows": {
+            **DENSE, **GATED, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 6,
+            "max_window_layers": 2,
         },
     },
     "mistral": {
@@ -112,6 +126,10 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
         for parameter in model.parameters():  # norms that are 1 would hide that they are not read
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder, **saving)
+    if "layer_types" not in keys:  # which then follow from other keys, as in the files of version 4
+        file = folder / "config.json"
+        saved = {key: value for key, value in json.loads(file.read_text()).items() if key != "layer_types"}
+        file.write_text(json.dumps(saved))
     return model
 
 
