@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -99,7 +100,7 @@ class WeightReader:
         for place, chunk in self._chunks(part.name, stored, rows, columns, skipped):
             if torch.finfo(piece.dtype).max < torch.finfo(chunk.dtype).max:
                 chunk = chunk.to(piece.dtype)
-                if not bool(torch.isfinite(chunk).all()):
+                if not _is_finite(chunk):
                     format = next(format for format, dtype in DTYPES.items() if dtype == piece.dtype)
                     message = f"{self._path(stored.file)}: `{part.name}` has a value that is too large for {format}"
                     raise OSError(f"{message}, the format of the parameters")
@@ -129,7 +130,7 @@ class WeightReader:
                     for row in range(count):
                         self._fill(view[row * wide : (row + 1) * wide], at + row * row_bytes, name, stored)
                 chunk = torch.frombuffer(view, dtype=type)
-                if not bool(torch.isfinite(chunk).all()):
+                if not _is_finite(chunk):
                     kind = "NaN" if bool(torch.isnan(chunk).any()) else "an infinite value"
                     raise OSError(f"{self._path(stored.file)}: `{name}` has {kind}")
                 self._progress()
@@ -141,6 +142,7 @@ class WeightReader:
     def _room(self, size: int) -> memoryview:
         """Memory of the buffer, which is as large as the largest chunk so far."""
         if size > len(self._buffer):
+            self._buffer = bytearray()  # before there are both
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
 
@@ -163,6 +165,12 @@ class WeightReader:
         if time.monotonic() - self._reported >= PAUSE_SECONDS:
             self._reported = time.monotonic()
             self.report(self.bytes)
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite; without memory of its own."""
+    least, most = torch.aminmax(values)
+    return isfinite(least) and isfinite(most)
 
 
 def own_indices(parameter: Tensor, dim: int) -> Tensor:

@@ -63,6 +63,30 @@ def test_pieces_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.Monke
             assert len(reader._buffer) <= min(max(chunk, longest), reader.bytes)
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says what memory was at its peak")
+def test_reading_needs_no_more_memory_than_a_chunk(tmp_path: Path):
+    """Resident memory at its peak, beside the parameter, in fp32 from bf16."""
+    stored = torch.ones(5 * 2**10, 2**12, dtype=torch.bfloat16)  # 40 MiB
+    save_file({"matrix": stored}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assignment = Assignment({"w": (StoredPart("matrix", tuple(stored.shape)),)})
+    piece = torch.full(stored.shape, 2.0)  # in memory, as zeros would not be
+    more = 0
+    for _ in range(2):  # the first time code is loaded too
+        with WeightReader(read_weight_files(str(tmp_path)), assignment, report=lambda done: None) as reader:
+            Path("/proc/self/clear_refs").write_text("5")
+            before = _memory("VmRSS")
+            reader.read("w", piece)
+            more = _memory("VmHWM") - before
+    assert torch.equal(piece, stored.float())
+    assert more < 1.25 * stored_weights.CHUNK_BYTES
+
+
+def _memory(name: str) -> int:
+    (line,) = (each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
 @pytest.mark.parametrize(
     ("value", "dtype", "format"),
     [(1e39, torch.float64, "fp32"), (-1e39, torch.float64, "bf16"), (3.4e38, torch.float32, "bf16")],
