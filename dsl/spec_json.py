@@ -53,7 +53,8 @@ def _block(block: Any, without: str = "") -> dict[str, Any]:
             found |= value_json(getattr(block, attribute.name))
         elif FOLDER in attribute.metadata:
             if (folder := getattr(block, attribute.name)) is not None:
-                found[attribute.name] = str(folder)
+                hub = {"repo": folder.repo, "revision": folder.revision}
+                found[attribute.name] = hub if folder.repo else folder.path
         elif attribute.name != without and (meta is None or not meta.only or chosen in meta.only):
             found[spelled(attribute)] = value_json(getattr(block, attribute.name))
     return found

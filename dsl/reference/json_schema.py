@@ -17,6 +17,7 @@ from ..quantity import UNITS, Quantity
 from ..schema import actions
 from ..schema.collators import LINKS, usual_chain
 from ..schema.component import UserComponent, is_call, members_of, registry_of
+from ..schema.model import FOLDER
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
 from ..schema.sources import SOURCES
@@ -30,6 +31,20 @@ _NUMBER: Final = r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][-+]?[0-9]+)?"
 Schema = dict[str, Any]
 # A function that `use` makes known, by its name.
 _OWN: Final[Schema] = {"type": "object", "description": "arguments of a function of your own, by name"}
+
+# Where a model comes from: `model "folder"`, or a snapshot of `model hub(…)`, exactly.
+_MODEL_FOLDER: Final[Schema] = {
+    "description": "folder whose config.json and weights the model has, or name and commit of a snapshot of the hub",
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "properties": {"repo": {"type": "string"}, "revision": {"type": "string"}},
+            "required": ["repo", "revision"],
+            "additionalProperties": False,
+        },
+    ],
+}
 
 
 def json_schema() -> Schema:
@@ -118,6 +133,9 @@ def _block(block: type, without: str = "") -> Schema:
         properties[name] = _setting(attribute, meta)
         if attribute.default is attrs.NOTHING:
             required.append(name)
+    registry = registry_of(block)
+    if registry is not None and any(FOLDER in each.metadata for each in attrs.fields(registry.default)):
+        properties[FOLDER] = _MODEL_FOLDER
     schema: Schema = {
         "description": described(block)[1],
         "type": "object",
@@ -125,9 +143,9 @@ def _block(block: type, without: str = "") -> Schema:
         "required": required,
         "additionalProperties": issubclass(block, UserComponent),  # only the spec knows the settings of one's own
     }
-    if (registry := members_of(block)) is not None and registry.takes_functions:
+    if (members := members_of(block)) is not None and members.takes_functions:
         schema["additionalProperties"] = _OWN
-    if (registry := registry_of(block)) is not None and registry.takes_functions:
+    if registry is not None and registry.takes_functions:
         assert label is not None
         schema |= _with_own(schema, list(registry), label.name)
     if (free := open_setting(block)) is not None:

@@ -68,6 +68,28 @@ def test_functions_of_the_users_own_fit_and_mistakes_in_built_in_ones_do_not(tmp
     assert not VALIDATOR.is_valid(found), "adamw has no beta"
 
 
+def test_models_of_folders_fit(tmp_path, monkeypatch):
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 264,
+    }  # fmt: skip
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "models--org--name" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    quickstart = DATA.joinpath("quickstart.xtrain").read_text()
+    hub = {"repo": "org/name", "revision": commit}
+    for label, folder in ((f'"{snapshot}"', str(snapshot)), (f'hub("org/name", revision = "{commit}")', hub)):
+        text = re.sub(r"(?m)^model .*$", f"model {label} {{ weights = none }}", quickstart)
+        (tmp_path / "folder.xtrain").write_text(text)
+        found = as_json(tmp_path / "folder.xtrain")
+        assert found["model"]["folder"] == folder and found["model"]["dim"] == 32
+        assert [error.message for error in VALIDATOR.iter_errors(found)] == []
+    for wrong in ({"repo": "org/name"}, {**hub, "path": "here"}, 3):
+        assert not VALIDATOR.is_valid(changed(found, "model/folder", wrong))
+
+
 def walked(schema, path=()):
     """(path, schema) of every schema inside one."""
     yield path, schema
