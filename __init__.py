@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .planner.blocks.norm import NormLayer as NormLayer
     from .planner.blocks.norm import post_norm as post_norm
     from .planner.blocks.norm import pre_norm as pre_norm
+    from .planner.blocks.norm import sandwich_norm as sandwich_norm
     from .runtime.data.collate.batch import IGNORE_INDEX as IGNORE_INDEX
     from .runtime.data.collate.batch import Microbatch as Microbatch
     from .runtime.data.collate.collators import Sample as Sample
@@ -66,7 +67,7 @@ _OFFERED = {
     "AttentionLayer": "planner.blocks.attention",
     "ExpertsLayer": "planner.blocks.experts",
     "SwiGLULayer": "planner.blocks.feed_forward",
-    **dict.fromkeys(("NormLayer", "post_norm", "pre_norm"), "planner.blocks.norm"),
+    **dict.fromkeys(("NormLayer", "post_norm", "pre_norm", "sandwich_norm"), "planner.blocks.norm"),
     **dict.fromkeys(("Chain", "Residual", "Sum"), "planner.blocks.block"),
 }
 

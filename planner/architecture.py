@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 from attrs import field, frozen
 
-from ..dsl.schema.model import FAMILIES, Model
+from ..dsl.schema.model import FAMILIES, Model, ModelEnds
 from ..dsl.schema.rope import Rope
 
 if TYPE_CHECKING:
@@ -75,7 +75,16 @@ class Architecture:
     def kinds(self) -> "tuple[LayerKind, ...]":
         """The decoder blocks of its family, each with the layers that have it, in the order of the first of these.
         Raises KeyError for a family that is not registered."""
-        return _kinds(FAMILIES.of_users if "user" in self.own else FAMILIES[self.family], self)
+        return _kinds(self._family, self)
+
+    @property
+    def ends(self) -> ModelEnds:
+        """What its family has beside the blocks. Raises KeyError for a family that is not registered."""
+        return self._family.ends(self)
+
+    @property
+    def _family(self) -> type[Model]:
+        return FAMILIES.of_users if "user" in self.own else FAMILIES[self.family]
 
     def block(self, layer: int) -> "BlockPiece":
         """That of one layer."""

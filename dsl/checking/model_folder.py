@@ -26,6 +26,7 @@ from ..schema.model_config import (
     ROPE_NEEDED,
     ROPE_WEIGHTS,
     ConfigKey,
+    LocalRope,
     ModelConfig,
     Only,
     WrongKey,
@@ -276,6 +277,9 @@ class _Reading:
         for setting, value in config.constant.items():
             self._set(setting, value, None, "model_type")
         understood = {name for key in config.keys for name in key.names} | {"rope_theta", *ROPE}
+        if config.local_rope is not None:
+            self._local_rope(config.local_rope)
+            understood.add(config.local_rope.key)
         for name, entry in self.entries.items():
             if name in understood or name in config.harmless:
                 continue
@@ -337,13 +341,18 @@ class _Reading:
                 self._refuse(name, entry, "an object or null")
                 continue
             inside = dict(entry.value)
+            local = self.config.local_rope
+            if local is not None and name == ROPE[0]:
+                if (part := self._of_layers(local.full, entry, local)) is None:
+                    continue
+                inside = part
             if (theta := inside.pop("rope_theta", None)) is not None:
                 if found is not None and found.value not in (None, theta):
                     message = f"`rope_theta` is {_short(theta)} in `{name}` of {self.source.path}, and elsewhere "
                     hint = "keep the one that is meant"
                     self.diagnostics.error("X522", f"{message}{_short(found.value)}", entry.span, hint=hint)
                 found = _Entry(theta, entry.span)
-            elif name == "rope_scaling" and entry.value and (outer is None or outer.value is None):
+            elif name == ROPE[1] and local is None and entry.value and (outer is None or outer.value is None):
                 self._check_replaced(found)
             if inside.get("partial_rotary_factor") == 1:
                 inside.pop("partial_rotary_factor")
@@ -360,6 +369,34 @@ class _Reading:
                 for setting, value in settings.items():
                     self._set(f"rope.{setting}", value, entry, name)
         return found
+
+    def _of_layers(self, kind: str, entry: _Entry, local: LocalRope) -> dict[str, Any] | None:
+        """What `rope_parameters` says of layers of one type; None after reporting that it is not what it should be."""
+        kinds = (local.full, local.local)
+        objects = isinstance(entry.value, dict) and all(isinstance(each, dict | None) for each in entry.value.values())
+        if not objects or entry.value.keys() - set(kinds):
+            self._refuse(ROPE[0], entry, f"an object that has one for {kinds[0]} and one for {kinds[1]}")
+            return None
+        return dict(entry.value.get(kind) or {})
+
+    def _local_rope(self, local: LocalRope) -> None:
+        """Give the base of the frequencies of layers with a window."""
+        found = self.entries.get(local.key)
+        entry = self.entries.get(ROPE[0])
+        if entry is not None and entry.value is not None:
+            if (inside := self._of_layers(local.local, entry, local)) is None:
+                return
+            theta = inside.pop("rope_theta", None)
+            if theta is not None and found is not None and found.value != theta:
+                message = f"`rope_theta` of {local.local} is {_short(theta)} in `{ROPE[0]}` of {self.source.path}, and "
+                message += f"`{local.key}` is {_short(found.value)}"
+                self.diagnostics.error("X522", message, found.span, hint="keep the one that is meant")
+            harmless = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
+            if any(value is not None and harmless.get(name) != value for name, value in inside.items()):
+                part = _Entry(entry.value[local.local], entry.span)
+                self._refuse(f"{ROPE[0]}.{local.local}", part, "of the type default, with a base and nothing else")
+            found = _Entry(theta, entry.span) if theta is not None else found
+        self._set(local.setting, local.default if found is None else found.value, found, local.key)
 
     def _scaling(self, name: str, entry: _Entry, inside: dict[str, Any]) -> dict[str, Any] | None:
         """The settings of `rope` that one object gives; None after reporting what is wrong with it. Keys that its

@@ -67,6 +67,20 @@ class ModelFolder:
         return f"{self.repo} at {self.revision[:12]}" if self.repo else self.path
 
 
+@frozen(kw_only=True)
+class ModelEnds:
+    """What a family has at the ends of a model, beside embedding, norm and head.
+
+    embedding_scale: what embeddings are multiplied by, rounded to the format of the computation; None: nothing.
+    norm_plus_one: the norm before the head multiplies by 1 + weight. logit_cap: logits l become cap · tanh(l / cap);
+    None: they are as they are.
+    """
+
+    embedding_scale: float | None = None
+    norm_plus_one: bool = False
+    logit_cap: float | None = None
+
+
 @FAMILIES.base
 class Model(Component):
     """`model FAMILY { … }`: a decoder-only transformer (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
@@ -105,6 +119,11 @@ class Model(Component):
     def blocks(cls, arch: Any) -> tuple[Any, ...]:
         """The decoder block of every layer; a family whose layers differ says them one by one."""
         return (cls.block(arch),) * arch.layers
+
+    @classmethod
+    def ends(cls, arch: Any) -> ModelEnds:
+        """What it has beside its blocks."""
+        return ModelEnds()
 
     def composed(self, arch: Any, report: Callable[[Any], None]) -> dict[str, Any]:
         """What a plan has to say of its block beside the settings, as JSON. report: takes the `BodyError` of one of

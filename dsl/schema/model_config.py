@@ -68,19 +68,35 @@ class Only:
         return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.values)
 
 
+@frozen
+class LocalRope:
+    """Rotary positions of layers with a window that have a base of their own, without scaling.
+
+    setting: of that base; key: that gives it in version 4 of transformers, default: where it is absent. full, local: in
+    version 5 `rope_parameters` has an object for layers without the window, and one for those with it.
+    """
+
+    setting: str
+    key: str
+    default: float
+    full: str
+    local: str
+
+
 @frozen(kw_only=True)
 class ModelConfig:
     """What a family understands.
 
     model_type, architectures: values of these keys. keys: those that give settings. rope_theta: the base of the
-    frequencies where no key gives it. constant: settings of the family that no key gives, with their values. only: keys
-    with one right value. harmless: keys that may have any value.
+    frequencies where no key gives it. local_rope: where that is not of all layers. constant: settings of the family
+    that no key gives, with their values. only: keys with one right value. harmless: keys that may have any value.
     """
 
     model_type: str
     architectures: tuple[str, ...]
     keys: tuple[ConfigKey, ...]
     rope_theta: float = 10_000.0
+    local_rope: LocalRope | None = None
     constant: Mapping[str, Any] = field(factory=dict)
     only: Mapping[str, Only] = field(factory=dict)
     harmless: frozenset[str] = frozenset()

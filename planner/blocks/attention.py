@@ -19,9 +19,9 @@ TILE: Final = 256  # queries whose scores are in memory at once, where no kernel
 
 @frozen
 class AttentionLayer(Layer):
-    """qk_norm: RMSNorm on queries and keys, head by head, or with `wide_norm` over all heads together. bias: one on
-    queries, keys and values. output_bias: one on what is added to the residual stream. rope: queries and keys are
-    turned by their positions.
+    """qk_norm: RMSNorm on queries and keys, head by head, or with `wide_norm` over all heads together; with `plus_one`
+    they multiply by 1 + weight. bias: one on queries, keys and values. output_bias: one on what is added to the
+    residual stream. rope: queries and keys are turned by their positions.
 
     window: a query sees so many positions of its document, the newest, its own included; None: all before it. sinks:
     every head has a further score in its softmax, learned, whose value is zero. scale: what products of queries and
@@ -43,6 +43,7 @@ class AttentionLayer(Layer):
     scale: float | None = later(None)
     cap: float | None = later(None)
     theta: float | None = later(None)
+    plus_one: bool = later(False)
 
     def __attrs_post_init__(self) -> None:
         for name in ("window", "scale", "cap", "theta"):
@@ -74,11 +75,11 @@ class AttentionLayer(Layer):
         if self.output_bias:
             yield row_bias(f"{self.name}.o_proj", arch.dim)
         if self.qk_norm and self.wide_norm:
-            yield norm_weight(f"{self.name}.q_norm", queries, cut="column")
-            yield norm_weight(f"{self.name}.k_norm", keys, cut="column")
+            yield norm_weight(f"{self.name}.q_norm", queries, cut="column", plus_one=self.plus_one)
+            yield norm_weight(f"{self.name}.k_norm", keys, cut="column", plus_one=self.plus_one)
         elif self.qk_norm:  # a rank has used them on its own heads
-            yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always")
-            yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always")
+            yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always", plus_one=self.plus_one)
+            yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always", plus_one=self.plus_one)
         if self.sinks:
             yield BlockParameter(
                 name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"

@@ -1,7 +1,7 @@
-"""SwiGLU (Shazeer 2020, arXiv 2002.05202): down(silu(gate(x)) · up(x))."""
+"""SwiGLU (Shazeer 2020, arXiv 2002.05202): down(silu(gate(x)) · up(x)); and the same with GELU."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 @frozen
 class SwiGLULayer(Layer):
-    """Of width `ffn`, which tensor parallelism cuts. bias: one on each of its three matrices."""
+    """Of width `ffn`, which tensor parallelism cuts. bias: one on each of its three matrices. activation: of the gate;
+    gelu_tanh is GELU as its tanh approximates it, which makes it a GEGLU."""
 
     reads = ("ffn",)
 
     bias: bool = later(False)
+    activation: Literal["silu", "gelu_tanh"] = later("silu")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True, bias=self.bias)

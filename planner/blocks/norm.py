@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter, Partial
 from ..costs.op_trace import TracedTensor
-from .block import BlockPiece, Chain, Layer, Residual, composed
+from .block import BlockPiece, Chain, Layer, Residual, composed, later
 
 if TYPE_CHECKING:
     from ..costs.block_trace import Tracer
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 @frozen
 class NormLayer(Layer):
-    """RMSNorm over the width of the residual stream."""
+    """RMSNorm over the width of the residual stream. plus_one: it multiplies by 1 + weight."""
+
+    plus_one: bool = later(False)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        yield norm_weight(self.name, arch.dim, "by_position")
+        yield norm_weight(self.name, arch.dim, "by_position", plus_one=self.plus_one)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         return on.norm(x, self.name, on.local.between)
@@ -42,7 +44,26 @@ def post_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
     )
 
 
+@composed
+def sandwich_norm(attention: BlockPiece, feed_forward: BlockPiece, plus_one: bool = False) -> BlockPiece:
+    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))). plus_one: of all four norms."""
+    before, after, before_next, after_next = (
+        NormLayer(f"{name}_layernorm", plus_one=plus_one)
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    )
+    return Chain.of(Residual.of(before, attention, after), Residual.of(before_next, feed_forward, after_next))
+
+
 def norm_weight(
-    name: str, width: int, partial: Partial = "never", cut: Literal["column"] | None = None
+    name: str,
+    width: int,
+    partial: Partial = "never",
+    cut: Literal["column"] | None = None,
+    *,
+    plus_one: bool = False,
 ) -> BlockParameter:
-    return BlockParameter(name=f"{name}.weight", shape=(width,), decays=False, initial="ones", cut=cut, partial=partial)
+    """plus_one: what is multiplied by is 1 + weight, which is 1 at the beginning in either case."""
+    initial = "zeros" if plus_one else "ones"
+    return BlockParameter(
+        name=f"{name}.weight", shape=(width,), decays=False, initial=initial, cut=cut, partial=partial
+    )

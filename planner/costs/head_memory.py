@@ -39,6 +39,7 @@ def ends_of(run: Resolved, local: Local) -> Ends:
     each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses that are told apart by dataset
     chunk = 2 * hidden + _chunk(run, local) + each  # what the loss is taken of, and its gradient
     masked = local.tokens * (INDEX + 1) if tp > 1 else 0
+    scaled = stream if run.architecture.ends.embedding_scale is not None else 0  # its gradient, before that is scaled
     return Ends(
         embedded=masked,
         embedding=weight,
@@ -47,7 +48,7 @@ def ends_of(run: Resolved, local: Local) -> Ends:
         weight=weight,
         forward=max(norm, stream + gathers, chunk),
         backward=(stream + gathers // 2 if gathers else 0) + (5 * exact if casts else 3 * exact),
-        start=weight + (2 * hidden if tp > 1 else 0),
+        start=max(scaled, weight + (2 * hidden if tp > 1 else 0)),
     )
 
 
@@ -64,9 +65,10 @@ def _chunk(run: Resolved, local: Local) -> int:
     logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
     entropy = "entropy_T" in run.spec.loss.reads(run.spec.loss.args())
     saved = 2 * logits if entropy else logits
-    before = saved + rounded if tokens < local.tokens else 0
+    slope = logits if arch.ends.logit_cap is not None else 0
+    before = slope + (saved + rounded if tokens < local.tokens else 0)
     product = local.vocab * local.dim * local.width if casts else 0  # added in place where no format changes
-    steps = [before + logits + rounded, saved + rounded + product, product if casts else 0]
+    steps = [before + logits + rounded, saved + rounded + max(slope, product), product if casts else 0]
     if tp > 1 and shared:
         steps.append(before + 2 * logits)
     elif tp > 1:

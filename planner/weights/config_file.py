@@ -105,7 +105,9 @@ def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> d
 
 def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     """The settings of a model of which a `config.json` says something else, with what that is."""
-    known = {key.setting for key in _config(arch).keys} | _config(arch).constant.keys() | {"rope_theta"}
+    config = _config(arch)
+    known = {key.setting for key in config.keys} | config.constant.keys() | {"rope_theta"}
+    known |= {config.local_rope.setting} if config.local_rope is not None else set()
     pairs = {setting: (means[setting], _value(arch, setting)) for setting in means if setting in known}
     pairs["rope"] = _scaling(means), arch.rope.resolved()
     return [
@@ -122,14 +124,15 @@ def _config(arch: Architecture) -> ModelConfig:
 
 
 def _rope(arch: Architecture) -> dict[str, Any]:
-    scaled = dict(arch.rope.resolved())
+    scaled, local = dict(arch.rope.resolved()), _config(arch).local_rope
+    bases = {"rope_theta": arch.rope_theta} | ({local.key: _value(arch, local.setting)} if local is not None else {})
     if not scaled:
-        return {"rope_theta": arch.rope_theta, "rope_scaling": None}
+        return {**bases, "rope_scaling": None}
     kind = scaled.pop("scaling")
     if kind == "dynamic":  # its `original` is the context
         scaled.pop("original")
     return {
-        "rope_theta": arch.rope_theta,
+        **bases,
         "rope_scaling": {"rope_type": kind, **{ROPE_KEYS[name]: value for name, value in scaled.items()}},
     }
 

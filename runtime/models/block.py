@@ -53,8 +53,8 @@ class Attention(nn.Module):
             if not layer.qk_norm:
                 return nn.Identity()
             if layer.wide_norm:
-                return RMSNorm(width, arch.norm_eps, axes=axes)
-            return RMSNorm(arch.head_dim, arch.norm_eps, by_head=True)
+                return RMSNorm(width, arch.norm_eps, axes=axes, plus_one=layer.plus_one)
+            return RMSNorm(arch.head_dim, arch.norm_eps, by_head=True, plus_one=layer.plus_one)
 
         self.q_norm, self.k_norm = norm(queries), norm(keys)
 
@@ -123,7 +123,7 @@ def builds(layer: type[Layer]) -> Callable[[Build], Build]:
 
 @builds(NormLayer)
 def _norm(layer: NormLayer, of: BlockSettings) -> Built:
-    module = RMSNorm(of.arch.dim, of.arch.norm_eps)
+    module = RMSNorm(of.arch.dim, of.arch.norm_eps, plus_one=layer.plus_one)
     return module, lambda x_BSD, _: module(x_BSD)
 
 
@@ -135,7 +135,7 @@ def _attention(layer: AttentionLayer, of: BlockSettings) -> Built:
 
 @builds(SwiGLULayer)
 def _swiglu(layer: SwiGLULayer, of: BlockSettings) -> Built:
-    module = SwiGLU(of.arch.dim, of.arch.ffn, of.axes, bias=layer.bias)
+    module = SwiGLU(of.arch.dim, of.arch.ffn, of.axes, bias=layer.bias, activation=layer.activation)
     return module, lambda x_BSD, _: module(x_BSD)
 
 

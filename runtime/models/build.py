@@ -34,7 +34,8 @@ def build_model(
     coordinate. rows: those of a step, over which the losses of a router are averaged.
     """
     axes = Axes()
-    head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes)
+    cap = architecture.ends.logit_cap
+    head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes, cap=cap)
     kernel = attention[rank.device.type]
     with torch.device("meta"):
         parts = tuple(

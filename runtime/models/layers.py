@@ -3,6 +3,9 @@
 Shapes: B rows, S positions, D dim, A head width, V vocabulary.
 """
 
+from collections.abc import Callable
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 from attrs import frozen
@@ -13,6 +16,11 @@ from ...planner.mesh.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import column_parallel_input, local, row_parallel_output
 from .rms_norm import rms_norm
+
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
 
 
 class Linear(nn.Linear):
@@ -38,20 +46,22 @@ class Linear(nn.Linear):
 
 class RMSNorm(nn.Module):
     """`rms_norm`. `partial` as in `local`. by_head: of heads, of which a tensor-parallel rank has its own. axes: given
-    where rows are cut by tensor parallel."""
+    where rows are cut by tensor parallel. plus_one: rows are multiplied by 1 + weight."""
 
     partial = False
 
-    def __init__(self, width: int, eps: float, *, by_head: bool = False, axes: Axes | None = None) -> None:
+    def __init__(
+        self, width: int, eps: float, *, by_head: bool = False, axes: Axes | None = None, plus_one: bool = False
+    ) -> None:
         super().__init__()
-        self.by_head, self.axes = by_head, axes
+        self.by_head, self.axes, self.plus_one = by_head, axes, plus_one
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         tensor = None if self.axes is None else self.axes.tensor
         group = None if tensor is None else tensor.group
-        return rms_norm(x, local(self.weight, partial=self.partial), self.eps, group)
+        return rms_norm(x, local(self.weight, partial=self.partial), self.eps, group, plus_one=self.plus_one)
 
 
 class Embedding(nn.Embedding):
@@ -76,11 +86,13 @@ class Embedding(nn.Embedding):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) · up(x)) (Shazeer 2020). With `axes` its width is cut where there is tensor parallel."""
+    """down(activation(gate(x)) · up(x)) (Shazeer 2020). With `axes` its width is cut where there is tensor parallel."""
 
-    def __init__(self, dim: int, ffn: int, axes: Axes | None = None, *, bias: bool = False) -> None:
+    def __init__(
+        self, dim: int, ffn: int, axes: Axes | None = None, *, bias: bool = False, activation: str = "silu"
+    ) -> None:
         super().__init__()
-        self.axes = axes
+        self.axes, self.activation = axes, ACTIVATIONS[activation]
         self.gate_proj = Linear(dim, ffn, bias=bias)
         self.up_proj = Linear(dim, ffn, bias=bias)
         self.down_proj = Linear(ffn, dim, bias=bias)
@@ -88,7 +100,7 @@ class SwiGLU(nn.Module):
     def forward(self, x_BSD: Tensor) -> Tensor:
         tensor = None if self.axes is None else self.axes.tensor
         x_BSD = column_parallel_input(x_BSD, tensor)
-        return self.down_proj.row_parallel(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD), tensor)
+        return self.down_proj.row_parallel(self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD), tensor)
 
 
 @frozen(eq=False)

@@ -65,7 +65,8 @@ class Head:
 
     term: what is minimised; None: the cross-entropy. z_weight: weight of lse². chunk_bytes: bytes of logits (as fp32)
     alive at once.
-    vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank.
+    vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank. cap: logits l become
+    cap · tanh(l / cap) (Gemma 2, arXiv 2408.00118); None: they are as they are.
     twice: the backward may run a second time, as in a pipeline that takes gradients of inputs and weights apart.
     """
 
@@ -75,6 +76,7 @@ class Head:
     tensor: TensorAxis | None = None
     term: Term | None = None
     twice: bool = False
+    cap: float | None = None
 
     @property
     def first(self) -> int:
@@ -111,7 +113,18 @@ def token_losses(
 def whole_logits(hidden_TD: Tensor, weight_VD: Tensor, head: Head) -> Tensor:
     """Logits [T, whole vocabulary], without gradient."""
     logits_TV = F.linear(hidden_TD, weight_VD)
+    _cap(logits_TV, head, slope=False)
     return logits_TV if head.tensor is None else _gathered(logits_TV, head)
+
+
+def _cap(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
+    """Cap logits, in place. Returns the derivatives of that, if there is a cap and they are asked for."""
+    if head.cap is None:
+        return None
+    logits_TV.div_(head.cap).tanh_()
+    slope_TV = logits_TV.square().neg_().add_(1) if slope else None
+    logits_TV.mul_(head.cap)
+    return slope_TV
 
 
 def _gathered(logits_TV: Tensor, head: Head) -> Tensor:
@@ -249,7 +262,9 @@ class _ChunkedLoss(torch.autograd.Function):
             part = slice(first, first + head.chunk)
             labels_t = labels_T[part]
             valid_t = (labels_t != IGNORE).to(exact)
-            found = _statistics(F.linear(hidden_TD[part], weight_VD).to(exact), labels_t, head, reads)
+            logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
+            slope_tV = _cap(logits_tV, head, slope=needs)
+            found = _statistics(logits_tV, labels_t, head, reads)
             loss_t = (found.lse_T - found.label_T) * valid_t
             loss = loss_t.sum()
             if each_T is not None:
@@ -263,6 +278,9 @@ class _ChunkedLoss(torch.autograd.Function):
                     grad_tV = _gradient(found, valid_t, head)
                 else:
                     grad_tV = _gradient_of(minimised.by, found, valid_t, head)
+                if slope_tV is not None:
+                    grad_tV.mul_(slope_tV)
+                    slope_tV = None
                 grad_tV = grad_tV.to(hidden_TD.dtype)
                 torch.mm(grad_tV, weight_VD, out=grad_hidden_TD[part])
                 if grad_tV.dtype == exact:

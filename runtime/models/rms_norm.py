@@ -1,4 +1,4 @@
-"""x / rms(x) · weight (Zhang and Sennrich 2019), computed in at least fp32.
+"""x / rms(x) · weight (Zhang and Sennrich 2019), computed in at least fp32; or · (1 + weight), as Gemma has it.
 
 For its backward it keeps what it is given, in its own format, and one number a row. torch's own would keep fp32 copies
 of rows in bf16, and on a CPU also the product.
@@ -17,22 +17,30 @@ from ..parallel.collectives import all_reduce
 ATEN = torch.ops.aten
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None = None) -> Tensor:
-    """group: its ranks have equal pieces of every row, and of the weight."""
+def rms_norm(
+    x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None = None, *, plus_one: bool = False
+) -> Tensor:
+    """group: its ranks have equal pieces of every row, and of the weight. plus_one: rows are multiplied by 1 + weight,
+    which is added in at least fp32."""
     if not torch.is_grad_enabled():  # of one token, half the time would go to what autograd is told
-        return _normed(x, weight_D, eps, group)[0]
-    return _RMSNorm.apply(x, weight_D, eps, group)  # pyright: ignore[reportReturnType]
+        return _normed(x, _factor(weight_D, plus_one), eps, group)[0]
+    return _RMSNorm.apply(x, weight_D, eps, group, plus_one)  # pyright: ignore[reportReturnType]
 
 
-def _normed(x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None) -> tuple[Tensor, Tensor]:
+def _factor(weight_D: Tensor, plus_one: bool) -> Tensor:
+    """What rows are multiplied by."""
+    return 1 + _exact(weight_D) if plus_one else _exact(weight_D)
+
+
+def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """The product, and 1 / rms of every row."""
-    exact, exact_D = _exact(x), _exact(weight_D)
+    exact = _exact(x)
     if group is not None:
         squares = all_reduce(exact.square().sum(-1, keepdim=True), group)
         inverse = squares.div_(x.shape[-1] * group.size()).add_(eps).rsqrt_()
         out = (exact * inverse).mul_(exact_D)
     elif x.is_cuda:
-        out, inverse = ATEN._fused_rms_norm(exact, weight_D.shape, exact_D, eps)
+        out, inverse = ATEN._fused_rms_norm(exact, exact_D.shape, exact_D, eps)
     else:
         inverse = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         out = (exact * inverse).mul_(exact_D)
@@ -41,23 +49,25 @@ def _normed(x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None)
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        out, inverse = _normed(x, weight_D, eps, group)
+    def forward(
+        ctx: Any, x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None, plus_one: bool
+    ) -> Tensor:
+        ctx.group, ctx.plus_one = group, plus_one
+        out, inverse = _normed(x, _factor(weight_D, plus_one), eps, group)
         ctx.save_for_backward(x, weight_D, inverse)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
         x, weight_D, inverse = ctx.saved_tensors
-        exact, exact_D, grad = _exact(x), _exact(weight_D), _exact(grad_outputs[0])
+        exact, exact_D, grad = _exact(x), _factor(weight_D, ctx.plus_one), _exact(grad_outputs[0])
         wanted = ctx.needs_input_grad[:2]
         if x.is_cuda and ctx.group is None:
             grads = ATEN._fused_rms_norm_backward(grad, exact, weight_D.shape, inverse, exact_D, wanted)
         else:
             grads = _backward(grad, exact, inverse, exact_D, wanted, ctx.group)
         grad_x, grad_D = (None if found is None else found.to(x.dtype) for found in grads)
-        return grad_x, grad_D, None, None
+        return grad_x, grad_D, None, None, None
 
 
 def _backward(

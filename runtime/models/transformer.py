@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         attention = [module for module in self.layers.modules() if isinstance(module, Attention)]
         self.kernels = frozenset((module.scores, module.sinks is not None) for module in attention)
         if span.predicts:
-            self.norm = RMSNorm(arch.dim, arch.norm_eps)
+            self.norm = RMSNorm(arch.dim, arch.norm_eps, plus_one=arch.ends.norm_plus_one)
             if not arch.tie_embeddings:
                 self.lm_head = Linear(arch.dim, arch.vocab)
         # A pipeline's schedule passes on tensors alone: batches wait here, and come in this order on every stage.
@@ -78,9 +78,17 @@ class Transformer(nn.Module):
             batch = self.inbox.popleft()
         if self.span.embeds:
             assert batch.input_ids_BS is not None
-            x_BSD = self.embed_tokens(batch.input_ids_BS)
+            x_BSD = self.embed(batch.input_ids_BS)
         assert x_BSD is not None, "a stage that does not embed takes what the one before it gives"
         return self._decode(x_BSD, batch)
+
+    def embed(self, ids_BS: Tensor) -> Tensor:
+        """The residual stream [B, S, D] before the first block."""
+        x_BSD = self.embed_tokens(ids_BS)
+        if (scale := self.arch.ends.embedding_scale) is None:
+            return x_BSD
+        # Rounded as transformers rounds it, which has it in fp32 first.
+        return x_BSD.mul_(torch.tensor(scale, dtype=torch.float32).to(x_BSD.dtype).item())
 
     def _blocks(self) -> Iterator[DecoderBlock]:
         for block in self.layers.values():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ...planner.architecture import Initial
+from ...planner.architecture import Architecture, Initial
 from ...planner.mesh.placement import local_shapes
 from ...planner.plan import Plan
 from ..ops import PlanMismatch, op
@@ -20,7 +20,8 @@ from .parts import ModelParts
 def initialise(
     plan: Plan, model: ModelParts, rank: Rank, offload: bool, seed: int | None = None, init_std: float | None = None
 ) -> None:
-    """Give memory and values to every parameter: norms 1, biases 0, matrices normal with `init_std`; buffers are zero.
+    """Give memory and values to every parameter: norms multiply by 1, biases are 0, matrices normal with `init_std`;
+    buffers are zero.
     Without a seed parameters get memory alone: their values are read (`setup.read_weights`).
 
     offload: parameters live in host memory.
@@ -42,18 +43,22 @@ def initialise(
 
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
     arch = plan.architecture
-    kinds: dict[str, Initial] = {
-        f"layers.{layer}.{parameter.name}": parameter.initial
-        for kind in arch.kinds
-        for parameter in kind.block.parameters(arch)
-        for layer in kind.layers
-    }
+    kinds = initials(arch)
     # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
     residual_std = init_std / math.sqrt(2 * arch.layers)
     for name, parameter in model.named_parameters():
-        kind = kinds.get(name, "ones" if parameter.ndim == 1 else "normal")
+        kind = kinds.get(name, "normal")
         std = residual_std if kind == "residual" else init_std
         fill(parameter, initial_values(name, tuple(parameter.shape), kind, std, seed, rank.device))
+
+
+def initials(arch: Architecture) -> dict[str, Initial]:
+    """What each parameter begins with; embedding and head, which are not in it, are normal."""
+    found: dict[str, Initial] = {"norm.weight": "zeros" if arch.ends.norm_plus_one else "ones"}
+    for kind in arch.kinds:
+        for parameter in kind.block.parameters(arch):
+            found |= {f"layers.{layer}.{parameter.name}": parameter.initial for layer in kind.layers}
+    return found
 
 
 def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:

@@ -11,6 +11,7 @@ import attrs
 import other_packages
 import pytest
 import torch
+import torch.nn.functional as F
 from agreement import hold_against_the_trace
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -30,7 +31,10 @@ from xtrain.planner.serialise import dumps, from_json
 from xtrain.runtime.models.attention import KERNELS
 from xtrain.runtime.models.block import DecoderBlock
 from xtrain.runtime.models.document_layout import DocumentLayout
-from xtrain.runtime.models.layers import Rotation
+from xtrain.runtime.models.layers import RMSNorm, Rotation
+from xtrain.runtime.models.loss import Head
+from xtrain.runtime.models.transformer import StageSpan, Transformer
+from xtrain.runtime.models.weights import initial_values, initials
 from xtrain.runtime.parallel.axes import Axes
 
 # A setting with which layers differ → settings of a model of two kinds of layers.
@@ -40,6 +44,7 @@ MIXED = {
     "full_layers": {"full_layers": "[1]"},
 }
 SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4, "experts": 8, "window": 20}
+CPU = torch.device("cpu")
 LAYOUTS = {
     "one rank": "",
     "tp 2 · fsdp 2": "parallel { tp 2, fsdp 2 }",
@@ -147,6 +152,26 @@ def test_modules_are_the_inventory(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_norms_change_only_the_size_of_rows_at_first(name: str, tmp_path: Path):
+    """All weights of theirs multiply by 1."""
+    arch = plan_of(tmp_path, name).architecture
+    model = Transformer(
+        arch,
+        StageSpan(0, arch.layers - 1, embeds=True, predicts=True),
+        axes=Axes(),
+        kernel="documents",
+        head=Head(vocabulary=arch.vocab, z_weight=0.0, chunk_bytes=1),
+        rows=1,
+    )
+    kinds, norms = initials(arch), {n: each for n, each in model.named_modules() if isinstance(each, RMSNorm)}
+    assert "norm" in norms and len(norms) > arch.layers
+    for module, norm in norms.items():
+        norm.weight.data.copy_(initial_values(module, norm.weight.shape, kinds[f"{module}.weight"], 1.0, 0, CPU))
+        rows = torch.arange(1.0, 1 + 3 * len(norm.weight)).view(3, -1)
+        assert torch.allclose(norm(rows), F.rms_norm(rows, norm.weight.shape, eps=arch.norm_eps))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Gradients of all parameters, and the products that torch counts when a block runs."""
     traces: list[OpTrace] = []
@@ -189,6 +214,32 @@ def test_it_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, mon
     # Of large models DDP has one bucket in the first step, which is traced, and those of the plan from the second on.
     one_bucket = layout == "ddp" and name in WITH_EXPERTS
     hold_against_the_trace(plan_of(tmp_path, name, LAYOUTS[layout]), traffic=not one_bucket)
+
+
+@pytest.mark.parametrize(
+    ("layout", "chunk"),
+    [
+        ("one rank", "1GiB"),
+        *(pytest.param(each, "2MiB", marks=pytest.mark.matrix) for each in (*LAYOUTS, "tp 2, whole logits")),
+    ],
+)
+def test_capped_logits_and_scores_cost_what_their_plan_says(
+    layout: str, chunk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With so many ids that the head takes the most memory of a step."""
+    monkeypatch.chdir(tmp_path)
+    whole = "parallel { tp 2 { loss = false } }"
+    more = f"{LAYOUTS.get(layout, whole)}\nloss cross_entropy {{ chunk = {chunk} }}"
+    plan = plan_of(tmp_path, "gemma3", more, vocab=20_000, logit_cap=30, score_cap=50)
+    hold_against_the_trace(plan, traffic=layout != "ddp")
+
+
+def test_rotary_positions_cost_what_their_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those of blocks with a window beside those of blocks without, where little else is kept."""
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, "gemma3", "activation full {}", head_dim=64, rope_theta=1e6, **MIXED["full_layers"])
+    assert len(plan.architecture.kinds) == 2
+    hold_against_the_trace(plan)
 
 
 @pytest.mark.parametrize("layout", ["tp 2 · fsdp 2", "tp 2, whole sequences, selective"])

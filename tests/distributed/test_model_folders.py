@@ -118,6 +118,7 @@ SETTINGS = dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe"), "router { aux_lo
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Beside those that layouts are compared with below.
 ODD = ("odd heads", "every head its own", "scaled as llama3", "dense between", "windows", "windows of two, wide heads")
+ODD += ("odd heads, scaled positions",)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,7 @@ ORDINARY = (
     ("qwen2_moe", "dense between, tied", (*FSDP, *EP), {}),
     ("olmo2", "plain", TP, {}),
     ("smollm3", "windows", ULYSSES, {}),
+    ("gemma3", "wide heads, capped logits", TP, SHARDS),
 )
 # Every layout of every family, the forms of the files in turns.
 MORE = [
@@ -161,6 +163,10 @@ MORE = [
 MORE += [
     ("llama", "biased, scaled by yarn", WHOLE, {}),
     ("llama", "biased, scaled by yarn", RING, {}),
+    ("gemma3", "wide heads, capped logits", WHOLE, {}),
+    ("gemma3", "wide heads, capped logits", (*PP, *FSDP), {}),
+    ("gemma3", "wide heads, capped logits", (*RING, *TP), {}),
+    ("gemma3", "wide heads, capped logits", (*TP, "parallel.tp.loss=false"), {}),
     ("qwen3_moe", "dense between", (*TP, *EP), {}),
     ("qwen3_moe", "dense between", (*PP, *EP, *FSDP), {}),
 ]

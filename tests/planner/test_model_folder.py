@@ -340,6 +340,73 @@ def test_no_key_that_changes_the_model_is_passed_over(folder: Folder, name: str)
     assert [(each, word in text) for each, text in found] == [(code, True)], found
 
 
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_act": None, "rope_theta": None,
+    "rope_scaling": None, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "word", "changes"), [
+    ("X522", "gelu_pytorch_tanh", {"hidden_activation": "silu"}),
+    ("X522", "transformers ignores it", {"attn_logit_softcapping": 50.0}),
+    ("X522", "use_bidirectional_attention", {"use_bidirectional_attention": True}),
+    ("X522", "sliding_window_pattern", {"sliding_window_pattern": 0}),
+    ("X522", "layer_types", {"layer_types": ["sliding_attention", "chunked_attention"]}),
+    ("X522", "as some layers have the window", {"sliding_window": "null"}),
+    ("X522", "one for full_attention", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    ("X522", "of the type default", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}),
+    ("X522", "keep the one", {"rope_local_base_freq": 1e4, "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e5}}}),
+    ("X522", "elsewhere", {"rope_theta": 1e5, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
+    ("X522", "longrope", {"rope_parameters": {"full_attention": {"rope_type": "longrope", "factor": 2.0}}}),
+    ("X304", "logit_cap", {"final_logit_softcapping": 0}),
+    ("X304", "local_theta", {"rope_local_base_freq": 0}),
+    ("X304", "layers", {"num_hidden_layers": 10**12}),
+])  # fmt: skip
+def test_no_key_that_changes_a_gemma3_is_passed_over(folder: Folder, code: str, word: str, changes: dict[str, Any]):
+    folder.config(**{**GEMMA3, **changes})
+    found = errors(folder.plan('"model" { weights = none }'))
+    assert [(each, word in text) for each, text in found] == [(code, True)], found
+
+
+def test_a_gemma3_of_either_version_is_the_same(folder: Folder):
+    """Keys of version 4 and of version 5 of transformers, and what its class has where there are none."""
+
+    def settings(**changes: Any) -> tuple[Any, ...]:
+        folder.config(**{**GEMMA3, **changes})
+        plan = folder.plan('"model" { weights = none }').plan
+        assert plan is not None
+        arch = plan.architecture
+        angles = [kind.block.angles(arch) for kind in arch.kinds]
+        return (
+            arch.rope_theta,
+            arch.rope.resolved(),
+            dict(arch.own),
+            [(each.theta, each.rope) for each in angles if each],
+        )
+
+    types = {"layer_types": ["sliding_attention", "full_attention"]}
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    fours = settings(rope_theta=5e5, rope_local_base_freq=2e4, rope_scaling=scaled, sliding_window_pattern=2)
+    fives = settings(**types, rope_parameters={
+        "full_attention": {**scaled, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    })  # fmt: skip
+    assert fours == fives
+    theta, rope, own, angles = fives
+    assert (theta, rope) == (5e5, {"scaling": "linear", "factor": 8.0})
+    assert own == {
+        "window": 9, "full_layers": [1], "local_theta": 2e4, "score_width": 8, "score_cap": None, "logit_cap": None
+    }  # fmt: skip
+    assert [each[0] for each in angles] == [2e4, 5e5] and angles[0][1].scaling == "none"
+    theta, rope, own, _ = settings(**types, rope_parameters={"full_attention": None})
+    assert (theta, rope, own["local_theta"]) == (1e6, {}, 1e4)
+    _, _, own, _ = settings(num_hidden_layers=14)
+    assert own["full_layers"] == [5, 11]
+    own = settings(num_hidden_layers=14, sliding_window="null", layer_types=["full_attention"] * 14)[2]
+    assert "window" not in own and "full_layers" not in own
+
+
 WINDOWS: dict[str, tuple[int | None, dict[str, Any]]] = {
     "mistral as its class has it": (4096, {"model_type": "mistral"}),
     "mistral without": (None, {"model_type": "mistral", "sliding_window": "null"}),

@@ -8,27 +8,31 @@ from loss_inputs import T, head, inputs
 from ranks import on_ranks
 
 from xtrain.runtime.models.loss import IGNORE, token_losses
+from xtrain.runtime.models.loss import whole_logits as whole_logits_of
 from xtrain.runtime.parallel.axes import TensorAxis
 from xtrain.runtime.parallel.collectives import shared
 
+CASES = [(0.0, None), (0.3, None), (0.3, 1.5)]
 
-def plain(hidden, weight, labels, z_weight):
+
+def plain(hidden, weight, labels, z_weight, cap=None):
     valid = labels != IGNORE
     logits = hidden[valid] @ weight.T
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
     lse = torch.logsumexp(logits, -1)
     cross_entropy = (lse - logits.gather(1, labels[valid, None]).squeeze(1)).sum()
     return cross_entropy + z_weight * lse.square().sum(), cross_entropy
 
 
-@pytest.mark.parametrize("z_weight", [0.0, 0.3])
+@pytest.mark.parametrize(("z_weight", "cap"), CASES)
 @pytest.mark.parametrize("per_chunk", [1, 5, 7, 36, 37, 1000])
-def test_every_chunk_size_gives_the_plain_loss(per_chunk, z_weight):
+def test_every_chunk_size_gives_the_plain_loss(per_chunk, z_weight, cap):
     hidden, weight, labels = inputs()
-    terms = token_losses(hidden, weight, labels, head(z_weight, per_chunk))
+    terms = token_losses(hidden, weight, labels, evolve(head(z_weight, per_chunk), cap=cap))
     (terms.objective * 0.25).backward()
     ours = hidden.grad, weight.grad
     hidden, weight, labels = inputs()
-    objective, cross_entropy = plain(hidden, weight, labels, z_weight)
+    objective, cross_entropy = plain(hidden, weight, labels, z_weight, cap)
     (objective * 0.25).backward()
     assert torch.allclose(terms.objective, objective, rtol=1e-13)
     assert torch.allclose(terms.cross_entropy, cross_entropy, rtol=1e-13)
@@ -36,8 +40,10 @@ def test_every_chunk_size_gives_the_plain_loss(per_chunk, z_weight):
     assert torch.allclose(ours[1], weight.grad, atol=1e-13)
 
 
-def each(hidden, weight, labels):
-    return F.cross_entropy(hidden.detach() @ weight.detach().T, labels, reduction="none", ignore_index=IGNORE)
+def each(hidden, weight, labels, cap=None):
+    logits = hidden.detach() @ weight.detach().T
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    return F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE)
 
 
 @pytest.mark.parametrize("per_chunk", [1, 5, 37, 1000])
@@ -79,29 +85,33 @@ def test_evaluation_needs_no_gradient():
     assert torch.allclose(terms.cross_entropy, plain(hidden, weight, labels, 0.0)[1])
 
 
-def cut_over_ranks(rank: int, world: int, whole_logits: bool, z_weight: float):
+def cut_over_ranks(rank: int, world: int, whole_logits: bool, z_weight: float, cap: float | None):
     """Of three ranks, whose vocabulary of 50 is 17, 17 and 16 rows."""
     group = torch.distributed.group.WORLD
     hidden, weight, labels = inputs()
     own = weight.detach().chunk(world)[rank].clone().requires_grad_()
     axis = TensorAxis(group=group, sequence=False, loss=not whole_logits)
-    terms = token_losses(shared(hidden, group), own, labels, evolve(head(z_weight, 7), tensor=axis), each=True)
+    cut = evolve(head(z_weight, 7), tensor=axis, cap=cap)
+    terms = token_losses(shared(hidden, group), own, labels, cut, each=True)
     (terms.objective * 0.25).backward()
-    return terms.objective.detach(), terms.cross_entropy, terms.each_T, hidden.grad, own.grad
+    logits = whole_logits_of(hidden.detach(), own.detach(), cut)
+    return terms.objective.detach(), terms.cross_entropy, terms.each_T, hidden.grad, own.grad, logits
 
 
-@pytest.mark.parametrize("z_weight", [0.0, 0.3])
+@pytest.mark.parametrize(("z_weight", "cap"), CASES)
 @pytest.mark.parametrize("whole_logits", [False, True])
-def test_a_vocabulary_cut_over_ranks_gives_the_plain_loss(whole_logits, z_weight, tmp_path):
-    ranks = on_ranks(3, cut_over_ranks, tmp_path, whole_logits, z_weight)
+def test_a_vocabulary_cut_over_ranks_gives_the_plain_loss(whole_logits, z_weight, cap, tmp_path):
+    ranks = on_ranks(3, cut_over_ranks, tmp_path, whole_logits, z_weight, cap)
     hidden, weight, labels = inputs()
-    objective, cross_entropy = plain(hidden, weight, labels, z_weight)
+    logits = hidden.detach() @ weight.detach().T
+    objective, cross_entropy = plain(hidden, weight, labels, z_weight, cap)
     (objective * 0.25).backward()
     for piece, found in zip(weight.grad.chunk(3), ranks, strict=True):
-        own_objective, own_cross_entropy, own_each, hidden_grad, weight_grad = found
+        own_objective, own_cross_entropy, own_each, hidden_grad, weight_grad, own_logits = found
+        assert torch.allclose(own_logits, logits if cap is None else cap * torch.tanh(logits / cap), rtol=1e-13)
         assert torch.allclose(own_objective, objective, rtol=1e-13)
         assert torch.allclose(own_cross_entropy, cross_entropy, rtol=1e-13)
-        assert torch.allclose(own_each, each(*inputs()), rtol=1e-13)
+        assert torch.allclose(own_each, each(*inputs(), cap), rtol=1e-13)
         assert torch.allclose(hidden_grad, hidden.grad, atol=1e-13)
         assert torch.allclose(weight_grad, piece, atol=1e-13)
 

@@ -33,10 +33,11 @@ TERMS = {
 }
 
 
-def on_whole_logits(name, hidden, weight, labels, z_weight):
+def on_whole_logits(name, hidden, weight, labels, z_weight, cap=None):
     """The objective by plain torch; of smoothed labels by its `cross_entropy`."""
     valid = labels != IGNORE
     logits = hidden[valid] @ weight.T
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
     lse = torch.logsumexp(logits, -1)
     if name == "smoothed":
         loss = F.cross_entropy(logits, labels[valid], label_smoothing=SMOOTHING, reduction="sum")
@@ -49,23 +50,24 @@ def on_whole_logits(name, hidden, weight, labels, z_weight):
     return loss + z_weight * lse.square().sum()
 
 
-def expected(name, z_weight=Z):
+def expected(name, z_weight=Z, cap=None):
     hidden, weight, labels = inputs()
-    objective = on_whole_logits(name, hidden, weight, labels, z_weight)
+    objective = on_whole_logits(name, hidden, weight, labels, z_weight, cap)
     (objective * 0.25).backward()
     return objective.detach(), hidden.grad, weight.grad
 
 
 @pytest.mark.parametrize("name", TERMS)
-@pytest.mark.parametrize("per_chunk", [1, 7, 1000])
-def test_a_term_is_what_it_is_on_whole_logits(name, per_chunk):
+@pytest.mark.parametrize(("per_chunk", "cap"), [(1, None), (7, None), (1000, None), (7, 1.5)])
+def test_a_term_is_what_it_is_on_whole_logits(name, per_chunk, cap):
     hidden, weight, labels = inputs()
-    terms = token_losses(hidden, weight, labels, evolve(head(Z, per_chunk), term=TERMS[name]), each=True)
+    capped = evolve(head(Z, per_chunk), cap=cap)
+    terms = token_losses(hidden, weight, labels, evolve(capped, term=TERMS[name]), each=True)
     (terms.objective * 0.25).backward()
     found = terms.objective.detach(), hidden.grad, weight.grad
-    for ours, theirs in zip(found, expected(name), strict=True):
+    for ours, theirs in zip(found, expected(name, cap=cap), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-13)
-    plain = token_losses(*inputs(), head(Z, per_chunk), each=True)
+    plain = token_losses(*inputs(), capped, each=True)
     assert torch.equal(terms.cross_entropy, plain.cross_entropy) and torch.equal(terms.each_T, plain.each_T)
     assert not torch.allclose(terms.objective, plain.objective)
 

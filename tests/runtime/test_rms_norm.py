@@ -10,11 +10,10 @@ from xtrain.runtime.models.rms_norm import rms_norm
 EPS = 1e-5
 
 
-def torchs(x, weight):
+def torchs(x, weight, plus_one):
     """Rows in bf16 are computed in fp32, and rounded once."""
-    if x.dtype == torch.bfloat16:
-        return F.rms_norm(x.float(), weight.shape, weight.float(), EPS).to(x.dtype)
-    return F.rms_norm(x, weight.shape, weight, EPS)
+    exact, factor = (x.float(), weight.float()) if x.dtype == torch.bfloat16 else (x, weight)
+    return F.rms_norm(exact, weight.shape, 1 + factor if plus_one else factor, EPS).to(x.dtype)
 
 
 def inputs(dtype, shape=(3, 5, 16)):
@@ -25,12 +24,13 @@ def inputs(dtype, shape=(3, 5, 16)):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("plus_one", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_it_computes_what_torchs_does(dtype, device):
+def test_it_computes_what_torchs_does(dtype, plus_one, device):
     x, weight, grad = (tensor.detach().to(device) for tensor in inputs(dtype))
     x.requires_grad_()
     weight.requires_grad_()
-    ours, theirs = rms_norm(x, weight, EPS), torchs(x, weight)
+    ours, theirs = rms_norm(x, weight, EPS, plus_one=plus_one), torchs(x, weight, plus_one)
     assert ours.dtype == dtype
     assert torch.equal(ours, theirs)
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
@@ -42,7 +42,8 @@ def test_it_computes_what_torchs_does(dtype, device):
 
 def test_its_gradient_is_that_of_its_values():
     x, weight, _ = inputs(torch.float64, (2, 3, 4))
-    assert gradcheck(lambda x, weight: rms_norm(x, weight, EPS), (x, weight))
+    for plus_one in (False, True):
+        assert gradcheck(lambda x, weight, one=plus_one: rms_norm(x, weight, EPS, plus_one=one), (x, weight))
 
 
 @pytest.mark.parametrize("which", [0, 1])

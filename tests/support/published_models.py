@@ -104,6 +104,15 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
          "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
          "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "torch_dtype": "bfloat16",
          "use_cache": False, "use_sliding_window": False, "vocab_size": 128256}, 3_075_098_624),
+    "Gemma-3-1B": (
+        {"architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+         "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+         "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+         "hidden_size": 1152, "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
+         "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+         "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+         "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+         "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 262144}, 999_885_952),
 }  # fmt: skip
 SPEC: Final = """experiment size {{ seed = 1, budget = 1 steps }}
 model "{folder}" {{ weights = none }}

@@ -109,7 +109,30 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True,
         },
     },
+    "gemma3": {
+        "plain": {
+            **DENSE, **IDS, "head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 8, "rope_theta": 500.0,
+            "layer_types": ["sliding_attention", "full_attention"], "tied": True,
+        },
+        "wide heads, capped logits": {
+            **DENSE, **IDS, "head_dim": 12, "sliding_window": 5,
+            "query_pre_attn_scalar": 20, "num_hidden_layers": 3, "layer_types": None, "sliding_window_pattern": 3,
+            "final_logit_softcapping": 2.0, "attention_bias": True, "rms_norm_eps": 1e-3, "tied": True,
+        },
+        "odd heads, scaled positions": {
+            **DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
+            "sliding_window": 16, "query_pre_attn_scalar": 7, "rope_theta": 5e4, "local_theta": 100.0,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope": {"rope_type": "linear", "factor": 8.0},
+        },
+        "no window": {
+            **DENSE, **IDS, "head_dim": 8, "query_pre_attn_scalar": 8, "layer_types": ["full_attention"] * 2,
+            "final_logit_softcapping": 30.0, "tied": True,
+        },
+    },
 }  # fmt: skip
+# Family → its `model_type`, where that is another name.
+TYPES = {"gemma3": "gemma3_text"}
 
 
 def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
@@ -119,7 +142,10 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
     keys = dict(CONFIGS[family][name])
     keys["tie_word_embeddings"] = keys.pop("tied", False)
     rope = {"rope_type": "default", "rope_theta": keys.pop("rope_theta", 10_000.0), **keys.pop("rope", {})}
-    config = AutoConfig.for_model(family, **keys, rope_parameters=rope, initializer_range=0.2)
+    if family == "gemma3":  # of layers of each type
+        local = {"rope_type": "default", "rope_theta": keys.pop("local_theta", 10_000.0)}
+        rope = {"full_attention": rope, "sliding_attention": local}
+    config = AutoConfig.for_model(TYPES.get(family, family), **keys, rope_parameters=rope, initializer_range=0.2)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
     with torch.no_grad():

@@ -79,7 +79,7 @@ def recomputed_logits(author: TextGenerator, ids: list[int]) -> Tensor:
     model = author.model.whole
     batch = ModelBatch.of(_whole(ids), torch.device("cpu"))
     assert batch.input_ids_BS is not None
-    x_BSD = model.embed_tokens(batch.input_ids_BS)
+    x_BSD = model.embed(batch.input_ids_BS)
     rotations = model.rotations(batch.positions_BS, x_BSD.dtype)
     for block in model.layers.values():
         x_BSD = block(x_BSD, rotations[block.angles], batch.packing, batch.real_BS)

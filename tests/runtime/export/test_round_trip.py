@@ -125,6 +125,33 @@ def test_a_model_of_xtrain_is_one_of_transformers(tmp_path: Path, family: str, c
     assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
+def test_capped_scores_of_a_gemma3_are_those_that_transformers_can_compute(tmp_path: Path):
+    """No config.json says so: its classes have the cap of another family as an argument of attention."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = "dim = 32, layers = 3, heads = 4, kv_heads = 2, head_dim = 10, ffn = 40, vocab = 264, rope_theta = 1e6"
+    more = "window = 3, full_layers = [1], score_width = 3, score_cap = 0.5, logit_cap = 2, tie_embeddings = true"
+    plan = plan_of(f"gemma3 {{ {sizes}, {more} }}")
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    weights = {name: 0.2 * value for name, value in drawn(plan).items()}
+    save(plan, directory, weights)
+    assert main(["export", str(directory), "--to", str(tmp_path / "out")]) == 3
+    config = AutoConfig.for_model(
+        "gemma3_text", hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=10,
+        intermediate_size=40, vocab_size=264, sliding_window=3, query_pre_attn_scalar=3, final_logit_softcapping=2.0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], pad_token_id=None,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    model.load_state_dict({f"model.{name}": value for name, value in weights.items()}, strict=False)
+    tokens = torch.tensor([[256, *b"line 7 abc def"]])
+    with torch.no_grad():
+        batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
+        ours = TrainedRun.load(directory, "cpu").writer.logits(batch)
+        theirs, uncapped = (model(tokens, **more).logits[:, -1] for more in ({"softcap": 0.5}, {}))
+    assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert (ours - uncapped).abs().max() > 1e-3 * theirs.abs().max()
+
+
 def test_keys_that_say_nothing_of_the_model_stay_and_a_longer_context_is_said(tmp_path: Path):
     folder = tmp_path / "base"
     make("llama", "plain", folder)

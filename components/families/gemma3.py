@@ -1,0 +1,164 @@
+"""`model gemma3 { … }`: the text part of Gemma 3 (Gemma Team 2025, arXiv 2503.19786)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from attrs import evolve, frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.model import (
+    FAMILIES,
+    ModelEnds,
+    Resuming,
+    TransformerSettings,
+    attention_biases,
+    full_layers_setting,
+    layer_windows,
+    window_setting,
+)
+from ...dsl.schema.model_config import (
+    ATTENTION_BIAS,
+    HARMLESS,
+    OFF,
+    ONLY,
+    Config,
+    ConfigKey,
+    LocalRope,
+    ModelConfig,
+    Only,
+    Slides,
+    WrongKey,
+    window_keys,
+)
+from ...dsl.schema.setting import AUTO, Auto, at_least, positive, setting
+from ...planner.architecture import Architecture
+from ...planner.blocks.attention import AttentionLayer
+from ...planner.blocks.block import BlockPiece
+from ...planner.blocks.feed_forward import SwiGLULayer
+from ...planner.blocks.norm import sandwich_norm
+from ...planner.weights.stored import StoredNames
+
+WINDOWED: Final = "sliding_attention"
+FULL: Final = "full_attention"
+
+
+def _slides(config: Config, layers: int) -> Slides:
+    """All but the last of so many neighbours as `sliding_window_pattern` says."""
+    pattern = config.get("sliding_window_pattern", 6)
+    if not isinstance(pattern, int) or isinstance(pattern, bool) or pattern < 1:
+        return WrongKey("sliding_window_pattern", "a whole number above 0")
+    return [bool((layer + 1) % pattern) for layer in range(layers)]
+
+
+def _length(config: Config) -> Any:
+    window = config.get("sliding_window", 4096)
+    if window is None and config.get("layer_types") is None:
+        return WrongKey("sliding_window", "a whole number, as some layers have the window")
+    return window
+
+
+def _write_window(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {} if settings.get("window") is None else {"sliding_window": settings["window"]}
+
+
+def _write_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    full = settings.get("full_layers", ()) if settings.get("window") is not None else range(settings["layers"])
+    return {"layer_types": [FULL if layer in full else WINDOWED for layer in range(settings["layers"])]}
+
+
+_WINDOW, _FULL_LAYERS = window_keys(_slides, _length)
+
+
+@FAMILIES.register()
+@frozen
+class Gemma3(TransformerSettings):
+    """`model gemma3 { … }`: norms before and behind attention and a feed-forward layer that GELU gates; blocks with a
+    window have other positions than blocks without."""
+
+    family: str = named("gemma3")
+    attention_bias: bool = attention_biases()
+    window: int | None = window_setting()
+    full_layers: tuple[int, ...] = full_layers_setting()
+    local_theta: float = setting(
+        "base of the RoPE frequencies of blocks with a window, which are not scaled", default=10_000.0, check=positive
+    )
+    score_width: int | Auto = setting(
+        "products of queries and keys are divided by the root of this; auto: head_dim", default=AUTO, check=at_least(1)
+    )
+    score_cap: float | None = setting(
+        "scores s of attention become cap · tanh(s / cap); none: they are as they are",
+        default=None,
+        check=positive,
+        example="50",
+    )
+    logit_cap: float | None = setting(
+        "logits l become cap · tanh(l / cap); none: they are as they are", default=None, check=positive, example="30"
+    )
+    has_qk_norm: ClassVar[bool] = True
+    resuming: ClassVar[Mapping[str, Resuming]] = {**TransformerSettings.resuming, "attention_bias": "shape"}
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="gemma3_text",
+        architectures=("Gemma3ForCausalLM",),
+        keys=(
+            ConfigKey("dim", "hidden_size"),
+            ConfigKey("layers", "num_hidden_layers"),
+            ConfigKey("heads", "num_attention_heads", 8),
+            ConfigKey("kv_heads", "num_key_value_heads", 4),
+            ConfigKey("head_dim", "head_dim", 256),
+            ConfigKey("ffn", "intermediate_size"),
+            ConfigKey("vocab", "vocab_size", 262_208),
+            ConfigKey("norm_eps", "rms_norm_eps", 1e-6),
+            ConfigKey("tie_embeddings", "tie_word_embeddings", default=True),
+            ConfigKey("init_std", "initializer_range", 0.02),
+            ATTENTION_BIAS,
+            ConfigKey("score_width", "query_pre_attn_scalar", 256),
+            ConfigKey("logit_cap", "final_logit_softcapping", default=None, null=None),
+            evolve(_WINDOW, writes=_write_window),
+            evolve(_FULL_LAYERS, writes=_write_types),
+        ),
+        rope_theta=1e6,
+        local_rope=LocalRope("local_theta", "rope_local_base_freq", 10_000.0, full=FULL, local=WINDOWED),
+        # transformers has a key for this cap, and computes nothing with it.
+        constant={"qk_norm": True, "score_cap": None},
+        only={
+            **{name: only for name, only in ONLY.items() if name != "hidden_act"},
+            "hidden_activation": Only(("gelu_pytorch_tanh",)),
+            "attn_logit_softcapping": Only((None,), words="null, as transformers ignores it, and others do not"),
+            "use_bidirectional_attention": OFF,
+        },
+        # Which layers have the window follows from the first and `layer_types`; the others change nothing.
+        harmless=HARMLESS | {"sliding_window_pattern", "_sliding_window_pattern", "cache_implementation"},
+    )  # fmt: skip
+    stored: ClassVar[StoredNames] = StoredNames()
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        width = self.dim // self.heads if isinstance(self.head_dim, Auto) else self.head_dim
+        return {**super().auto(), "score_width": (max(1, width), f"head_dim {width}")}
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        why = (
+            {} if self.window is not None else {"local_theta": ("no block has a window", "give `window`, or remove it")}
+        )
+        return {**super().idle(), **why}
+
+    @classmethod
+    def ends(cls, arch: Architecture) -> ModelEnds:
+        return ModelEnds(embedding_scale=arch.dim**0.5, norm_plus_one=True, logit_cap=arch.own["logit_cap"])
+
+    @classmethod
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+        own = arch.own
+        bias = own.get("attention_bias", False)
+        attention = AttentionLayer(
+            "self_attn",
+            qk_norm=arch.qk_norm,
+            plus_one=True,
+            bias=bias,
+            output_bias=bias,
+            scale=own["score_width"] ** -0.5,
+            cap=own["score_cap"],
+        )
+        local = evolve(attention, window=own.get("window"), theta=own["local_theta"])
+        mlp = SwiGLULayer("mlp", activation="gelu_tanh")
+        full, slides = (sandwich_norm(each, mlp, plus_one=True) for each in (attention, local))
+        return tuple(full if window is None else slides for window in layer_windows(arch))
