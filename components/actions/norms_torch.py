@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ...planner.plan import Plan
 from ...runtime.execution.node_order import DueTicks
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
+from ...runtime.parallel.tensor import local
 from ...runtime.parallelize.gradients import clip_factor, copies_of
 from ...runtime.reporting.records import Records
 from ...runtime.state import Rank, Step
@@ -36,7 +36,7 @@ def copy_parameters(plan: Plan, model: ModelParts, due_ticks: DueTicks | None = 
     @torch.no_grad()
     def run(step: Step) -> None:
         if due_ticks is None or due_ticks.will_run(nodes):
-            step.taken[TAKEN] = [_own(parameter).clone() for parameter in model.parameters()]
+            step.taken[TAKEN] = [local(parameter).clone() for parameter in model.parameters()]
 
     return run
 
@@ -51,16 +51,16 @@ def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, 
     @torch.no_grad()
     def run(step: Step) -> None:
         parameters = list(model.parameters())
-        gradients = [_own(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         pieces: dict[str, Tensor] = {}
         if "parameters" in of:
-            pieces["parameters"] = _norms([_own(parameter) for parameter in parameters])
+            pieces["parameters"] = _norms([local(parameter) for parameter in parameters])
         if "gradients" in of and len(gradients) == len(parameters):
             pieces["gradients"] = _norms(gradients)
         if "updates" in of and TAKEN in step.taken:
             # One after the other: the differences of all would be another copy of the parameters.
             pairs = zip(parameters, step.taken[TAKEN], strict=True)
-            pieces["updates"] = torch.stack([_norm(_own(now) - before) for now, before in pairs]).double().cpu()
+            pieces["updates"] = torch.stack([_norm(local(now) - before) for now, before in pairs]).double().cpu()
         found = sums.norms(pieces)
         if "gradients" in found and max_norm is not None:
             clipped = clip_factor(step.grad_norm, max_norm)
@@ -110,8 +110,3 @@ def _norm(tensor: Tensor) -> Tensor:
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """The piece of a tensor that this rank has."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
+from ...runtime.parallel.tensor import local
 from ...runtime.training.optimizer import groups_of
 
 
@@ -34,8 +33,8 @@ class LionOptimizer(Optimizer):
                 if "exp_avg" not in self.state[parameter]:
                     zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                     self.state[parameter]["exp_avg"] = zeros
-            weights, gradients = [_own(p) for p in used], [_own(p.grad) for p in used]
-            averages = [_own(self.state[p]["exp_avg"]) for p in used]
+            weights, gradients = [local(p) for p in used], [local(p.grad) for p in used]
+            averages = [local(self.state[p]["exp_avg"]) for p in used]
             (stays, stays_next), lr = group["betas"], group["lr"]
             for weight, gradient, average in zip(weights, gradients, averages, strict=True):
                 update = torch.lerp(average, gradient, 1 - stays).sign_()
@@ -43,11 +42,6 @@ class LionOptimizer(Optimizer):
                     weight.mul_(1 - lr * group["weight_decay"])
                 weight.add_(update, alpha=-lr)
                 average.lerp_(gradient, 1 - stays_next)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """The piece of a tensor that this rank has."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @op("setup.optimizer.lion", gives="optimizer")

@@ -11,6 +11,7 @@ from ...planner.architecture import Architecture, Initial
 from ...planner.mesh.placement import local_shapes
 from ...planner.plan import Plan
 from ..ops import PlanMismatch, op
+from ..parallel.tensor import local
 from ..state import Rank
 from .parts import ModelParts
 
@@ -64,7 +65,7 @@ def initials(arch: Architecture) -> dict[str, Initial]:
 def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:
     """Hold the pieces of this rank against the plan, by name and local shape."""
     planned = local_shapes(plan, rank.rank)
-    built = {name: tuple(_piece(p).shape) for name, p in model.named_parameters()}
+    built = {name: tuple(local(p).shape) for name, p in model.named_parameters()}
     if built != planned:
         different = sorted(n for n in built.keys() | planned.keys() if built.get(n) != planned.get(n))
         shown = "; ".join(f"{n}: planned {planned.get(n)}, built {built.get(n)}" for n in different[:5])
@@ -91,7 +92,3 @@ def fill(parameter: Tensor, whole: Tensor) -> None:
         parameter.to_local().copy_(cut.to_local())
     else:
         parameter.copy_(whole)
-
-
-def _piece(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

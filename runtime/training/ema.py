@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from attrs import define, frozen
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ..models.build import DTYPES
 from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
 from ..ops import op
+from ..parallel.tensor import local
 from ..parallelize.fsdp import reshard
 from ..state import Step
 
@@ -97,7 +97,7 @@ class WeightAverages:
         """(average, weight): the pieces of this rank, looked up anew, as FSDP may have put others in their place."""
         weights = model_tensors(self.model, "")
         for name, average in self.averages.items():
-            yield _piece(average), _piece(weights[name])
+            yield local(average), local(weights[name])
 
 
 @frozen(kw_only=True, eq=False)
@@ -144,10 +144,6 @@ def trade_halves(average: Tensor, weight: Tensor, *, back: bool) -> None:
     else:
         bits.copy_(upper + rounded_up)
         upper.copy_(before)
-
-
-def _piece(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 @op("setup.ema", gives="ema")
