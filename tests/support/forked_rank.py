@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from xtrain.planner.serialise import from_json
+from xtrain.planner.plan import Plan
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.training.ema import WeightAverages
@@ -79,8 +79,8 @@ def _local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def run(job: dict[str, Any], rank: int) -> int:
-    """Execute the plan in the job's directory; the exit code is 0 if it ended as it should."""
+def run(job: dict[str, Any], plan: Plan, rank: int) -> int:
+    """Execute the plan, in the job's directory; the exit code is 0 if it ended as it should."""
     os.chdir(job["folder"])
     torch.set_num_threads(1)
     if not job["saves"]:
@@ -95,7 +95,6 @@ def run(job: dict[str, Any], rank: int) -> int:
         MUTATIONS[job["mutation"]](**job["mutation_arguments"])
     directory = Path(job["directory"])
     note(directory, rank)
-    plan = from_json(json.loads((directory / "plan.json").read_text()))
     status = Observed(plan, directory, rank=rank).run()
     print(f"rank {rank}: {status}")
     return 0 if status == "done" else 1

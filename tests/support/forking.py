@@ -29,9 +29,17 @@ from rank_forker import die_with, preload
 # Bytes that the command line and the environment of a forked process may have.
 COMMAND_BYTES, ENVIRONMENT_BYTES = 4096, 65536
 LAUNCHERS = (
+    "xtrain.cli.dashboard",
     "xtrain.cli.run",
+    "xtrain.cli.started",
     "xtrain.runtime.launch.launch",
     "xtrain.runtime.launch.leftovers",
+    "xtrain.runtime.launch.preflight",
+    "xtrain.runtime.launch.restarts",
+    "xtrain.runtime.launch.worlds",
+    "xtrain.runtime.run_directory.workspace",
+    "xtrain.planner.report.render",
+    "xtrain.tui.lines.view",
     "torch.distributed.elastic.multiprocessing",
     "torch.distributed.launcher.api",
     "torch.distributed.run",
@@ -206,8 +214,11 @@ def become(command: list[str], environment: dict[str, str], streams: list[int]) 
 
 def run(module: str) -> int:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     vars(subprocess_handler)["Popen"] = ForkedRank
+    # It reads the sources of the whole stack, for a log: half of what a launcher computes.
+    vars(dynamic_rendezvous)["get_method_name"] = lambda: ""
     if module == "xtrain":
         from xtrain.cli.main import main
 

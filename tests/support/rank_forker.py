@@ -40,6 +40,12 @@ PRELOADED = (
     "torch.profiler._cupti_monitor",
     "torch.utils.checkpoint",
 )
+# What `train_once` takes a step of: a model and its layout.
+LAYOUTS = (
+    ("dense", ("parallel.fsdp=2", "parallel.tp=2")),
+    ("dense", ("parallel.pp=2", "parallel.pp.schedule=zero_bubble", "parallel.fsdp=1")),
+    ("moe", ("parallel.fsdp=2", "parallel.tp=2")),
+)
 # Modules whose faults tests put into ranks: they add them to MUTATIONS.
 FAULTS = ("rank_control", "rank_health", "rank_nonfinite", "rank_resume", "rank_saving")
 GRACE = 3.0  # seconds the others have after the first failure to report what they saw
@@ -94,7 +100,12 @@ def keep_store() -> tuple[int, int]:
 
 def serve(job: dict[str, Any]) -> dict[str, Any]:
     """Fork the ranks of a job, and wait until all have ended, one has failed or time is out."""
+    from forked_rank import run
+
+    from xtrain.planner.serialise import from_json
+
     world, directory = job["world"], Path(job["directory"])
+    plan = from_json(json.loads((directory / "plan.json").read_text()))
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     keeper, port = keep_store() if world > 1 else (None, 0)
     ranks = {}
@@ -102,9 +113,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
 
         def work(rank: int = rank) -> int:
             become_rank(rank, world, port, directory / "logs" / f"{rank}.log")
-            from forked_rank import run
-
-            return run(job, rank)
+            return run(job, plan, rank)
 
         ranks[fork(work)] = rank
     deadline = time.monotonic() + job["timeout"]
@@ -180,6 +189,7 @@ def preload(*more: str) -> None:
     with suppress(Exception):  # every rank does it again, and reports what is wrong
         load_ops()
         load_components()
+        train_once()
     versions()  # a digest of all sources, which a rank writes into its checkpoints
     # What is here stays: no rank has to look through it for garbage, and to copy the pages on which it lies.
     gc.collect()
@@ -223,6 +233,40 @@ def feed_once() -> None:
             key="", tokens=tokens, offsets=offsets, num_files=1, bad_records=BadRecordReport(), trained=trained
         )
         RowFeeder(store=store, documents=np.arange(1), rows=rows, collate=chain).microbatch(np.array([0]))
+
+
+def train_once() -> None:
+    """Take a step of a few layouts as their only rank, so that torch learns its operators once and not in every rank.
+
+    What ranks are not to find is put back: process groups, random numbers, and what DTensor remembers of meshes.
+    """
+    from contextlib import ExitStack
+
+    import torch
+    from torch.distributed.tensor import DTensor
+    from trials import Trial
+
+    from xtrain.planner.load import plan_from_text
+    from xtrain.runtime.tracing.program import Program
+    from xtrain.runtime.tracing.trace import fake_world
+
+    class RealProgram(Program):
+        """Its tensors have values."""
+
+        def _watching(self) -> ExitStack:
+            return ExitStack()
+
+    for model, layout in LAYOUTS:
+        text = Trial(model=model).text(alone=False)
+        plan = plan_from_text(text, "trial.xtrain", ("model.layers=2", "launch.device=cpu", *layout)).plan
+        assert plan is not None
+        with torch.random.fork_rng(devices=[]), fake_world(plan, 0) as rank:
+            program = RealProgram(plan, rank)
+            program.set_up()
+            program.step()
+            for parameter in program.model.parameters():
+                if isinstance(parameter, DTensor):
+                    parameter.detach().full_tensor()
 
 
 def main() -> None:

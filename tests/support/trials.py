@@ -66,8 +66,13 @@ class Trial:
 
     def write(self, folder: Path, *, alone: bool) -> Path:
         """The spec, as a file of `folder`."""
+        path = folder / "trial.xtrain"
+        path.write_text(self.text(alone=alone))
+        return path
+
+    def text(self, *, alone: bool) -> str:
         collate = CHAIN.format(align=self.align) if alone and self.align > 1 else ""
-        text = SPEC.format(
+        return SPEC.format(
             steps=self.steps,
             model=MODELS[self.model],
             rows=self.rows,
@@ -76,9 +81,6 @@ class Trial:
             collate=collate,
             more=self.more,
         )
-        path = folder / "trial.xtrain"
-        path.write_text(text)
-        return path
 
 
 @frozen(kw_only=True)
