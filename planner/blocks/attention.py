@@ -96,8 +96,9 @@ class AttentionLayer(Layer):
             return "no positions", window
         return "rotary positions" if self.theta is None else f"rotary positions of base {self.theta:,.12g}", window
 
-    def cached(self, arch: Architecture, tp: int) -> int:
-        return 2 * arch.kv_heads // tp * arch.head_dim  # a key and a value of each of its heads
+    def cached(self, arch: Architecture, tp: int, positions: int) -> int:
+        seen = positions if self.window is None else min(positions, self.window)
+        return 2 * arch.kv_heads // tp * arch.head_dim * seen  # a key and a value of each of its heads
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         local = on.local

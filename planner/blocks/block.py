@@ -125,9 +125,9 @@ class Layer(BlockPiece):
         """What tells it from layers of the same name in other blocks of the model, for people."""
         return ()
 
-    def cached(self, arch: Architecture, tp: int) -> int:
-        """Numbers that one of `tp` ranks keeps of each position while texts are generated: those of a layer that looks
-        at other positions than its own."""
+    def cached(self, arch: Architecture, tp: int, positions: int) -> int:
+        """Numbers that one of `tp` ranks keeps of a text of so many positions while it is generated: those of a layer
+        that looks at other positions than its own."""
         return 0
 
 

@@ -9,14 +9,15 @@ if TYPE_CHECKING:
 
 
 def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
-    """On the rank with the most: what every layer keeps of every position of every prompt.
+    """On the rank with the most: what every layer keeps of every prompt, of all positions or those of its window.
 
     Ranks of context and data parallel all have the whole of it; those of tensor parallel their own heads.
     """
     arch, tp, pipeline = run.architecture, run.size("tp"), run.pipeline
     of_layer: dict[int, int] = {}
     for kind in arch.kinds:
-        of_layer |= dict.fromkeys(kind.layers, sum(each.cached(arch, tp) for each in kind.block.layers()))
+        numbers = sum(each.cached(arch, tp, positions) for each in kind.block.layers())
+        of_layer |= dict.fromkeys(kind.layers, numbers)
     spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
-    numbers = [sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans]
-    return prompts * positions * max(numbers) * BYTES[run.formats.compute]
+    most = max(sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans)
+    return prompts * most * BYTES[run.formats.compute]

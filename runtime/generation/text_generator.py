@@ -98,8 +98,9 @@ class Prompts:
         even = all(len(each) == longest for each in ids)
         seen = None if even else (positions_BL >= 0)[:, None, None]
         real_B1 = torch.ones(len(ids), 1, dtype=torch.bool, device=device)
-        layout = DocumentLayout(segments=(), document_BS=real_B1.int(), single=True, cached=CachedRows(seen_B11L=seen))
-        return cls(KeyValueCache(length), ids, positions_BL.clamp_(min=0), real_B1, layout)
+        cache = KeyValueCache(length)
+        layout = DocumentLayout(segments=(), document_BS=real_B1.int(), single=True, cached=CachedRows(cache, seen))
+        return cls(cache, ids, positions_BL.clamp_(min=0), real_B1, layout)
 
     def first(self) -> ModelBatch:
         """All positions of the prompts."""

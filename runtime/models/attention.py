@@ -79,16 +79,14 @@ def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scale: float | None =
 def newest(
     q_BH1A: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, rows: CachedRows, scores: Scores, sink_H: Tensor | None
 ) -> Tensor:
-    """Attention of the newest position of every row over all so far, or those of its window.
+    """Attention of the newest position of every row over all that the cache has of it, which no window hides.
 
     The heads of a group lie side by side as queries of one head: with one position there is no order among them to
     heed, and keys and values are read in place instead of being repeated for every head.
     """
-    groups, length = k_BKLA.shape[1], k_BKLA.shape[2]
-    begin = 0 if scores.window is None else max(0, length - scores.window)
-    k_BKLA, v_BKLA = k_BKLA[:, :, begin:], v_BKLA[:, :, begin:]
+    groups = k_BKLA.shape[1]
     q_BKGA = q_BH1A.view(len(q_BH1A), groups, -1, q_BH1A.shape[-1])
-    mask = None if rows.seen_B11L is None else rows.seen_B11L[..., begin:length]
+    mask = rows.seen(k_BKLA.shape[2])
     if sink_H is None and scores.cap is None:
         out_BKGA = F.scaled_dot_product_attention(q_BKGA, k_BKLA, v_BKLA, attn_mask=mask, scale=scores.scale)
         return out_BKGA.view_as(q_BH1A)

@@ -76,7 +76,7 @@ class Attention(nn.Module):
             q_BHSA, k_BKSA = rotate(q_BHSA), rotate(k_BKSA)
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         if cache is not None:
-            k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA)
+            k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)
         sink_H = None if self.sinks is None else local(self.sinks)
         out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing, self.scores, sink_H)
         return self.o_proj.row_parallel(out_BHSA.transpose(1, 2).flatten(-2), self.axes.tensor)

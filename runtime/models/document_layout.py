@@ -11,6 +11,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from .cache import KeyValueCache
+
 
 @frozen(eq=False)
 class DocumentLayout:
@@ -53,4 +55,9 @@ class CachedRows:
     seen_B11L: bool, which of the positions that there is room for; None: all that have come so far.
     """
 
+    cache: KeyValueCache
     seen_B11L: Tensor | None = None
+
+    def seen(self, count: int) -> Tensor | None:
+        """Bool [B, 1, 1, count], which of so many positions that a layer has in the cache; None: all."""
+        return None if self.seen_B11L is None else self.cache.newest(self.seen_B11L, count)

@@ -35,6 +35,17 @@ def test_the_bytes_of_the_cache(make_plan, parallel, world, layers, kv_heads):
     assert node.does == f"continue 2 prompts by 20 tokens; key-value cache: {size / 1024:.3g} KiB a rank"
 
 
+def test_layers_with_a_window_keep_its_positions(make_plan):
+    more = f"on finish generate {{ prompts = {PROMPTS}, tokens = 20 }}"
+    sizes = []
+    for window in ("", ", window = 9, full_layers = [1, 4]", ", window = 9", ", window = 40"):
+        plan = make_plan(model=MODEL.replace(" }", f"{window} }}"), more=more)
+        sizes.append(node_of(plan).does.partition("cache: ")[2])
+    each = 2 * 4 * 12 * 4 * 2  # bytes of a position of a layer, in fp32, for both prompts
+    numbers = (5 * 31, 2 * 31 + 3 * 9, 5 * 9, 5 * 31)
+    assert sizes == [f"{each * number / 1024:.3g} KiB a rank" for number in numbers]
+
+
 def test_a_cache_can_be_what_a_rank_holds_most_of(make_plan):
     def total(tokens: int) -> int:
         more = f'on finish generate {{ prompts = ["a"], tokens = {tokens} }}'

@@ -6,12 +6,13 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xtrain.planner.architecture import pairs_within
 from xtrain.runtime.models import blockwise
 from xtrain.runtime.models.attention import KERNELS, newest, with_block_masks
 from xtrain.runtime.models.blockwise import BlockLayout
+from xtrain.runtime.models.cache import KeyValueCache
 from xtrain.runtime.models.document_layout import CachedRows, DocumentLayout
 from xtrain.runtime.parallel.attention_blocks import PLAIN, Scores
 
@@ -126,16 +127,27 @@ def test_windows_sinks_caps_and_scales_are_those_of_dense_attention(
 
 @pytest.mark.parametrize(("scores", "sinks"), KINDS, ids=str)
 def test_the_newest_position_sees_what_it_sees_of_the_whole_text(scores: Scores, sinks: bool):
-    """Rows of a cache begin with what is no text."""
+    """Rows of a cache begin with what is no text; the last position but one comes by itself too."""
     layout, missing = packing(lengths=[24, 5, 19, 20, 4]), torch.tensor([0, 5, 20])
     sink = torch.linspace(-2.0, 3.0, H, dtype=torch.float64) if sinks else None
     with torch.no_grad():
         q, k, v = inputs()
         expected = dense(q, k, v, layout, scores, sink)[:, :, -1:]
-        rows = CachedRows(seen_B11L=(torch.arange(S + 3) >= missing[:, None])[:, None, None])
-        assert torch.allclose(newest(q[:, :, -1:], k, v, rows, scores, sink), expected, atol=1e-12)
-        alone = newest(q[:1, :, -1:], k[:1], v[:1], CachedRows(), scores, sink)
-        assert torch.allclose(alone, expected[:1], atol=1e-12)
+
+        def found(rows: slice, seen: Tensor | None) -> Tensor:
+            cache, layer = KeyValueCache(S + 3), nn.Identity()
+            kept = (k, v)
+            for part in (slice(S - 2), slice(S - 2, S - 1), slice(S - 1, S)):
+                new = (x[rows, :, part] for x in (k, v))
+                kept = cache.extended(layer, *new, window=scores.window)
+                cache.filled = part.stop
+            cache.filled -= 1
+            assert kept[0].shape[2] == min(S, scores.window or S)
+            return newest(q[rows, :, -1:], *kept, CachedRows(cache, seen), scores, sink)
+
+        seen = (torch.arange(S + 3) >= missing[:, None])[:, None, None]
+        assert torch.allclose(found(slice(None), seen), expected, atol=1e-12)
+        assert torch.allclose(found(slice(1), None), expected[:1], atol=1e-12)
 
 
 @pytest.mark.parametrize("ring", [1, 2, 4])

@@ -46,7 +46,8 @@ def test_logits_of_the_cache_are_those_of_the_whole_text(family, attention):
             ids.append(token)
         batch = rows.next(following)
     arch = author.model.whole.arch
-    assert rows.cache.bytes == 3 * 20 * arch.layers * 2 * arch.kv_heads * arch.head_dim * 8
+    windows = [layer.window for at in range(arch.layers) for layer in arch.block(at).layers() if layer.attends]
+    assert rows.cache.bytes == 3 * sum(window or 20 for window in windows) * 2 * arch.kv_heads * arch.head_dim * 8
 
 
 @pytest.mark.parametrize(
