@@ -27,6 +27,7 @@ from ...dsl.schema.model_config import (
     ModelConfig,
     Only,
     Slides,
+    WholeModel,
     WrongKey,
     window_keys,
 )
@@ -128,8 +129,24 @@ class Gemma3(TransformerSettings):
         },
         # Which layers have the window follows from the first and `layer_types`; the others change nothing.
         harmless=HARMLESS | {"sliding_window_pattern", "_sliding_window_pattern", "cache_implementation"},
+        # With images, of which the vision tower and its projector are left out.
+        whole=WholeModel(
+            model_type="gemma3",
+            architectures=("Gemma3ForConditionalGeneration",),
+            part="text_config",
+            replaces=("tie_word_embeddings",),
+            null=("final_logit_softcapping",),
+            harmless=HARMLESS
+            | {"boi_token_index", "eoi_token_index", "image_token_index", "initializer_range", "mm_tokens_per_image"}
+            | {"boi_token_id", "eoi_token_id", "image_token_id", "vision_config"},
+        ),
     )  # fmt: skip
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames] = StoredNames(
+        enclosed={"language_model.": "", "model.language_model.": "model."},
+        beside=tuple(
+            f"{start}{part}." for start in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
+        ),
+    )
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         width = self.dim // self.heads if isinstance(self.head_dim, Auto) else self.head_dim

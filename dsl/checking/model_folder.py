@@ -29,6 +29,7 @@ from ..schema.model_config import (
     LocalRope,
     ModelConfig,
     Only,
+    WholeModel,
     WrongKey,
 )
 from ..schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
@@ -149,16 +150,16 @@ def _read(folder: ModelFolder, label: Span) -> SourceText:
         raise ConfigUnreadable(f"{name} is not UTF-8 text", "copy the file again") from error
 
 
-def _entries(source: SourceText) -> dict[str, _Entry]:
-    """The keys of the file. Raises ConfigUnreadable."""
+def _entries(source: SourceText, begin: int = 0) -> dict[str, _Entry]:
+    """The keys of the file, or of the object inside it that begins there. Raises ConfigUnreadable."""
     try:
-        return dict(_scan(source))
+        return dict(_scan(source, begin))
     except (ValueError, RecursionError) as error:
         why = f"line {error.lineno}: {error.msg}" if isinstance(error, JSONDecodeError) else str(error)
         raise ConfigUnreadable(f"{source.path} is not a JSON object: {why}", "copy the file again") from error
 
 
-def _scan(source: SourceText) -> Iterator[tuple[str, _Entry]]:
+def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, _Entry]]:
     """Every key of the object with its place, each once. Raises ValueError."""
     text, names = source.text, set()
     decoder = JSONDecoder(
@@ -175,7 +176,8 @@ def _scan(source: SourceText) -> Iterator[tuple[str, _Entry]]:
             raise JSONDecodeError(f"expected {' or '.join(signs)}", text, place)
         return place + 1
 
-    place = blank(expect("{", blank(0)))
+    inside = begin > 0
+    place = blank(expect("{", blank(begin)))
     while text[place : place + 1] != "}":
         begin = place
         expect('"', place)
@@ -189,7 +191,7 @@ def _scan(source: SourceText) -> Iterator[tuple[str, _Entry]]:
         if text[place : place + 1] != "}":
             place = blank(expect(",}", place))
             expect('"', place)
-    if blank(place + 1) != len(text):
+    if not inside and blank(place + 1) != len(text):
         raise JSONDecodeError("something follows the object", text, place + 1)
 
 
@@ -229,6 +231,11 @@ def _family(
     entries = _entries(source)
     of = {each.config.model_type: name for name, each in FAMILIES.items() if each.config is not None}
     entry = entries.get("model_type")
+    for name, each in FAMILIES.items():
+        whole = None if each.config is None else each.config.whole
+        if whole is not None and entry is not None and entry.value == whole.model_type:
+            part = _part_of(whole, name, source, entries, diagnostics)
+            return None if part is None else (name, source, part)
     if entry is None or not isinstance(entry.value, str) or entry.value not in of:
         what = "has no `model_type`" if entry is None else f"is of the model type {json.dumps(entry.value)}"
         message = f"{source.path} {what}, which xtrain does not have" if entry else f"{source.path} {what}"
@@ -238,16 +245,65 @@ def _family(
     family = of[entry.value]
     config = FAMILIES[family].config
     assert config is not None
-    written = entries.get("architectures")
-    if written is not None and written.value is not None:
-        known = isinstance(written.value, list) and len(written.value) == 1 and written.value[0] in config.architectures
-        if not known:
+    known = _is_of(config.architectures, family, source, entries, diagnostics)
+    return (family, source, entries) if known else None
+
+
+def _part_of(
+    whole: WholeModel, family: str, source: SourceText, entries: dict[str, "_Entry"], diagnostics: Diagnostics
+) -> dict[str, "_Entry"] | None:
+    """The keys of a part of a model, which is of a family; None after reporting that there is none.
+
+    Raises ConfigUnreadable.
+    """
+    if not _is_of(whole.architectures, family, source, entries, diagnostics):
+        return None
+    entry, config = entries.get(whole.part), FAMILIES[family].config
+    assert config is not None
+    if entry is None or not isinstance(entry.value, dict):
+        what = f"has no `{whole.part}`" if entry is None else f"has {_short(entry.value)} as `{whole.part}`"
+        place = source.span(0, 1) if entry is None else entry.span
+        hint = "it is an object with the keys of the text model"
+        diagnostics.error("X522", f"{source.path} {what}", place, hint=hint)
+        return None
+    kind = entry.value.get("model_type", config.model_type)
+    if kind != config.model_type:
+        message = f"`{whole.part}` of {source.path} is of the model type {_short(kind)}"
+        diagnostics.error("X521", message, entry.span, hint=f"xtrain has {config.model_type}")
+        return None
+    part = _entries(source, source.text.index("{", entry.span.start))
+    of_whole = {name: entries[name] for name in whole.replaces if name in entries}
+    understood = {"model_type", whole.part, *whole.replaces} | whole.harmless
+    for name, each in entries.items():
+        if name not in understood and each.value is not None:
+            _refuse_unknown(name, each, source, diagnostics)
+    for name in whole.null:
+        if name in part and part[name].value is not None:
             message = (
-                f"{source.path} is of the architecture {json.dumps(written.value)}, and xtrain has no such {family}"
+                f"`{name}` is {_short(part[name].value)} in {source.path}, which the text alone computes with, and "
             )
-            diagnostics.error("X521", message, written.span, hint=f"xtrain has {' and '.join(config.architectures)}")
-            return None
-    return family, source, entries
+            hint = "it must be null; or give the folder of the text alone"
+            diagnostics.error("X522", f"{message}the model with images does not", part[name].span, hint=hint)
+    part = {name: each for name, each in part.items() if name not in whole.replaces}
+    return {"model_type": entries["model_type"], **part, **of_whole}
+
+
+def _is_of(
+    architectures: tuple[str, ...],
+    family: str,
+    source: SourceText,
+    entries: dict[str, "_Entry"],
+    diagnostics: Diagnostics,
+) -> bool:
+    """Whether the file is of one of these; reported where it is not."""
+    written = entries.get("architectures")
+    if written is None or written.value is None:
+        return True
+    if isinstance(written.value, list) and len(written.value) == 1 and written.value[0] in architectures:
+        return True
+    message = f"{source.path} is of the architecture {json.dumps(written.value)}, and xtrain has no such {family}"
+    diagnostics.error("X521", message, written.span, hint=f"xtrain has {' and '.join(architectures)}")
+    return False
 
 
 # What it says ---------------------------------------------------------------------------------------------------------
@@ -484,19 +540,21 @@ class _Reading:
         self.diagnostics.error("X522", f"{message}something else", entry.span, hint=f"it must be {wanted}")
 
     def _unknown(self, name: str, entry: _Entry) -> None:
-        if name in QUANTISED:
-            message = f"{self.source.path} is that of a quantised checkpoint: it has `{name}`"
-            hint = "give a folder with weights in bf16, fp16 or fp32"
-        else:
-            message = (
-                f"`{name}` of {self.source.path} is not known to xtrain, and it may change what the model computes"
-            )
-            hint = f"remove it from {CONFIG} if it changes nothing"
-        self.diagnostics.error("X522", message, entry.span, hint=hint)
+        _refuse_unknown(name, entry, self.source, self.diagnostics)
 
     @property
     def _model(self) -> str:
         return self.config.model_type
+
+
+def _refuse_unknown(name: str, entry: _Entry, source: SourceText, diagnostics: Diagnostics) -> None:
+    if name in QUANTISED:
+        message = f"{source.path} is that of a quantised checkpoint: it has `{name}`"
+        hint = "give a folder with weights in bf16, fp16 or fp32"
+    else:
+        message = f"`{name}` of {source.path} is not known to xtrain, and it may change what the model computes"
+        hint = f"remove it from {CONFIG} if it changes nothing"
+    diagnostics.error("X522", message, entry.span, hint=hint)
 
 
 def _agree(written: Value, theirs: Value) -> bool:

@@ -84,12 +84,30 @@ class LocalRope:
 
 
 @frozen(kw_only=True)
+class WholeModel:
+    """A model that has one of the family as a part, beside others that are left out.
+
+    model_type, architectures: values of these keys of its `config.json`. part: key of the object that has the keys of
+    the family. replaces: keys that count in place of those of the part. null: keys of the part that the part alone
+    computes with. harmless: keys that say nothing of the part.
+    """
+
+    model_type: str
+    architectures: tuple[str, ...]
+    part: str
+    replaces: tuple[str, ...] = ()
+    null: tuple[str, ...] = ()
+    harmless: frozenset[str] = frozenset()
+
+
+@frozen(kw_only=True)
 class ModelConfig:
     """What a family understands.
 
     model_type, architectures: values of these keys. keys: those that give settings. rope_theta: the base of the
     frequencies where no key gives it. local_rope: where that is not of all layers. constant: settings of the family
     that no key gives, with their values. only: keys with one right value. harmless: keys that may have any value.
+    whole: a model that has one of the family as a part.
     """
 
     model_type: str
@@ -100,6 +118,7 @@ class ModelConfig:
     constant: Mapping[str, Any] = field(factory=dict)
     only: Mapping[str, Only] = field(factory=dict)
     harmless: frozenset[str] = frozenset()
+    whole: WholeModel | None = None
 
 
 OFF: Final = Only((False, None))

@@ -67,10 +67,12 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
 def changed_config(
     arch: Architecture, values: ConfigValues, config: Mapping[str, Any], means: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The `config.json` that a model began with, in which only what is no longer so has changed.
+    """The `config.json` that a model began with, in which only what is no longer so has changed; where it was that of a
+    model of which this one is a part, that of the part.
 
     means: the settings that it gives, by `settings_in_folder`.
     """
+    config = _own_config(_config(arch), config)
     found = dict(config)
     for key in _config(arch).keys:
         if (key.when is None or key.when(config)) and means.get(key.setting) != _value(arch, key.setting):
@@ -83,6 +85,17 @@ def changed_config(
     if config.get(dtype) != DTYPES[values.format]:
         found[dtype] = DTYPES[values.format]
     return with_tokens(found, values.begin, [values.end])
+
+
+def _own_config(family: ModelConfig, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    whole = family.whole
+    if whole is None or config.get("model_type") != whole.model_type:
+        return config
+    names = {"architectures": [family.architectures[0]], "model_type": family.model_type}
+    part = {name: value for name, value in config[whole.part].items() if name not in whole.replaces}
+    return {**{name: config[name] for name in config if name in family.harmless}, **part, **names} | {
+        name: config[name] for name in whole.replaces if name in config
+    }
 
 
 def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The parameters of a model held against the tensors of a folder: every one has its place, and nothing is left over."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.model import FAMILIES
 from ..architecture import Architecture, parameters
@@ -23,17 +23,18 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     """Where every parameter is read. Raises ValueError, whose text names what is wrong, if the folder does not fit."""
     names = FAMILIES[arch.family].stored
     assert names is not None, f"{arch.family} has no files"
+    own = names.own_names(files.tensors)
     found: dict[str, tuple[StoredPart, ...]] = {}
     missing: list[str] = []
     for parameter in parameters(arch):
         ways = names.of(parameter, arch)
-        chosen = next((parts for parts in ways if all(part.name in files.tensors for part in parts)), None)
+        chosen = next((parts for parts in ways if all(part.name in own for part in parts)), None)
         if chosen is None:
-            missing += [part.name for part in ways[0] if part.name not in files.tensors]
+            missing += [part.name for part in ways[0] if part.name not in own]
         else:
-            found[parameter.name] = chosen
+            found[parameter.name] = tuple(_as_stored(part, own) for part in chosen)
     used = {part.name: part.shape for parts in found.values() for part in parts}
-    twin = HEAD_WEIGHT if arch.tie_embeddings and HEAD_WEIGHT in files.tensors else ""
+    twin = own.get(HEAD_WEIGHT, "") if arch.tie_embeddings else ""
     if twin and EMBEDDING_WEIGHT in found:
         used[twin] = found[EMBEDDING_WEIGHT][0].shape
     surplus = [name for name in files.tensors if name not in used and not names.is_ignored(name)]
@@ -41,6 +42,11 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     if problems:
         raise ValueError("; ".join(problems))
     return Assignment(found, twin)
+
+
+def _as_stored(part: StoredPart, own: Mapping[str, str]) -> StoredPart:
+    name = own[part.name]
+    return part if name == part.name else evolve(part, name=name)
 
 
 def _mismatches(used: dict[str, tuple[int, ...]], files: WeightFiles) -> Iterator[str]:

@@ -4,7 +4,7 @@ A matrix is stored [out, in]. Experts lie there one by one, or as version 5 of t
 with gate and up projections above each other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import field, frozen
 
@@ -38,11 +38,15 @@ class StoredNames:
 
     modules: the start of a name inside a block → that in files that have experts one by one. matrices: the same of the
     matrices of an expert. ignored: ends of names that hold nothing that is learned.
+    enclosed: where a model is a part of another, the start of its names in files of that → in files of its own. beside:
+    starts of the names of other parts.
     """
 
     modules: Mapping[str, str] = field(factory=dict)
     matrices: Mapping[str, str] = field(factory=dict)
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    enclosed: Mapping[str, str] = field(factory=dict)
+    beside: tuple[str, ...] = ()
 
     def of(self, parameter: ParameterSpec, arch: Architecture) -> Alternatives:
         """Where a parameter may be, the usual form first."""
@@ -55,7 +59,15 @@ class StoredNames:
         return tuple((StoredPart(name, parameter.shape),) for name in names)
 
     def is_ignored(self, name: str) -> bool:
-        return name.endswith(self.ignored)
+        return name.endswith(self.ignored) or name.startswith(self.beside)
+
+    def own_names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Name in files of the model alone → stored name."""
+        found: dict[str, str] = {}
+        for name in stored:
+            start = next((each for each in self.enclosed if name.startswith(each)), "")
+            found[self.enclosed.get(start, "") + name.removeprefix(start)] = name
+        return found
 
     def _renamed(self, name: str) -> str:
         for ours, theirs in self.modules.items():

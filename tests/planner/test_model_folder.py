@@ -250,7 +250,7 @@ def test_blocks_without_experts_are_those_of_the_file(folder: Folder):
 
 KEYS: dict[str, Any] = {"architectures": "null", "attention_bias": None}  # of a family without biases on all
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "another family": ("X521", '"gemma3"', {"model_type": "gemma3"}),
+    "another family": ("X521", '"gemma2"', {"model_type": "gemma2"}),
     "no family": ("X521", "model_type", {"model_type": None}),
     "another head": ("X521", "ForSequenceClassification", {"architectures": ["LlamaForSequenceClassification"]}),
     "quantised": ("X522", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
@@ -367,6 +367,46 @@ def test_no_key_that_changes_a_gemma3_is_passed_over(folder: Folder, code: str, 
     folder.config(**{**GEMMA3, **changes})
     found = errors(folder.plan('"model" { weights = none }'))
     assert [(each, word in text) for each, text in found] == [(code, True)], found
+
+
+WHOLE: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {"hidden_size": 16},
+    "eos_token_id": [1, 106], "image_token_index": 7, "mm_tokens_per_image": 4, "torch_dtype": "bfloat16",
+}  # fmt: skip
+TEXT: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8, "model_type": "gemma3_text",
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 9, "vocab_size": 264,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "word", "changes"), [
+    ("X521", "Gemma3ForConditionalGeneration", {"architectures": ["Gemma3ForSequenceClassification"]}),
+    ("X521", "llama", {"text_config": {**TEXT, "model_type": "llama"}}),
+    ("X522", "has no `text_config`", {"text_config": None}),
+    ("X522", "as `text_config`", {"text_config": [1]}),
+    ("X522", "quantised", {"quantization_config": {"quant_method": "fp8"}}),
+    ("X522", "logit_scale", {"logit_scale": 0.5}),
+    ("X522", "clip_qkv", {"text_config": {**TEXT, "clip_qkv": 8.0}}),
+    ("X522", "the model with images does not", {"text_config": {**TEXT, "final_logit_softcapping": 30.0}}),
+])  # fmt: skip
+def test_of_a_model_with_images_the_text_is_read(folder: Folder, code: str, word: str, changes: dict[str, Any]):
+    path = folder.path / "model" / "config.json"
+    config = {**WHOLE, "text_config": TEXT}
+    path.write_text(json.dumps(config, indent=2))
+    plan = folder.plan('"model" { weights = none }').plan
+    assert plan is not None and plan.architecture.own["window"] == 9
+    arch = plan.architecture  # heads and ties are those that its class has
+    assert (arch.family, arch.dim, arch.heads, arch.rope_theta, arch.tie_embeddings) == ("gemma3", 32, 8, 1e6, True)
+    line = path.read_text().splitlines().index('    "hidden_size": 32,') + 1
+    origins = {entry.path: (entry.origin, entry.place) for entry in plan.provenance}
+    assert origins["model.dim"] == ("config", f"model/config.json:{line}:5")
+    changed = {name: value for name, value in {**config, **changes}.items() if value is not None}
+    path.write_text(json.dumps(changed, indent=2))
+    found = errors(folder.plan('"model" { weights = none }'))
+    assert [(each, word in text) for each, text in found] == [(code, True)], found
+    path.write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    untied = folder.plan('"model" { weights = none }').plan
+    assert untied is not None and not untied.architecture.tie_embeddings
 
 
 def test_a_gemma3_of_either_version_is_the_same(folder: Folder):

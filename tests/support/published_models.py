@@ -5,7 +5,7 @@ python tests/support/published_models.py --write    # write its tables anew
 
 A number of parameters is that of the publisher's files: `metadata.total_size` of `model.safetensors.index.json` in
 bytes, by 2 bytes a parameter in bf16, or what huggingface.co shows of the headers of the files. A tied head counts
-once.
+once. Of a model with images it is that of its text.
 """
 
 import json
@@ -49,6 +49,25 @@ QWEN3_MOE: Final = {
     "num_key_value_heads": 4, "output_router_logits": False, "router_aux_loss_coef": 0.001,
     "tie_word_embeddings": False,
 }  # fmt: skip
+GEMMA3: Final = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+    "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+    "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+                      "model_type": "siglip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 27,
+                      "patch_size": 14, "vision_use_head": False},
+}  # fmt: skip
+
+
+def vision(dim: int) -> int:
+    """Parameters of Gemma 3 beside its text: a SigLIP of 4096 patches of 14 · 14 pixels, 1152 wide, whose matrices and
+    norms have biases, and what projects its outputs to `dim`."""
+    width, ffn, layers = 1152, 4304, 27
+    patches = (3 * 14**2 + 1) * width + 4096 * width
+    block = 4 * (width + 1) * width + (width + 1) * ffn + (ffn + 1) * width + 2 * 2 * width
+    return patches + layers * block + 2 * width + width + width * dim
+
+
 # Name → `config.json`, and parameters.
 PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
     "Llama-3.1-8B": (
@@ -113,6 +132,18 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
          "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
          "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
          "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 262144}, 999_885_952),
+    "Gemma-3-4B, text": (
+        {**GEMMA3, "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}},
+        4_300_079_472 - vision(2560)),
+    "Gemma-3-27B, text": (
+        {**GEMMA3, "text_config": {
+            "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "model_type": "gemma3_text",
+            "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+            "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024}},
+        27_432_406_640 - vision(5376)),
 }  # fmt: skip
 SPEC: Final = """experiment size {{ seed = 1, budget = 1 steps }}
 model "{folder}" {{ weights = none }}
@@ -123,8 +154,8 @@ optimizer adamw {{ lr = 1e-3 }}
 """
 
 
-def counted(name: str, folder: Path) -> Parameters:
-    """The parameters of a published model, as a plan of its `config.json` counts them."""
+def counted(name: str, folder: Path) -> tuple[str, Parameters]:
+    """The family and the parameters of a published model, as a plan of its `config.json` counts them."""
     config, _ = PUBLISHED[name]
     model = folder / name
     model.mkdir(parents=True)
@@ -134,16 +165,16 @@ def counted(name: str, folder: Path) -> Parameters:
     found = Findings(spec)
     shape = derive_architecture(spec, found)
     assert not found.failed, found.diagnostics.render()
-    return count_parameters(shape.architecture)
+    return shape.architecture.family, count_parameters(shape.architecture)
 
 
 def of_published() -> Iterator[tuple[str, ...]]:
     yield "model", "family", "parameters", "of which a token uses"
     with tempfile.TemporaryDirectory() as folder:
-        for name, (config, published) in PUBLISHED.items():
-            count = counted(name, Path(folder))
+        for name, (_, published) in PUBLISHED.items():
+            family, count = counted(name, Path(folder))
             assert count.total == published, f"{name} has {published:,} parameters, and its plan {count.total:,}"
-            yield name, f"`{config['model_type']}`", f"{count.total:,}", f"{count.active:,}"
+            yield name, f"`{family}`", f"{count.total:,}", f"{count.active:,}"
 
 
 def of_compared() -> Iterator[tuple[str, ...]]:

@@ -21,6 +21,7 @@ from xtrain.runtime.generation.sampling import Sampling
 from xtrain.runtime.generation.text_generator import Prompts
 from xtrain.runtime.generation.trained import TrainedRun
 
+IMAGE_IDS = {"image_token_index": 260, "boi_token_index": 261, "eoi_token_index": 262}
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Tied and untied, experts one by one, odd heads; the others are compared in the matrix.
 ORDINARY = (("llama", "odd heads, tied"), ("qwen3", "plain"), ("mixtral", "plain"), ("qwen3_moe", "odd heads"))
@@ -150,6 +151,47 @@ def test_capped_scores_of_a_gemma3_are_those_that_transformers_can_compute(tmp_p
         theirs, uncapped = (model(tokens, **more).logits[:, -1] for more in ({"softcap": 0.5}, {}))
     assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
     assert (ours - uncapped).abs().max() > 1e-3 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("saving", [{}, {"save_original_format": False, "max_shard_size": "30KB"}])
+def test_the_text_of_a_model_with_images_is_a_model(
+    tmp_path: Path, saving: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    """Its tensors under the names of either form; what is exported is the text model alone."""
+    from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+    from transformers.utils import logging as messages
+
+    text = make("gemma3", "plain", tmp_path / "text")
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_use_head": False,
+    }  # fmt: skip
+    config = Gemma3Config(text_config=text.config, vision_config=vision, mm_tokens_per_image=4, **IMAGE_IDS)
+    whole = Gemma3ForConditionalGeneration(config).eval()
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    folder = tmp_path / "whole"
+    whole.save_pretrained(folder, **saving)
+    assert any("vision_tower" in name for name in stored(folder))
+    directory = exported(folder, tmp_path / "out")
+    assert config_of(tmp_path / "out")["model_type"] == "gemma3_text"
+    before, after = stored(tmp_path / "text"), stored(tmp_path / "out")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    messages.enable_propagation()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    messages.disable_propagation()
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+    model, info = loaded
+    assert not any(info.values()) and type(model) is type(text)
+    tokens = torch.tensor([[256, *b"line 7 abc def"]])
+    with torch.no_grad():
+        batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
+        ours = TrainedRun.load(directory, "cpu").writer.logits(batch)
+        theirs = model(tokens).logits[:, -1]
+        of_whole = whole(tokens).logits[:, -1]
+    assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert (ours - of_whole).abs().max() < 1e-5 * theirs.abs().max()
 
 
 def test_keys_that_say_nothing_of_the_model_stay_and_a_longer_context_is_said(tmp_path: Path):
