@@ -143,12 +143,16 @@ def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
 
 @frozen(kw_only=True)
 class ParameterSpec:
-    """A parameter: its name, its whole shape, and how the optimizer and a token's path treat it."""
+    """A parameter: its name, its whole shape, and how the optimizer and a token's path treat it.
+
+    trained: it has a gradient, and the optimizer a state of it.
+    """
 
     name: str
     shape: tuple[int, ...]
     decays: bool
     expert: bool = False
+    trained: bool = True
 
     @property
     def size(self) -> int:

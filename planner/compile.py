@@ -17,6 +17,7 @@ from .identity import config_of, fingerprint
 from .mesh.cluster import device_kind, resolve_cluster
 from .mesh.layout import Layout
 from .mesh.sharding import cuts_of
+from .model.frozen import frozen_names
 from .model.inventory import count_parameters
 from .plan import Counted, ElasticWorld, Estimates, Hardware, Plan
 from .resolved import Resolved, resolve_formats
@@ -107,7 +108,7 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
         training=trained_on(valid.phases),
         phases=valid.phases,
         formats=resolve_formats(spec.precision, spec.parallel),
-        inventory=count_parameters(arch),
+        inventory=count_parameters(arch, frozen_names(arch, spec.model.frozen)),
         cuts=cuts_of(spec.parallel, mesh, arch),
         staging=valid.staging,
         weights=valid.shape.weights,

@@ -41,6 +41,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
         "model": run.architecture.to_json(),
+        **({"frozen": fingerprint(frozen)} if (frozen := _frozen(run)) else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},
         "collate": [link.identity(run.align) for link in spec.collate if not link.by_layout],
@@ -61,6 +62,11 @@ def config_of(run: Resolved) -> dict[str, Any]:
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
     weights = {"weights": run.weights.digest} if run.weights is not None else {}
     return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {}), **weights})
+
+
+def _frozen(run: Resolved) -> list[str]:
+    """The parameters that are not trained."""
+    return [tensor.name for tensor in run.inventory.tensors if not tensor.trained]
 
 
 def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:

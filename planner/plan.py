@@ -177,6 +177,11 @@ class Parameters:
     active: int
     tensors: tuple[ParameterSpec, ...]
 
+    @property
+    def trained(self) -> int:
+        """How many are trained."""
+        return self.total - sum(tensor.size for tensor in self.tensors if not tensor.trained)
+
 
 @frozen(kw_only=True)
 class Hardware:

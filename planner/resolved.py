@@ -1,6 +1,8 @@
 """`Resolved`: a spec with nothing left to choose, which the parts of a plan are made from."""
 
 from collections.abc import Iterable
+from functools import cached_property
+from math import prod
 
 from attrs import frozen
 
@@ -10,7 +12,7 @@ from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
 from ..dsl.schema.stacks import Stack
 from ..dsl.spec import Spec
-from .architecture import Architecture
+from .architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
 from .mesh.cluster import device_kind
 from .mesh.layout import Layout
 from .mesh.pipeline import StageAssignment
@@ -30,6 +32,12 @@ class Formats:
     params: str
     compute: str
     reduce: str
+
+    @property
+    def frozen(self) -> str:
+        """That of parameters that are not trained: nothing is added to them, so they need no more than the computation
+        does."""
+        return min(self.params, self.compute, key=BYTES.__getitem__)
 
     @property
     def averages(self) -> str:
@@ -86,6 +94,17 @@ def exchanges(spec: Spec, layout: Layout) -> bool:
     return spec.parallel.ep.size > 1 or layout.size("ulysses") > 1
 
 
+@frozen
+class TrainedKind(LayerKind):
+    """Layers whose blocks are alike, and what is trained of them too. frozen: names of parameters inside the block.
+    below: something before the block is trained, so that the gradient of what goes in is needed. runs_back: a gradient
+    comes to the block."""
+
+    frozen: frozenset[str]
+    below: bool
+    runs_back: bool
+
+
 @frozen(kw_only=True)
 class Resolved:
     """What the graph, the timeline and the estimates are derived from. training: the datasets, by name. weights:
@@ -120,7 +139,45 @@ class Resolved:
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes of a full checkpoint over all ranks."""
-        return checkpoint_bytes(self.inventory, self.formats.params, self.moments, self.averages)
+        formats = self.formats
+        return checkpoint_bytes(self.inventory, formats.params, formats.frozen, self.moments, self.averages)
+
+    @cached_property
+    def kinds(self) -> tuple[TrainedKind, ...]:
+        """The decoder blocks of the model, told apart by what is trained of them."""
+        frozen: dict[int, set[str]] = {layer: set() for layer in range(self.architecture.layers)}
+        counts = dict.fromkeys(frozen, 0)
+        below = True
+        for tensor in self.inventory.tensors:
+            if inside := name_in_block(tensor.name):
+                layer = int(tensor.name.split(".")[1])
+                counts[layer] += 1
+                if not tensor.trained:
+                    frozen[layer].add(inside)
+            elif tensor.name == f"{EMBEDDING}.weight":
+                below = tensor.trained
+        blocks = {layer: kind.block for kind in self.architecture.kinds for layer in kind.layers}
+        places = {layer: place for place, kind in enumerate(self.architecture.kinds) for layer in kind.layers}
+        found: dict[tuple[int, frozenset[str], bool], list[int]] = {}
+        for layer in range(self.architecture.layers):
+            found.setdefault((places[layer], frozenset(frozen[layer]), below), []).append(layer)
+            below = below or len(frozen[layer]) < counts[layer]
+        return tuple(
+            TrainedKind(blocks[layers[0]], tuple(layers), names, before, before or len(names) < counts[layers[0]])
+            for (_, names, before), layers in found.items()
+        )
+
+    @property
+    def passes_head(self) -> bool:
+        """Whether a gradient goes down from the last norm."""
+        return any(kind.runs_back and self.architecture.layers - 1 in kind.layers for kind in self.kinds)
+
+    def state_bytes(self, tensors: Iterable[ParameterSpec]) -> int:
+        """Bytes of parameters on the rank that owns the most of them."""
+        formats = self.formats
+        return sum(
+            BYTES[formats.params if each.trained else formats.frozen] * prod(self.cuts.shape(each)) for each in tensors
+        )
 
     @property
     def stack(self) -> Stack:
@@ -168,9 +225,10 @@ class Resolved:
     def whole_gradients(self) -> int:
         """Bytes of the gradients of one rank before they are summed and cut."""
         ends = [tensor for tensor in self.inventory.tensors if not tensor.name.startswith("layers.")]
-        elements = self.cuts.gathered(ends)
-        for kind in self.architecture.kinds:
-            elements += len(kind.layers) * self.cuts.gathered(block_tensors(self.inventory, kind.first))
+        elements = self.cuts.gathered(each for each in ends if each.trained)
+        for kind in self.kinds:
+            tensors = block_tensors(self.inventory, kind.first)
+            elements += len(kind.layers) * self.cuts.gathered(each for each in tensors if each.trained)
         return BYTES[self.formats.reduce] * elements
 
     @property

@@ -12,7 +12,7 @@ from cattrs import Converter
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from .architecture import Architecture
+from .architecture import Architecture, ParameterSpec
 from .identity import fingerprint
 from .mesh.mesh import AXES, EXPERT_AXES, build_mesh
 from .plan import (
@@ -47,6 +47,7 @@ LATER: dict[type, tuple[str, ...]] = {
     PlanPhase: ("passes", "epochs"),
     Timeline: ("stop_at_amount", "stop_after_amount"),
     Work: ("windows",),
+    ParameterSpec: ("trained",),
 }
 
 # Fields whose key in the file is another: plans of before, and their ids, stay what they are.

@@ -35,6 +35,7 @@ MODULES = (
     "parallelize.tensor_plan",
     "parallelize.context",
     "parallelize.experts",
+    "models.freeze",
     "models.activation",
     "parallelize.fsdp",
     "parallelize.pipeline",

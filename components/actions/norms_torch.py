@@ -36,7 +36,7 @@ def copy_parameters(plan: Plan, model: ModelParts, due_ticks: DueTicks | None = 
     @torch.no_grad()
     def run(step: Step) -> None:
         if due_ticks is None or due_ticks.will_run(nodes):
-            step.taken[TAKEN] = [local(parameter).clone() for parameter in model.parameters()]
+            step.taken[TAKEN] = [local(parameter).clone() for _, parameter in model.trained()]
 
     return run
 
@@ -50,17 +50,18 @@ def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, 
 
     @torch.no_grad()
     def run(step: Step) -> None:
-        parameters = list(model.parameters())
-        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        trained = [parameter for _, parameter in model.trained()]
+        gradients = [local(parameter.grad) for parameter in trained if parameter.grad is not None]
         pieces: dict[str, Tensor] = {}
         if "parameters" in of:
-            pieces["parameters"] = _norms([local(parameter) for parameter in parameters])
-        if "gradients" in of and len(gradients) == len(parameters):
+            pieces["parameters"] = _norms([local(parameter) for parameter in model.parameters()])
+        if "gradients" in of and len(gradients) == len(trained):
             pieces["gradients"] = _norms(gradients)
         if "updates" in of and TAKEN in step.taken:
             # One after the other: the differences of all would be another copy of the parameters.
-            pairs = zip(parameters, step.taken[TAKEN], strict=True)
-            pieces["updates"] = torch.stack([_norm(local(now) - before) for now, before in pairs]).double().cpu()
+            pairs = zip(trained, step.taken[TAKEN], strict=True)
+            changes = [_norm(local(now) - before) for now, before in pairs]
+            pieces["updates"] = torch.stack(changes).double().cpu() if changes else torch.zeros(0)
         found = sums.norms(pieces)
         if "gradients" in found and max_norm is not None:
             clipped = clip_factor(step.grad_norm, max_norm)
@@ -74,16 +75,25 @@ class GroupSums:
     """The groups of the whole model in its order, and what this rank adds to the sum of each."""
 
     def __init__(self, plan: Plan, model: ModelParts, rank: Rank, by: str) -> None:
-        self._names = list(dict.fromkeys(group_of(tensor.name, by) for tensor in plan.parameters.tensors))
+        tensors = plan.parameters.tensors
+        self._names = list(dict.fromkeys(group_of(tensor.name, by) for tensor in tensors))
         place = {name: number for number, name in enumerate(self._names)}
-        self._places = [place[group_of(name, by)] for name, _ in model.named_parameters()]
-        self._copies, self._rank = copies_of(model, rank), rank
+        own = {False: model.named_parameters(), True: model.trained()}
+        self._places = {trained: [place[group_of(name, by)] for name, _ in named] for trained, named in own.items()}
+        self._copies = {trained: copies_of(model, rank, trained=trained) for trained in own}
+        self._groups = {
+            trained: sorted({place[group_of(tensor.name, by)] for tensor in tensors if tensor.trained or not trained})
+            for trained in own
+        }
+        self._rank = rank
 
     def norms(self, pieces: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-        """What is measured → group → norm. pieces: norms of all parameters of this rank, in their order. Collective."""
-        parts: dict[tuple[str, int], list[float]] = {(what, n): [] for what in pieces for n in range(len(self._names))}
+        """What is measured → group → norm. pieces: norms of all parameters of this rank, or, but for `parameters`, of
+        those that are trained, in their order. Collective."""
+        of = {what: what != "parameters" for what in pieces}
+        parts: dict[tuple[str, int], list[float]] = {(what, n): [] for what in pieces for n in self._groups[of[what]]}
         for what, own in pieces.items():
-            for place, copies, norm in zip(self._places, self._copies, own.tolist(), strict=True):
+            for place, copies, norm in zip(self._places[of[what]], self._copies[of[what]], own.tolist(), strict=True):
                 parts[what, place].append(norm * norm / copies)
         total = torch.tensor([sum(each) for each in parts.values()], dtype=torch.float64, device=self._rank.device)
         if self._rank.world_size > 1 and pieces:
@@ -100,6 +110,8 @@ def _roots(squares: dict[str, float]) -> dict[str, float]:
 
 def _norms(tensors: list[Tensor]) -> Tensor:
     """The norm of each, in fp64 on the CPU."""
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
     found = torch._foreach_norm(tensors, 2, _wide(tensors[0]))  # pyright: ignore[reportPrivateImportUsage]
     return torch.stack(found).double().cpu()
 

@@ -25,7 +25,7 @@ def build_user_optimizer(
     part = part_of("optimizer", user, spec_folder(plan.spec))
     decay = part.arguments.get("weight_decay", 0.0)
     groups = [{**group, "lr": lr} for group in groups_of(plan, model, decay or 0.0)]
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.trained()}
     with failures_of(part):
         make = part.load()
         filled = {"lr": lr} if "lr" in inspect.signature(make).parameters else {}

@@ -62,12 +62,12 @@ def bucket_sizes(run: "Resolved", stage: "StagePlay") -> list[int]:
 
 
 def _as_they_come(run: "Resolved", stage: "StagePlay") -> list[int]:
-    """Elements of all parameters in the order in which their gradients are ready: from the head to the embedding."""
-    sizes = {tensor.name: tensor.size for tensor in run.inventory.tensors}
-    head = [sizes[f"{HEAD}.weight"]] if f"{HEAD}.weight" in sizes else []
+    """Elements of trained parameters in the order in which gradients are ready: from the head to the embedding."""
+    sizes = {tensor.name: tensor.size for tensor in run.inventory.tensors if tensor.trained}
     blocks = [
-        sizes[f"layers.{block.layer}.{name}"]
+        f"layers.{block.layer}.{name}"
         for block, _ in reversed(stage.blocks)
         for name in reversed(block.trace.parameters)
     ]
-    return [*head, sizes["norm.weight"], *blocks, sizes[f"{EMBEDDING}.weight"]]
+    names = [f"{HEAD}.weight", "norm.weight", *blocks, f"{EMBEDDING}.weight"]
+    return [sizes[name] for name in names if name in sizes]

@@ -71,6 +71,12 @@ PAGES: Final = (
         and at least one has experts.
         """, "model qwen3_moe { dim = 192, layers = 4, heads = 6, experts = 8, dense_layers = [4] }",
         "model qwen3_moe { dim = 192, layers = 4, heads = 6, experts = 8, dense_layers = [3] }"),
+    CodePage("X434", "frozen parameters that do not fit", """
+        `frozen` names modules and parameters as the plan does. A name is compared part by part: `*` is any text inside
+        a part, and `0-3` the numbers 0 to 3. Each name means at least one parameter of the model, and at least one
+        parameter is left to train.
+        """, 'model qwen3 { dim = 192, layers = 4, heads = 6, frozen = ["embedding", "layers.0-1"] }',
+        'model qwen3 { dim = 192, layers = 4, heads = 6, frozen = ["embed_tokens", "layers.0-1"] }'),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),

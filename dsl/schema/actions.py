@@ -81,8 +81,8 @@ class Action(Component):
         yield from ()
 
     def allocates(self, run: "Resolved", states: int) -> int:
-        """Bytes that a rank has allocated for it when the optimizer has updated its parameters, which take `states`
-        bytes."""
+        """Bytes that a rank has allocated for it when the optimizer has updated its parameters, of which those that
+        are trained take `states` bytes."""
         return 0
 
     @classmethod

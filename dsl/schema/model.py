@@ -100,6 +100,7 @@ class Model(Component):
     full_layers: tuple[int, ...] = ()
     folder: ModelFolder | None = None
     weights: Literal["auto", "none"] = "auto"
+    frozen: tuple[str, ...] = ()
     config: ClassVar[ModelConfig | None] = None
     """What it understands of a `config.json`; None: no model of a folder is of this family."""
     stored: ClassVar[Any] = None
@@ -152,6 +153,8 @@ class Model(Component):
             value = getattr(self, attribute.name)
             if meta.role is not Role.EXPERIMENT or (isinstance(value, Auto) and name not in derived):
                 continue
+            if name == "frozen":  # which says nothing of what the model computes
+                continue
             if is_unspoken(attribute, meta, value):
                 continue
             if isinstance(value, Auto):
@@ -201,6 +204,13 @@ class TransformerSettings(Model):
         "weights that a run begins with; auto: those of the model's folder, if it has one; none: drawn",
         default="auto",
         role=Role.PATH,
+        added=True,
+    )
+    frozen: tuple[str, ...] = setting(
+        "modules and parameters that are not trained, by their names in the plan: `*` is any text inside a part of a "
+        "name, `0-3` the numbers 0 to 3",
+        default=(),
+        example='["embed_tokens", "layers.0-3"]',
         added=True,
     )
 

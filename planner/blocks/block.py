@@ -147,7 +147,7 @@ class Chain(BlockPiece):
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         for piece in self.pieces:
-            x = piece.trace(on, x)
+            x = _traced(piece, on, x)
         return x
 
 
@@ -165,10 +165,16 @@ class Sum(Chain):
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         first, *others = self.pieces
-        total = first.trace(on, x)
+        total = _traced(first, on, x)
         for piece in others:
-            total = on.ops.add(total, piece.trace(on, x))
+            total = on.ops.add(total, _traced(piece, on, x))
         return total
+
+
+def _traced(piece: BlockPiece, on: "Tracer", x: TracedTensor) -> TracedTensor:
+    if isinstance(piece, Layer):
+        on.ops.layers.append(len(on.ops.ops))
+    return piece.trace(on, x)
 
 
 def row_bias(module: str, width: int, partial: Partial = "by_position") -> BlockParameter:

@@ -161,7 +161,8 @@ def _experts(on: "Tracer", rows: TracedTensor, count: int, name: str) -> TracedT
     pieces = [rows]
     if not local.grouped:
         pieces = ops.views(rows, parts)
-        ops.slices(*(on.bytes_of(f"{name}.{matrix}") for matrix in ("gate_proj", "up_proj", "down_proj")))
+        names = [f"{name}.{matrix}" for matrix in ("gate_proj", "up_proj", "down_proj")]
+        ops.slices(*(on.bytes_of(each) for each in names), parameters=names)
     found = []
     for piece in pieces:
         gate = product(piece, "gate_proj", inner)

@@ -6,7 +6,8 @@ from math import prod
 from attrs import frozen
 
 from ..architecture import block_parameters, name_in_block
-from ..resolved import Resolved
+from ..resolved import Resolved, TrainedKind
+from .frozen_trace import without_frozen
 from .local import Local
 from .op_trace import CP, TP, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
 
@@ -37,15 +38,17 @@ def axes_of(run: Resolved) -> BlockAxes:
     )
 
 
-def block_trace(run: Resolved, local: Local, layer: int, experts: FsdpUnit | None) -> OpTrace:
-    """The block of one layer; `experts`: the FSDP unit of its experts, if they are one."""
+def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUnit | None) -> OpTrace:
+    """The block of one kind of layers; `experts`: the FSDP unit of its experts, if they are one."""
     shapes = {
         name_in_block(parameter.name): run.cuts.gathered_shape(parameter)
-        for parameter in block_parameters(run.architecture, layer)
+        for parameter in block_parameters(run.architecture, kind.first)
     }
     trace = OpTrace(TracedTensor(local.stream, local.stream))
-    run.architecture.block(layer).trace(Tracer(trace, run, local, axes_of(run), experts, shapes), trace.input)
-    return trace
+    kind.block.trace(Tracer(trace, run, local, axes_of(run), experts, shapes), trace.input)
+    if kind.below and not kind.frozen:
+        return trace
+    return without_frozen(trace, {name: prod(shape) for name, shape in shapes.items()}, kind.frozen, below=kind.below)
 
 
 @frozen(eq=False)

@@ -2,36 +2,55 @@
 
 from typing import Final
 
+from attrs import frozen
+
 from ..mesh.stages import Pipeline
 from .pipeline_order import PipelineAction, order
 
 LONGEST: Final = 6_000  # computations of all ranks that are played one by one
 
-# Of a stage's forward, how long the parts of a backward take; what is computed again comes on top of the first of them.
-SHARES: Final = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+
+@frozen
+class StageBackward:
+    """Work of a stage's backward: gradients of what it takes, and of its weights. splits: of a schedule that splits
+    backwards, whether the stage has the first part; torch does all of the first stage in the second."""
+
+    inputs: float
+    weights: float
+    splits: bool
 
 
-def bubble(schedule: str, pipeline: Pipeline, microbatches: int, work: list[float], again: list[float]) -> float:
+def bubble(
+    schedule: str,
+    pipeline: Pipeline,
+    microbatches: int,
+    work: list[float],
+    again: list[float],
+    backward: list[StageBackward] | None = None,
+) -> float:
     """The share of a step in which the rank with the most work waits.
 
-    work: of every stage's forward. again: what its backward computes a second time. Messages take no time.
+    work: of every stage's forward. again: what its backward computes a second time. backward: its other work; None:
+    that of the forward for each of its parts. Messages take no time.
     Formula: (p - 1) / (v · m + p - 1) for p ranks, v stages on each and m microbatches (arXiv 2104.04473); schedules
     that split the backward leave a third of that (arXiv 2401.10241, ZB-H1), and zbv none.
     """
     ranks = len(pipeline.owners)
     if ranks == 1:
         return 0.0
-    split = schedule in ("zero_bubble", "zbv")
+    backward = backward or [StageBackward(each, each, stage > 0) for stage, each in enumerate(work)]
     if 2 * microbatches * len(pipeline.spans) > LONGEST:
         left = {"zero_bubble": 1 / 3, "zbv": 0.0}.get(schedule, 1.0)
         return waiting(ranks, len(pipeline.owners[0]) * microbatches, left)
     orders = [order(schedule, rank, ranks, own, microbatches) for rank, own in enumerate(pipeline.owners)]
 
     def lasts(action: PipelineAction) -> float:
-        extra = again[action.stage] if action.kind in ("B", "I") else 0.0
-        if split and action.stage == 0 and action.kind in ("I", "W"):  # torch does it all in the second part
-            return 0.0 if action.kind == "I" else 2 * work[0] + again[0]
-        return SHARES[action.kind] * work[action.stage] + extra
+        back = backward[action.stage]
+        if action.kind == "F":
+            return work[action.stage]
+        if action.kind == "B" or not back.splits:
+            return 0.0 if action.kind == "I" else back.inputs + back.weights + again[action.stage]
+        return back.inputs + again[action.stage] if action.kind == "I" else back.weights
 
     end = _play(orders, len(pipeline.spans), lasts)
     busy = max(sum(map(lasts, actions)) for actions in orders)

@@ -1,13 +1,14 @@
 """How much of a disk the checkpoints of a run take: those that are kept, the best, weights alone, one being written."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, Final
 
 from attrs import frozen
 
 from ...dsl.schema.training import OPTIMIZERS
+from ..architecture import ParameterSpec
 from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import checkpoint_contents
 from ..model.inventory import weight_bytes
@@ -59,9 +60,10 @@ def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     averages = average_args(plan)
     chosen = plan.node("setup.optimizer").args
     optimizer = OPTIMIZERS.of(chosen)
-    copies = 1 + len(optimizer.state(chosen)) + (averages is not None)
-    counters = len(plan.parameters.tensors) * len(optimizer.scalars(chosen))
-    pieces = copies * _pieces(plan, contents) + counters
+    trained = [tensor for tensor in plan.parameters.tensors if tensor.trained]
+    counters = len(trained) * len(optimizer.scalars(chosen))
+    pieces = (1 + (averages is not None)) * _pieces(plan, contents, plan.parameters.tensors) + counters
+    pieces += len(optimizer.state(chosen)) * _pieces(plan, contents, trained)
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
     buffers = (1 + (averages is not None)) * _buffer_bytes(contents)
     numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * counters
@@ -73,17 +75,18 @@ def _weights(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
         return 0
     averages = average_args(plan)
     form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]
-    numbers = weight_bytes(plan.parameters, form) + _buffer_bytes(contents)
-    return numbers + _pieces(plan, contents) * OF_A_PIECE[backend] + _sidecar(plan, contents)
+    frozen = next((node.args["format"] for node in plan.nodes if node.op == "setup.freeze"), "")
+    numbers = weight_bytes(plan.parameters, form, frozen) + _buffer_bytes(contents)
+    return numbers + _pieces(plan, contents, plan.parameters.tensors) * OF_A_PIECE[backend] + _sidecar(plan, contents)
 
 
-def _pieces(plan: Plan, contents: Mapping[str, Any]) -> int:
-    """Into how many pieces the ranks cut all weights: one that is whole on several of them is written once."""
+def _pieces(plan: Plan, contents: Mapping[str, Any], tensors: Iterable[ParameterSpec]) -> int:
+    """Into how many pieces the ranks cut weights: one that is whole on several of them is written once."""
     axes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     shards = prod(axes[axis] for axis in plan.node("setup.mesh").args["shard_axes"])
     experts = axes["ep"] * axes["ep_fsdp"]
     found = len(contents["buffers"])
-    for tensor in plan.parameters.tensors:
+    for tensor in tensors:
         found += experts if tensor.expert else shards * (axes["tp"] if len(tensor.shape) > 1 else 1)
     return found
 

@@ -4,12 +4,12 @@ from typing import Final
 
 from attrs import evolve
 
-from ..architecture import pairs_within
+from ..architecture import name_in_block, pairs_within
 from ..mesh.cluster import device_kind
-from ..model.inventory import block_matmul_parameters, flops_per_token, training_work
+from ..model.inventory import BackwardLess, block_matmul_parameters, flops_per_token, matmul_sizes, training_work
 from ..plan import Estimates, Hardware, RankClass, Traffic, Work
 from ..resolved import Resolved
-from .bubble import bubble
+from .bubble import StageBackward, bubble
 from .memory import memory_of, stage_plays
 from .memory_simulator import second_run
 from .stage_play import StagePlay
@@ -36,14 +36,19 @@ WINDOWED: Final = {
     "apart, before and behind",
 }
 
+FROZEN: Final = {
+    "work": f"{SOURCES['work']}; without gradients of what is not trained, and of what is below all that is",
+}
+
 
 def estimate(run: Resolved, cluster: Hardware) -> Estimates:
     """All estimates of a run."""
     tokens = run.batch.tokens_per_step
     stages = stage_plays(run, cluster)
-    work = _work(run, stages)
-    per_token = flops_per_token(run.architecture, run.batch.sequence)
-    classes, flops = _classes(run, cluster, stages), per_token * tokens
+    less = _less(run, stages)
+    work = _work(run, stages, less)
+    per_token = flops_per_token(run.architecture, run.batch.sequence, less)
+    classes, flops = _classes(run, cluster, stages, less), per_token * tokens
     share = bubble(run.spec.parallel.pp.schedule, run.pipeline, run.batch.accumulate, *_works(run, stages))
     world = run.layout.mesh.world_size
     return Estimates(
@@ -55,16 +60,18 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
         classes=classes,
         bubble=share,
         times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops),
-        sources=SOURCES | (WINDOWED if work.windows else {}),
+        sources=SOURCES | (WINDOWED if work.windows else {}) | (FROZEN if less.blocks else {}),
     )
 
 
-def _classes(run: Resolved, cluster: Hardware, stages: list[list[StagePlay]]) -> tuple[RankClass, ...]:
+def _classes(
+    run: Resolved, cluster: Hardware, stages: list[list[StagePlay]], less: BackwardLess
+) -> tuple[RankClass, ...]:
     memory, calls = memory_of(run, stages), collective_counts(run, stages)
     ranks = run.layout.mesh.world_size // run.size("pp")
     found = []
     for pp, own in enumerate(stages):
-        flops = _flops(run, pp)
+        flops = _flops(run, pp, less)
         found.append(
             RankClass(
                 pp=pp,
@@ -92,35 +99,60 @@ def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic,
     )
 
 
-def _flops(run: Resolved, pp: int) -> int:
+def _less(run: Resolved, stages: list[list[StagePlay]]) -> BackwardLess:
+    """What backwards do without: the gradients of matrices that are not trained, and of what is below all that is."""
+    if run.inventory.trained == run.inventory.total:
+        return BackwardLess()
+    plays = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
+    ends = stages[0][0].ends
+    head = (2 * (not ends.weight) + 2 * (not ends.passes)) * run.architecture.vocab * run.architecture.dim
+    blocks: dict[int, int] = {}
+    attention: set[int] = set()
+    for kind in run.kinds:
+        play = plays[kind.first]
+        sizes = {name_in_block(name): size for name, size in matmul_sizes(run.architecture, kind.first).items()}
+        saved = sum(2 * ((name in kind.frozen) + (name not in play.passing)) * size for name, size in sizes.items())
+        blocks |= dict.fromkeys(kind.layers, saved)
+        attention |= set() if play.attends_back else set(kind.layers)
+    return BackwardLess(blocks=blocks, head=head, attention=frozenset(attention))
+
+
+def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
     """Of a step on one rank of a coordinate, without what is computed again; its ranks share the work evenly."""
     arch = run.architecture
     token, sequence = 0, run.batch.sequence
-    for kind in arch.kinds:
+    for kind in run.kinds:
+        count = run.matches(kind.layers)[pp]
         for layer in (each for each in kind.block.layers() if each.attends):
             pairs = pairs_within(sequence, layer.window)
-            token += 12 * arch.heads * arch.head_dim * pairs // sequence * run.matches(kind.layers)[pp]
-        token += 6 * block_matmul_parameters(arch, kind.first) * run.matches(kind.layers)[pp]
+            times = 4 if kind.first in less.attention else 12
+            token += times * arch.heads * arch.head_dim * pairs // sequence * count
+        token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
     if run.pipeline.holds_last(pp):
-        token += 6 * arch.vocab * arch.dim
+        token += 6 * arch.vocab * arch.dim - less.head
     return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
 
 
-def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], list[float]]:
-    """Operations of the forward of every stage, and of what its backward computes a second time."""
+def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], list[float], list[StageBackward]]:
+    """Operations of the forward of every stage, of what its backward computes a second time, and of the rest of it."""
     by_stage = {each.stage: each for own in stages for each in own}
-    works, again = [], []
+    works, again, backward = [], [], []
     for stage in range(len(run.pipeline.spans)):
         play = by_stage[stage]
+        ops = [op for block, _ in play.blocks for op in block.trace.ops]
         head = 2 * play.local.tokens * play.local.vocab * play.local.dim if play.predicts else 0
-        works.append(float(sum(op.flops for block, _ in play.blocks for op in block.trace.ops) + head))
+        works.append(float(sum(op.flops for op in ops) + head))
         again.append(float(sum(_again(play))))
-    return works, again
+        inputs = sum(op.flops for op in ops if op.receivers) + head * play.ends.passes
+        weights = sum(op.flops for op in ops if op.weights or (op.attends and op.runs_back))
+        weights += head * (play.ends.weight > 0)
+        backward.append(StageBackward(float(inputs), float(weights), play.splits))
+    return works, again, backward
 
 
-def _work(run: Resolved, stages: list[list[StagePlay]]) -> Work:
+def _work(run: Resolved, stages: list[list[StagePlay]], less: BackwardLess) -> Work:
     """Operations of the whole model; what is done again is counted on all ranks of all coordinates."""
-    tokens, sequence, work = run.batch.tokens_per_step, run.batch.sequence, training_work(run.architecture)
+    tokens, sequence, work = run.batch.tokens_per_step, run.batch.sequence, training_work(run.architecture, less)
     turns = run.layout.mesh.world_size // run.size("pp") * run.batch.accumulate
     found = [_again(stage) for own in stages for stage in own]
     products, attention = (turns * sum(each) for each in zip(*found, strict=True))

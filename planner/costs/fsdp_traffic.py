@@ -21,11 +21,12 @@ Times = tuple[CollectiveCall, int]
 def gathers_of(run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[Times]:
     """All-gathers of one step, each with how often."""
     for stage in stages:
-        root, blocks = _gathers(run, stage, pp)
+        root, blocks, forward = _gathers(run, stage, pp)
         units = [(stage.root, _dense_axis(run), ROOT, root)]
         for (block, _), count in stage.counts.items():
-            units.append((block.units.dense, _dense_axis(run), FSDP, blocks * count))
-            units.append((block.units.experts, "ep_fsdp", EXPERTS, blocks * count))
+            units.append((block.units.dense, _dense_axis(run), FSDP, count * (blocks if block.runs_back else forward)))
+            times = blocks if block.experts_run_back else forward
+            units.append((block.units.experts, "ep_fsdp", EXPERTS, times * count))
         for unit, axis, node, times in units:
             if unit is not None and unit.shards > 1:
                 yield CollectiveCall(axis, "all_gather", node, unit.whole), times
@@ -58,16 +59,18 @@ def exchanges(run: Resolved) -> int:
 
 
 def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
-    """Those that tensor parallel leaves whole, of whose gradient every rank has a summand only: it has used them on its
-    own positions, or on its own heads."""
+    """Those that are trained and that tensor parallel leaves whole, of whose gradient every rank has a summand only: it
+    has used them on its own positions, or on its own heads."""
     whens = ("by_position", "always") if run.spec.parallel.tp.sequence else ("always",)
     arch = run.architecture
     of_blocks = {each.name for kind in arch.kinds for each in kind.block.parameters(arch) if each.partial in whens}
     ends = {"norm.weight"} if "by_position" in whens else set()
-    return [t for t in tensors if (t.name in ends or name_in_block(t.name) in of_blocks)]
+    return [t for t in tensors if t.trained and (t.name in ends or name_in_block(t.name) in of_blocks)]
 
 
 def _exchange(unit: FsdpUnit, axis: str, copies: str, node: str, times: int) -> Iterator[Times]:
+    if not unit.gradients:
+        return
     if unit.shards > 1:
         yield CollectiveCall(axis, "reduce_scatter", node, unit.buffer), times
     if unit.copies > 1:
@@ -83,13 +86,14 @@ def _dense_axis(run: Resolved) -> str:
     return " · ".join(run.wide(*run.shard_axes))
 
 
-def _gathers(run: Resolved, stage: StagePlay, pp: int) -> tuple[int, int]:
-    """How often a step gathers the root of a stage, and each of its blocks."""
+def _gathers(run: Resolved, stage: StagePlay, pp: int) -> tuple[int, int, int]:
+    """How often a step gathers the root of a stage, each of its blocks, and each of those that have no backward."""
     count = run.batch.accumulate
     if run.size("pp") == 1:
-        return count, count * (2 if run.reshard else 1)
+        return count, count * (2 if run.reshard else 1), count
     key = (run.spec.parallel.pp.schedule, pp, run.size("pp"), run.pipeline.owners[pp], count)
-    return _gather_counts(*key, reshards=False)[stage.stage], _gather_counts(*key, reshards=run.reshard)[stage.stage]
+    root, blocks = (_gather_counts(*key, reshards=each)[stage.stage] for each in (False, run.reshard))
+    return root, blocks, count if run.reshard else blocks
 
 
 @lru_cache(maxsize=512)

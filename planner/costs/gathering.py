@@ -1,6 +1,6 @@
 """The FSDP units of a rank: which parameters are gathered and exchanged together, and how large that is."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from attrs import frozen
@@ -47,25 +47,27 @@ def roots_of(run: Resolved) -> tuple[FsdpUnit | None, ...]:
     return tuple(roots)
 
 
-def _dense_unit(run: Resolved, tensors: Iterable[ParameterSpec], *, reshards: bool) -> FsdpUnit:
+def _dense_unit(run: Resolved, tensors: Sequence[ParameterSpec], *, reshards: bool) -> FsdpUnit:
     return _unit(run, tensors, 0, run.cuts.fsdp, run.size("replicate"), reshards=reshards)
 
 
-def _expert_unit(run: Resolved, tensors: Iterable[ParameterSpec]) -> FsdpUnit:
+def _expert_unit(run: Resolved, tensors: Sequence[ParameterSpec]) -> FsdpUnit:
     sizes = {axis.name: axis.size for axis in run.layout.mesh.expert_axes}
     dimension = run.cuts.expert_dimension
     return _unit(run, tensors, dimension, run.cuts.ep_fsdp, sizes["ep_replicate"], reshards=run.reshard)
 
 
 def _unit(
-    run: Resolved, tensors: Iterable[ParameterSpec], dimension: int, shards: int, copies: int, *, reshards: bool
+    run: Resolved, tensors: Sequence[ParameterSpec], dimension: int, shards: int, copies: int, *, reshards: bool
 ) -> FsdpUnit:
-    shapes = [run.cuts.gathered_shape(tensor) for tensor in tensors]
-    elements = [prod(shape) for shape in shapes]
-    padded = sum(prod(shape) // shape[dimension] * -(-shape[dimension] // shards) * shards for shape in shapes)
+    def padded_elements(shapes: Iterable[tuple[int, ...]]) -> int:
+        return sum(prod(shape) // shape[dimension] * -(-shape[dimension] // shards) * shards for shape in shapes)
+
+    shapes = [run.cuts.gathered_shape(tensor) for tensor in tensors if tensor.trained]
+    elements, padded = [prod(shape) for shape in shapes], padded_elements(shapes)
     compute, reduce = BYTES[run.formats.compute], BYTES[run.formats.reduce]
     return FsdpUnit(
-        whole=padded * compute,
+        whole=padded_elements(run.cuts.gathered_shape(tensor) for tensor in tensors) * compute,
         gradients=sum(elements) * compute,
         summed=sum(elements) * reduce,
         buffer=padded * reduce,

@@ -2,6 +2,7 @@
 
 from attrs import frozen
 
+from ..architecture import EMBEDDING, HEAD
 from ..mesh.sharding import piece
 from ..resolved import Resolved
 from .local import Local
@@ -12,12 +13,15 @@ from .op_trace import INDEX
 class Ends:
     """Bytes on a rank that holds both ends of a model; those of one end count where it is.
 
-    embedded: what the embedding keeps. embedding: its gradient. saved: what the last norm keeps beside its input. loss:
-    what the chunked loss leaves, of which `weight` are the head's gradient. forward: the most alive in the head's
-    forward beside its input, with what it leaves. backward: the same for the backward, beside what was left. start:
-    the most alive in the backward of the embedding beside the gradient that comes to it.
+    below: something before the last norm is trained, so that a gradient goes down from it. passes: so is something
+    before the head. embedded: what the embedding keeps. embedding: its gradient. saved: what the last norm keeps beside
+    its input. loss: what the chunked loss leaves, of which `weight` are the head's gradient. forward: the most alive in
+    the head's forward beside its input, with what it leaves. backward: the same for the backward, beside what was left.
+    start: the most alive in the backward of the embedding beside the gradient that comes to it.
     """
 
+    below: bool
+    passes: bool
     embedded: int
     embedding: int
     saved: int
@@ -33,27 +37,38 @@ def ends_of(run: Resolved, local: Local) -> Ends:
     tp, sequence = run.size("tp"), run.spec.parallel.tp.sequence
     casts = local.width != local.exact
     hidden, stream, exact = local.whole, local.stream, local.between * local.dim * local.exact
-    weight = local.vocab * local.dim * local.width
+    trained = {tensor.name for tensor in run.inventory.tensors if tensor.trained}
+    table = local.vocab * local.dim * local.width
+    embedding = table if f"{EMBEDDING}.weight" in trained else 0
+    head = EMBEDDING if run.architecture.tie_embeddings else HEAD
+    weight = table if f"{head}.weight" in trained else 0
+    below = run.passes_head
+    passes = below or "norm.weight" in trained
     gathers = 2 * hidden if tp > 1 and sequence else 0
     norm = stream + (2 * exact if casts else 0)
     each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses that are told apart by dataset
-    chunk = 2 * hidden + _chunk(run, local) + each  # what the loss is taken of, and its gradient
+    chunk = 2 * hidden + _chunk(run, local, trained=weight > 0) + each  # what the loss is taken of, and its gradient
     masked = local.tokens * (INDEX + 1) if tp > 1 else 0
-    scaled = stream if run.architecture.ends.embedding_scale is not None else 0  # its gradient, before that is scaled
+    # Its gradient, before that is scaled.
+    scaled = stream if run.architecture.ends.embedding_scale is not None else 0
+    down = (stream + gathers // 2 if gathers else 0) + (5 * exact if casts else 3 * exact)
     return Ends(
-        embedded=masked,
-        embedding=weight,
-        saved=local.between * local.exact,
-        loss=hidden + weight,
+        below=below,
+        passes=passes,
+        embedded=masked if embedding else 0,
+        embedding=embedding,
+        saved=local.between * local.exact if passes else 0,
+        loss=(hidden if passes else 0) + weight,
         weight=weight,
         forward=max(norm, stream + gathers, chunk),
-        backward=(stream + gathers // 2 if gathers else 0) + (5 * exact if casts else 3 * exact),
-        start=max(scaled, weight + (2 * hidden if tp > 1 else 0)),
+        backward=down if passes else 0,
+        start=max(scaled, embedding + (2 * hidden if tp > 1 else 0)) if embedding else 0,
     )
 
 
-def _chunk(run: Resolved, local: Local) -> int:
-    """The most alive while the loss goes through the tokens, beside what it is given and the gradient of that.
+def _chunk(run: Resolved, local: Local, *, trained: bool) -> int:
+    """The most alive while the loss goes through the tokens, beside what it is given and the gradient of that. trained:
+    the head has a gradient.
 
     Of one piece softmax and gradient are alive until those of the next take their names; for the entropy the logarithm
     of the softmax too, which the gradient then takes the place of.
@@ -67,7 +82,8 @@ def _chunk(run: Resolved, local: Local) -> int:
     saved = 2 * logits if entropy else logits
     slope = logits if arch.ends.logit_cap is not None else 0
     before = slope + (saved + rounded if tokens < local.tokens else 0)
-    product = local.vocab * local.dim * local.width if casts else 0  # added in place where no format changes
+    # Added in place where no format changes.
+    product = local.vocab * local.dim * local.width if casts and trained else 0
     steps = [before + logits + rounded, saved + rounded + max(slope, product), product if casts else 0]
     if tp > 1 and shared:
         steps.append(before + 2 * logits)
@@ -75,4 +91,4 @@ def _chunk(run: Resolved, local: Local) -> int:
         steps.append(before + logits * (2 + 2 * tp))  # padded, gathered, and put side by side
     if entropy:  # of what is put side by side: less the log-sum-exp, and its exponential
         steps.append(before + logits * (1 + 3 * tp if tp > 1 and not shared else 3))
-    return local.vocab * local.dim * local.exact + max(steps)
+    return (local.vocab * local.dim * local.exact if trained else 0) + max(steps)

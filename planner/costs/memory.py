@@ -4,10 +4,12 @@ Counted is the program of `runtime/`: what each of its modules keeps for the bac
 and the order in which the schedule of a pipeline runs forwards and backwards.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from typing import Self
 
-from attrs import define, field
+from attrs import define, field, frozen
 
+from ..architecture import ParameterSpec
 from ..mesh.stages import end_names
 from ..model.inventory import block_tensors
 from ..plan import Hardware, Memory
@@ -27,15 +29,15 @@ MOST_GATHERED = 3
 
 def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
     """Memory of the ranks of every pipeline coordinate, each of the rank with the most; without `reserve`."""
-    blocks = {}
-    for kind in run.architecture.kinds:
-        blocks |= dict.fromkeys(kind.layers, run.cuts.largest(block_tensors(run.inventory, kind.first)))
+    blocks: dict[int, OwnedBytes] = {}
+    for kind in run.kinds:
+        blocks |= dict.fromkeys(kind.layers, OwnedBytes.of(run, block_tensors(run.inventory, kind.first)))
     tensors = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
-    width, found = BYTES[run.formats.params], []
+    found = []
     for pp, own in enumerate(stages):
         names = end_names(run.architecture, run.pipeline, pp)
-        own_blocks = sum(blocks[layer] for layer in run.pipeline.layers(pp))
-        states = width * (own_blocks + run.cuts.largest(tensors[name] for name in names))
+        ends = OwnedBytes.of(run, [tensors[name] for name in names])
+        states = sum((blocks[layer] for layer in run.pipeline.layers(pp)), ends)
         memory = _piped(run, own, pp, states) if run.size("pp") > 1 else _alone(run, own[0], states)
         found.append(memory)
     return found
@@ -45,11 +47,12 @@ def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
     """The stages of every pipeline coordinate."""
     local, roots, recompute = local_of(run, cluster), roots_of(run), recompute_of(run)
     plays: dict[int, BlockPlay] = {}
-    for kind in run.architecture.kinds:
+    for kind in run.kinds:
         units = units_of_block(run, kind.first)
-        trace = block_trace(run, local, kind.first, units.experts)
+        trace = block_trace(run, local, kind, units.experts)
         angles = kind.block.angles(run.architecture)
-        plays |= dict.fromkeys(kind.layers, BlockPlay(kind.first, angles, trace, units, recompute))
+        play_of = BlockPlay(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back)
+        plays |= dict.fromkeys(kind.layers, play_of)
     ends, every, last = ends_of(run, local), run.spec.activation.every, len(run.pipeline.spans) - 1
     found: dict[Hashable, Played] = {}
 
@@ -62,13 +65,15 @@ def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
             local=local,
             ends=ends,
             blocks=tuple(
-                (plays[layer], recompute is not None and (layer + 1) % every == 0) for layer in range(first, final + 1)
+                (plays[layer], recompute is not None and (layer + 1) % every == 0 and plays[layer].runs_back)
+                for layer in range(first, final + 1)
             ),
             embeds=stage == 0,
             predicts=stage == last,
             tied=run.architecture.tie_embeddings,
             beside=stage + 1 in run.pipeline.owners[pp],
             behind=stage - 1 in run.pipeline.owners[pp],
+            alone=last == 0,
         )
 
     return [[play(pp, stage) for stage in stages] for pp, stages in enumerate(run.pipeline.owners)]
@@ -83,11 +88,34 @@ def recompute_of(run: Resolved) -> Recompute | None:
     return Recompute(frozenset(saved), choices=run.layout.ep > 1)
 
 
-def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
+@frozen
+class OwnedBytes:
+    """Bytes of a rank's parameters: of all of them, and of those that are trained. elements: of the latter."""
+
+    parameters: int
+    trained: int
+    elements: int
+
+    @classmethod
+    def of(cls, run: Resolved, tensors: Sequence[ParameterSpec]) -> Self:
+        trained = [each for each in tensors if each.trained]
+        return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(
+            self.parameters + other.parameters, self.trained + other.trained, self.elements + other.elements
+        )
+
+    def with_moments(self, run: Resolved) -> int:
+        """Parameters, and what the optimizer keeps."""
+        return self.parameters + run.moments * self.trained
+
+
+def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
     """Without a pipeline: one microbatch after the other, forward and backward."""
     count, sharded = run.batch.accumulate, run.dense_fsdp
     casts = sharded and run.formats.reduce != run.formats.compute
-    forward, base = stage.forward(), (1 + run.moments) * states + stage.resident + _buckets(run, states)
+    forward, base = stage.forward(), states.with_moments(run) + stage.resident + _buckets(run, states)
     gradients, peak = 0, 0
     turns = min(count, 3)  # those in between are alike
     for number in range(turns):
@@ -111,37 +139,39 @@ def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
     )
 
 
-def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
-    persistent = (2 + run.moments) * states
+def _memory(run: Resolved, states: OwnedBytes, peak: int, **parts: int) -> Memory:
+    persistent = states.with_moments(run) + states.trained
     peak = max(peak, persistent + _norms(run, states), persistent + _buckets(run, states) + _of_actions(run, states))
     return Memory(
-        parameters=states,
-        gradients=states,
-        optimizer=run.moments * states,
-        averages=0 if run.averages is None else states // BYTES[run.formats.params] * BYTES[run.averages],
+        parameters=states.parameters,
+        gradients=states.trained,
+        optimizer=run.moments * states.trained,
+        averages=0
+        if run.averages is None
+        else states.elements * BYTES[run.averages] + states.parameters - states.trained,
         working=max(0, peak - persistent - sum(parts.values())),
         offloaded=run.spec.parallel.fsdp.offload,
         **parts,
     )
 
 
-def _buckets(run: Resolved, states: int) -> int:
+def _buckets(run: Resolved, states: OwnedBytes) -> int:
     """Where the stack sums gradients, which stays allocated."""
-    return states if run.stack.buckets else 0
+    return states.trained if run.stack.buckets else 0
 
 
-def _norms(run: Resolved, states: int) -> int:
+def _norms(run: Resolved, states: OwnedBytes) -> int:
     """Exact copies of all gradients, from which their norm is taken."""
-    return 2 * states if run.formats.params == "bf16" else 0
+    return 2 * states.trained if run.formats.params == "bf16" else 0
 
 
-def _of_actions(run: Resolved, states: int) -> int:
+def _of_actions(run: Resolved, states: OwnedBytes) -> int:
     """What actions have allocated behind the optimizer."""
     triggers = (*run.spec.ticks, *run.spec.events)
-    return max((action.allocates(run, states) for each in triggers for action in each.actions), default=0)
+    return max((action.allocates(run, states.trained) for each in triggers for action in each.actions), default=0)
 
 
-def _piped(run: Resolved, stages: list[StagePlay], pp: int, states: int) -> Memory:
+def _piped(run: Resolved, stages: list[StagePlay], pp: int, states: OwnedBytes) -> Memory:
     """With a pipeline: microbatches in the order of its schedule."""
     rank, gathered = play_pipeline(run, stages, pp, states)
     buckets = _buckets(run, states)
@@ -211,7 +241,7 @@ class Piped:
         elif action.kind == "I":
             self.for_backward += played.net
         else:
-            captured = stage.captured if action.kind == "W" and not stage.embeds else 0
+            captured = stage.captured if action.kind == "W" and stage.splits else 0
             self.for_backward -= left + captured
             self.losses -= stage.loss
 
@@ -220,12 +250,12 @@ class Piped:
         self.live += played.net
 
 
-def play_pipeline(run: Resolved, stages: list[StagePlay], pp: int, states: int) -> tuple[Piped, int]:
-    """A rank of coordinate `pp`, which owns `states` bytes of parameters, at the end of its step; and the most bytes
+def play_pipeline(run: Resolved, stages: list[StagePlay], pp: int, states: OwnedBytes) -> tuple[Piped, int]:
+    """A rank of coordinate `pp`, which owns `states`, at the end of its step; and the most bytes
     that are gathered at once."""
     gathered = sum(sorted(each.unsharded for each in stages)[-MOST_GATHERED:])
     messages = sum((not each.embeds) + (not each.predicts) for each in stages)
     buffers = run.batch.accumulate * stages[0].local.stream * messages
-    rank = Piped(live=(1 + run.moments) * states + gathered + buffers, for_backward=buffers)
+    rank = Piped(live=states.with_moments(run) + gathered + buffers, for_backward=buffers)
     rank.play(run, pp, stages)
     return rank, gathered

@@ -6,7 +6,7 @@ gathers a unit into one buffer and from there into parameters, asks early for th
 the buffer of an exchange until the next one (torch.distributed.fsdp, `FSDPParamGroup`).
 """
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import Literal
 
 from attrs import define, field, frozen
@@ -58,6 +58,11 @@ def bytes_for_backward(trace: OpTrace, recompute: Recompute | None) -> int:
     return trace.input.size + choices + sum(value.size for value in _stored(trace, recompute))
 
 
+def keeps_input(trace: OpTrace) -> bool:
+    """Whether the backward needs what goes in."""
+    return any(value is trace.input for op in trace.ops for value in op.keeps)
+
+
 def second_run(trace: OpTrace, recompute: Recompute) -> list[TracedOp]:
     """The operations that are done again in the backward: none after the last that keeps something, nor those whose
     results were kept."""
@@ -65,7 +70,7 @@ def second_run(trace: OpTrace, recompute: Recompute) -> list[TracedOp]:
 
 
 def _until_last_keeper(trace: OpTrace) -> list[TracedOp]:
-    last = max(place for place, op in enumerate(trace.ops) if op.keeps)
+    last = max((place for place, op in enumerate(trace.ops) if op.keeps), default=-1)
     return trace.ops[: last + 1]
 
 
@@ -77,7 +82,7 @@ def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) 
         stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
         stays = {id(value) for value in _stored(trace, recompute)}
-    player.run(trace.ops, stays)
+    player.run(trace.ops, stays, layers=trace.layers)
     return Played(
         player.peak, bytes_for_backward(trace, recompute) - trace.input.size + trace.ops[-1].outputs[0].gradient
     )
@@ -97,7 +102,7 @@ def backward(
     With FSDP also the buffer that the unit was gathered in early, and, unless it is the first, that of the exchange of
     `behind`, whose backward was the last one. ahead: the unit whose backward is next.
     """
-    inner = next((op.closes for op in trace.ops if op.closes is not None), None)
+    inner = next((op.closes for op in trace.ops if op.closes is not None and op.runs_back), None)
     player = _Player(handling, buffer=0 if behind is None else behind.buffer)
     player.gather_again(unit, inner or ahead)
     later = {id(trace.input)}  # freed at the end
@@ -107,7 +112,8 @@ def backward(
         player.run(_until_last_keeper(trace), stays, known=later, again=True, follower=ahead)
     player.run_back(trace, later, ahead if recompute is None else None)
     player.exchange(unit)
-    player.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
+    if recompute is not None or keeps_input(trace):
+        player.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
     return Played(player.peak, player.live)
 
 
@@ -180,8 +186,10 @@ class _Player:
         known: Set[int] = frozenset(),
         again: bool = False,
         follower: FsdpUnit | None = None,
+        layers: Collection[int] = (),
     ) -> None:
-        """Run operations; values that do not stay are freed after their last use, and freed units let go.
+        """Run operations; values that do not stay are freed after their last use, and freed units let go. What only a
+        backward would keep has a name until the layer is done; `layers`: where each begins.
 
         again: it is the second run, of whose last operation only what it keeps is wanted, and in which units inside
         keep their parameters. known: values that are there already. follower: the unit whose backward comes next.
@@ -190,8 +198,10 @@ class _Player:
         for op in ops:
             for value in op.inputs:
                 uses[id(value.storage)] = uses.get(id(value.storage), 0) + 1
+        forgone = {id(value) for op in ops for value in op.forgone}
+        ends, named = {*layers, len(ops)}, list[int]()
         allocated: set[int] = set()
-        for op in ops:
+        for place, op in enumerate(ops):
             if op.opens is not None:
                 self.gather_again(op.opens, follower) if again else self.gather(op.opens)
             if op.closes is not None and op.closes.reshards and not again:
@@ -210,7 +220,10 @@ class _Player:
                 uses[number] -= 1
                 if not uses[number] and number in allocated and number not in stays:
                     allocated.discard(number)
-                    self.free(storage.size)
+                    named.append(storage.size) if number in forgone else self.free(storage.size)
+            if place + 1 in ends:
+                self.free(sum(named))
+                named.clear()
 
     def run_back(self, trace: OpTrace, later: Set[int], follower: FsdpUnit | None) -> None:
         """Run all operations backwards, from the gradient of the last output, which is alive.
@@ -224,6 +237,8 @@ class _Player:
         last = trace.ops[-1].outputs[0]
         self._gradients = {id(last): _Gradient(last.gradient, 1)}
         for op in reversed(trace.ops):
+            if not op.runs_back:
+                continue
             if op.closes is not None:
                 if follower is not None:
                     self.gather_again(op.closes, follower)
@@ -239,19 +254,20 @@ class _Player:
     def _step_back(self, op: TracedOp) -> None:
         given = [found for value in op.outputs if (found := self._gradients.pop(id(value), None)) is not None]
         if op.fresh:
-            self.make(sum(value.gradient for value in op.inputs) + op.weights)
+            self.make(sum(value.gradient for value in op.receivers) + op.weights)
             self.touch(op.scratch[1])
             for gradient in given:
                 self._let_go(gradient)
-            new = [_Gradient(value.gradient, 1) for value in op.inputs]
+            new = [_Gradient(value.gradient, 1) for value in op.receivers]
         else:
             (gradient,) = given
             self.make(op.weights)
-            gradient.holders += len(op.inputs) - 1
-            new = [gradient] * len(op.inputs)
+            gradient.holders += len(op.receivers)
+            self._let_go(gradient)
+            new = [gradient] * len(op.receivers)
         if self.handling.again and not self.handling.casts and self.handling.sums != "each":
             self.free(op.added)  # in place
-        for value, gradient in zip(op.inputs, new, strict=True):
+        for value, gradient in zip(op.receivers, new, strict=True):
             self._give(value, gradient)
 
     def _let_go(self, gradient: _Gradient) -> None:
@@ -281,6 +297,8 @@ class _Player:
         how = self.handling
         if how.frees:
             self.free(unit.whole)
+        if not unit.gradients:
+            return
         if how.sums == "keep":
             if how.casts and how.again:
                 self.free(unit.gradients)

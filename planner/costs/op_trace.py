@@ -7,7 +7,7 @@ how much is alive at any moment, which the sizes of single tensors do not.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 if TYPE_CHECKING:
     from ..plan import TrafficOp
@@ -51,12 +51,12 @@ class CollectiveCall:
 class FsdpUnit:
     """Parameters that FSDP gathers and exchanges together, in bytes on one rank.
 
-    whole: gathered, in the format of the computation, uneven shards padded. gradients, summed: of the pieces the rank
-    computes with, in the format of the computation and in that of sums. buffer: `summed`, padded, as it is exchanged.
-    output, shard: the rank's part of it, in the format of sums and in that of the parameters. largest: of the
-    parameters, the gradient of the largest, in the format of sums. shards, copies: ranks that share the parameters,
-    and that hold the same part of them. moved: parts are not cut along the first dim and have to be put in order.
-    reshards: gathered parameters are freed after the forward.
+    whole: gathered, in the format of the computation, uneven shards padded. Of those that are trained, gradients,
+    summed: of the pieces the rank computes with, in the format of the computation and in that of sums; buffer:
+    `summed`, padded, as it is exchanged; output, shard: the rank's part of it, in the format of sums and in that of the
+    parameters; largest: the gradient of the largest, in the format of sums. shards, copies: ranks that share the
+    parameters, and that hold the same part of them. moved: parts are not cut along the first dim and have to be put in
+    order. reshards: gathered parameters are freed after the forward.
     """
 
     whole: int
@@ -86,12 +86,14 @@ class FsdpUnit:
 class TracedOp:
     """One operation.
 
-    inputs, outputs: what gradients flow to and from. extra: what it makes beside. keeps: what it needs in the backward.
-    results: what selective recomputation keeps of it, under the word `saved`. fresh: it makes new gradients of its
-    inputs, where others hand on that of their output. weights: bytes of gradients of `parameters`, which are named as
-    inside the block. added: bytes of gradients of parameters that are complete behind its backward, as those of slices
-    are not. scratch: what is alive only while its forward, and its backward, runs. flops: of its forward. attends: they
-    grow with the pairs of positions of a document. opens, closes: an FSDP unit whose module begins here, or ends.
+    inputs, outputs: what it takes and makes. receivers: the inputs that its backward gives a gradient, by default all.
+    runs_back: it has a backward. forgone: what it would keep if it had one. extra: what it makes beside. keeps: what it
+    needs in the backward. results: what selective recomputation keeps of it, under the word `saved`. fresh: it makes
+    new gradients of its inputs, where others hand on that of their output. weights: bytes of gradients of `parameters`,
+    which are named as inside the block. added: bytes of gradients of parameters that are complete behind its backward,
+    as those of slices are not. scratch: what is alive only while its forward, and its backward, runs. flops: of its
+    forward. attends: they grow with the pairs of positions of a document. opens, closes: an FSDP unit whose module
+    begins here, or ends.
     """
 
     inputs: tuple[TracedTensor, ...] = ()
@@ -111,15 +113,20 @@ class TracedOp:
     back_calls: tuple[CollectiveCall, ...] = ()
     opens: FsdpUnit | None = None
     closes: FsdpUnit | None = None
+    runs_back: bool = True
+    forgone: tuple[TracedTensor, ...] = ()
+    receivers: tuple[TracedTensor, ...] = Factory(lambda op: op.inputs, takes_self=True)
 
 
 @define(eq=False)
 class OpTrace:
-    """The operations of a block in order, from its `input`. choices: bytes of what its router decided."""
+    """The operations of a block in order, from its `input`. choices: bytes of what its router decided. layers: the
+    operations with which the layers begin."""
 
     input: TracedTensor
     ops: list[TracedOp] = field(factory=list)
     choices: int = 0
+    layers: list[int] = field(factory=list)
 
     def op(
         self,
@@ -177,10 +184,10 @@ class OpTrace:
         self.ops.append(TracedOp(inputs=(x,), outputs=outputs, back_calls=tuple(back_calls)))
         return list(outputs)
 
-    def slices(self, *weights: int) -> None:
+    def slices(self, *weights: int, parameters: Sequence[str] = ()) -> None:
         """Parameters cut into slices, whose gradients stay until those of each parameter, of so many bytes, are put
         together anew."""
-        self.ops.append(TracedOp(added=sum(weights), scratch=(0, max(weights))))
+        self.ops.append(TracedOp(added=sum(weights), scratch=(0, max(weights)), parameters=tuple(parameters)))
 
     def add(self, left: TracedTensor, right: TracedTensor) -> TracedTensor:
         """A sum, whose gradient is that of both."""

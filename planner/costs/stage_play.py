@@ -10,19 +10,46 @@ from ..architecture import RotaryAngles
 from .gathering import BlockUnits
 from .head_memory import Ends
 from .local import Local
-from .memory_simulator import Handling, Played, Recompute, backward, bytes_for_backward, exchange, forward
+from .memory_simulator import (
+    Handling,
+    Played,
+    Recompute,
+    backward,
+    bytes_for_backward,
+    exchange,
+    forward,
+    keeps_input,
+)
 from .op_trace import FsdpUnit, OpTrace, TracedOp
 
 
 @frozen(eq=False)
 class BlockPlay:
-    """A block as those of one kind of layers are. layer: the first of them. angles: by which positions turn it."""
+    """A block as those of one kind of layers are. layer: the first of them. angles: by which positions turn it. below,
+    runs_back: as of a `TrainedKind`."""
 
     layer: int
     angles: RotaryAngles | None
     trace: OpTrace
     units: BlockUnits
     recompute: Recompute | None
+    below: bool = True
+    runs_back: bool = True
+
+    @property
+    def experts_run_back(self) -> bool:
+        """Whether a gradient comes to the experts."""
+        return any(op.closes is not None and op.runs_back for op in self.trace.ops)
+
+    @property
+    def attends_back(self) -> bool:
+        """Whether a gradient comes to attention."""
+        return any(op.attends and op.runs_back for op in self.trace.ops)
+
+    @property
+    def passing(self) -> frozenset[str]:
+        """The parameters, named as inside the block, whose operations give a gradient to what they take."""
+        return frozenset(name for op in self.trace.ops if op.receivers for name in op.parameters)
 
     @property
     def owners(self) -> list[TracedOp]:
@@ -47,7 +74,7 @@ class StagePlay:
     blocks: each, and whether it is computed again in the backward. found: plays of blocks and of stages, each made
     once. embeds, predicts: it has an end of the model. What it takes from other stages, and gradients it takes, lie in
     buffers that stay. beside, behind: the next stage, or the one before, is on the same rank, and what is passed on
-    takes the place of such a buffer.
+    takes the place of such a buffer. alone: there is no other stage.
     """
 
     stage: int
@@ -61,6 +88,7 @@ class StagePlay:
     tied: bool
     beside: bool = False
     behind: bool = False
+    alone: bool = True
 
     @property
     def counts(self) -> Counter[tuple[BlockPlay, bool]]:
@@ -75,7 +103,14 @@ class StagePlay:
     @property
     def rotation(self) -> int:
         """Cosines and sines of all positions, once for all blocks with the same angles."""
-        angles = {block.angles for block, _ in self.blocks}
+        return self._turned_by({block.angles for block, _ in self.blocks})
+
+    @property
+    def _kept_rotation(self) -> int:
+        """Those of them that are needed in the backward."""
+        return self._turned_by({block.angles for block, _ in self.blocks if block.attends_back})
+
+    def _turned_by(self, angles: set[RotaryAngles | None]) -> int:
         return 2 * self.local.tokens * self.local.width * sum(each.width for each in angles if each is not None)
 
     @property
@@ -108,23 +143,34 @@ class StagePlay:
         return (self.root.summed if self.root is not None else 0) + blocks
 
     @property
+    def below(self) -> bool:
+        """Whether something before the stage's blocks is trained, the embedding included."""
+        return self.blocks[0][0].below
+
+    @property
+    def splits(self) -> bool:
+        """Whether a backward in two parts has a first one: torch leaves all of the first stage to the second, as does a
+        stage of which nothing before it is trained."""
+        return not self.embeds and self.below
+
+    @property
     def captured(self) -> int:
         """Gradients that the first part of a split backward leaves for the second: of what matrices and norms give."""
         return sum(op.outputs[0].gradient for block, _ in self.blocks for op in block.owners)
 
     def inputs_only(self, handling: Handling) -> Played:
         """The first part of a split backward: everything stays that it meets, and the gradient of what went in."""
-        if self.embeds:
-            return Played(0, 0)  # torch leaves all of it to the second part
+        passed = 0 if self.behind or self.embeds else self.local.stream
+        if not self.splits:
+            return Played(passed, passed)
         weights = sum(op.weights for block, _ in self.blocks for op in block.owners)
-        passed = 0 if self.behind else self.local.stream
         peak = self.captured + max(0, self.backward(handling).peak - weights)
         return Played(peak, self.captured + passed)
 
     def weights_only(self, handling: Handling) -> Played:
         """The second part: it computes a block again for each of its matrices and norms, and keeps most of it."""
         whole = self.backward(handling)
-        if self.embeds:
+        if not self.splits:
             return whole
         more = 0
         for (block, again), count in self.counts.items():
@@ -144,10 +190,23 @@ class StagePlay:
         """What stages that cost the same have in common."""
         return (self.blocks, self.embeds, self.predicts, self.beside)
 
+    @property
+    def _trains(self) -> bool:
+        """Whether a gradient comes to a block of the stage."""
+        return any(block.runs_back for block, _ in self.blocks)
+
+    @property
+    def _keeps_input(self) -> bool:
+        """Whether what goes into the first block is needed in the backward."""
+        block, again = self.blocks[0]
+        return again or keeps_input(block.trace)
+
     def _forward(self) -> Played:
         stream, live, peak = self.local.stream, self.rotation, 0
         if self.embeds:
             live += stream + self.ends.embedded
+        elif not self._keeps_input:
+            live += stream  # it lies in a buffer
         for block, again in self.blocks:
             played = self._once((block, again), partial(block.forward, again))
             peak = max(peak, live + played.peak)
@@ -155,26 +214,31 @@ class StagePlay:
         if self.predicts:
             last = self.blocks[-1][0].units.all[-1:]  # what was gathered last, in its buffer
             peak = max(peak, live + self.ends.forward + sum(unit.flat for unit in last))
-            live += self.ends.saved + self.ends.loss
-        elif self.beside:
-            live -= stream
-        return Played(max(peak, live), live)
+            live += self.ends.saved + self.ends.loss - (0 if self.ends.passes else stream)
+        else:
+            # What begins a backward is copied, for the gradient that the stage before, or this one, is given.
+            begins = not self.alone and not self.below and not (self.embeds and self._trains)
+            peak = max(peak, live + (stream if begins else 0))
+            live -= stream if self.beside else 0
+        return Played(max(peak, live), live - self.rotation + self._kept_rotation)
 
     def _backward(self, handling: Handling) -> Played:
         stream, live, peak = self.local.stream, 0, 0
         in_place = handling.again and not handling.casts and handling.sums != "each"
+        lowest = next((place for place, (block, _) in enumerate(self.blocks) if block.runs_back), len(self.blocks))
+        units = [block.units.dense for block, _ in self.blocks[lowest:]]
         if self.predicts:
             peak = self.ends.backward
-            live += stream - (self.ends.loss - self.ends.weight) - self.ends.saved
-            live -= stream + (self.ends.weight if in_place else 0)
-        else:
+            live += (stream if self.ends.below else 0) - (self.ends.loss - self.ends.weight) - self.ends.saved
+            live -= (stream if self.ends.passes else 0) + (self.ends.weight if in_place else 0)
+        elif units:
             live += stream  # the gradient lies in a buffer that stays
-        units = [block.units.dense for block, _ in self.blocks]
         # The buffers that the first unit to go backwards, and the last, were gathered in early.
-        early, late = (unit.flat if unit is not None and unit.reshards else 0 for unit in (units[-1], units[0]))
+        ends = (units[-1], units[0]) if units else (None, None)
+        early, late = (unit.flat if unit is not None and unit.reshards else 0 for unit in ends)
         for place in reversed(range(len(units))):
-            block, again = self.blocks[place]
-            behind = units[place + 1] if place + 1 < len(units) else None
+            block, again = self.blocks[lowest + place]
+            behind = next((unit for unit in units[place + 1 :] if unit is not None and unit.gradients), None)
             ahead = units[max(0, place - 1)]
             key = (block, again, handling, behind, ahead)
             played = self._once(key, partial(block.backward, again, handling, behind, ahead))
@@ -184,12 +248,13 @@ class StagePlay:
         if self.embeds:
             peak = max(peak, live + self.ends.start)
             live += (0 if in_place or (self.tied and self.predicts) else self.ends.embedding) - self.ends.embedded
-        if not self.embeds:
+        if not self.embeds and self._keeps_input:
             live += stream  # what it was given lies in a buffer too
-        live -= stream + self.rotation
+        live -= (stream if self.below else 0) + self._kept_rotation
         if not self.predicts and not self.beside:
             live -= stream
-        last = exchange(self.root, units[0].buffer if units[0] is not None else 0, handling)
+        behind = next((unit for unit in units if unit is not None and unit.gradients), None)
+        last = exchange(self.root, behind.buffer if behind is not None else 0, handling)
         return Played(max(peak, live + last.peak), live + last.net)
 
     def reduce(self) -> Played:

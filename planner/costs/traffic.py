@@ -59,7 +59,7 @@ def _calls_of_coordinate(run: Resolved, stages: list[StagePlay], pp: int) -> Col
     _around(calls, run, pp)
     count = run.batch.accumulate
     for stage in stages:
-        split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and not stage.embeds
+        split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and stage.splits
         _blocks(calls, stage, count, split)
         _ends(calls, run, stage, count)
         _between(calls, run, stage, count)
@@ -88,12 +88,13 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
     whole = local.whole
     if stage.embeds:
         calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
-        if tensor.sequence:
+        if tensor.sequence and stage.ends.embedding:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
     if stage.predicts:
         if tensor.sequence:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
-        calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
+        if stage.ends.passes:
+            calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
         reads = run.spec.loss.reads(run.spec.loss.args())
         alive = local.vocab if tensor.loss else run.architecture.vocab
         piece = max(1, int(run.spec.loss.chunk.value) // (4 * alive))
@@ -152,11 +153,11 @@ def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
         for tensor in partial(run, _owned(run, pp)):
             calls.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
     if run.size("pp") > 1 and arch.tie_embeddings and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
-        (table,) = [t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight"]
-        calls.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
+        for table in (t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight" and t.trained):
+            calls.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
     for axis in run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(run.spec.parallel))):
         for tensor in _owned(run, pp):
-            if not tensor.expert:
+            if tensor.trained and not tensor.expert:
                 size = prod(run.cuts.shape(tensor))
                 calls.add(CollectiveCall(axis, "all_reduce", "step.context_grad_sync", size * width))
 

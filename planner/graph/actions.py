@@ -48,6 +48,7 @@ class ActionNodes:
         """The node that saves weights alone."""
         run, ema = self._run, self._run.spec.ema
         averaged = ema is not None and ema.publish
-        size = weight_bytes(run.inventory, run.formats.averages if averaged else run.formats.params)
+        form = run.formats.averages if averaged else run.formats.params
+        size = weight_bytes(run.inventory, form, run.formats.frozen)
         does = f"save the {'averaged ' if averaged else ''}weights alone, for publishing: {bytes_text(size)}"
         return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))

@@ -43,6 +43,11 @@ def checkpoint_contents(plan: Plan) -> dict[str, Any]:
         "buffers": {f"layers.{n}.{name}": shape for n in sorted(buffers) for name, shape in buffers[n].items()},
         "model": arch.to_json(),
         "params": build["params"],
+        **(
+            {"frozen": frozen}
+            if (frozen := [each.name for each in plan.parameters.tensors if not each.trained])
+            else {}
+        ),
         "optimizer": _optimizer(plan.node("setup.optimizer").args),
         "loader": {
             "capacity": loader["sequence"],
@@ -68,8 +73,9 @@ def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Checkpoin
 
     What an old checkpoint does not say is not held against it.
     """
+    frozen = _frozen(set(saved.get("frozen", [])), set(planned.get("frozen", [])))
     saved = {**planned, **saved}
-    found = weight_mismatches(saved, planned)
+    found = [*weight_mismatches(saved, planned), *frozen]
     before, after = saved["params"], planned["params"]
     if PRECISION[after] < PRECISION[before]:
         text = f"{before} → {after}: parameters and moments would be rounded"
@@ -82,6 +88,20 @@ def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Checkpoin
         if before != after:
             found.append(CheckpointMismatch(path=path, text=f"{before} → {after}: {meaning}"))
     return found
+
+
+def _frozen(before: set[str], after: set[str]) -> list[CheckpointMismatch]:
+    """Why a state in which some parameters were not trained does not fit a plan that trains others."""
+    for names, text in (
+        (before - after, "frozen in the checkpoint and trained here: it has no state of the optimizer for it"),
+        (after - before, "trained in the checkpoint and frozen here"),
+    ):
+        if names:
+            first = min(names)
+            more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            text = f"{first}{more}: {text}; begin with its weights alone, by checkpoint.pretrained"
+            return [CheckpointMismatch(path="model.frozen", text=text)]
+    return []
 
 
 def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:

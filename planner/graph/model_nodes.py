@@ -1,10 +1,11 @@
-"""The nodes that make a model and prepare its modules: build → loss → tp → cp → ep → activation → routing_replay →
-compile."""
+"""The nodes that make a model and prepare its modules: build → loss → tp → cp → ep → freeze → activation →
+routing_replay → compile."""
 
 from typing import Any, Final
 
 from ..architecture import EMBEDDING, HEAD, expert_module
 from ..mesh.sharding import tensor_rules
+from ..model.module_names import modules_of
 from ..resolved import Resolved, attention_kernels, resolve_save
 from ..units import bytes_text, count_text, plural
 from ..weights.files import LOADED
@@ -13,12 +14,21 @@ from .saving import add_pretrained
 from .shard_nodes import add_pipeline
 
 BLOCKS: Final = "layers.*"
+MOST_MODULES: Final = 8  # named in the line of a node
 
 
 def add_model(graph: Builder, run: Resolved, after: str) -> str:
     """Add the chain; the id of its last node, after which the model holds its initial weights."""
     last = _loss(graph, run, _build(graph, run, after))
-    for part in (_tensor_parallel, _context_parallel, _expert_parallel, _activation, _routing_replay, _compile):
+    for part in (
+        _tensor_parallel,
+        _context_parallel,
+        _expert_parallel,
+        _freeze,
+        _activation,
+        _routing_replay,
+        _compile,
+    ):
         last = part(graph, run, last)
     last = add_pipeline(graph, run, run.stack.shard(graph, run, last))
     last = _weights(graph, run, last)
@@ -137,6 +147,21 @@ def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
     does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
     args = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}", "matches": run.matches(arch.expert_layers)}
     return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
+
+
+def _freeze(graph: Builder, run: Resolved, last: str) -> str:
+    inventory = run.inventory
+    if inventory.trained == inventory.total:
+        return last
+    names = [each.name for each in modules_of(inventory, trained=False)]
+    shown = ", ".join(names[:MOST_MODULES])
+    shown += f" and {len(names) - MOST_MODULES} more" if len(names) > MOST_MODULES else ""
+    frozen = inventory.total - inventory.trained
+    does = f"no gradients and no state of the optimizer for {count_text(frozen)} parameters: {shown}"
+    if run.formats.frozen != run.formats.params:
+        does += f"; kept in {run.formats.frozen}"
+    args = {"parameters": frozen, "format": run.formats.frozen}
+    return graph.add("setup", "setup.freeze", does, args=args, after=((last, "model"),))
 
 
 def _activation(graph: Builder, run: Resolved, last: str) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 from ...dsl.schema.actions import ACTIONS
 from ...dsl.user_parts.places import Place
+from ..architecture import EMBEDDING
 from ..mesh.mesh import AXES
 from ..mesh.sharding import folded_axes
 from ..plan import Estimates
@@ -115,7 +116,8 @@ def _add_syncs(run: Resolved, then: Any) -> None:
     if tp > 1 and not run.dense_fsdp:
         does = f"sum gradients of norms and other weights that tp={tp} does not cut"
         then("step.tensor_grad_sync", does, {"axes": ["tp"]}, ("tp",))
-    if run.size("pp") > 1 and run.architecture.tie_embeddings:
+    tied = run.size("pp") > 1 and run.architecture.tie_embeddings
+    if tied and any(each.trained for each in run.inventory.tensors if each.name == f"{EMBEDDING}.weight"):
         table = count_text(run.architecture.vocab * run.architecture.dim)
         does = f"sum the gradients of the embedding, {table} parameters, and of its copy, the head on the last stage"
         then("step.tied_grad_sync", does, {"axes": ["pp"]}, ("pp",))

@@ -10,6 +10,7 @@ from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 from ..findings import Findings
 from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
+from .frozen import check_frozen
 
 
 @frozen
@@ -40,6 +41,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
         found.fail("model.layers", "X433", f"model.{setting}", message, hint)
     _check_heads(architecture, found)
     _check_rope(spec, architecture, found)
+    check_frozen(spec, architecture, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None
     return Shape(architecture, reasons, weights)
 

@@ -1,15 +1,19 @@
 """What a model is made of, counted: parameters, weights that a token is multiplied with, floating-point operations."""
 
 from collections import Counter
+from collections.abc import Mapping, Set
+
+from attrs import evolve, field, frozen
 
 from ..architecture import Architecture, ParameterSpec, block_parameters, parameters
 from ..plan import Parameters, Work
 from ..units import BYTES
 
 
-def count_parameters(architecture: Architecture) -> Parameters:
-    """The inventory. A token uses all parameters but the experts it is not sent to."""
-    tensors = tuple(parameters(architecture))
+def count_parameters(architecture: Architecture, frozen: Set[str] = frozenset()) -> Parameters:
+    """The inventory. A token uses all parameters but the experts it is not sent to. frozen: names of parameters that
+    are not trained."""
+    tensors = tuple(evolve(each, trained=each.name not in frozen) for each in parameters(architecture))
     total = sum(tensor.size for tensor in tensors)
     experts = sum(tensor.size for tensor in tensors if tensor.expert)
     active = total
@@ -26,45 +30,70 @@ def matmul_parameters(architecture: Architecture) -> int:
 
 def block_matmul_parameters(architecture: Architecture, layer: int) -> int:
     """Those of the block of one layer; of the routed experts, as many as a token is sent to."""
-    return sum(
-        tensor.size * architecture.experts_per_token // architecture.experts if tensor.expert else tensor.size
+    return sum(matmul_sizes(architecture, layer).values())
+
+
+def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
+    """The same by the name of the matrix."""
+    return {
+        tensor.name: tensor.size * architecture.experts_per_token // architecture.experts
+        if tensor.expert
+        else tensor.size
         for tensor in block_parameters(architecture, layer)
         if len(tensor.shape) > 1
-    )
+    }
 
 
-def training_work(architecture: Architecture) -> Work:
-    """Operations without recomputation (forward 2, backward 4 a weight); see `estimates.SOURCES`."""
-    pair = 12 * architecture.layers * architecture.heads * architecture.head_dim
-    return Work(position=6 * matmul_parameters(architecture), pair=pair, windows=_windows(architecture))
+@frozen(kw_only=True)
+class BackwardLess:
+    """What backwards do without where a part of the model is not trained. blocks: layer → operations of products for a
+    token. head: the same of the head. attention: layers whose attention has no backward."""
+
+    blocks: Mapping[int, int] = field(factory=dict)
+    head: int = 0
+    attention: frozenset[int] = frozenset()
 
 
-def _windows(architecture: Architecture) -> tuple[tuple[int | None, float], ...]:
-    """Those of attention, with the share of blocks that have each; none where no block has one."""
+def training_work(architecture: Architecture, less: BackwardLess) -> Work:
+    """Operations without recomputation (forward 2, backward 4 a weight, as far as it is needed); see
+    `estimates.SOURCES`."""
+    layers = 12 * architecture.layers - 8 * len(less.attention)
+    position = 6 * matmul_parameters(architecture) - sum(less.blocks.values()) - less.head
+    pair = layers * architecture.heads * architecture.head_dim
+    return Work(position=position, pair=pair, windows=_windows(architecture, less.attention))
+
+
+def _windows(architecture: Architecture, forward_only: Set[int]) -> tuple[tuple[int | None, float], ...]:
+    """Those of attention, with the share of its operations that have each; none where no block has one."""
     found: Counter[int | None] = Counter()
     for kind in architecture.kinds:
-        found.update({layer.window: len(kind.layers) for layer in kind.block.layers() if layer.attends})
+        work = sum(4 if layer in forward_only else 12 for layer in kind.layers)
+        found.update({layer.window: work for layer in kind.block.layers() if layer.attends})
     if not any(found):
         return ()
     return tuple((window, count / found.total()) for window, count in found.items())
 
 
-def flops_per_token(architecture: Architecture, sequence: int) -> int:
+def flops_per_token(architecture: Architecture, sequence: int, less: BackwardLess | None = None) -> int:
     """Training FLOPs of one token of a document of `sequence` positions."""
-    work = training_work(architecture)
+    work = training_work(architecture, less or BackwardLess())
     return work.position + work.pair * work.pairs(sequence) // sequence
 
 
-def weight_bytes(inventory: Parameters, number_format: str) -> int:
-    """Bytes of all weights in a number format."""
-    return BYTES[number_format] * inventory.total
+def weight_bytes(inventory: Parameters, number_format: str, frozen: str = "") -> int:
+    """Bytes of all weights in a number format. frozen: that of those that are not trained, if it is another."""
+    trained = inventory.trained
+    return BYTES[number_format] * trained + BYTES[frozen or number_format] * (inventory.total - trained)
 
 
-def checkpoint_bytes(inventory: Parameters, params_format: str, moments: int, averages: str | None = None) -> int:
-    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. moments: tensors that the optimizer keeps for
-    each parameter. averages: their format, if any are kept."""
-    averaged = 0 if averages is None else weight_bytes(inventory, averages)
-    return (1 + moments) * weight_bytes(inventory, params_format) + averaged
+def checkpoint_bytes(
+    inventory: Parameters, params_format: str, frozen: str, moments: int, averages: str | None = None
+) -> int:
+    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. frozen: the format of parameters that are not
+    trained. moments: tensors that the optimizer keeps for each other one. averages: their format, if any are kept."""
+    averaged = 0 if averages is None else weight_bytes(inventory, averages, frozen)
+    states = moments * BYTES[params_format] * inventory.trained
+    return weight_bytes(inventory, params_format, frozen) + states + averaged
 
 
 def block_tensors(inventory: Parameters, layer: int) -> list[ParameterSpec]:

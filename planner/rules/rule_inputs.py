@@ -23,6 +23,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.on.*": ("on.{}", "on.{}.*", "model.*", "tokenizer.source"),
     "model.folder": ("model.*", "checkpoint.pretrained", "checkpoint.from"),
     "model.block": ("model.*",),
+    "model.frozen": ("model.*", "tokenizer.source"),
     "data.tokenizer": ("tokenizer.source", "model.vocab"),
     "data.vocab": ("tokenizer.source", "model.vocab"),
     "data.training": ("dataset", "dataset.*.holdout", "mixture.*"),

@@ -104,7 +104,8 @@ def token_losses(
     With `each` the terms tell tokens apart; nothing else changes by that.
     """
     # Asked here: inside a custom forward gradients are off, and the inputs say they need one even under no_grad.
-    needs = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
+    enabled = torch.is_grad_enabled()
+    needs = (enabled and hidden_TD.requires_grad, enabled and weight_VD.requires_grad)
     terms = _ChunkedLoss.apply(hidden_TD, weight_VD, labels_T, head, needs, each)
     objective, cross_entropy, each_T = terms  # pyright: ignore[reportGeneralTypeIssues]
     return LossTerms(objective, cross_entropy, each_T)
@@ -249,14 +250,22 @@ def _gradient_of(by: dict[str, Tensor], found: _Statistics, valid_t: Tensor, hea
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, needs: bool, each: bool):
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        labels_T: Tensor,
+        head: Head,
+        needs: tuple[bool, bool],
+        each: bool,
+    ):
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         objective = torch.zeros((), dtype=exact, device=hidden_TD.device)
         cross_entropy = torch.zeros_like(objective)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
-        grad_hidden_TD = torch.empty_like(hidden_TD) if needs else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if needs else None
-        term = head.term if needs else None
+        grad_hidden_TD = torch.empty_like(hidden_TD) if needs[0] else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if needs[1] else None
+        term = head.term if any(needs) else None
         reads = () if term is None else term.reads
         for first in range(0, labels_T.numel(), head.chunk):
             part = slice(first, first + head.chunk)
@@ -273,7 +282,7 @@ class _ChunkedLoss(torch.autograd.Function):
             minimised = None if term is None else _minimised(term, found, labels_t != IGNORE)
             loss = loss if minimised is None else minimised.loss_T.sum()
             objective += loss + head.z_weight * (found.lse_T.square() * valid_t).sum()
-            if grad_hidden_TD is not None and grad_weight_VD is not None:
+            if any(needs):
                 if minimised is None:
                     grad_tV = _gradient(found, valid_t, head)
                 else:
@@ -282,7 +291,10 @@ class _ChunkedLoss(torch.autograd.Function):
                     grad_tV.mul_(slope_tV)
                     slope_tV = None
                 grad_tV = grad_tV.to(hidden_TD.dtype)
-                torch.mm(grad_tV, weight_VD, out=grad_hidden_TD[part])
+                if grad_hidden_TD is not None:
+                    torch.mm(grad_tV, weight_VD, out=grad_hidden_TD[part])
+                if grad_weight_VD is None:
+                    continue
                 if grad_tV.dtype == exact:
                     grad_weight_VD.addmm_(grad_tV.t(), hidden_TD[part])  # no second [V, D] for the product
                 else:
@@ -297,8 +309,9 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor):
         grad_hidden_TD, grad_weight_VD = ctx.grads
         if not ctx.scaled:
-            grad_hidden_TD.mul_(grad_outputs[0])
-            grad_weight_VD.mul_(grad_outputs[0])
+            for grad in ctx.grads:
+                if grad is not None:
+                    grad.mul_(grad_outputs[0])
             ctx.scaled = True
         if not ctx.twice:
             del ctx.grads

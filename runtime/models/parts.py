@@ -43,6 +43,10 @@ class ModelParts:
     def parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for _, parameter in self.named_parameters())
 
+    def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the parameters that have gradients, by name."""
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         for part in self.parts:
             yield from part.named_buffers()

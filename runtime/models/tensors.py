@@ -28,7 +28,7 @@ def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> di
     chosen = OPTIMIZERS.of(args)
     moments, count = chosen.state(args), chosen.scalars(args)
     tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.trained():
         state = optimizer.state[parameter]
         if not state:
             # As optimizers make them at their first step; a count is a tensor of the parameter's device when fused.

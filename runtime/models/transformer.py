@@ -20,6 +20,7 @@ from .batch import ModelBatch, RowLosses
 from .block import Attention, DecoderBlock
 from .layers import Embedding, Linear, RMSNorm, Rotation
 from .loss import Head, token_losses, whole_logits
+from .zero_gradient import with_zero_gradient
 
 
 @frozen
@@ -66,6 +67,9 @@ class Transformer(nn.Module):
         # A pipeline's schedule passes on tensors alone: batches wait here, and come in this order on every stage.
         self.inbox: deque[ModelBatch] = deque()
         self.splits_backward = False
+        # In a pipeline, whose schedule expects gradients of all that stages pass on: nothing before this stage is
+        # trained, nor anything of the first stage.
+        self.begins_backward = False
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
@@ -76,11 +80,20 @@ class Transformer(nn.Module):
         """
         if batch is None:
             batch = self.inbox.popleft()
+        # What is embedded has no name here: where no backward needs it, it is freed behind the first block.
+        if not self.begins_backward or not torch.is_grad_enabled():
+            return self._decode(self._embedded(x_BSD, batch), batch)
+        out = self._decode(self._embedded(x_BSD, batch).detach(), batch)
+        given = out.new_zeros((), requires_grad=True) if self.span.embeds else x_BSD
+        assert given is not None
+        return with_zero_gradient(out, given)
+
+    def _embedded(self, x_BSD: Tensor | None, batch: ModelBatch) -> Tensor:
         if self.span.embeds:
             assert batch.input_ids_BS is not None
-            x_BSD = self.embed(batch.input_ids_BS)
+            return self.embed(batch.input_ids_BS)
         assert x_BSD is not None, "a stage that does not embed takes what the one before it gives"
-        return self._decode(x_BSD, batch)
+        return x_BSD
 
     def embed(self, ids_BS: Tensor) -> Tensor:
         """The residual stream [B, S, D] before the first block."""

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Shard
 from ..models.build import DTYPES
 from ..models.moe import Experts
 from ..models.parts import ModelParts
+from ..models.transformer import Transformer
 from ..ops import op
 from ..parallel.mesh import Meshes
 from ..parallel.rules import matching
@@ -87,6 +88,19 @@ def shard_root(model: ModelParts, meshes: Meshes, compute: str, reduce: str, res
     """Shard what the blocks left of every part: embedding, last norm and head, as one unit."""
     for part in model.parts:
         make_unit(part, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
+        _end_backward(part)
+
+
+def _end_backward(part: Transformer) -> None:
+    """Let the lowest unit that has a backward gather nothing early: FSDP would gather the unit before it, whose turn
+    never comes where nothing is trained from there on."""
+    if part.embed_tokens.weight.requires_grad if part.span.embeds else not part.begins_backward:
+        return
+    trained = (block for block in part.layers.values() if any(p.requires_grad for p in block.parameters()))
+    lowest = next(trained, None)
+    for module in [part] if lowest is None else lowest.modules():
+        if isinstance(module, FSDPModule):
+            module.set_modules_to_backward_prefetch([module])  # itself, which is there
 
 
 def reshard(model: ModelParts) -> None:

@@ -32,8 +32,8 @@ class GradientNorm:
     """
 
     def __init__(self, model: ModelParts, rank: Rank) -> None:
-        self._parameters, self._rank = list(model.parameters()), rank
-        weights = [1.0 / count for count in copies_of(model, rank)]
+        self._parameters, self._rank = [parameter for _, parameter in model.trained()], rank
+        weights = [1.0 / count for count in copies_of(model, rank, trained=True)]
         self._weights = torch.tensor(weights, dtype=torch.float64, device=rank.device)
         self._grads: list[Tensor] = []
         self.value = float("nan")
@@ -41,10 +41,12 @@ class GradientNorm:
     @torch.no_grad()
     def measure(self, loss_sums: Tensor) -> list[float]:
         """Take the norm of the gradients as they are now; returns `loss_sums` [n] summed over all ranks."""
-        assert all(p.grad is not None for p in self._parameters), "every parameter is part of every step"
+        assert all(p.grad is not None for p in self._parameters), "every trained parameter is part of every step"
         self._grads = [_local(p.grad) for p in self._parameters if p.grad is not None]
         grads = [_at_least_fp32(g) for g in self._grads]
-        norms = torch.stack(torch._foreach_norm(grads)).double()  # pyright: ignore[reportPrivateImportUsage]
+        norms = self._weights.new_zeros(0)  # of a stage that has nothing to train
+        if grads:
+            norms = torch.stack(torch._foreach_norm(grads)).double()  # pyright: ignore[reportPrivateImportUsage]
         squares = norms.square().to(self._weights.device) @ self._weights
         sums = torch.cat((squares[None], loss_sums.double()))
         if self._rank.world_size > 1:
@@ -56,7 +58,7 @@ class GradientNorm:
     @torch.no_grad()
     def scale(self, max_norm: float) -> None:
         """Shrink the measured gradients to `max_norm`; smaller ones stay as they are."""
-        if self.value > max_norm:
+        if self.value > max_norm and self._grads:
             factor = clip_factor(self.value, max_norm)
             torch._foreach_mul_(self._grads, factor)  # pyright: ignore[reportPrivateImportUsage]
         self._grads = []
@@ -67,11 +69,11 @@ def clip_factor(norm: float, max_norm: float) -> float:
     return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
 
 
-def copies_of(model: ModelParts, rank: Rank) -> list[int]:
-    """Of every parameter of this rank, how many ranks hold the same elements."""
+def copies_of(model: ModelParts, rank: Rank, *, trained: bool) -> list[int]:
+    """Of every parameter of this rank, or of those that are trained, how many ranks hold the same elements."""
     tied = rank.pipeline_ranks > 1 and model.parts[0].arch.tie_embeddings
     ranks = rank.world_size // rank.pipeline_ranks
-    named = model.named_parameters()
+    named = model.trained() if trained else model.named_parameters()
     return [copies_of_parameter(p, ranks) * (2 if tied and name == TIED else 1) for name, p in named]
 
 

@@ -205,7 +205,7 @@ class Program:
     def _make_moments(self) -> None:
         """The optimizer makes its state in the first step; what is traced is a later one."""
         optimizer: Optimizer = self._resources["optimizer"]
-        for parameter in self.model.parameters():
+        for _, parameter in self.model.trained():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

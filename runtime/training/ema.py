@@ -62,7 +62,7 @@ class WeightAverages:
     def restart(self) -> None:
         """Begin at the weights as they are."""
         self.updates = 0
-        for average, weight in self._pairs():
+        for average, weight in self._pairs(frozen=True):
             average.copy_(weight)
 
     @torch.no_grad()
@@ -71,6 +71,8 @@ class WeightAverages:
         self.updates += 1
         share = share_of(self.updates, self.decay)
         pairs = list(self._pairs())
+        if not pairs:  # of a stage that has nothing to train
+            return
         if all(average.dtype == weight.dtype for average, weight in pairs):
             averages, weights = [average for average, _ in pairs], [weight for _, weight in pairs]
             torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
@@ -93,10 +95,15 @@ class WeightAverages:
             else:
                 trade_halves(average, weight, back=back)
 
-    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(average, weight): the pieces of this rank, looked up anew, as FSDP may have put others in their place."""
+    def _pairs(self, *, frozen: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """(average, weight): the pieces of this rank, looked up anew, as FSDP may have put others in their place.
+
+        frozen: also of weights that are not trained, which are their own average."""
         weights = model_tensors(self.model, "")
+        still = set() if frozen else {name for name, each in self.model.named_parameters() if not each.requires_grad}
         for name, average in self.averages.items():
+            if name in still:
+                continue
             yield local(average), local(weights[name])
 
 
@@ -148,12 +155,14 @@ def trade_halves(average: Tensor, weight: Tensor, *, back: bool) -> None:
 
 @op("setup.ema", gives="ema")
 def keep_average(model: ModelParts, decay: float, every: int, format: str, eval: bool, publish: bool) -> WeightAverages:
-    """Begin at the weights as they are. format: of the averages; bf16 would round a small share of new weights away."""
+    """Begin at the weights as they are. format: of the averages; bf16 would round a small share of new weights away.
+    Weights that are not trained keep theirs."""
+    still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     averages = {
-        name: value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
+        name: value.to(value.dtype if name in still else torch.promote_types(value.dtype, torch.float32), copy=True)
         for name, value in model_tensors(model, "").items()
     }
-    assert all(averages[name].dtype == DTYPES[format] for name, _ in model.named_parameters())
+    assert all(averages[name].dtype == DTYPES[format] for name, _ in model.named_parameters() if name not in still)
     return WeightAverages(model=model, decay=decay, every=every, evaluates=eval, publishes=publish, averages=averages)
 
 

@@ -27,6 +27,7 @@ from .conftest import spec_text
 # Everything is on, so that every setting has something to act upon.
 ALL_ON = {
     "model": "model qwen3_moe { dim = 64, layers = 8, heads = 8, kv_heads = 4, vocab = 300, experts = 8\n"
+    'frozen = ["layers.0", "norm"]\n'
     "rope { scaling = yarn, factor = 4, original = 128 } }",
     "dataset": """dataset code { source = jsonl("a/*.jsonl"), holdout = 1% }
         dataset other { source = text("b/*.txt"), holdout = 100% }

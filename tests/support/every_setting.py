@@ -109,4 +109,6 @@ def lists(value: Any, kind: Any) -> list[Any]:
         return [(choice,) for choice in choices if (choice,) != value]
     if kind is int:
         return [(1, 2, 2, 3)]
-    return [tuple(v / 2 for v in value)] if kind is float else [(*value, "more")]
+    if kind is float:
+        return [tuple(v / 2 for v in value)]
+    return [(*value, "more"), *([value[:-1]] if value[1:] else [])]

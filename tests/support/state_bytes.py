@@ -10,9 +10,12 @@ from xtrain.planner.units import BYTES
 
 def state_bytes(plan: Plan, rank: int) -> int:
     """Parameters, gradients, what the optimizer keeps, and averages where there are any; all but these in the format of
-    the parameters."""
+    the parameters. Of what is frozen, itself and its average, in the format that the plan says."""
     averages = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.ema")
     chosen = plan.node("setup.optimizer").args
     states = 2 + len(OPTIMIZERS.of(chosen).state(chosen))
     width = states * BYTES[plan.node("setup.build_model").args["params"]] + averages
-    return width * sum(map(prod, local_shapes(plan, rank).values()))
+    still = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.freeze")
+    still *= 2 if averages else 1
+    widths = {tensor.name: width if tensor.trained else still for tensor in plan.parameters.tensors}
+    return sum(widths[name] * prod(shape) for name, shape in local_shapes(plan, rank).items())
