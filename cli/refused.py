@@ -23,10 +23,12 @@ class Refused(Exception):
 @contextmanager
 def refusals() -> Iterator[None]:
     """Turn what is wrong with the machine, the data or an earlier run into Refused."""
+    from ..dsl.diagnostics.source import printable
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
 
     try:
         yield
     except (EnvironmentFault, DataError) as error:
-        raise Refused(3, f"error[{error.code}]: {error}") from None
+        lines = f"error[{error.code}]: {error}".split("\n")
+        raise Refused(3, "\n".join(map(printable, lines))) from None

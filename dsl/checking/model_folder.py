@@ -4,10 +4,9 @@ Each is a value with a place in that file, as if the file were included; what is
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
-from json.decoder import JSONDecodeError, JSONDecoder
+from json.decoder import JSONDecodeError
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,10 +34,10 @@ from ..schema.model_config import (
 from ..schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
 from ..schema.setting import AUTO
 from .hub_cache import SnapshotMissing, find_snapshot
+from .strict_json import STRICT
 
 CONFIG: Final = "config.json"
 LARGEST: Final = 2**24  # bytes of a file that is read whole
-MOST_DIGITS: Final = 40  # of a whole number: more than any size has
 # Settings that may differ from the file: what is learned from here on, and how weights are drawn.
 FREE: Final = ("loss", "elsewhere")
 ROPE: Final = ("rope_parameters", "rope_scaling")
@@ -162,9 +161,6 @@ def _entries(source: SourceText, begin: int = 0) -> dict[str, _Entry]:
 def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, _Entry]]:
     """Every key of the object with its place, each once. Raises ValueError."""
     text, names = source.text, set()
-    decoder = JSONDecoder(
-        parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
-    )
 
     def blank(place: int) -> int:
         while text[place : place + 1] in (" ", "\t", "\n"):
@@ -181,8 +177,8 @@ def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, _Entry]]:
     while text[place : place + 1] != "}":
         begin = place
         expect('"', place)
-        name, place = decoder.raw_decode(text, place)
-        value, place = decoder.raw_decode(text, blank(expect(":", blank(place))))
+        name, place = STRICT.raw_decode(text, place)
+        value, place = STRICT.raw_decode(text, blank(expect(":", blank(place))))
         if name in names:
             raise JSONDecodeError(f"`{name}` is given twice", text, begin)
         names.add(name)
@@ -193,31 +189,6 @@ def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, _Entry]]:
             expect('"', place)
     if not inside and blank(place + 1) != len(text):
         raise JSONDecodeError("something follows the object", text, place + 1)
-
-
-def _finite(text: str) -> float:
-    if math.isinf(number := float(text)):
-        raise ValueError(f"{text} is too large")
-    return number
-
-
-def _whole(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"{text[:MOST_DIGITS]}… is too large")
-    return int(text)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object inside the file that has these keys. Raises ValueError where a key is given twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"`{next(name for name in names if names.count(name) > 1)}` is given twice")
-    return found
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _family(

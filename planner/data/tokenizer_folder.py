@@ -101,7 +101,9 @@ def _read(path: Path) -> dict[str, object]:
         return {}
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except OSError as error:
+        raise TokenizerUnreadable(f"cannot be read: {error}", path=path) from error
+    except (ValueError, RecursionError) as error:
         raise TokenizerUnreadable(f"invalid JSON: {error}", path=path) from error
     if not isinstance(content, dict):
         raise TokenizerUnreadable("not a JSON object", path=path)
@@ -122,7 +124,7 @@ def find_chat_template(folder: Path) -> str | None:
             if path.suffix == ".json":
                 content = json.loads(content)
                 content = content.get("chat_template") if isinstance(content, dict) else None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise TokenizerUnreadable(f"cannot be read: {error}", path=path) from error
         template = _default(content, path)
         if template is not None:

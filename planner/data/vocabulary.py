@@ -16,6 +16,8 @@ def read_vocabulary(source: str) -> dict[str, int]:
     try:
         if path.is_dir():
             path = path / "tokenizer.json"
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+            raise TokenizerUnreadable(f"{path.as_posix()} is no regular file")
         content: Any = json.loads(path.read_bytes())
     except OSError as error:
         raise TokenizerMissing(f"{path.as_posix()}: {error.strerror}") from error

@@ -16,9 +16,12 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from ...dsl.checking.strict_json import STRICT
+
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
+MOST_DIMENSIONS: Final = 64  # as torch has it
 LONGEST_HEADER: Final = 100_000_000  # bytes, as the package safetensors has it
 # Bytes of an element; those of LOADED can be parameters.
 SIZES: Final = {
@@ -134,14 +137,18 @@ def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         return (SINGLE,), ()
     if not os.path.lexists(index):
         raise WeightsUnreadable(*_absent(path))
-    _stamp(index)
+    _, size, _ = _stamp(index)
+    if size > LONGEST_HEADER:
+        raise WeightsUnreadable(f"{index.as_posix()} is no index: it is larger than {LONGEST_HEADER:,} bytes")
     try:
-        listed = json.loads(index.read_bytes())["weight_map"]
-        items = tuple(listed.items())
+        listed = STRICT.decode(index.read_bytes().decode())
     except OSError as error:
         raise WeightsUnreadable(f"{index.as_posix()} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsUnreadable(f"{index.as_posix()} is no index: it has no `weight_map`") from error
+    except (ValueError, RecursionError) as error:
+        raise WeightsUnreadable(f"{index.as_posix()} is no index: {error}") from error
+    if not isinstance(listed, dict) or not isinstance(listed.get("weight_map"), dict):
+        raise WeightsUnreadable(f"{index.as_posix()} is no index: it has no `weight_map`")
+    items = tuple(listed["weight_map"].items())
     for tensor, name in items:
         ours = isinstance(name, str) and name.isprintable() and name.endswith(".safetensors") and "\\" not in name
         if not ours or Path(name).name != name:
@@ -170,24 +177,39 @@ def _header(path: Path) -> tuple[bytes, int, int]:
             size = os.fstat(file.fileno()).st_size
             first = file.read(8)
             length = int.from_bytes(first, "little")
-            if first.startswith((b"PK\3\4", b"\x80\2")):
-                message = f"{name} is no safetensors file but a pickle, which can run any code when read"
-                raise WeightsUnreadable(message, f"convert it: {CONVERT.format(path.parent.as_posix())}")
-            if len(first) < 8 or length > min(LONGEST_HEADER, size - 8):
-                raise WeightsUnreadable(f"{name} is no safetensors file, or is cut off in its header")
-            return file.read(length), 8 + length, size
+            header = file.read(length) if length <= min(LONGEST_HEADER, size - 8) else b""
+            if not header.startswith(b"{"):
+                raise WeightsUnreadable(*_other_file(path, first))
+            return header, 8 + length, size
     except OSError as error:
         raise WeightsUnreadable(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _other_file(path: Path, first: bytes) -> tuple[str, str]:
+    """What to say of a file that is not of safetensors. first: its first bytes."""
+    name = path.as_posix()
+    if first.startswith((b"PK\3\4", *(bytes((0x80, protocol)) for protocol in range(2, 6)))):
+        message = f"{name} is no safetensors file but a pickle, which can run any code when read"
+        return message, f"convert it: {CONVERT.format(path.parent.as_posix())}"
+    if first == b"version ":
+        return f"{name} is no safetensors file but a pointer of Git LFS to one", "fetch the file: git lfs pull"
+    return f"{name} is no safetensors file, or is cut off in its header", "copy or download the file again"
 
 
 def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, StoredTensor]:
     name = path.as_posix()
     try:
-        listed = json.loads(header)
-        listed.pop("__metadata__", None)
-        places = {tensor: _place(each) for tensor, each in listed.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsUnreadable(f"{name} is no safetensors file: its header cannot be read") from error
+        listed = STRICT.decode(header.decode())
+    except (ValueError, RecursionError) as error:
+        raise WeightsUnreadable(f"{name} is no safetensors file: its header cannot be read: {error}") from error
+    listed.pop("__metadata__", None)  # what begins with a brace is an object
+    places = {}
+    for tensor, entry in listed.items():
+        try:
+            places[tensor] = _place(entry)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{name} is damaged: `{tensor}` has no dtype, shape and data_offsets of a tensor"
+            raise WeightsUnreadable(message) from error
     found, end = {}, 0
     for tensor, (format, shape, begin, stop) in sorted(places.items(), key=lambda item: (item[1][2], item[1][3])):
         if format not in SIZES:
@@ -204,6 +226,8 @@ def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, Stor
 
 def _place(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     format, shape, (begin, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError("not a tensor")
     whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in (*shape, begin, stop))
     if not isinstance(format, str) or not whole:
         raise ValueError("not a tensor")

@@ -38,7 +38,12 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     if twin and EMBEDDING_WEIGHT in found:
         used[twin] = found[EMBEDDING_WEIGHT][0].shape
     surplus = [name for name in files.tensors if name not in used and not names.is_ignored(name)]
-    problems = [*_listed(missing, "missing"), *_listed(surplus, "not of this model"), *_mismatches(used, files)]
+    placed = [f"`{name}` of {files.tensors[name].file}" for name in surplus]
+    problems = [
+        *_listed([f"`{name}`" for name in missing], "missing"),
+        *_listed(placed, "not of this model"),
+        *_mismatches(used, files),
+    ]
     if problems:
         raise ValueError("; ".join(problems))
     return Assignment(found, twin)
@@ -61,11 +66,12 @@ def _mismatches(used: dict[str, tuple[int, ...]], files: WeightFiles) -> Iterato
     if formats:
         name = formats[0]
         more = f", and {len(formats) - 1:,} more" if len(formats) > 1 else ""
-        yield f"`{name}` is stored as {files.tensors[name].format}, which is no format of weights{more}"
+        stored = files.tensors[name]
+        yield f"`{name}` is stored as {stored.format} in {stored.file}, which is no format of weights{more}"
 
 
 def _listed(names: Sequence[str], what: str) -> Iterator[str]:
     if names:
-        shown = ", ".join(f"`{name}`" for name in names[:3])
+        shown = ", ".join(names[:3])
         more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
         yield f"{shown}{more} {'is' if len(names) == 1 else 'are'} {what}"

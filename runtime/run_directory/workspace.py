@@ -78,6 +78,8 @@ def _open(
     directory: Path, plan: Plan, resolved_spec: str, code: CodeVersion | None, lock: IO[str] | None
 ) -> RunDirectory:
     attempt = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
+    if not directory.exists():
+        check_folder(plan)  # of a run that cannot begin there is no directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = lock or hold(directory, LAUNCHER_LOCK)

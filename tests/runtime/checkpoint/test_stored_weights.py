@@ -1,5 +1,6 @@
 """Reading pieces of stored tensors: any rows and columns, in chunks of any size, as no more bytes than they have."""
 
+import os
 from itertools import product
 from pathlib import Path
 
@@ -94,15 +95,38 @@ def _memory(name: str) -> int:
 def test_a_value_that_the_parameters_cannot_have_is_refused(tmp_path: Path, value: float, dtype, format: str):
     stored = torch.zeros(3, 5, dtype=dtype)
     stored[1, 2] = value
-    save_file({"matrix": stored}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    assignment = Assignment({"w": (StoredPart("matrix", (3, 5)),)})
-    with WeightReader(read_weight_files(str(tmp_path)), assignment, report=lambda done: None) as reader:
+    with _reader(tmp_path, stored) as reader:
         with pytest.raises(OSError, match=f"safetensors: `matrix` has a value that is too large for {format}"):
             reader.read("w", torch.empty(3, 5, dtype=DTYPES[format]))
         exact = torch.empty(3, 5, dtype=dtype)
         reader.read("w", exact)
         assert torch.equal(exact, stored)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("nan", "has NaN"), ("inf", "has an infinite value"), ("-inf", "has an infinite value")]
+)
+def test_a_value_that_is_no_number_is_refused(tmp_path: Path, value: str, said: str):
+    stored = torch.zeros(3, 5, dtype=torch.bfloat16)
+    stored[2, 4] = float(value)
+    with _reader(tmp_path, stored) as reader, pytest.raises(OSError, match=f"model.safetensors: `matrix` {said}"):
+        reader.read("w", torch.empty(3, 5))
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_refused(tmp_path: Path):
+    with _reader(tmp_path, torch.zeros(3, 5)) as reader:
+        file = tmp_path / "model.safetensors"
+        os.truncate(file, file.stat().st_size - 1)
+        with pytest.raises(OSError, match=r"model\.safetensors is cut off in `matrix`"):
+            reader.read("w", torch.empty(3, 5))
+
+
+def _reader(folder: Path, matrix: Tensor) -> WeightReader:
+    """Of the parameter `w`, which is that matrix."""
+    save_file({"matrix": matrix}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    assignment = Assignment({"w": (StoredPart("matrix", tuple(matrix.shape)),)})
+    return WeightReader(read_weight_files(str(folder)), assignment, report=lambda done: None)
 
 
 def test_runs_are_stretches_of_neighbours():
