@@ -1,4 +1,4 @@
-"""`xtrain export RUN --to FOLDER`: a checkpoint as a folder that transformers, vLLM and llama.cpp read."""
+"""`xtrain export RUN --to FOLDER`: a checkpoint as a folder that transformers reads."""
 
 import argparse
 import re
@@ -33,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "export",
         help="write a trained model for transformers",
-        description="Write a checkpoint of a run as a folder that transformers and vLLM read.",
+        description="Write a checkpoint of a run as a folder that transformers reads.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

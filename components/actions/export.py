@@ -24,7 +24,7 @@ STEP: Final = "{step}"  # in the name of the folder
 @ACTIONS.register()
 @frozen
 class ExportAction(Action):
-    """`export { to = "…" }`: write the model for transformers, vLLM and llama.cpp."""
+    """`export { to = "…" }`: write the model as a folder that transformers reads."""
 
     kind: ClassVar[str] = "export"
     turn = TURN_OF_SAVE

@@ -47,16 +47,23 @@ def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
     written = revision != "" and revision.isprintable() and not revision.startswith("/")
     if not written or not _REPO.fullmatch(repo) or ".." in f"{repo}/{revision}":
         raise SnapshotMissing(f"`{repo}` at `{revision}` is no repository", 'write hub("organisation/name")')
-    cache = cache_folder()
-    folder = cache / f"models--{repo.replace('/', '--')}"
-    commit = revision
+    cache, commit = cache_folder(), revision
     if not _COMMIT.fullmatch(revision):
         try:
-            commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+            commit = (_repo_folder(repo) / "refs" / revision).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
             commit = ""
-    snapshot = folder / "snapshots" / commit
+    snapshot = snapshot_folder(repo, commit)
     if not _COMMIT.fullmatch(commit) or not snapshot.is_dir():
         hint = f"download it first: hf download {repo} --revision {revision}"
         raise SnapshotMissing(f"{cache} does not have {repo} at revision {revision}", hint)
     return snapshot.as_posix(), commit
+
+
+def snapshot_folder(repo: str, commit: str) -> Path:
+    """Where the files of a commit are, if they have been downloaded."""
+    return _repo_folder(repo) / "snapshots" / commit
+
+
+def _repo_folder(repo: str) -> Path:
+    return cache_folder() / f"models--{repo.replace('/', '--')}"

@@ -119,14 +119,22 @@ def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> d
 def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     """The settings of a model of which a `config.json` says something else, with what that is."""
     config = _config(arch)
-    known = {key.setting for key in config.keys} | config.constant.keys() | {"rope_theta"}
+    keys = {key.setting: key for key in config.keys}
+    known = keys.keys() | config.constant.keys() | {"rope_theta"}
     known |= {config.local_rope.setting} if config.local_rope is not None else set()
     pairs = {setting: (means[setting], _value(arch, setting)) for setting in means if setting in known}
     pairs["rope"] = _scaling(means), arch.rope.resolved()
+
+    def same(setting: str, theirs: Any, ours: Any) -> bool:
+        if theirs == ours or setting not in keys:
+            return theirs == ours
+        # Numbers of blocks in another order, or of blocks that none differs from, are the same keys.
+        return _content(keys[setting], theirs, means) == _content(keys[setting], ours, arch.to_json())
+
     return [
         f"{setting} {json.dumps(theirs)} instead of {json.dumps(ours)}"
         for setting, (theirs, ours) in pairs.items()
-        if theirs != ours
+        if not same(setting, theirs, ours)
     ]
 
 
@@ -175,10 +183,15 @@ def _value(arch: Architecture, setting: str) -> Any:
 
 def _written(arch: Architecture, key: ConfigKey, name: str) -> Mapping[str, Any]:
     """A key, which has this name, with its value; or those that its setting follows from."""
+    content = _content(key, _value(arch, key.setting), arch.to_json())
+    return content if key.writes is not None else {name: content}
+
+
+def _content(key: ConfigKey, value: Any, settings: Mapping[str, Any]) -> Any:
+    """What a key is written as; the keys, with what they are written as, of a setting that takes several."""
     if key.writes is not None:
-        return key.writes(arch.to_json())
-    value = _value(arch, key.setting)
-    return {name: value if key.write is None else key.write(value, arch.layers)}
+        return key.writes(settings)
+    return value if key.write is None else key.write(value, settings["layers"])
 
 
 def _field(setting: str) -> str:

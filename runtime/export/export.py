@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from ...dsl.checking.hub_cache import snapshot_folder
 from ...dsl.checking.model_folder import settings_in_folder
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ...planner.plan import Plan
@@ -122,9 +123,11 @@ class Export:
     # What it is made of -----------------------------------------------------------------------------------------------
 
     def _origin(self) -> Path | None:
-        """The folder that the run has read the weights from; None where they were drawn."""
+        """The folder that the run has read the weights from, be it there or gone; None where they were drawn."""
         args = next((node.args for node in self.plan.nodes if node.op == "setup.read_weights"), None)
-        return None if args is None else self.base / args["folder"]
+        if args is None:
+            return None
+        return self.base / args["folder"] if "folder" in args else snapshot_folder(args["repo"], args["revision"])
 
     def _formats(self, origin: Path | None) -> FormatOf:
         """The format of each tensor: what was asked for; else that which it had in the folder the run began with; else

@@ -11,9 +11,9 @@ from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.plan import Plan
 from xtrain.planner.serialise import to_json
-from xtrain.planner.weights.files import read_weight_files
 from xtrain.runtime.checkpoint.backend import Backend, write_tensors
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.model_folder import planned_files
 from xtrain.runtime.checkpoint.publish import Publisher, partial_of
 from xtrain.runtime.checkpoint.stored_weights import WeightReader
 from xtrain.runtime.models.build import DTYPES
@@ -47,10 +47,10 @@ def drawn(plan: Plan, seed: int = 0) -> dict[str, Tensor]:
 
 
 def read(plan: Plan) -> dict[str, Tensor]:
-    """The weights of the folder that a plan begins with."""
+    """The weights of the folder or snapshot that a plan begins with."""
     found = drawn(plan)
-    folder = plan.node("setup.read_weights").args["folder"]
-    with WeightReader.of(plan, read_weight_files(folder), report=lambda done: None) as reader:
+    files = planned_files(**plan.node("setup.read_weights").args)
+    with WeightReader.of(plan, files, report=lambda done: None) as reader:
         for name, tensor in found.items():
             reader.read(name, tensor)
     return found

@@ -430,6 +430,8 @@ ROPES = {
     [
         LLAMA,
         LLAMA.replace("llama", "qwen3"),
+        LLAMA.replace("llama", "mistral").replace(" }", ", window = 7 }"),
+        LLAMA.replace("llama", "qwen3").replace(" }", ", window = 7, full_layers = [1] }"),
         LLAMA.replace("llama", "qwen2").replace(" }", ", rope { scaling = linear, factor = 2 } }"),
         LLAMA.replace("llama", "olmo2").replace(" }", ", attention_bias = true }"),
         LLAMA.replace("llama", "smollm3").replace(" }", ", no_rope = [0], mlp_bias = true }"),
@@ -457,6 +459,22 @@ def test_a_new_config_is_read_as_the_same_model(tmp_path: Path, model: str):
     assert config["max_position_embeddings"] == 64
     assert config.get("mlp_only_layers", []) == ([1] if "dense_layers" in model else [])
     assert "lm_head.weight" not in read_weight_files(str(tmp_path / "out")).tensors
+
+
+@pytest.mark.parametrize(
+    "more", ["window = 7, full_layers = [2, 0, 2]", "full_layers = [1]", "no_rope = [2, 0]", "no_rope = [1, 1]"]
+)
+def test_numbers_of_layers_that_a_config_says_otherwise(tmp_path: Path, more: str):
+    """In another order, twice, and where they mean nothing."""
+    family = "smollm3" if "no_rope" in more else "qwen3"
+    plan = plan_of(f"{family} {{ dim = 32, layers = 3, heads = 4, ffn = 48, {more} }}")
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, drawn(plan))
+    export(directory, plan, tmp_path / "out")
+    means, _ = settings_in_folder(str(tmp_path / "out"))
+    assert read_differences(plan.architecture, means) == []
+    others = {"full_layers": [0]} if "window" in more else {"window": 7} if family == "qwen3" else {"no_rope": [0]}
+    assert read_differences(plan.architecture, {**means, **others})
 
 
 @pytest.mark.parametrize("scaling", [*ROPES, "yarn"])

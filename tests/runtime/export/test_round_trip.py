@@ -25,6 +25,7 @@ IMAGE_IDS = {"image_token_index": 260, "boi_token_index": 261, "eoi_token_index"
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Tied and untied, experts one by one, odd heads; the others are compared in the matrix.
 ORDINARY = (("llama", "odd heads, tied"), ("qwen3", "plain"), ("mixtral", "plain"), ("qwen3_moe", "odd heads"))
+WINDOWS = ", layers = 3, window = 5, full_layers = [2, 0]"
 
 
 def exported(folder: Path, to: Path, *, dtype: str | None = None, model: str = "") -> Path:
@@ -98,15 +99,20 @@ def config_of(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in ("bos_token_id", "eos_token_id")}
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_model_of_xtrain_is_one_of_transformers(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(
+    ("family", "more"), [*((family, "") for family in CONFIGS), ("mistral", ", window = 5"), ("qwen3", WINDOWS)]
+)
+def test_a_model_of_xtrain_is_one_of_transformers(
+    tmp_path: Path, family: str, more: str, caplog: pytest.LogCaptureFixture
+):
     """One whose config was never a file."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as messages
 
     experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if "moe" in family or "mix" in family else ""
-    sizes = f"dim = 36, layers = 2, heads = 3, kv_heads = 1, head_dim = 10, ffn = 40, norm_eps = 1e-3{experts}"
-    plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true }}")
+    layers = "" if "layers =" in more else ", layers = 2"
+    sizes = f"dim = 36{layers}, heads = 3, kv_heads = 1, head_dim = 10, ffn = 40, norm_eps = 1e-3{experts}"
+    plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true{more} }}")
     directory = make_run(plan, tmp_path / "run", tmp_path)
     save(plan, directory, {name: 0.2 * value for name, value in drawn(plan).items()})
     assert main(["export", str(directory), "--to", str(tmp_path / "out"), "--shard-size", "50KB"]) == 0
@@ -192,6 +198,23 @@ def test_the_text_of_a_model_with_images_is_a_model(
         of_whole = whole(tokens).logits[:, -1]
     assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
     assert (ours - of_whole).abs().max() < 1e-5 * theirs.abs().max()
+
+
+def test_a_snapshot_of_the_hub_is_exported_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "models--org--name" / "snapshots" / commit
+    make("llama", "plain", folder)
+    plan = plan_of(f'hub("org/name", revision = "{commit}")')
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, read(plan))
+    assert main(["export", str(directory), "--to", str(tmp_path / "out")]) == 0
+    before, after = stored(folder), stored(tmp_path / "out")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert config_of(tmp_path / "out") == config_of(folder)
+    shutil.rmtree(folder)
+    assert main(["export", str(directory), "--to", str(tmp_path / "unknown")]) == 3
+    assert main(["export", str(directory), "--to", str(tmp_path / "fp32"), "--dtype", "fp32"]) == 0
 
 
 def test_keys_that_say_nothing_of_the_model_stay_and_a_longer_context_is_said(tmp_path: Path):
