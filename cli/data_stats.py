@@ -67,6 +67,9 @@ def _table(part: str, own: dict[str, Any]) -> list[tuple[str, str, str]]:
         table.insert(
             1, ("", "predicted", f"{own['trained_tokens']:,} tokens, {own['trained_tokens'] / own['tokens']:.1%}")
         )
+    if "questions" in own:
+        table.insert(0, (part, "questions", f"{own['questions']:,}, a document for each of their choices"))
+        table[1] = ("", *table[1][1:])
     if own["tokens_lost"]:
         lost = f"{own['documents_cut']:,} documents cut, {own['documents_left_out']:,} left out"
         table.append(("", "lost", f"{lost}, {own['tokens_lost']:,} tokens in all"))

@@ -25,10 +25,25 @@ class EvalEvent(Event, tag="eval"):
     node: Annotated[str, doc("id of the node")]
     dataset: Annotated[str, doc("name")]
     weights: Annotated[str, doc("`trained` or `averaged`")]
-    loss: Annotated[float | None, doc("mean over the valid tokens of the held-out part", "nats a token")]
+    loss: Annotated[
+        float | None,
+        doc("mean over the valid tokens of the held-out part; of questions over the right choices", "nats a token"),
+    ]
     tokens: Annotated[int | None, doc("valid ones", "tokens")]
     batches: Annotated[int | None, doc("of one rank", "batches")]
     seconds: Annotated[float | None, doc("it took", "s")]
+    bits_per_byte: Annotated[
+        float | None, doc("of tokens that are text, if it is known how many bytes tokens stand for", "bits a byte")
+    ] = None
+    bytes: Annotated[int | None, doc("of the text of these tokens", "bytes")] = None
+    questions: Annotated[int | None, doc("with choices, of a dataset of these", "questions")] = None
+    acc: Annotated[float | None, doc("how many of them get the right choice as the likeliest", "share, 0 to 1")] = None
+    acc_norm: Annotated[
+        float | None, doc("the same with log-likelihoods for each character of a choice", "share, 0 to 1")
+    ] = None
+    acc_bytes: Annotated[
+        float | None, doc("the same with log-likelihoods for each byte of a choice", "share, 0 to 1")
+    ] = None
 
 
 class GeneratedText(Struct, frozen=True):

@@ -45,7 +45,7 @@ from ..records.step_events import (
     RollbackEvent,
     SkippedEvent,
 )
-from .words import brief, count, decimal, duration, perplexity, plural, size, took
+from .words import brief, count, decimal, duration, perplexity, plural, share, size, took
 
 # The first word of a line, where that is not the name of the event.
 _WORDS: dict[type[Event], str] = {
@@ -100,11 +100,13 @@ def measured(evaluation: EvalEvent) -> str:
 
 
 def _measured(evaluation: EvalEvent) -> str:
-    return _joined(loss_and_perplexity(evaluation), "averaged weights" if evaluation.weights == "averaged" else "")
+    return _joined(quality(evaluation), "averaged weights" if evaluation.weights == "averaged" else "")
 
 
-def loss_and_perplexity(evaluation: EvalEvent) -> str:
-    """`loss 1.4895  ppl 4.43`."""
+def quality(evaluation: EvalEvent) -> str:
+    """`loss 1.4895  ppl 4.43`; of questions `acc 41.2%  norm 43.0%`."""
+    if evaluation.acc is not None:
+        return _joined(f"acc {share(evaluation.acc)}", f"norm {share(evaluation.acc_norm)}")
     ppl = perplexity(evaluation.loss)
     return _joined(f"loss {decimal(evaluation.loss, 4)}", "" if ppl is None else f"ppl {decimal(ppl, 2)}")
 

@@ -2,6 +2,9 @@
 
 import math
 import re
+from typing import Final
+
+UNKNOWN: Final = "n/a"
 
 # What a model samples, or a library writes in an error, must not steer the terminal: control characters, the
 # direction marks that reorder a line, and lone surrogates that no encoding can write.
@@ -105,6 +108,11 @@ def brief(seconds: float | None) -> str:
 def perplexity(loss: float | None) -> float | None:
     """e^loss, or None where it would say nothing (no loss, not finite, or beyond any vocabulary)."""
     return math.exp(loss) if loss is not None and math.isfinite(loss) and loss < 20 else None
+
+
+def share(value: float | None) -> str:
+    """`41.3%`, or `n/a` where nobody knows."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.1%}"
 
 
 def plural(value: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""`eval DATASET { … }`: the loss on held-out documents."""
+"""`eval DATASET { … }`: the loss on held-out documents, or the accuracy on questions with choices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,7 +9,8 @@ from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from ...dsl.spec import Spec
 from ...planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
-from ...planner.units import plural
+from ...planner.model.inventory import flops_per_token
+from ...planner.units import flops_text, plural
 
 if TYPE_CHECKING:
     from ...planner.resolved import Resolved
@@ -18,14 +19,28 @@ if TYPE_CHECKING:
 @ACTIONS.register()
 @frozen
 class Eval(Action):
-    """`eval DATASET { … }`: loss on the held-out part of a dataset."""
+    """`eval DATASET { … }`: loss on the held-out part of a dataset; accuracy on one of questions."""
 
     kind: ClassVar[str] = "eval"
     records = True
     uses_averages = True
     hooked = "evaluation"
     metrics: ClassVar = {
-        "eval/NAME/loss": ("loss on the held-out part of dataset NAME, after this step", "nats a token")
+        "eval/NAME/loss": (
+            "loss on the held-out part of dataset NAME, of questions on the right choices, after this step",
+            "nats a token",
+        ),
+        "eval/NAME/bits_per_byte": (
+            "cross-entropy of its text for each byte of that ([evaluation.md](evaluation.md#bits-per-byte))",
+            "bits a byte",
+        ),
+        "eval/NAME/acc": (
+            "of a dataset of questions: how many get the right choice as the likeliest "
+            "([evaluation.md](evaluation.md#questions-with-choices))",
+            "share, 0 to 1",
+        ),
+        "eval/NAME/acc_norm": ("the same with log-likelihoods for each character of a choice", "share, 0 to 1"),
+        "eval/NAME/acc_bytes": ("the same with log-likelihoods for each byte of a choice", "share, 0 to 1"),
     }
 
     dataset: str
@@ -37,19 +52,26 @@ class Eval(Action):
     )
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+        averaged, of = averaged_weights(run)
+        after = ((f"setup.data.{self.dataset}", "held-out rows"),)
+        name = f"tick.eval.{self.dataset}"
+        if run.spec.datasets[self.dataset].choices is not None:
+            args = {"dataset": self.dataset, "rows": None, "choices": True, **averaged}
+            row = flops_text(flops_per_token(run.architecture, run.batch.sequence) * run.batch.sequence / 3)
+            does = f"accuracy on all questions of {self.dataset}, by the likeliest choice{of}; {row} a row"
+            return ActionNode("tick.eval", args, does, name=name, after=after)
         batches = self._batches(run.batch.steps)
         # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.
         rows = None if batches is None else batches * run.batch.rows
         reach = "the whole hold-out" if rows is None else f"its first {plural(rows, 'row')}"
-        averaged, of = averaged_weights(run)
         body = run.spec.evaluation_step
         by = f", by {body.function} of {body.module}" if body else ""
         return ActionNode(
             "tick.eval",
             {"dataset": self.dataset, "rows": rows, **averaged, **({"user": body.call()} if body else {})},
             f"loss on what {self.dataset} held out: {reach}{of}{by}",
-            name=f"tick.eval.{self.dataset}",
-            after=((f"setup.data.{self.dataset}", "held-out rows"),),
+            name=name,
+            after=after,
         )
 
     def _batches(self, steps: int | None) -> int | None:
@@ -73,6 +95,12 @@ class Eval(Action):
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:
         return f"eval {args['dataset']}"
+
+    def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
+        dataset = spec.datasets.get(self.dataset)
+        if dataset is None or dataset.choices is None:
+            return {}
+        return {"batches": ("all questions are evaluated", "leave it out")}
 
     def held_out(self) -> str:
         return self.dataset

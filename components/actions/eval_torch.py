@@ -1,6 +1,5 @@
-"""`tick.eval`: the loss on held-out documents, over every valid token once."""
+"""`tick.eval`: what the model makes of held-out documents."""
 
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,10 @@ import torch.distributed as dist
 from ...planner.plan import Plan
 from ...records.step_events import EvalEvent
 from ...runtime.checkpoint.saver import Saver
+from ...runtime.data.documents.tokenizers import TextTokenizer
+from ...runtime.evaluation.choices import ChoicesMeasure
+from ...runtime.evaluation.loss import LossMeasure
+from ...runtime.evaluation.measure import Measure
 from ...runtime.hooks.bodies import evaluation_body
 from ...runtime.input.feed import Feed
 from ...runtime.models.batch import ModelBatch
@@ -31,6 +34,7 @@ def evaluate(
     plan: Plan,
     model: ModelParts,
     feed: Feed,
+    tokenizer: TextTokenizer,
     rank: Rank,
     records: Records,
     progress: Progress,
@@ -44,14 +48,20 @@ def evaluate(
     saver: Saver | None = None,
     beat: HeartbeatWriter | None = None,
     user: dict[str, Any] | None = None,
+    choices: bool = False,
     resources: Resources | None = None,
 ):
-    """Sum of losses over all ranks divided by the sum of valid tokens: no average of averages.
+    """What a `Measure` finds over the rows of all ranks.
 
+    choices: the documents are choices behind their questions.
     averaged: of the averaged weights, once there are any. user: a function of the user's own in place of the forward.
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
     loader = feed.evaluation(dataset, rows, rank)
+    # A function of the user's own gives one loss for all tokens.
+    known_bytes = tokenizer.bytes_of if user is None else None
+    loss = LossMeasure(loader, rank.device, known_bytes)
+    measure: Measure = ChoicesMeasure(loader, rank.device) if choices else loss
     outlines = Outlines.of(plan, feed, rank, meshes)
     counts = rank.is_tp_first and rank.coordinates["pp"] == 0
     body = None if user is None else evaluation_body(plan, user, resources or {})
@@ -60,29 +70,31 @@ def evaluate(
     def run(step: Step) -> None:
         begin = time.perf_counter()
         model.train(False)
-        sums = torch.zeros(2, dtype=torch.float64, device=rank.device)
+        sums = measure.zeros()
 
         def batches() -> Iterator[ModelBatch]:
             for microbatch in outlines.completed(loader, len(loader)):
                 if beat is not None:
                     beat.mark()
-                sums[1] += microbatch.num_valid if counts else 0
-                yield ModelBatch.of(microbatch, rank.device)
+                if counts:
+                    measure.count(sums, microbatch)
+                batch = ModelBatch.of(microbatch, rank.device)
+                batch.each = choices or known_bytes is not None
+                yield batch
 
         with weights.in_place() as which:
             if body is not None:
-                found = body(step, batches())
-                sums[0] += found if rank.is_tp_first else 0
+                total = body(step, batches())
+                sums[0] += total if rank.is_tp_first else 0
             else:
                 for batch in forwarded(model, pipeline, batches()):
                     if batch.cross_entropy is not None and rank.is_tp_first:
-                        sums[0] += batch.cross_entropy
+                        measure.add(sums, batch)
             if rank.world_size > 1:
                 dist.all_reduce(sums)
             reshard(model)
         model.train()
-        total, tokens = sums.tolist()
-        loss = total / tokens if tokens else math.nan
+        found = measure.measured(sums)
         seconds = time.perf_counter() - begin
         records.event(
             EvalEvent(
@@ -90,20 +102,19 @@ def evaluate(
                 node=node_id,
                 dataset=dataset,
                 weights=which,
-                loss=loss,
-                tokens=int(tokens),
                 batches=len(loader),
                 seconds=seconds,
+                **found.facts,
             )
         )
-        if not tokens:
-            message = f"eval {dataset}: the held-out rows have no valid token, so there is no loss"
-            records.warn(message, step=progress.step)
-        metric = f"eval/{dataset}/loss"
-        progress.measured[metric] = progress.step, loss
-        records.measured({metric: loss})
+        if found.warning:
+            records.warn(f"eval {dataset}: {found.warning}", step=progress.step)
+        metrics = {f"eval/{dataset}/{name}": value for name, value in found.metrics.items()}
+        progress.measured |= {name: (progress.step, value) for name, value in metrics.items()}
+        records.measured(metrics)
         if saver is not None:
-            saver.measured(metric)
+            for metric in metrics:
+                saver.measured(metric)
 
     return run
 

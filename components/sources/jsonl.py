@@ -15,4 +15,5 @@ class JsonLines(FileSource):
     sample = "data/*.jsonl"
     ends = (".json",)
     records = "fields"
+    has_lists = True
     flat = True

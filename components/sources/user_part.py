@@ -16,6 +16,7 @@ class UserSource(UserComponent, Source):
 
     kind = "python"
     records = "fields"
+    has_lists = True
     beside_spec = True
     # Code may be written otherwise and give the same.
     may_agree = ("digest", "module", "function")

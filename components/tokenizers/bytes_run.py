@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from ...runtime.data.documents.token_bytes import TokenBytes
 from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
 
 
@@ -25,8 +26,10 @@ class ByteTokenizer:
     eos = 257
     specials = frozenset((bos, eos))
     has_bos = True
+    begins_with = (bos,)
     special_names = MappingProxyType({"⟨bos⟩": bos, "⟨eos⟩": eos})
     chat_template = None
+    bytes_of = TokenBytes(inside=np.repeat((1, 0), (256, 2)), first=np.repeat((1, 0), (256, 2)))
 
     def encode(self, text: str) -> np.ndarray:
         """Bytes of `text`, uint8 [bytes]."""

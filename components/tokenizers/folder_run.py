@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template, find_special_tokens
+from ...runtime.data.documents.token_bytes import TokenBytes, token_bytes
 from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
 from ...runtime.data.errors import DataError
 
@@ -55,6 +56,19 @@ class HuggingFaceTokenizer:
         # The largest id, not the number of entries: vocabularies have holes.
         self.vocab_size = max(vocabulary.values()) + 1
         self.fingerprint = blake2b(self._content + f"|{self.bos}|{self.eos}".encode(), digest_size=16).hexdigest()
+
+    @property
+    def begins_with(self) -> tuple[int, ...]:
+        """What its post-processor adds."""
+        with_specials, plain = (self._backend.encode("a", add_special_tokens=each).ids for each in (True, False))
+        before = next(at for at in range(len(with_specials) + 1) if with_specials[at : at + len(plain)] == plain)
+        return tuple(with_specials[:before])
+
+    @property
+    def bytes_of(self) -> TokenBytes | None:
+        """As `token_bytes` finds it."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return token_bytes(self._content, vocabulary, self.specials, self.vocab_size)
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled backend forgets how it treats special tokens.

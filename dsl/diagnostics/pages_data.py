@@ -65,14 +65,15 @@ PAGES: Final = (
         "dataset web { source = python_stdlib(), holdout = 1% }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 1, noise = 1 }"),
     CodePage("X516", "contradictory settings of a record's format", """
-        Records are plain text in the field `text`, conversations in the field `messages`, or pairs of `prompt` and
-        `response`: one of the three. `train_on` and `template` are for conversations and pairs; all of a plain text is
-        trained on.
+        Records are plain text in the field `text`, conversations in the field `messages`, pairs of `prompt` and
+        `response`, or questions with `choices`: one of the four. `train_on` and `template` are for conversations and
+        pairs; all of a plain text is trained on. Questions are evaluated only, with `holdout = 100%`.
         """, 'dataset qa { source = jsonl("qa.jsonl"), prompt = "question" }',
         'dataset qa { source = jsonl("qa.jsonl"), prompt = "question", response = "answer" }'),
     CodePage("X517", "a field of a source that has none", """
         Records of jsonl, parquet, arrow, huggingface and of your own sources have fields. `text`, `python_stdlib` and
-        `synthetic` give whole documents, and `tokens` gives token ids: they have no fields.
+        `synthetic` give whole documents, and `tokens` gives token ids: they have no fields. `choices` is a list of
+        texts, which only jsonl and your own sources have.
         """, 'dataset web { source = text("web/*.txt"), text = "content" }',
         'dataset web { source = jsonl("web/*.jsonl"), text = "content" }'),
     CodePage("X518", "weights in epochs beside plain weights", """

@@ -17,7 +17,8 @@ class Dataset:
     """`dataset NAME { … }`: a data source, the format of its records, and the share held out for evaluation.
 
     A record with fields is plain text in one field (`text`), a conversation (`messages`), or a pair of `prompt` and
-    `response`; of the last two only what is to be answered is trained on, unless `train_on` says otherwise.
+    `response`; of the last two only what is to be answered is trained on, unless `train_on` says otherwise. With
+    `choices` it is a question with several choices, which is evaluated only.
     """
 
     name: str = label(check=file_name)
@@ -34,6 +35,20 @@ class Dataset:
     )
     response: str | None = setting(
         "name of the field that holds the response; none: no pairs", default=None, example='"answer"'
+    )
+    choices: str | None = setting(
+        "name of the field that holds the choices of a question, a list of texts; none: no questions",
+        default=None,
+        example='"choices"',
+        added=True,
+    )
+    question: str = setting(
+        "with `choices`, name of the field with the text before a choice", default="question", added=True
+    )
+    answer: str = setting(
+        "with `choices`, name of the field with the right one: its number, from 0, or its text",
+        default="answer",
+        added=True,
     )
     train_on: Literal["auto", "assistant", "last", "all"] = setting(
         "which tokens count for the loss: all turns of the assistant, its last turn, or all tokens; auto: assistant",

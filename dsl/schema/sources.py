@@ -27,6 +27,8 @@ class Source(Component):
     """How files begin that are read by it and hold no text, each with what such a file is."""
     records: ClassVar[Literal["fields", "documents", "tokens"]] = "documents"
     """What it gives: records with fields, whole documents, or documents that are tokenised already."""
+    has_lists: ClassVar[bool] = False
+    """Its fields may be lists of texts: records may be questions with choices."""
     beside_spec: ClassVar[bool] = False
     """Whether its paths start at the folder of the spec; those of others start at the working folder."""
     may_agree: ClassVar[tuple[str, ...]] = ()

@@ -121,7 +121,7 @@ def _reads(
 ) -> Iterator[Reason]:
     """The form of records, their fields, and what of them is trained on."""
     if before["form"] != after["form"]:
-        setting = {"text": "text", "chat": "messages", "instruction": "prompt"}[after["form"]]
+        setting = {"text": "text", "chat": "messages", "instruction": "prompt", "choices": "choices"}[after["form"]]
         yield other(setting, f"{before['form']} → {after['form']}: records would be read in another format", True)
         return
     for name in (name for name in after if name != "form" and before.get(name) != after[name]):

@@ -9,6 +9,7 @@ from ..findings import Findings
 TEXT = "text"  # the field of plain text unless a spec names another
 CHAT = "messages"
 PAIRS = ("prompt", "response")
+QUESTIONS = ("choices", "question", "answer")
 
 
 def check_forms(spec: Spec, found: Findings) -> None:
@@ -32,7 +33,7 @@ Problem = tuple[str, str, str, str]
 
 
 def _problem(dataset: Dataset) -> Problem | None:
-    return _fields(dataset) or _form(dataset)
+    return _fields(dataset) or _questions(dataset) or _form(dataset)
 
 
 def _fields(dataset: Dataset) -> Problem | None:
@@ -40,7 +41,7 @@ def _fields(dataset: Dataset) -> Problem | None:
     source = dataset.source
     if source.records == "fields":
         return None
-    named = [name for name in (CHAT, *PAIRS) if getattr(dataset, name) is not None]
+    named = [name for name in (CHAT, *PAIRS, QUESTIONS[0]) if getattr(dataset, name) is not None]
     named += [TEXT] if dataset.text != TEXT else []
     if not named:
         return None
@@ -48,6 +49,31 @@ def _fields(dataset: Dataset) -> Problem | None:
     message = f"{source.kind} gives {what}, which have no field `{named[0]}`"
     *others, last = (name for name, each in SOURCES.items() if each.records == "fields")
     return "X517", named[0], message, f"leave `{named[0]}` out; {', '.join(others)} and {last} have fields"
+
+
+def _questions(dataset: Dataset) -> Problem | None:
+    """Questions are read and used in one way."""
+    choices, *fields = QUESTIONS
+    if dataset.choices is None:
+        unused = [name for name in fields if getattr(dataset, name) != name]
+        hint = f'name the field of the choices: `{choices} = "{choices}"`, or remove `{unused[0]}`' if unused else ""
+        return ("X516", unused[0], f"`{unused[0]}` is for questions with `{choices}`", hint) if unused else None
+    source = dataset.source
+    if not source.has_lists:
+        *others, last = (name for name, each in SOURCES.items() if each.has_lists)
+        known = f"{', '.join(others)} and {last}" if others else last
+        message = f"{source.kind} gives fields of text, and `{choices}` is a list of texts"
+        return "X517", choices, message, f"read questions by {known}, or by a source of your own"
+    others = [name for name in (CHAT, *PAIRS) if getattr(dataset, name) is not None]
+    others += [TEXT] if dataset.text != TEXT else []
+    others += ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
+    others += ["oversized"] if dataset.oversized != "split" else []
+    if others:
+        message = f"records are questions (`{choices}`), and `{others[0]}` is not for these"
+        return "X516", others[0], message, f"leave out `{others[0]}` or `{choices}`"
+    if dataset.holdout.fraction != 1:
+        return "X516", "holdout", "questions are evaluated, never trained on", "write `holdout = 100%`"
+    return None
 
 
 def _form(dataset: Dataset) -> Problem | None:
@@ -75,6 +101,8 @@ def _form(dataset: Dataset) -> Problem | None:
 def _said(dataset: Dataset) -> str:
     if dataset.messages is not None:
         return f"conversations in `{dataset.messages}`"
+    if dataset.choices is not None:
+        return f"questions in `{dataset.question}` with choices in `{dataset.choices}`"
     if dataset.prompt is not None:
         return f"pairs of `{dataset.prompt}` and `{dataset.response}`"
     return "plain text"

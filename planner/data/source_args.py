@@ -22,7 +22,9 @@ def source_args(dataset: Dataset, seed: int) -> dict[str, Any]:
 
 
 def reads(dataset: Dataset) -> dict[str, Any]:
-    """form: text, chat or instruction; with it the fields of a record, and what is trained on."""
+    """form: text, chat, instruction or choices; with it the fields of a record, and what is trained on."""
+    if dataset.choices is not None:
+        return {"form": "choices", **{name: getattr(dataset, name) for name in ("question", "choices", "answer")}}
     if dataset.messages is None and dataset.prompt is None:
         fields = {"text": dataset.text} if dataset.source.records == "fields" else {}
         return {"form": "text", **fields}
@@ -36,9 +38,13 @@ def reads(dataset: Dataset) -> dict[str, Any]:
 
 
 def form_text(reads: dict[str, Any]) -> str:
-    """Of conversations and pairs: their fields, and what of them is trained on; empty for plain text."""
+    """Of conversations and pairs: their fields, and what of them is trained on; of questions their fields; empty for
+    plain text."""
     if reads["form"] == "text":
         return ""
+    if reads["form"] == "choices":
+        fields = [f"`{reads[name]}`" for name in ("question", "choices", "answer")]
+        return f"questions in {fields[0]} with choices in {fields[1]}, the right one in {fields[2]}"
     fields = f"`{reads['messages']}`" if reads["form"] == "chat" else f"`{reads['prompt']}` and `{reads['response']}`"
     records = "conversations in" if reads["form"] == "chat" else "pairs of"
     trained = {"assistant": "the assistant's turns", "last": "the assistant's last turn", "all": "everything"}

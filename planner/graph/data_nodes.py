@@ -56,7 +56,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
         "dataset": dataset.name,
         **source_args(dataset, seed),
         "holdout": dataset.holdout.fraction,
-        "oversized": dataset.oversized,
+        "oversized": dataset.oversized if dataset.choices is None else "truncate_front",
         "bad_records": dataset.bad_records,
         "seed": seed,
         "sequence": run.batch.sequence,
@@ -67,6 +67,8 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
     does += f", lay documents into rows of {run.batch.sequence:,}"
+    if dataset.choices is not None:
+        does += ", each choice with its question; the front of what is longer than a row is cut off"
     if group := row_link(run.spec.collate).grouped:
         does += f", best fit within {group:,}"
     if dataset.holdout.fraction:

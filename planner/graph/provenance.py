@@ -98,8 +98,14 @@ def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]
 def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
     """The settings of a dataset that its form of records has."""
     form = reads(dataset)["form"]
-    names = {"text": ("messages", "prompt", "response", "train_on", "template"), "chat": ("text", "prompt", "response")}
+    names = {
+        "text": ("messages", "prompt", "response", "train_on", "template"),
+        "chat": ("text", "prompt", "response"),
+        "choices": ("text", "messages", "prompt", "response", "train_on", "template", "oversized"),
+    }
     left_out = names.get(form, ("text", "messages"))
+    if form != "choices":
+        left_out += ("choices", "question", "answer")
     for path, value in _block(f"dataset.{dataset.name}", dataset):
         if path.rpartition(".")[2] not in left_out:
             yield path, value

@@ -17,7 +17,6 @@ from .loading.order import RowOrder
 from .loading.prepared import PreparedDataset
 from .loading.training_rows import curriculum_of
 from .packing.row_reader import RowReader
-from .stores.store import TokenStore
 
 QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
 
@@ -106,7 +105,8 @@ def data_nodes(plan: Plan) -> dict[str, Node]:
 def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
     """Counts and lengths of a dataset and its parts, as JSON values; an empty part has no lengths.
 
-    Where only some tokens are predicted, each part has `trained_tokens`. Of a dataset that is trained on alone the
+    Where only some tokens are predicted, each part has `trained_tokens`; of questions with choices, each of which is a
+    document, it has `questions`. Of a dataset that is trained on alone the
     training part has `steps_an_epoch`; of one of several see `sampling`.
     """
     loader = plan.node("setup.loader").args
@@ -128,7 +128,9 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
             "tokens_lost": rows.num_dropped_positions,
         }
         if data.store.trained is not None:
-            parts[part]["trained_tokens"] = _trained(data.store, reader.documents)
+            parts[part]["trained_tokens"] = int(data.store.predicted()[reader.documents].sum())
+        if data.store.choices is not None:
+            parts[part]["questions"] = int((data.store.choices[reader.documents, 0] == 0).sum())
         if alone and part == "training":
             parts[part]["steps_an_epoch"] = epoch(plan, {data.name: rows.num_rows})["steps"]
     return {
@@ -140,13 +142,6 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
         "bad_records": data.store.bad_records.count,
         "parts": parts,
     }
-
-
-def _trained(store: TokenStore, documents: np.ndarray) -> int:
-    """Tokens of some documents that are to be predicted."""
-    assert store.trained is not None
-    of_each = np.add.reduceat(store.trained, store.offsets[:-1], dtype=np.int64)
-    return int(of_each[documents].sum())
 
 
 def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:

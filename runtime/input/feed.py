@@ -17,7 +17,7 @@ from ..data.collate.batch import Microbatch
 from ..data.collate.collators import CollateChain
 from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..data.errors import DataError
-from ..data.loading.loader import EvalLoader, RowLoader
+from ..data.loading.loader import EvalLoader, RowLoader, TextLoader
 from ..data.loading.loader_state import Remarks
 from ..data.loading.prepared import PreparedDataset, opened_from, prepared_from
 from ..data.loading.reading_ahead import ReadingAhead
@@ -96,8 +96,10 @@ class Feed:
         return None if epoch is None else round(epoch, 6)
 
     def evaluation(self, dataset: str, max_rows: int | None, rank: Rank) -> EvalLoader:
+        """Of a dataset of questions one whose microbatches say which text each position is of."""
         prepared = self.datasets[dataset]
-        return EvalLoader(
+        kind = EvalLoader if prepared.store.choices is None else TextLoader
+        return kind(
             store=prepared.store,
             documents=prepared.heldout_documents,
             rows=prepared.heldout_rows,
@@ -181,9 +183,12 @@ def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: st
         records.warn(message, step=0)
     for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):
         if rows.num_truncated or rows.num_skipped:
+            why = f"as oversized = {oversized} says"
+            if prepared.store.choices is not None:
+                why = "at the front, as questions with their choices are longer than a row"
             message = (
                 f"dataset {name}, {part}: {rows.num_truncated:,} documents cut, {rows.num_skipped:,} left out, "
-                f"{rows.num_dropped_positions:,} tokens in all, as oversized = {oversized} says"
+                f"{rows.num_dropped_positions:,} tokens in all, {why}"
             )
             records.warn(message, step=0)
 

@@ -42,6 +42,8 @@ class ModelBatch:
     cross_entropy: sum over this batch's valid tokens, left here by the last stage. objective: the same of what is
     minimised, where that is not the cross-entropy with its z-loss.
     dataset_B: number of each row's dataset, where several are trained on. row_losses: left by the last stage then.
+    each: the cross-entropy of every token is asked for. losses_BS: left by the last stage then, 0 without a label.
+    text_BS: as of the microbatch.
     """
 
     input_ids_BS: Tensor | None
@@ -54,6 +56,9 @@ class ModelBatch:
     objective: Tensor | None = None
     dataset_B: Tensor | None = None
     row_losses: RowLosses | None = None
+    each: bool = False
+    losses_BS: Tensor | None = None
+    text_BS: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Microbatch, device: torch.device) -> "ModelBatch":
@@ -70,6 +75,7 @@ class ModelBatch:
             real_BS=batch.real_BS.to(device, non_blocking=True),
             packing=DocumentLayout.from_lengths(batch.cumulative_lengths, rows, batch.sequence, device),
             dataset_B=moved(batch.dataset_B),
+            text_BS=moved(batch.text_BS),
         )
 
     @property

@@ -128,12 +128,14 @@ class Transformer(nn.Module):
         assert batch.labels_BS is not None
         hidden_BSD = column_parallel_input(hidden_BSD, self.axes.tensor)
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
-        each = batch.dataset_B is not None
+        each = batch.dataset_B is not None or batch.each
         terms = token_losses(hidden_TD, self._head_VD(), labels_T, self._head(), each=each)
         batch.cross_entropy = terms.cross_entropy
         batch.objective = terms.objective.detach() if self.head.term is not None else None
         if batch.dataset_B is not None and terms.each_T is not None:
             batch.row_losses = RowLosses.of(batch.dataset_B, batch.labels_BS, terms.each_T)
+        if batch.each and terms.each_T is not None:
+            batch.losses_BS = terms.each_T.view_as(batch.labels_BS)
         return torch.stack((terms.objective,))  # FSDP wants no view
 
     def _head_VD(self) -> Tensor:

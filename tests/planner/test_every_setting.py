@@ -36,11 +36,12 @@ ALL_ON = {
         }
         dataset qa { source = parquet("q/*.parquet"), prompt = "question", response = "answer", template = "plain" }
         dataset ready { source = tokens("t/*.npy", dtype = uint16, separator = 0) }
-        dataset fake { source = synthetic() }""",
+        dataset fake { source = synthetic() }
+        dataset asked { source = jsonl("c/*.jsonl"), choices = "choices", holdout = 100% }""",
     "mixture": "mixture { code = 0.5, chat = 0.2, qa = 0.1, ready = 0.1, fake = 0.1, temperature = 2 }\n"
     "phase early { from = 20 steps, mix = { code: 1 }, lr_scale = 0.5 }",
     "every": "every 25 steps eval code { batches = 2 } then health then log\n"
-    "every 50 steps eval other then checkpoint\n"
+    "every 50 steps eval other then eval asked then checkpoint\n"
     "every 30 steps profile { active = 2 } then memory_snapshot\n"
     'on finish generate { prompts = ["def "], chat = "plain" } then notify("./done.sh")\n'
     "on sigterm checkpoint then stop\n"
@@ -78,21 +79,28 @@ COPIES = ALL_ON | {
 # One rank by itself.
 ALONE = ALL_ON | {"parallel": "parallel { fsdp 1 }"}
 
+DATASETS = ("code", "other", "chat", "qa", "ready", "fake", "asked")
 EXEMPT = {
+    "datasets.asked.source": "sources of the other kinds give no questions: tests/planner/test_mixture.py",
+    "ticks.1.actions.1.batches": "all questions are evaluated: tests/planner/test_no_effect.py",
     "path": "where the spec lies is not part of the experiment",
     "origins": "nor is how it is written",
     "uses": "which files are read shows in the parts that are used",
     **dict.fromkeys(("model.folder", "model.weights"), "of a folder: tests/planner/test_model_folder.py"),
     **dict.fromkeys(("model.rope.low", "model.rope.high"), "of llama3: tests/planner/test_model_folder.py"),
     **dict.fromkeys(("step", "evaluation_step"), "a function of a module: tests/dsl/test_user_components.py"),
-    **{f"datasets.{name}.name": "the name is the key" for name in ("code", "other", "chat", "qa", "ready", "fake")},
+    **{f"datasets.{name}.name": "the name is the key" for name in DATASETS},
 }
-OF_RECORDS = ("text", "messages", "prompt", "response", "train_on", "template")
-OF_FORM = {"code": ("text",), "chat": ("messages", "train_on", "template"),
-           "qa": ("prompt", "response", "train_on", "template")}  # fmt: skip
+OF_RECORDS = ("text", "messages", "prompt", "response", "train_on", "template", "choices", "question", "answer")
+OF_FORM = {
+    "code": ("text",),
+    "chat": ("messages", "train_on", "template"),
+    "qa": ("prompt", "response", "train_on", "template"),
+    "asked": ("choices", "question", "answer"),
+}
 EXEMPT |= {
     f"datasets.{name}.{field}": "another form of records has it, or a source with fields"
-    for name in ("code", "other", "chat", "qa", "ready", "fake")
+    for name in DATASETS
     for field in OF_RECORDS
     if field not in OF_FORM.get(name, ())
 }
@@ -102,7 +110,7 @@ EXEMPT["events.2.event"] = "what stands under nan stands nowhere else"
 EXEMPT |= {f"events.{number}.count": "of nan alone, which is the last of them" for number in (0, 1)}
 EXEMPT |= {
     f"datasets.{name}.{field}": "what is the same for all datasets is changed in two of them"
-    for name in ("chat", "qa", "ready", "fake")
+    for name in ("chat", "qa", "ready", "fake", "asked")
     for field in ("holdout", "oversized", "bad_records")
 }
 
@@ -277,7 +285,7 @@ def test_the_walk_sees_the_whole_schema(load):
     ):
         assert path in seen
     for attribute in attrs.fields(Dataset):
-        of_some = [f"datasets.{name}.{attribute.name}" for name in ("code", "chat", "qa")]
+        of_some = [f"datasets.{name}.{attribute.name}" for name in ("code", "chat", "qa", "asked")]
         assert attribute.name == "name" or set(of_some) & seen, attribute.name
     assert {f"batch.{a.name}" for a in attrs.fields(Batch)} <= seen
     assert {f"phases.early.{a.name}" for a in attrs.fields(Phase)} - {"phases.early.mix"} <= seen

@@ -24,6 +24,7 @@ from xtrain.runtime.data.loading.curriculum import Curriculum
 
 from .conftest import spec_text
 
+ONE = "dataset web { source = synthetic() }"
 TWO = "dataset web { source = synthetic(), holdout = 1% }\ndataset code { source = python_stdlib() }"
 THREE = f'{TWO}\ndataset chat {{ source = jsonl("c/*.jsonl"), messages = "messages", template = "plain" }}'
 MIXED = "mixture { web = 3, code = 1 }"
@@ -254,6 +255,26 @@ WRONG = {
     "template of plain text": (
         {"dataset": 'dataset c { source = jsonl("a"), template = "chatml" }'},
         "X516", '"chatml"', "`template` is for conversations", "remove it", "dataset.c.template=auto",
+    ),
+    "questions that are trained on": (
+        {"dataset": 'dataset c { source = jsonl("a"), choices = "c", holdout = 10% }'},
+        "X516", "10%", "never trained on", "`holdout = 100%`", "dataset.c.choices=none",
+    ),
+    "questions and pairs": (
+        {"dataset": f'{ONE}\ndataset c {{ source = jsonl("a"), choices = "c", prompt = "p", holdout = 100% }}'},
+        "X516", '"p"', "`prompt` is not for these", "leave out `prompt`", "dataset.c.prompt=none",
+    ),
+    "long questions": (
+        {"dataset": f'{ONE}\ndataset c {{ source = jsonl("a"), choices = "c", oversized = skip, holdout = 100% }}'},
+        "X516", "skip", "`oversized` is not for these", "leave out `oversized`", "dataset.c.oversized=split",
+    ),
+    "an answer without choices": (
+        {"dataset": 'dataset c { source = jsonl("a"), answer = "b" }'},
+        "X516", '"b"', "`answer` is for questions", 'choices = "choices"', 'dataset.c.answer="answer"',
+    ),
+    "questions in columns": (
+        {"dataset": f'{ONE}\ndataset c {{ source = parquet("a"), choices = "c", holdout = 100% }}'},
+        "X517", '"c"', "`choices` is a list", "by jsonl", 'dataset.c.source=jsonl("a")',
     ),
     "field of a text file": (
         {"dataset": 'dataset c { source = text("a"), text = "body" }'},

@@ -21,6 +21,8 @@ FP64 = "precision { params = fp64 }"
 WSD = "scheduler wsd { decay = 0 steps }"
 OFF = "checkpoint { enabled = false }"
 FSDP, SUMMED = "parallel { fsdp 2 }", "parallel { fsdp { sync = microbatch } }"
+ASKED = """dataset code { source = synthetic() }
+dataset asked { source = jsonl("a.jsonl"), choices = "choices", holdout = 100% }"""
 AVERAGED = "ema { decay = 0.9 }"
 # Blocks, and what is written besides: a block, or a setting of one that is there; of which setting W401 then speaks.
 CASES = [
@@ -39,6 +41,7 @@ CASES = [
     ({"cluster": "cluster none"}, "cluster { memory = 80 GiB }", "cluster.memory"),
     ({}, "mixture { temperature = 2, code = 1 }", "mixture.temperature"),
     ({}, 'on finish generate { prompts = ["a"], temperature = 0, top_p = 0.5 }', "on.0.actions.0.top_p"),
+    ({"dataset": ASKED}, "every 10 steps eval asked { batches = 2 }", "every.0.actions.0.batches"),
     ({}, "every 10 steps health { limit = 5 s }", "every.0.actions.0.limit"),
     ({"ema": AVERAGED, "checkpoint": OFF}, "ema { publish = false }", "ema.publish"),
     ({"ema": AVERAGED, "dataset": "dataset code { source = synthetic() }"}, "ema { eval = false }", "ema.eval"),
@@ -66,6 +69,7 @@ def doings(plan: Plan) -> Plan:
 def test_what_changes_nothing_is_reported_and_changes_nothing(compiled, blocks, more, path):
     without = {"on.0.actions.0.top_p": more.replace("0.5", "0.9"), "mixture.temperature": "mixture { code = 1 }"}
     without["every.0.actions.0.limit"] = more.replace("5", "6")
+    without["every.0.actions.0.batches"] = more.replace(" { batches = 2 }", "")
     base, other = compiled(**blocks, more=without.get(path, "")), compiled(**blocks, more=more)
     rules = [check.id for check in other.plan.checks if check.code == "W401"]
     assert f"idle.{path}" in rules, rules

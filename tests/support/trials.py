@@ -174,11 +174,15 @@ def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
         for name, value in state.items():
             distances[name] = max(distances[name], _distance(value, expected[name]))
     assert [step for step, *_ in ours.curve] == [step for step, *_ in theirs.curve]
-    assert [e["tokens"] for e in ours.evals] == [e["tokens"] for e in theirs.evals]
+    for count in ("tokens", "bytes"):
+        assert [e[count] for e in ours.evals] == [e[count] for e in theirs.evals]
     return Gaps(
         loss=_relative([c[1] for c in ours.curve], [c[1] for c in theirs.curve]),
         norm=_relative([c[2] for c in ours.curve], [c[2] for c in theirs.curve]),
-        eval=_relative([e["loss"] for e in ours.evals], [e["loss"] for e in theirs.evals]),
+        eval=max(
+            _relative([e[name] for e in ours.evals], [e[name] for e in theirs.evals])
+            for name in ("loss", "bits_per_byte")
+        ),
         routing=_routing(ours, theirs),
         tensors=distances,
         seconds=ours.seconds,

@@ -19,6 +19,11 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
             "about 2m18s for the 292 steps that are left: 0.47 s a step on this machine, measured over 7 steps, after "
             "0.71 s for the first; evaluations and saves come on top",
         ),
+        (
+            {"event": "eval", "step": 5, "dataset": "arc", "loss": 2.5, "acc": 0.4123, "acc_norm": 0.5, "tokens": 900,
+             "seconds": 2},
+            "arc  acc 41.2%  norm 50.0%  900 tokens  2.00 s",
+        ),
         ({"event": "setup_begin", "node": "setup.mesh"}, "setup.mesh"),
         ({"event": "device", "device": "cpu", "threads": 2, "torch": "2.12.0"}, "cpu  2 threads  torch 2.12.0"),
         ({"event": "generate", "step": 9, "samples": SAMPLES}, "1/2  prompt 'def '  and 1 more sample"),

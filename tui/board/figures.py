@@ -6,25 +6,22 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ..pages.node_times import step_cost
-from ..words import brief, count, decimal, printable, size
+from ..words import UNKNOWN, brief, count, decimal, printable, share, size
 from .head import shortened, steps_of
 
 if TYPE_CHECKING:
     from ..model.board import Board
 
-UNKNOWN = "n/a"
 # Of the name of a figure.
 NAME_COLUMNS = 10
 
 
-def share(value: float | None) -> str:
-    """`41.3%`, or `n/a` where nobody knows."""
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.1%}"
-
-
-def evaluated(board: "Board") -> list[tuple[str, float | None, int | None]]:
-    """The latest evaluation of each dataset: its name, loss and step."""
-    return [(name, found.loss, found.step) for name, found in board.run.evaluations.items()]
+def evaluated(board: "Board") -> list[tuple[str, str, int | None]]:
+    """The latest evaluation of each dataset: its name, its loss or accuracy, and the step."""
+    return [
+        (name, decimal(found.loss, 4) if found.acc is None else f"acc {share(found.acc)}", found.step)
+        for name, found in board.run.evaluations.items()
+    ]
 
 
 def figures(board: "Board") -> list[tuple[str, str]]:
@@ -47,11 +44,11 @@ def figures(board: "Board") -> list[tuple[str, str]]:
 
 def _evaluation(board: "Board") -> tuple[str, str]:
     """The loss on held-out data under the name of its dataset; of several datasets none stands for the others."""
-    losses = evaluated(board)
-    if len(losses) != 1:
-        return "eval loss", f"{len(losses)} sets" if losses else "–"
-    name, loss, _ = losses[0]
-    return shortened(f"eval {printable(name)}", NAME_COLUMNS), decimal(loss, 4)
+    found = evaluated(board)
+    if len(found) != 1:
+        return "eval loss", f"{len(found)} sets" if found else "–"
+    name, value, _ = found[0]
+    return shortened(f"eval {printable(name)}", NAME_COLUMNS), value
 
 
 def _rate(value: float | None) -> str:

@@ -127,10 +127,9 @@ def schedule(board: "Board", width: int, rows: int) -> list[Content]:
     for place, each in enumerate([each for each in upcoming(board) if each.what != "log"][:3]):
         wanted.append((6 - place, _said("next", f"{when(each, pace)}: {each.what}")))
     wanted.append((5, _said("saved", _saved(board))))
-    losses = evaluated(board)
-    for place, (name, loss, step) in enumerate(losses[-3:]):
+    for place, (name, value, step) in enumerate(evaluated(board)[-3:]):
         at = "" if step is None else f" at step {step:,}"
-        wanted.append((4 - place, _said("eval", f"{printable(name)} {decimal(loss, 4)}{at}")))
+        wanted.append((4 - place, _said("eval", f"{printable(name)} {value}{at}")))
     while len(wanted) > max(0, rows):
         wanted.remove(min(reversed(wanted), key=lambda pair: pair[0]))
     return [line.truncate(max(1, width), ellipsis=True) for _, line in wanted]

@@ -43,7 +43,7 @@ from ...records.step_events import (
     RollbackEvent,
     SkippedEvent,
 )
-from ..event_text import cause, event_text, failed, loss_and_perplexity
+from ..event_text import cause, event_text, failed, quality
 from ..state import RunState
 from ..words import count, plural, printable, size, took
 from .next_steps import short_path
@@ -142,7 +142,7 @@ class PermanentLines:
         over = f"{count(event.tokens)} tokens, " if wide and event.tokens is not None else ""
         return Text.assemble(
             (printable(event.dataset), "bold"),
-            f"  {loss_and_perplexity(event)}",
+            f"  {quality(event)}",
             (f"  {of}{over}{took(event.seconds)}", "dim"),
         )
 

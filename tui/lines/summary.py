@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ...records.end_status import EndStatus
-from ..event_text import cause, failed
+from ..event_text import cause, failed, quality
 from ..history import Point
 from ..state import RunState
-from ..words import count, decimal, duration, perplexity, plural, printable
+from ..words import count, decimal, duration, plural, printable
 from .lasting import MAX_BOX
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .progress_line import short_node
@@ -84,9 +84,8 @@ def _held_out(state: RunState) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(overflow="fold")
     for evaluation in state.evaluations.values():
-        measured = Text.assemble((f"loss {decimal(evaluation.loss, 4)}", "bold"))
-        if (ppl := perplexity(evaluation.loss)) is not None:
-            measured.append(f"  ppl {decimal(ppl, 2)}")
+        first, *others = quality(evaluation).split("  ")
+        measured = Text.assemble((first, "bold"), *(f"  {each}" for each in others))
         if evaluation.step is not None and evaluation.step != state.step:
             measured.append(f"  at step {evaluation.step:,}", "dim")
         table.add_row(Text(printable(evaluation.dataset)), measured)

@@ -34,6 +34,8 @@ class Microbatch:
     """int64: number of each row's dataset among those that are trained on; None if there is one alone."""
     place_B: Tensor | None = None
     """int64: rows of the run before each one; None in evaluation."""
+    text_BS: Tensor | None = None
+    """int64: number of the text that each position is of, where texts are scored one by one; padding is of any."""
     num_valid: int
     """Labels here that are not IGNORE_INDEX, counted where they were made so that no device has to be asked."""
 

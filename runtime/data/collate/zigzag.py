@@ -56,5 +56,6 @@ def local_part(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulyss
         labels_BS=labels_BS,
         positions_BS=batch.positions_BS.take(index),
         real_BS=batch.real_BS.take(index),
+        text_BS=None if batch.text_BS is None else batch.text_BS.take(index),
         num_valid=0 if labels_BS is None else int((labels_BS != IGNORE_INDEX).sum()),
     )

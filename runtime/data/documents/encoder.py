@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ..records.bad_records import BadRecord
-from ..records.records import Message, Reads, SourceRecord, SyntheticRecord, TokenIds
+from ..records.records import ChoiceQuestion, Message, Reads, SourceRecord, SyntheticRecord, TokenIds
 from ..records.texts import strings
 from .chat_template import ChatTemplate, TemplateRefusal, load_template, reserved
 from .chat_turns import Span, assistant_spans
@@ -31,6 +31,8 @@ class TokenDocument:
     """uint16 or uint32 [tokens], bos and eos included; two at least."""
     trained: np.ndarray | None = None
     """bool [tokens]: which are to be predicted. None: all. The first of a document never is, as nothing precedes it."""
+    choice: tuple[int, int, int, int] | None = None
+    """Of a choice behind its question: its number there, 1 if it is the right one, its characters and its bytes."""
 
 
 class DocumentEncoder:
@@ -42,6 +44,9 @@ class DocumentEncoder:
       own, and eos behind unless its last token that is not blank is eos. That eos is predicted if what it follows is.
       Special tokens are those that the template writes: a content that spells one is a bad record.
     - Token ids stay as they are: without a bos of their own they get none.
+    - A question becomes a document for each choice, as EleutherAI's lm-evaluation-harness scores them: begun as the
+      tokenizer begins texts by itself, without eos, a space between them; what is predicted are the tokens of both
+      together without as many as the question has alone.
     """
 
     def __init__(self, tokenizer: TextTokenizer, reads: Mapping[str, Any], base: Path | None = None) -> None:
@@ -53,7 +58,7 @@ class DocumentEncoder:
         self.reads = Reads.of(reads)
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
         self.template: ChatTemplate | None = None
-        if self.reads.form != "text":
+        if self.reads.form in ("chat", "instruction"):
             self.template = load_template(self.reads.template, tokenizer, base or Path.cwd())
 
     @property
@@ -74,8 +79,9 @@ class DocumentEncoder:
             covered |= {"template": self.template.text, "train_on": self.reads.train_on}
         return covered
 
-    def encode(self, records: Sequence[SourceRecord]) -> list[TokenDocument | BadRecord]:
-        """A document, or the reason why there is none, for each record, in their order."""
+    def encode(self, records: Sequence[SourceRecord]) -> "list[TokenDocument | tuple[TokenDocument, ...] | BadRecord]":
+        """A document, those of the choices of a question, or the reason why there is none, for each record, in their
+        order."""
         if not records:
             return []
         contents: list[Any] = [record.content for record in records]
@@ -84,6 +90,8 @@ class DocumentEncoder:
                 found = self._texts(contents)
             case TokenIds():
                 found = self._tokens(contents)
+            case ChoiceQuestion():
+                found = self._questions(contents)
             case SyntheticRecord():
                 found = [TokenDocument(ids=self._between(self._lexicon.write(record))) for record in contents]
             case _:
@@ -104,6 +112,30 @@ class DocumentEncoder:
             TokenDocument(ids=self._between(ids)) if len(ids) else "the tokenizer gives no tokens for this text"
             for ids in encoded
         ]
+
+    def _questions(self, questions: list[ChoiceQuestion]) -> list[tuple[TokenDocument, ...] | str]:
+        # Spaces at the end of a question belong to what follows: tokens begin with spaces and do not end with them.
+        texts = [
+            text for each in questions for text in (each.text.rstrip(), *(f"{each.text} {c}" for c in each.choices))
+        ]
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        return [self._question(each, next(encoded), [next(encoded) for _ in each.choices]) for each in questions]
+
+    def _question(
+        self, question: ChoiceQuestion, alone: np.ndarray, wholes: list[np.ndarray]
+    ) -> tuple[TokenDocument, ...] | str:
+        begun = np.concatenate([self.tokenizer.begins_with, alone]).astype(self.dtype)
+        if not len(begun):
+            return "the tokenizer gives no tokens for this question"
+        found = []
+        for number, (choice, whole) in enumerate(zip(question.choices, wholes, strict=True)):
+            scored = whole[len(alone) :].astype(self.dtype)
+            if not len(scored):
+                return f"the tokenizer gives no tokens for choice {number} behind this question"
+            ids = np.concatenate([begun, scored])
+            facts = (number, int(number == question.right), len(choice), len(choice.encode()))
+            found.append(TokenDocument(ids=ids, trained=np.arange(len(ids)) >= len(begun), choice=facts))
+        return tuple(found)
 
     def _between(self, ids: np.ndarray) -> np.ndarray:
         laid = np.empty(len(ids) + 2, self.dtype)

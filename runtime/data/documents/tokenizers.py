@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ....dsl.schema.tokenizers import tokenizer_kind
 from ...ops import code_of
+from .token_bytes import TokenBytes
 
 
 @frozen(kw_only=True, eq=False)
@@ -75,6 +76,16 @@ class TextTokenizer(Protocol):
     @property
     def has_bos(self) -> bool:
         """Whether bos is a token of its own, and not eos in its place."""
+        ...
+
+    @property
+    def begins_with(self) -> tuple[int, ...]:
+        """Ids that it puts before a text where nobody lays it out as a document, as other libraries ask it."""
+        ...
+
+    @property
+    def bytes_of(self) -> TokenBytes | None:
+        """How many bytes of text each token stands for; None where that is no fixed number."""
         ...
 
     @property

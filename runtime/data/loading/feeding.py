@@ -27,6 +27,11 @@ class RowFeeder(RowReader):
         """
         return self._collation.microbatch([(self, indices)], None, places)
 
+    def whole(self, indices: np.ndarray) -> Microbatch:
+        """Whole rows as they are packed: what no collator of the user's own is shown, and no rank has a part of."""
+        pack = next(stage for stage in self.collate.stages if isinstance(stage, PackStage))
+        return _laid_out([(self, indices)], pack, None, None)
+
     @cached_property
     def _collation(self) -> "_Collation":
         return _Collation(self.collate)

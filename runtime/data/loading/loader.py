@@ -5,7 +5,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from attrs import define, evolve, field
+from torch import Tensor
 
 from ..collate.batch import Microbatch
 from ..collate.collators import CollateChain
@@ -227,8 +229,38 @@ class EvalLoader:
         return self.rows.num_rows if self.max_rows is None else min(self.rows.num_rows, self.max_rows)
 
     def __iter__(self) -> Iterator[Microbatch]:
-        feeder = RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)
+        feeder = self._feeder()
+        for indices in self._indices():
+            yield feeder.microbatch(indices)
+
+    def _feeder(self) -> RowFeeder:
+        return RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)
+
+    def _indices(self) -> Iterator[np.ndarray]:
+        """The rows of each microbatch, int64 [micro]."""
         for batch in range(len(self)):
             first = (batch * self.data_ranks + self.data_rank) * self.micro
             indices = np.arange(first, first + self.micro, dtype=np.int64)
-            yield feeder.microbatch(np.where(indices < self.num_rows, indices, PADDING))
+            yield np.where(indices < self.num_rows, indices, PADDING)
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class TextLoader(EvalLoader):
+    """The same for texts that are scored one by one: microbatches say which document of the store each position is of.
+
+    Collators of the user's own are shown nothing: it is the text as it is that is scored.
+    """
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        feeder = self._feeder()
+        for indices in self._indices():
+            whole = feeder.whole(indices)
+            yield self.collate.local_part(evolve(whole, text_BS=self._texts(whole, indices)))
+
+    def _texts(self, whole: Microbatch, indices: np.ndarray) -> Tensor:
+        rows = self.rows
+        there = [slice(rows.row_offsets[row], rows.row_offsets[row + 1]) for row in indices.tolist() if row != PADDING]
+        documents = np.concatenate([self.documents[rows.document[some]] for some in there] or [np.zeros(1, np.int64)])
+        # Every segment begins at its position 0; padding behind it counts as the segment before.
+        begun_T = ((whole.positions_BS == 0) & whole.real_BS).flatten().cumsum(0)
+        return torch.from_numpy(documents)[(begun_T - 1).clamp(min=0)].view_as(whole.positions_BS)

@@ -11,7 +11,7 @@ import numpy as np
 from ....dsl.schema.packings import packing_of
 from ...ops import code_of
 from ..errors import DataError
-from .rows import POLICIES, SPLIT, Oversized, Rows, check_align, index_type
+from .rows import POLICIES, SPLIT, TRUNCATE, Oversized, Rows, check_align, index_type
 
 # What a packing gives: `document`, `row_offsets`, `cut_segments` and `cut_starts` of `Rows`, and filled positions.
 Filled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]
@@ -74,12 +74,17 @@ def packed(
         )
     positions = lengths[longer].astype(np.int64) - 1
     policy = POLICIES[oversized]
+    cut_front = oversized == "truncate_front"
+    seen = _read_only(np.minimum(lengths, capacity + 1)) if cut_front and len(longer) else lengths
     cuts = int((-(-positions // capacity) - 1).sum()) if policy == SPLIT else 0
-    lost = int((positions - (capacity if oversized == "truncate" else 0)).sum()) if policy != SPLIT else 0
-    regular = shortest >= 2 and not len(longer)
+    lost = int((positions - (capacity if policy == TRUNCATE else 0)).sum()) if policy != SPLIT else 0
+    regular = shortest >= 2 and (cut_front or not len(longer))
     document, row_offsets, cut_segments, cut_starts, filled = fill(
-        lengths, policy, len(lengths) + cuts, cuts, regular, max(0, min(longest - 1, capacity))
+        seen, policy, len(lengths) + cuts, cuts, regular, max(0, min(longest - 1, capacity))
     )
+    if cut_front and len(longer):
+        cut_segments = np.flatnonzero(lengths[document] > capacity + 1)
+        cut_starts = lengths[document[cut_segments]].astype(np.int64) - 1 - capacity
     return Rows(
         capacity=capacity,
         align=align,
@@ -88,7 +93,7 @@ def packed(
         cut_segments=cut_segments,
         cut_starts=cut_starts,
         num_positions=int(filled),
-        num_truncated=len(longer) if oversized == "truncate" else 0,
+        num_truncated=len(longer) if policy == TRUNCATE else 0,
         num_skipped=len(longer) if oversized == "skip" else 0,
         num_empty=int(np.count_nonzero(lengths < 2)) if shortest < 2 else 0,
         num_dropped_positions=lost,

@@ -13,11 +13,14 @@ from attrs import define
 
 from ..errors import DataError
 
-Oversized = Literal["split", "truncate", "skip", "error"]
+Oversized = Literal["split", "truncate", "skip", "error", "truncate_front"]
 
-# What is done with a document longer than a row, as the kernels know it; `error` never reaches them.
+# What is done with a document longer than a row, as the kernels know it; `error` never reaches them, and with
+# `truncate_front` they see none.
 SPLIT, TRUNCATE, SKIP = 0, 1, 2
-POLICIES: Final[dict[str, int]] = {"split": SPLIT, "truncate": TRUNCATE, "skip": SKIP, "error": SKIP}
+POLICIES: Final[dict[str, int]] = {
+    "split": SPLIT, "truncate": TRUNCATE, "skip": SKIP, "error": SKIP, "truncate_front": TRUNCATE
+}  # fmt: skip
 # From so many things on, their numbers take eight bytes.
 MANY = 1 << 31
 
@@ -45,7 +48,7 @@ class Rows:
     num_positions: int
     """Filled positions over all rows."""
     num_truncated: int
-    """Documents that lost their positions beyond the capacity."""
+    """Documents that lost positions because they have more than a row."""
     num_skipped: int
     """Documents left out whole, because they are longer than a row."""
     num_empty: int

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import define, frozen
 
-Form = Literal["text", "chat", "instruction"]
+Form = Literal["text", "chat", "instruction", "choices"]
 TrainOn = Literal["assistant", "last", "all"]
 Message = dict[str, Any]
 """`role` and `content`, both strings, and whatever else the record says, for the template."""
@@ -22,6 +22,9 @@ class Reads:
     messages: str = "messages"
     prompt: str = "prompt"
     response: str = "response"
+    question: str = "question"
+    choices: str = "choices"
+    answer: str = "answer"
     template: str = "auto"
     train_on: TrainOn = "assistant"
 
@@ -40,6 +43,8 @@ class Reads:
                 return (self.messages,)
             case "instruction":
                 return (self.prompt, self.response)
+            case "choices":
+                return (self.question, self.choices, self.answer)
 
 
 @frozen(kw_only=True, eq=False)
@@ -62,12 +67,22 @@ class SyntheticRecord:
     """All of them, bos and eos included."""
 
 
-Content = str | list[Message] | TokenIds | SyntheticRecord
+@frozen(kw_only=True)
+class ChoiceQuestion:
+    """A text, and what may follow it. right: number of the choice that should."""
+
+    text: str
+    choices: tuple[str, ...]
+    right: int
+
+
+Content = str | list[Message] | TokenIds | SyntheticRecord | ChoiceQuestion
 
 
 @define
 class SourceRecord:
-    """What one document is made of, and where it was read: `path`, `path:line`, or words that say so.
+    """What one document is made of, or those of a question, and where it was read: `path`, `path:line`, or words that
+    say so.
 
     All records of one source have contents of one type.
     """
@@ -85,6 +100,8 @@ class SourceRecord:
             return len(content.ids)
         if isinstance(content, SyntheticRecord):
             return content.tokens
+        if isinstance(content, ChoiceQuestion):
+            return len(content.text) * len(content.choices) + sum(map(len, content.choices))
         return sum(len(message["content"]) for message in content)
 
 

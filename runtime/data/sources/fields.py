@@ -1,13 +1,13 @@
-"""Takes the text, the conversation or the pair that a dataset reads out of the fields of a record."""
+"""Takes the text, the conversation, the pair or the question that a dataset reads out of the fields of a record."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..documents.chat_messages import conversation, pair
-from ..records.records import Message, Reads, Unusable
+from ..records.records import ChoiceQuestion, Message, Reads, Unusable
 from ..records.texts import checked, described
 
-Take = Callable[[Mapping[str, Any]], str | list[Message] | Unusable]
+Take = Callable[[Mapping[str, Any]], str | list[Message] | ChoiceQuestion | Unusable]
 _MISSING = object()
 
 
@@ -23,6 +23,8 @@ def taker(reads: Reads) -> Take:
         case "instruction":
             prompt, response = reads.prompt, reads.response
             return lambda fields: _pair(fields, prompt, response)
+        case "choices":
+            return lambda fields: _question(fields, reads)
 
 
 def find(fields: Mapping[str, Any], name: str) -> Any | Unusable:
@@ -70,3 +72,28 @@ def _pair(fields: Mapping[str, Any], prompt: str, response: str) -> list[Message
             return text
         texts.append(text)
     return pair(*texts)
+
+
+def _question(fields: Mapping[str, Any], reads: Reads) -> ChoiceQuestion | Unusable:
+    found = [find(fields, name) for name in (reads.question, reads.choices, reads.answer)]
+    for each in found:
+        if isinstance(each, Unusable):
+            return each
+    text, choices, answer = found
+    text = checked(text, f"field `{reads.question}`")
+    if isinstance(text, Unusable):
+        return text
+    if not text.strip():
+        return Unusable(f"field `{reads.question}` is blank")
+    if not isinstance(choices, list | tuple) or len(choices) < 2:
+        what = f"has {len(choices)}" if isinstance(choices, list | tuple) else f"is {described(choices)}, not a list"
+        return Unusable(f"field `{reads.choices}` {what}; a question has two choices or more")
+    for number, choice in enumerate(choices):
+        if isinstance(problem := checked(choice, f"choice {number} of field `{reads.choices}`"), Unusable):
+            return problem
+    if isinstance(answer, str) and answer in choices:
+        answer = choices.index(answer)
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
+        there = f"0 to {len(choices) - 1}"
+        return Unusable(f"field `{reads.answer}` is neither the number of a choice, {there}, nor the text of one")
+    return ChoiceQuestion(text=text, choices=tuple(choices), right=answer)

@@ -22,6 +22,7 @@ FORMAT = 2
 
 
 TOKENS, TRAINED, LENGTHS, BAD, OFFSETS = "tokens.bin", "trained.bin", "lengths.bin", "bad_records.jsonl", "offsets.npy"
+CHOICES = "choices.bin"
 
 
 META, JOURNAL = "meta.json", "journal.json"
@@ -46,6 +47,8 @@ class TokenStore:
     """What the source could not turn into documents when the store was built."""
     trained: np.ndarray | None = None
     """uint8 [tokens], mapped and read-only: 1 where a token is to be predicted. None: all of them are."""
+    choices: np.ndarray | None = None
+    """int32 [documents, 4], mapped and read-only: what `TokenDocument.choice` says. None: documents are no choices."""
     aliases: tuple[str, ...] = ()
     """Other names that the same data may be known by, to a checkpoint and in the cache."""
     folder: str = field(default=Factory(lambda self: self.key, takes_self=True))
@@ -76,6 +79,11 @@ class TokenStore:
             np.subtract(self.offsets[some + 1], self.offsets[some], out=lengths[first : first + _AT_ONCE])
         return lengths
 
+    def predicted(self) -> np.ndarray:
+        """Tokens of each document that are to be predicted where these are marked, int64 [documents]."""
+        assert self.trained is not None
+        return np.add.reduceat(self.trained, self.offsets[:-1], dtype=np.int64)
+
     def document(self, index: int) -> np.ndarray:
         """The tokens of one document, a view."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
@@ -99,6 +107,9 @@ def open_store(directory: Path) -> TokenStore | None:
         # A plain array over the mapping: slicing a memmap object costs several times as much.
         tokens = np.asarray(np.memmap(directory / TOKENS, dtype=dtype, mode="r"))
         trained = np.asarray(np.memmap(directory / TRAINED, dtype=np.uint8, mode="r")) if meta["masked"] else None
+        choices = None
+        if meta.get("choices", False):
+            choices = np.asarray(np.memmap(directory / CHOICES, dtype=np.int32, mode="r")).reshape(-1, 4)
         bad = meta["bad_records"]
         first = tuple(BadRecord(origin=origin, reason=reason) for origin, reason in bad["first"])
         report = BadRecordReport(count=int(bad["count"]), first=first)
@@ -110,6 +121,7 @@ def open_store(directory: Path) -> TokenStore | None:
             and len(tokens) == count == offsets[-1]
             and offsets[0] == 0
             and (trained is None or len(trained) == count)
+            and (choices is None or len(choices) == meta["documents"])
             and (directory / BAD).is_file() == (report.count > 0)
             and all(bool(np.all(lengths > 0)) for lengths in _lengths(offsets))
         )
@@ -119,8 +131,9 @@ def open_store(directory: Path) -> TokenStore | None:
     if not intact:
         return None
     return TokenStore(
-        key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report, trained=trained
-    )
+        key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report, trained=trained,
+        choices=choices,
+    )  # fmt: skip
 
 
 def damage(directory: Path, progress: Report | None = None) -> list[str]:

@@ -19,10 +19,10 @@ from attrs import asdict, evolve, field, frozen
 from ..records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
 from ..stores.cache_folder import sync_folder
 from ..stores.durable import GrowingFile, replace_file
-from ..stores.store import BAD, FORMAT, JOURNAL, LENGTHS, META, OFFSETS, TOKENS, TRAINED
+from ..stores.store import BAD, CHOICES, FORMAT, JOURNAL, LENGTHS, META, OFFSETS, TOKENS, TRAINED
 from .worker import EncodedUnit
 
-GROWING: Final = (TOKENS, TRAINED, LENGTHS, BAD)
+GROWING: Final = (TOKENS, TRAINED, LENGTHS, CHOICES, BAD)
 _AT_ONCE = 1 << 20
 _ONES = np.ones(_AT_ONCE, dtype=np.uint8)
 
@@ -98,6 +98,7 @@ class StoreWriter:
         except (EOFError, ValueError, KeyError, TypeError):
             return False
         items = {LENGTHS: 8 * journal.documents, TOKENS: np.dtype(journal.dtype).itemsize * journal.tokens}
+        items |= {CHOICES: 16 * journal.documents} if CHOICES in journal.sizes else {}
         items |= {BAD: journal.sizes.get(BAD)} | ({TRAINED: journal.tokens} if TRAINED in journal.sizes else {})
         if journal.sizes != items or self._digests() != journal.digests:
             return False
@@ -125,6 +126,10 @@ class StoreWriter:
             self._files[TRAINED].append(encoded.trained.data)
         elif TRAINED in self._files:
             self._append_ones(len(encoded.tokens))
+        if encoded.choices is not None:
+            if CHOICES not in self._files:
+                self._files[CHOICES] = GrowingFile(self.folder / CHOICES)
+            self._files[CHOICES].append(encoded.choices.data)
         for record in encoded.bad:
             self.bad_records = self.bad_records.including(record)
             line = json.dumps({"origin": record.origin, "reason": record.reason}, ensure_ascii=False)
@@ -172,6 +177,7 @@ class StoreWriter:
             "tokens": now.tokens,
             "trained_tokens": now.trained,
             "masked": TRAINED in now.sizes,
+            **({"choices": True} if CHOICES in now.sizes else {}),
             **meta,
             "bad_records": {"count": now.bad_records, "first": shown},
             "digests": digests,

@@ -38,6 +38,8 @@ class EncodedUnit:
     """uint8 [tokens], 1 where a token is predicted; None if all are."""
     bad: tuple[BadRecord, ...]
     """In reading order."""
+    choices: np.ndarray | None = None
+    """int32 [documents, 4]: what `TokenDocument.choice` says; None if they are no choices."""
 
 
 @frozen
@@ -66,12 +68,18 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
     masks: list[np.ndarray | None] = []
+    choices: list[tuple[int, int, int, int]] = []
     bad: list[BadRecord] = []
     for batch in _batches(source.read(unit)):
         documents = iter(encoder.encode([record for record in batch if not isinstance(record, BadRecord)]))
         # Records that cannot be read and documents that cannot be encoded are told in one order.
         found = [record if isinstance(record, BadRecord) else next(documents) for record in batch]
-        good: list[TokenDocument] = [each for each in found if not isinstance(each, BadRecord)]
+        good: list[TokenDocument] = [
+            document
+            for each in found
+            if not isinstance(each, BadRecord)
+            for document in (each if isinstance(each, tuple) else (each,))
+        ]
         bad.extend(each for each in found if isinstance(each, BadRecord))
         if not good:
             continue
@@ -85,11 +93,13 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
         assert min(counts) > 0, "a document without tokens is a bad record"
         lengths += counts
         masks.append(_mask(good, counts))
+        choices += [document.choice for document in good if document.choice is not None]
     return EncodedUnit(
         tokens=np.concatenate(tokens) if tokens else np.empty(0, dtype),
         lengths=np.array(lengths, dtype=np.int64),
         trained=_joined(masks, tokens),
         bad=tuple(bad),
+        choices=np.array(choices, dtype=np.int32) if choices else None,
     )
 
 

@@ -12,6 +12,7 @@ from packed_rows import Segment, plain_next_fit, room, row_segments
 from xtrain.components.packings import sequential_run as packing
 from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.data.packing.rows import Oversized, Rows
 
 LENGTHS = st.lists(st.integers(0, 30), max_size=60)
@@ -107,8 +108,20 @@ def test_the_error_policy_names_the_document():
         pack([9, 10, 11], 8, "error")
 
 
+@pytest.mark.parametrize("method", [None, "multipack", "best_fit"])
+@pytest.mark.parametrize("align", [1, 2])
+def test_the_front_of_long_documents_is_cut_off(method: str | None, align: int):
+    lengths = [9, 3, 30, 5, 11, 2, 9, 10]
+    rows = pack_rows(np.array(lengths), 8, "truncate_front", align, method=method, group=4)
+    segments = [each for row in row_segments(rows, lengths) for each in row]
+    expected = [(document, max(0, length - 9), min(length - 1, 8)) for document, length in enumerate(lengths)]
+    assert sorted(segments) == expected and rows.capacity == 8
+    assert (rows.num_truncated, rows.num_skipped, rows.num_dropped_positions) == (3, 0, 21 + 2 + 1)
+    assert rows.num_positions == sum(positions for *_, positions in expected)
+
+
 def test_settings_that_cannot_be_packed_with():
-    assert set(get_args(Oversized)) == {"split", "truncate", "skip", "error"}
+    assert set(get_args(Oversized)) == {"split", "truncate", "skip", "error", "truncate_front"}
     with pytest.raises(DataError, match="unknown policy `drop`"):
         pack([3], 8, "drop")  # pyright: ignore[reportArgumentType]
     for capacity in (0, 1 << 31):

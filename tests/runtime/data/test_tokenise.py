@@ -15,10 +15,13 @@ import pytest
 import tokenising
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.runtime.data.documents.encoder import DocumentEncoder
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.sources.source import open_source
 from xtrain.runtime.data.stores import durable
 from xtrain.runtime.data.stores.progress import DataProgress
-from xtrain.runtime.data.stores.store import JOURNAL
+from xtrain.runtime.data.stores.store import CHOICES, JOURNAL, open_store
 from xtrain.runtime.data.tokenising import claims as tokenise_claims
 from xtrain.runtime.data.tokenising import tokenise
 from xtrain.runtime.data.tokenising.build import build_store, identify
@@ -160,6 +163,30 @@ def test_without_a_claim_left_nor_units_nothing_stays(folder: Path, tmp_path: Pa
     with pytest.raises(RuntimeError, match="broken"):
         build_store(lines_of(folder), Broken(), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_choices_of_questions_are_stored_beside_their_tokens(tmp_path: Path):
+    asked = [{"question": f"q{n}", "choices": ["aé", "b", "c"][: 2 + n % 2], "answer": n % 2} for n in range(5)]
+    for n, question in enumerate(asked):
+        (tmp_path / f"{n}.jsonl").write_text(json.dumps(question))
+    (tmp_path / "5.jsonl").write_text('{"question": "q", "choices": ["a"], "answer": 0}')
+    reads = {"form": "choices"}
+    source = open_source("jsonl", patterns=("*.jsonl",), reads=reads, base=tmp_path, bad_record_limit=1)
+    encoder, caches = DocumentEncoder(ByteTokenizer(), reads), (tmp_path / "whole", tmp_path / "interrupted")
+    with pytest.raises(Interrupted):
+        build_store(source, encoder, caches[1], jobs=1, progress=stop_after(3))
+    whole, continued = (build_store(source, encoder, cache, jobs=1) for cache in caches)
+    assert contents(caches[0] / whole.key) == contents(caches[1] / continued.key)
+    facts = {"aé": (2, 3), "b": (1, 1), "c": (1, 1)}
+    expected = [
+        [place, int(place == each["answer"]), *facts[choice]]
+        for each in asked
+        for place, choice in enumerate(each["choices"])
+    ]
+    assert continued.choices is not None and continued.choices.tolist() == expected
+    assert continued.predicted().tolist() == [1 + size for *_, size in expected]  # a space before each
+    os.truncate(caches[0] / whole.key / CHOICES, 16)
+    assert open_store(caches[0] / whole.key) is None
 
 
 def harm_journal(left: Path) -> None:
