@@ -27,10 +27,10 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     found: dict[str, tuple[StoredPart, ...]] = {}
     missing: list[str] = []
     for parameter in parameters(arch):
-        ways = names.of(parameter, arch)
+        ways = names.of(parameter)
         chosen = next((parts for parts in ways if all(part.name in own for part in parts)), None)
-        if chosen is None:
-            missing += [part.name for part in ways[0] if part.name not in own]
+        if chosen is None:  # once, whatever lies in it
+            missing += [part.name for part in ways[0] if part.name not in own and part.name not in missing]
         else:
             found[parameter.name] = tuple(_as_stored(part, own) for part in chosen)
     used = {part.name: part.shape for parts in found.values() for part in parts}

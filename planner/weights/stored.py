@@ -1,57 +1,64 @@
 """Under which names, and in which shapes, files of transformers have the parameters of a model.
 
-A matrix is stored [out, in]. Experts lie there one by one, or as version 5 of transformers has them in memory: stacked,
-with gate and up projections above each other.
+A matrix is stored [out, in]. Experts lie there one by one, or stacked, with gate and up projections in one tensor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal
 
 from attrs import field, frozen
 
-from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
+from ..architecture import EMBEDDING, HEAD, ParameterSpec
 
 
 @frozen
 class StoredPart:
     """A part of a parameter in a stored tensor, `name` of `shape`.
 
-    expert: which of the parameter's first dimension it is; None: all of the parameter. stacked: the experts are the
-    first dimension of the stored tensor as well. row: the first of its rows that belong to the parameter. transposed:
-    rows of the stored matrix are columns here.
+    expert: which of the parameter's first dimension it is; None: all of the parameter. transposed: rows of the stored
+    matrices are columns here. first, step: the index i of the parameter's last dimension is first + step · i of the
+    stored one. Parts with a step, of which as many parameters lie in turns, are not transposed.
     """
 
     name: str
     shape: tuple[int, ...]
     expert: int | None = None
-    stacked: bool = False
-    row: int = 0
     transposed: bool = False
+    first: int = 0
+    step: int = 1
 
 
 # One after the other as files may have them; the first whose tensors are all there is read.
 Alternatives = tuple[tuple[StoredPart, ...], ...]
 
 
+# one_by_one: a tensor for each matrix of each expert. stacked: as version 5 of transformers has most models in memory,
+# [E, out, in], with gate and up projections above each other. interleaved: [E, in, out], with their columns in turns.
+ExpertsForm = Literal["one_by_one", "stacked", "interleaved"]
+
+
 @frozen(kw_only=True)
 class StoredNames:
     """What the names of a family's files are.
 
-    modules: the start of a name inside a block → that in files that have experts one by one. matrices: the same of the
-    matrices of an expert. ignored: ends of names that hold nothing that is learned.
+    modules: the start of a name inside a block → that in files. matrices: the same of the matrices of an expert, where
+    they lie one by one. experts: the forms that experts may have in files, the usual one first; of the others modules
+    have the names that they have here. ignored: ends of names that hold nothing that is learned.
     enclosed: where a model is a part of another, the start of its names in files of that → in files of its own. beside:
     starts of the names of other parts.
     """
 
     modules: Mapping[str, str] = field(factory=dict)
     matrices: Mapping[str, str] = field(factory=dict)
+    experts: tuple[ExpertsForm, ...] = ("one_by_one", "stacked")
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     enclosed: Mapping[str, str] = field(factory=dict)
     beside: tuple[str, ...] = ()
 
-    def of(self, parameter: ParameterSpec, arch: Architecture) -> Alternatives:
+    def of(self, parameter: ParameterSpec) -> Alternatives:
         """Where a parameter may be, the usual form first."""
         if parameter.expert:
-            return tuple(self._one_by_one(parameter)), tuple(_fused(parameter, arch))
+            return tuple(self._experts(parameter, form) for form in self.experts)
         if parameter.name.startswith(f"{HEAD}."):
             return ((StoredPart(parameter.name, parameter.shape),),)
         plain = f"model.{parameter.name}"
@@ -74,6 +81,11 @@ class StoredNames:
             name = name.replace(f".{ours}.", f".{theirs}.")
         return name
 
+    def _experts(self, parameter: ParameterSpec, form: ExpertsForm) -> tuple[StoredPart, ...]:
+        if form == "one_by_one":
+            return tuple(self._one_by_one(parameter))
+        return (_fused(parameter, interleaved=form == "interleaved"),)
+
     def _one_by_one(self, parameter: ParameterSpec) -> Iterator[StoredPart]:
         module, _, matrix = self._renamed(f"model.{parameter.name}").rpartition(".")
         experts, rows, columns = parameter.shape
@@ -82,16 +94,21 @@ class StoredNames:
             yield StoredPart(name, (columns, rows), expert=expert, transposed=True)
 
 
-def _fused(parameter: ParameterSpec, arch: Architecture) -> Iterator[StoredPart]:
-    module, _, matrix = f"model.{parameter.name}".rpartition(".")
-    experts, rows, columns = parameter.shape
-    shape, row, name = (experts, columns, rows), 0, f"{module}.{matrix}"
-    if matrix in ("gate_proj", "up_proj"):
-        name, shape = f"{module}.gate_up_proj", (experts, 2 * columns, rows)
-        row = 0 if matrix == "gate_proj" else columns
-    for expert in range(experts):
-        yield StoredPart(name, shape, expert=expert, stacked=True, row=row, transposed=True)
+def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
+    """The experts of a parameter: matrices [E, in, out], or biases [E, out]."""
+    module, _, name = f"model.{parameter.name}".rpartition(".")
+    *others, width = parameter.shape
+    first, step = 0, 1
+    if (matrix := name.removesuffix("_bias")) in GATE_UP:
+        name = name.replace(matrix, "gate_up_proj")
+        first = GATE_UP.index(matrix) * (1 if interleaved else width)
+        step = 2 if interleaved else 1
+        width *= 2
+    transposed = not interleaved and len(others) > 1
+    shape = (others[0], width, others[1]) if transposed else (*others, width)
+    return StoredPart(f"{module}.{name}", shape, transposed=transposed, first=first, step=step)
 
 
+GATE_UP: Final = ("gate_proj", "up_proj")
 EMBEDDING_WEIGHT = f"{EMBEDDING}.weight"
 HEAD_WEIGHT = f"{HEAD}.weight"

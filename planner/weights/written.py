@@ -13,19 +13,23 @@ from .stored import StoredPart
 
 @frozen
 class WrittenTensor:
-    """A tensor of a file: a parameter, or one expert of it. format: as safetensors calls it."""
+    """A tensor of a file: a parameter, one expert of it, or several parameters of one number format. parts: parameter →
+    what of it is in the tensor. format: as safetensors calls it."""
 
-    parameter: str
-    part: StoredPart
+    parts: tuple[tuple[str, StoredPart], ...]
     format: str
 
     @property
     def name(self) -> str:
-        return self.part.name
+        return self.parts[0][1].name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parts[0][1].shape
 
     @property
     def bytes(self) -> int:
-        return prod(self.part.shape) * SIZES[self.format]
+        return prod(self.shape) * SIZES[self.format]
 
 
 @frozen
@@ -37,7 +41,7 @@ class WrittenFile:
 
     @property
     def header(self) -> bytes:
-        return header_of((tensor.name, tensor.format, tensor.part.shape) for tensor in self.tensors)
+        return header_of((tensor.name, tensor.format, tensor.shape) for tensor in self.tensors)
 
     @property
     def bytes(self) -> int:
@@ -69,7 +73,13 @@ def lay_out(arch: Architecture, format_of: FormatOf, most: int) -> tuple[Written
 
 
 def _tensors(arch: Architecture, format_of: FormatOf) -> Iterator[WrittenTensor]:
+    """In the order in which their first parameters are."""
     names = FAMILIES[arch.family].stored
+    parts: dict[str, list[tuple[str, StoredPart]]] = {}
+    formats: dict[str, str] = {}
     for parameter in parameters(arch):
-        for number, part in enumerate(names.of(parameter, arch)[0]):
-            yield WrittenTensor(parameter.name, part, format_of(parameter, number))
+        for number, part in enumerate(names.of(parameter)[0]):
+            parts.setdefault(part.name, []).append((parameter.name, part))
+            formats[part.name] = format_of(parameter, number)
+    for name, each in parts.items():
+        yield WrittenTensor(tuple(each), formats[name])

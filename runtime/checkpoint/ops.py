@@ -101,8 +101,7 @@ def read_weights(
             records.event(WeightsEvent(step=0, path=folder or repo, done=done, total=reader.total(parameters)))
 
         with WeightReader.of(plan, planned_files(digest, folder, repo, revision), report) as reader:
-            for name, parameter in parameters:
-                reader.read(name, parameter)
+            reader.read(parameters)
         return reader.bytes, time.perf_counter() - begin
 
     try:

@@ -5,7 +5,7 @@ Shapes: R rows and C columns of a stored matrix; a rank's piece of it has r rows
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from math import isfinite
@@ -69,52 +69,74 @@ class WeightReader:
             found += twice * piece.numel() * SIZES[stored.format]
         return found
 
-    def read(self, name: str, parameter: Tensor) -> None:
-        """Fill this rank's piece of the parameter `name`. Raises OSError whose text names file and tensor."""
+    def read(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill this rank's pieces of parameters. Raises OSError whose text names file and tensor."""
+        together: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in parameters:
+            part = self.assignment.parts[name][0]
+            # What lies in turns in one tensor is read at once, so that no byte is read twice.
+            together.setdefault(part.name if part.step > 1 else name, {})[name] = parameter
+        for group in together.values():
+            self._read(group)
+
+    def _read(self, parameters: Mapping[str, Tensor]) -> None:
+        """The same of one, or of those that lie in turns in the same tensors, which are alike."""
+        name, parameter = next(iter(parameters.items()))
         indices = [own_indices(parameter, dim) for dim in range(parameter.ndim)]
-        piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if piece.numel() == 0:
+        pieces = [each.to_local() if isinstance(each, DTensor) else each for each in parameters.values()]
+        assert {piece.shape for piece in pieces} == {pieces[0].shape}
+        if pieces[0].numel() == 0:
             return
-        for part in self.assignment.parts[name]:
-            if part.expert is None:
-                self._read_part(part, piece, indices)
-            elif part.expert in (mine := indices[0].tolist()):
-                self._read_part(part, piece[mine.index(part.expert)], indices[1:])
+        for parts in zip(*(self.assignment.parts[each] for each in parameters), strict=True):
+            if (expert := parts[0].expert) is not None:
+                if expert in (mine := indices[0].tolist()):
+                    self._read_parts(parts, [piece[mine.index(expert)] for piece in pieces], indices[1:])
+            elif len(parts[0].shape) == 3:
+                for place, expert in enumerate(indices[0].tolist()):
+                    self._read_parts(parts, [piece[place] for piece in pieces], indices[1:], expert)
+            else:
+                self._read_parts(parts, pieces, indices)
         if name == EMBEDDING_WEIGHT and self.assignment.twin:
-            twin = self.files.tensors[self.assignment.twin]
+            twin, (piece,) = self.files.tensors[self.assignment.twin], pieces
             for place, chunk in self._chunks(self.assignment.twin, twin, indices[0], indices[1], 0):
-                if not torch.equal(piece[place].cpu(), chunk.to(piece.dtype)):
+                if not torch.equal(piece[place].cpu(), chunk[..., 0].to(piece.dtype)):
                     message = f"{self._path(twin.file)}: `{self.assignment.twin}` differs from the embedding, to which "
                     raise OSError(f"{message}config.json ties it")
 
-    def _read_part(self, part: StoredPart, piece: Tensor, indices: list[Tensor]) -> None:
-        """piece [r, c] of a matrix, [r] of a vector; transposed: [c, r]."""
-        stored = self.files.tensors[part.name]
-        skipped = 0
-        if part.stacked:
-            assert part.expert is not None
-            skipped = part.expert * stored.bytes // part.shape[0]
+    def _read_parts(
+        self, parts: Sequence[StoredPart], pieces: Sequence[Tensor], indices: list[Tensor], matrix: int = 0
+    ) -> None:
+        """pieces [r, c] of a matrix, [r] of a vector; transposed: [c, r]. matrix: which of the stored tensor."""
+        part, stored = parts[0], self.files.tensors[parts[0].name]
+        skipped = matrix * stored.bytes // part.shape[0]
+        indices = [*indices[:-1], indices[-1] + (part.first if part.step == 1 else 0)]
         if part.transposed:
-            piece, indices = piece.t(), indices[::-1]
-        rows, columns = indices[0] + part.row, indices[1] if len(indices) > 1 else None
-        for place, chunk in self._chunks(part.name, stored, rows, columns, skipped):
-            if torch.finfo(piece.dtype).max < torch.finfo(chunk.dtype).max:
-                chunk = chunk.to(piece.dtype)
-                if not _is_finite(chunk):
-                    format = next(format for format, dtype in DTYPES.items() if dtype == piece.dtype)
-                    message = f"{self._path(stored.file)}: `{part.name}` has a value that is too large for {format}"
-                    raise OSError(f"{message}, the format of the parameters")
-            piece[place].copy_(chunk)
+            pieces, indices = [piece.t() for piece in pieces], indices[::-1]
+        rows, columns = indices[0], indices[1] if len(indices) > 1 else None
+        for place, chunk in self._chunks(part.name, stored, rows, columns, skipped, part.step):
+            for each, piece in zip(parts, pieces, strict=True):
+                self._put(chunk[..., each.first if each.step > 1 else 0], piece[place], part.name, stored)
+
+    def _put(self, values: Tensor, to: Tensor, name: str, stored: StoredTensor) -> None:
+        """Copy values, which the number format of parameters must have."""
+        if torch.finfo(to.dtype).max < torch.finfo(values.dtype).max:
+            values = values.to(to.dtype)
+            if not _is_finite(values):
+                format = next(format for format, dtype in DTYPES.items() if dtype == to.dtype)
+                message = f"{self._path(stored.file)}: `{name}` has a value that is too large for {format}"
+                raise OSError(f"{message}, the format of the parameters")
+        to.copy_(values)
 
     def _chunks(
-        self, name: str, stored: StoredTensor, rows: Tensor, columns: Tensor | None, skipped: int
+        self, name: str, stored: StoredTensor, rows: Tensor, columns: Tensor | None, skipped: int, step: int = 1
     ) -> Iterator[tuple[Any, Tensor]]:
         """(place in the piece, what belongs there) for some rows, and some columns of a matrix, all being in order.
 
-        skipped: bytes of the tensor before the matrix.
+        step: so many neighbouring numbers are one column, and the last dimension of what is given. skipped: bytes of
+        the tensor before the matrix.
         """
-        width = 1 if columns is None else stored.shape[-1]
-        size, type = SIZES[stored.format], TYPES[stored.format]
+        width = 1 if columns is None else stored.shape[-1] // step
+        size, type = SIZES[stored.format] * step, TYPES[stored.format]
         start, row_bytes = stored.start + skipped, width * size
         for first, end in runs(columns if columns is not None else torch.zeros(1, dtype=torch.int64)):
             # Where all columns are wanted, rows that follow each other are one range of the file.
@@ -135,9 +157,9 @@ class WeightReader:
                     raise OSError(f"{self._path(stored.file)}: `{name}` has {kind}")
                 self._progress()
                 if columns is None:
-                    yield slice(top, bottom), chunk
+                    yield slice(top, bottom), chunk.view(count, step)
                 else:
-                    yield (slice(top, bottom), slice(first, end)), chunk.view(count, end - first)
+                    yield (slice(top, bottom), slice(first, end)), chunk.view(count, end - first, step)
 
     def _room(self, size: int) -> memoryview:
         """Memory of the buffer, which is as large as the largest chunk so far."""

@@ -14,6 +14,7 @@ from attrs import frozen
 from ...dsl.checking.hub_cache import snapshot_folder
 from ...dsl.checking.model_folder import settings_in_folder
 from ...dsl.schema.tokenizers import tokenizer_kind
+from ...planner.architecture import ParameterSpec
 from ...planner.plan import Plan
 from ...planner.units import bytes_text
 from ...planner.weights.config_file import (
@@ -141,7 +142,12 @@ class Export:
         except (WeightsUnreadable, ValueError) as problem:
             message = f"the run has read its weights from {origin}, and their number formats are not known any more"
             raise ExportFailed(f"{message} ({problem}); say which one to write, as --dtype bf16") from problem
-        return lambda parameter, number: files.tensors[parts[parameter.name][number].name].format
+
+        def format_of(parameter: ParameterSpec, number: int) -> str:
+            found = parts[parameter.name]  # of experts that lie there in one tensor all have its format
+            return files.tensors[found[number if len(found) > 1 else 0].name].format
+
+        return format_of
 
     def _configs(self, origin: Path | None, tokenizer: TextTokenizer, ends: list[int], format: str) -> dict[str, bytes]:
         """ends: the tokens that end what the model writes."""

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -28,8 +29,8 @@ READING_BACK: Final = "reading back"
 class WeightsWriter:
     """Writes the files of a model into a folder.
 
-    prefix: of the names of its parameters in the checkpoint. Of the whole model one parameter is in memory at a time,
-    and of what is written one chunk.
+    prefix: of the names of its parameters in the checkpoint. Of the whole model the parameters of one tensor are in
+    memory at a time, and of what is written one chunk.
     """
 
     files: tuple[WrittenFile, ...]
@@ -38,7 +39,7 @@ class WeightsWriter:
     folder: Path
     report: Report
     _sums: dict[str, int] = field(factory=dict)
-    _read: tuple[str, Tensor] | None = None
+    _read: dict[str, Tensor] = field(factory=dict)
 
     @property
     def total(self) -> int:
@@ -60,7 +61,7 @@ class WeightsWriter:
             finally:
                 os.close(fd)
             durable.sync(path)
-        self._read = None
+        self._read.clear()
         if len(self.files) > 1:
             durable.write(self.folder / INDEX, json.dumps(self._index(), indent=2) + "\n")
 
@@ -90,29 +91,46 @@ class WeightsWriter:
 
     def _chunks(self, tensor: WrittenTensor) -> Iterator[memoryview]:
         """The bytes of a tensor as it is stored, some rows at a time."""
-        stored = self._stored(tensor)
-        type, sum = TYPES[tensor.format], 0
-        rows = stored if stored.ndim else stored[None]
-        each = max(1, CHUNK_BYTES // max(1, rows[:1].numel() * SIZES[tensor.format]))
-        for part in rows.split(each):
-            written = part.to(type).contiguous()
+        views, type, sum = self._views(tensor), TYPES[tensor.format], 0
+        row_bytes = prod(tensor.shape[1:]) * SIZES[tensor.format]
+        rows, each = tensor.shape[0] if tensor.shape else 1, max(1, CHUNK_BYTES // max(1, row_bytes))
+        for begin in range(0, rows, each):
+            stored = _rows(tensor, views, begin, min(begin + each, rows))
+            written = stored.to(type).contiguous()
             if not bool(torch.isfinite(written).all()):
-                raise ExportFailed(_not_finite(tensor, part))
+                raise ExportFailed(_not_finite(tensor, stored))
             content = written.view(torch.uint8).numpy().data.cast("B")
             sum = crc32(content, sum)
             yield content
         self._sums[tensor.name] = sum
 
-    def _stored(self, tensor: WrittenTensor) -> Tensor:
-        """A view of its parameter, as files have it."""
-        if self._read is None or self._read[0] != tensor.parameter:
-            self._read = None  # the parameter before makes room for the next
-            self._read = tensor.parameter, self.source.read(f"{self.prefix}{tensor.parameter}")
-        part, found = tensor.part, self._read[1]
-        found = found if part.expert is None else found[part.expert]
-        found = found.t() if part.transposed else found
-        assert tuple(found.shape) == part.shape, f"{part.name} is one part of a stored tensor"
+    def _views(self, tensor: WrittenTensor) -> list[Tensor]:
+        """Of its parameters, as files have each part."""
+        names = [parameter for parameter, _ in tensor.parts]
+        for name in self._read.keys() - names:  # the parameters before make room for the next
+            del self._read[name]
+        found = []
+        for name, part in tensor.parts:
+            if name not in self._read:
+                self._read[name] = self.source.read(f"{self.prefix}{name}")
+            value = self._read[name] if part.expert is None else self._read[name][part.expert]
+            found.append(value.transpose(-1, -2) if part.transposed else value)
         return found
+
+
+def _rows(tensor: WrittenTensor, views: list[Tensor], begin: int, end: int) -> Tensor:
+    """Some rows of a tensor, put together where several parameters lie in it."""
+    pieces = [view[begin:end] if view.ndim else view[None] for view in views]
+    if len(pieces) == 1:
+        assert views[0].shape == tensor.shape, f"{tensor.name} lacks a parameter"
+        return pieces[0]
+    whole = pieces[0].new_empty(end - begin, *tensor.shape[1:])
+    assert sum(piece.numel() for piece in pieces) == whole.numel(), f"{tensor.name} lacks a parameter"
+    for piece, (_, part) in zip(pieces, tensor.parts, strict=True):
+        width = piece.shape[-2 if part.transposed else -1]
+        place = slice(part.first, part.first + width * part.step, part.step)
+        (whole[..., place, :] if part.transposed else whole[..., place]).copy_(piece)
+    return whole
 
 
 def _not_finite(tensor: WrittenTensor, part: Tensor) -> str:

@@ -51,8 +51,7 @@ def read(plan: Plan) -> dict[str, Tensor]:
     found = drawn(plan)
     files = planned_files(**plan.node("setup.read_weights").args)
     with WeightReader.of(plan, files, report=lambda done: None) as reader:
-        for name, tensor in found.items():
-            reader.read(name, tensor)
+        reader.read(found.items())
     return found
 
 

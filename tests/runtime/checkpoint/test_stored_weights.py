@@ -20,6 +20,8 @@ STORED = {
     "vector": torch.randn(29),
     "matrix": torch.randn(13, 37).bfloat16(),
     "stacked": torch.randn(3, 10, 7, dtype=torch.float64),
+    "stacked in turns": torch.randn(3, 7, 10).bfloat16(),
+    "vectors in turns": torch.randn(3, 10),
     "expert.0": torch.randn(5, 6).half(),
     "expert.1": torch.randn(5, 6).half(),
 }
@@ -29,12 +31,18 @@ PARTS = {
     "matrix": (STORED["matrix"], (StoredPart("matrix", (13, 37)),)),
     "up": (
         STORED["stacked"][:, 6:].transpose(1, 2),
-        tuple(StoredPart("stacked", (3, 10, 7), expert=e, stacked=True, row=6, transposed=True) for e in range(3)),
+        (StoredPart("stacked", (3, 10, 7), transposed=True, first=6),),
     ),
     "experts": (
         torch.stack([STORED["expert.0"].t(), STORED["expert.1"].t()]),
         tuple(StoredPart(f"expert.{e}", (5, 6), expert=e, transposed=True) for e in range(2)),
     ),
+}
+# Parameters that lie in turns in one tensor, and are read together.
+IN_TURNS = {
+    name: (STORED[stored][..., first::2], (StoredPart(stored, tuple(STORED[stored].shape), first=first, step=2),))
+    for stored in ("stacked in turns", "vectors in turns")
+    for first, name in enumerate((f"gate of {stored}", f"up of {stored}"))
 }
 # Which indices of a dimension a piece has: all, one half, those of a shard that is cut again, none.
 CUTS = (lambda n: range(n), lambda n: range(n // 2, n), lambda n: range(0, n, 2), lambda n: range(0))
@@ -45,21 +53,25 @@ def test_pieces_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.Monke
     save_file({name: value.contiguous() for name, value in STORED.items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     files = read_weight_files(str(tmp_path))
-    assignment = Assignment({name: parts for name, (_, parts) in PARTS.items()})
+    assignment = Assignment({name: parts for name, (_, parts) in (PARTS | IN_TURNS).items()})
     monkeypatch.setattr(stored_weights, "CHUNK_BYTES", chunk)
-    for name, (whole, _) in PARTS.items():
+    turns = list(IN_TURNS)
+    for names in (*((name,) for name in PARTS), turns[:2], turns[2:]):
+        wholes = [(PARTS | IN_TURNS)[name][0] for name in names]
+        whole = wholes[0]
         for cuts in product(CUTS, repeat=whole.ndim):
             indices = [torch.tensor(list(cut(n)), dtype=torch.int64) for cut, n in zip(cuts, whole.shape, strict=True)]
-            expected = whole
+            expected = wholes
             for dim, chosen in enumerate(indices):
-                expected = expected.index_select(dim, chosen)
+                expected = [each.index_select(dim, chosen) for each in expected]
             monkeypatch.setattr(stored_weights, "own_indices", lambda parameter, dim, own=indices: own[dim])
-            piece = torch.full(expected.shape, float("nan"))
+            pieces = [(name, torch.full(each.shape, float("nan"))) for name, each in zip(names, expected, strict=True)]
             with WeightReader(files, assignment, report=lambda done: None) as reader:
-                reader.read(name, piece)
-            assert torch.equal(piece, expected.float()), (name, indices)
-            assert reader.bytes == expected.numel() * whole.element_size()
-            assert reader.total([(name, piece)]) == reader.bytes
+                reader.read(pieces)
+            for (_, piece), each in zip(pieces, expected, strict=True):
+                assert torch.equal(piece, each.float()), (names, indices)
+            assert reader.bytes == sum(each.numel() for each in expected) * whole.element_size()
+            assert reader.total(pieces) == reader.bytes
             longest = max(size for tensor in STORED.values() for size in (tensor.shape[-1] * tensor.element_size(),))
             assert len(reader._buffer) <= min(max(chunk, longest), reader.bytes)
 
@@ -77,7 +89,7 @@ def test_reading_needs_no_more_memory_than_a_chunk(tmp_path: Path):
         with WeightReader(read_weight_files(str(tmp_path)), assignment, report=lambda done: None) as reader:
             Path("/proc/self/clear_refs").write_text("5")
             before = _memory("VmRSS")
-            reader.read("w", piece)
+            reader.read([("w", piece)])
             more = _memory("VmHWM") - before
     assert torch.equal(piece, stored.float())
     assert more < 1.25 * stored_weights.CHUNK_BYTES
@@ -97,9 +109,9 @@ def test_a_value_that_the_parameters_cannot_have_is_refused(tmp_path: Path, valu
     stored[1, 2] = value
     with _reader(tmp_path, stored) as reader:
         with pytest.raises(OSError, match=f"safetensors: `matrix` has a value that is too large for {format}"):
-            reader.read("w", torch.empty(3, 5, dtype=DTYPES[format]))
+            reader.read([("w", torch.empty(3, 5, dtype=DTYPES[format]))])
         exact = torch.empty(3, 5, dtype=dtype)
-        reader.read("w", exact)
+        reader.read([("w", exact)])
         assert torch.equal(exact, stored)
 
 
