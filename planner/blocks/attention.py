@@ -52,6 +52,10 @@ class AttentionLayer(Layer):
                 raise ValueError(f"`{name}` is {value}, and must be above 0")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        if self.sinks:  # modules list their own parameters before those of modules inside them
+            yield BlockParameter(
+                name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
+            )
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         for name, width in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
             yield BlockParameter(
@@ -80,10 +84,6 @@ class AttentionLayer(Layer):
         elif self.qk_norm:  # a rank has used them on its own heads
             yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always", plus_one=self.plus_one)
             yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always", plus_one=self.plus_one)
-        if self.sinks:
-            yield BlockParameter(
-                name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
-            )
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         if not self.rope:

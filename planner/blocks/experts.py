@@ -11,8 +11,8 @@ from attrs import frozen
 
 from ...dsl.schema.model import ExpertTransformer
 from ..architecture import Architecture, BlockParameter
-from ..costs.op_trace import ALL_TO_ALL, INDEX, TP, CollectiveCall, TracedTensor
-from .block import Layer, later
+from ..costs.op_trace import ALL_TO_ALL, INDEX, MATMUL, TP, CollectiveCall, TracedTensor
+from .block import Layer, later, row_bias
 from .feed_forward import swiglu_parameters, trace_swiglu
 
 if TYPE_CHECKING:
@@ -25,12 +25,28 @@ MOST_PARTS = 8  # experts of a rank that are played one by one; of more, several
 @frozen
 class ExpertsLayer(Layer):
     """As the settings of an `ExpertTransformer` say. gated_ffn: width of one more expert that every token is sent to,
-    whose output is multiplied by the sigmoid of a score of its own; 0: none."""
+    whose output is multiplied by the sigmoid of a score of its own; 0: none.
+
+    matrix_bias: there is a bias on the router and on each of the three matrices of the experts that tokens are sent to.
+    limit: gates of these are at most it and the values beside them between ± it, and they become (value + 1) · gate ·
+    sigmoid(alpha · gate), as in gpt-oss (arXiv 2508.10925); None: silu(gate) · value.
+
+    Raises ValueError for a limit or an alpha that is not above 0.
+    """
 
     settings = ExpertTransformer
     reads = ("ffn",)
 
     gated_ffn: int = later(0)
+    matrix_bias: bool = later(False)
+    limit: float | None = later(None)
+    alpha: float = later(1.702)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("limit", "alpha"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{name}` is {value}, and must be above 0")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         yield BlockParameter(
@@ -40,17 +56,28 @@ class ExpertsLayer(Layer):
             initial="normal",
             partial="always",
         )
-        for matrix, rows, columns in (
-            ("gate_proj", arch.dim, arch.expert_ffn),
-            ("up_proj", arch.dim, arch.expert_ffn),
-            ("down_proj", arch.expert_ffn, arch.dim),
-        ):
+        if self.matrix_bias:
+            yield row_bias(f"{self.name}.gate", arch.experts, "always")
+        matrices = {
+            "gate_proj": (arch.dim, arch.expert_ffn),
+            "up_proj": (arch.dim, arch.expert_ffn),
+            "down_proj": (arch.expert_ffn, arch.dim),
+        }
+        for matrix, (rows, columns) in matrices.items():
             # Stacked [E, K, N]: the last dim is the output, so that a grouped product reads them in place.
             yield BlockParameter(
                 name=f"{self.name}.experts.{matrix}",
                 shape=(arch.experts, rows, columns),
                 decays=True,
                 initial="residual" if matrix == "down_proj" else "normal",
+                expert=True,
+            )
+        for matrix, (_, columns) in matrices.items() if self.matrix_bias else ():
+            yield BlockParameter(
+                name=f"{self.name}.experts.{matrix}_bias",
+                shape=(arch.experts, columns),
+                decays=False,
+                initial="zeros",
                 expert=True,
             )
         if arch.shared_experts:
@@ -71,8 +98,8 @@ class ExpertsLayer(Layer):
         """From the normed residual stream to what is added to it."""
         spread = bool(on.axes.tensor) and not on.axes.sequence
         x = _own_piece(on, x) if spread else x
-        weights = _route(on, x, f"{self.name}.gate.weight")
-        out = _weigh(on, _to_experts(on, x, f"{self.name}.experts"), weights)
+        weights = _route(on, x, f"{self.name}.gate")
+        out = _weigh(on, _to_experts(self, on, x), weights)
         if on.run.architecture.shared_experts:
             out = on.ops.add(out, trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
         if self.gated_ffn:
@@ -97,15 +124,16 @@ def _join(on: "Tracer", piece: TracedTensor) -> TracedTensor:
     return on.ops.op(piece, makes=size, scratch=(size, 0), calls=(call,))
 
 
-def _route(on: "Tracer", x: TracedTensor, weight: str) -> TracedTensor:
+def _route(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
     """The weights of what experts make of a token; the losses of the router are part of it."""
     ops, local = on.ops, on.local
     arch, tokens, exact = on.run.architecture, local.routed, local.exact
-    numbers = prod(on.shapes[weight])
+    names = [each for each in (f"{name}.weight", f"{name}.bias") if each in on.shapes]
+    numbers = prod(on.shapes[names[0]])
     scores_size = tokens * arch.experts * exact
     if local.width != exact:
         x = ops.op(x, makes=tokens * local.dim * exact, extra=(numbers * exact,))  # and the weight
-    logits = ops.linear(x, scores_size, weight=on.bytes_of(weight), flops=2 * tokens * numbers, parameters=(weight,))
+    logits = ops.linear(x, scores_size, weight=on.bytes_of(*names), flops=2 * tokens * numbers, parameters=names)
     counts = CollectiveCall(on.axes.row, "all_reduce", on.axes.row_node, local.rows * (arch.experts + 1) * INDEX)
     scores = ops.op(logits, makes=scores_size, keeps_output=True, calls=(counts,) if on.axes.row else ())
     chosen = tokens * arch.experts_per_token * INDEX
@@ -122,7 +150,7 @@ def _route(on: "Tracer", x: TracedTensor, weight: str) -> TracedTensor:
     return ops.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
 
 
-def _to_experts(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
+def _to_experts(layer: ExpertsLayer, on: "Tracer", x: TracedTensor) -> TracedTensor:
     """Every token once for each of its experts, through them, and back into the order of tokens."""
     ops, local = on.ops, on.local
     arch, ep = on.run.architecture, on.axes.experts
@@ -135,7 +163,7 @@ def _to_experts(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
         rows = ops.op(rows, makes=size, extra=(order, order))
     ops.mark(opens=on.experts)
-    rows = _experts(on, rows, count, name)
+    rows = _experts(layer, on, rows, count)
     ops.mark(closes=on.experts)
     if ep > 1:
         rows = ops.op(rows, makes=size)
@@ -145,30 +173,41 @@ def _to_experts(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
     return ops.op(rows, makes=size)
 
 
-def _experts(on: "Tracer", rows: TracedTensor, count: int, name: str) -> TracedTensor:
+def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) -> TracedTensor:
     """SwiGLUs side by side: one kernel for all, or one after the other."""
-    ops, local = on.ops, on.local
+    ops, local, name = on.ops, on.local, f"{layer.name}.experts"
     experts, _, ffn = on.shapes[f"{name}.gate_proj"]
     parts = 1 if local.grouped else min(experts, MOST_PARTS)
     share, inner = rows.size // parts, count * ffn * local.width // parts
     flops = 2 * count * ffn * local.dim // parts
+    added = None if local.grouped else 0
 
     def product(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
-        weight = f"{name}.{matrix}"
-        size, added = on.bytes_of(weight) // parts, None if local.grouped else 0
-        return ops.linear(x, makes, weight=size, flops=flops, parameters=(weight,), added=added)
+        names = [f"{name}.{matrix}", *([f"{name}.{matrix}_bias"] if layer.matrix_bias else [])]
+        sizes = [on.bytes_of(each) // parts for each in names]
+        if len(names) == 1 or not local.grouped:
+            return ops.linear(x, makes, weight=sum(sizes), flops=flops, parameters=names, added=added)
+        out = ops.linear(x, makes, weight=sizes[0], flops=flops, parameters=names[:1])
+        more = 2 * experts * (makes // local.width)
+        return ops.op(out, makes=makes, fresh=False, weights=sizes[1], parameters=names[1:], saved=MATMUL, flops=more)
 
     pieces = [rows]
     if not local.grouped:
         pieces = ops.views(rows, parts)
-        names = [f"{name}.{matrix}" for matrix in ("gate_proj", "up_proj", "down_proj")]
+        names = [each for each in on.shapes if each.startswith(f"{name}.")]
         ops.slices(*(on.bytes_of(each) for each in names), parameters=names)
+    elif layer.matrix_bias:  # which expert each row is of
+        ops.op(makes=0, extra=(count * experts * local.width,))
     found = []
     for piece in pieces:
         gate = product(piece, "gate_proj", inner)
-        active = ops.op(gate, makes=inner, keeps=(gate,))
-        up = product(piece, "up_proj", inner)
-        both = ops.op(active, up, makes=inner, keeps=(active, up))
+        if layer.limit is None:
+            active = ops.op(gate, makes=inner, keeps=(gate,))
+            up = product(piece, "up_proj", inner)
+            both = ops.op(active, up, makes=inner, keeps=(active, up))
+        else:
+            up = product(piece, "up_proj", inner)
+            both = ops.op(gate, up, makes=inner, keeps=(gate, up), scratch=(2 * inner, 4 * inner))
         found.append(product(both, "down_proj", share))
     return found[0] if local.grouped else ops.op(*found, makes=rows.size, fresh=False)
 

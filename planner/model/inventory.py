@@ -40,7 +40,7 @@ def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
         if tensor.expert
         else tensor.size
         for tensor in block_parameters(architecture, layer)
-        if len(tensor.shape) > 1
+        if len(tensor.shape) > (2 if tensor.expert else 1)  # biases of experts are stacked too
     }
 
 

@@ -141,7 +141,7 @@ def _swiglu(layer: SwiGLULayer, of: BlockSettings) -> Built:
 
 @builds(ExpertsLayer)
 def _experts(layer: ExpertsLayer, of: BlockSettings) -> Built:
-    module = MoE(of.arch, of.axes, of.rows, layer.gated_ffn)
+    module = MoE(of.arch, of.axes, of.rows, layer)
     return module, lambda x_BSD, given: module(x_BSD, given.real_BS)
 
 

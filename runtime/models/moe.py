@@ -4,11 +4,18 @@ No expert has a capacity, so no token is dropped. Names are those of Hugging Fac
 Shapes: B rows, S positions, D dim, F width of an expert, E experts, K experts of a token, T = B·S tokens, N rows.
 """
 
+from collections.abc import Callable
+from itertools import repeat
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from attrs import frozen
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ...planner.architecture import Architecture
+from ...planner.blocks.experts import ExpertsLayer
 from ..parallel.axes import Axes
 from ..parallel.collectives import join, own_piece, split
 from ..parallel.dispatch import even, to_experts
@@ -18,66 +25,143 @@ from .layers import Linear, SwiGLU
 from .router import ExpertRouter, attach
 
 
-class Experts(nn.Module):
-    """SwiGLUs side by side: [E, D, F], [E, D, F] and [E, F, D], the last dim being the output."""
+@frozen(eq=False)
+class ExpertWeights:
+    """The weights of experts.
 
-    def __init__(self, arch: Architecture) -> None:
+    matrices: of gate, up and down, [E, D, F], [E, D, F] and [E, F, D], the last dim being the output. biases: one of
+    each, [E, F], [E, F] and [E, D], or none. limit, alpha: as of an `ExpertsLayer`.
+    """
+
+    matrices: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...] = (None, None, None)
+    limit: float | None = None
+    alpha: float = 1.0
+
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Experts(nn.Module):
+    """SwiGLUs side by side, as an `ExpertsLayer` says it; parameters as of `ExpertWeights`."""
+
+    def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
         super().__init__()
+        self.limit, self.alpha = layer.limit, layer.alpha
         self.gate_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.up_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.down_proj = nn.Parameter(torch.empty(arch.experts, arch.expert_ffn, arch.dim))
 
+        def bias(width: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(arch.experts, width)) if layer.matrix_bias else None
+
+        self.gate_proj_bias, self.up_proj_bias = bias(arch.expert_ffn), bias(arch.expert_ffn)
+        self.down_proj_bias = bias(arch.dim)
+
     def forward(self, rows_ND: Tensor, counts_E: Tensor) -> Tensor:
         """Rows in order of expert, `counts_E` of them for each expert of this rank."""
-        weights = local(self.gate_proj), local(self.up_proj), local(self.down_proj)
-        if can_group(rows_ND, weights):
-            return grouped(rows_ND, counts_E, *weights)
-        return one_by_one(rows_ND, counts_E, *weights)
+        matrices = tuple(map(local, (self.gate_proj, self.up_proj, self.down_proj)))
+        biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
+        biases = tuple(None if bias is None else local(bias) for bias in biases)
+        weights = ExpertWeights(matrices, biases, self.limit, self.alpha)
+        return (grouped if can_group(rows_ND, matrices) else one_by_one)(rows_ND, counts_E, weights)
 
 
-def can_group(rows_ND: Tensor, weights: tuple[Tensor, ...]) -> bool:
+def can_group(rows_ND: Tensor, matrices: tuple[Tensor, ...]) -> bool:
     """Whether one kernel may do the products of all experts: bf16 on CUDA, strides of whole 16 bytes.
 
     On Hopper alone: on Blackwell experts without rows get weight gradients that are not zero (pytorch #172439).
     """
     if device_type(rows_ND) != "cuda" or rows_ND.dtype != torch.bfloat16 or len(rows_ND) == 0:
         return False
-    aligned = all(extent % 8 == 0 for weight in weights for extent in weight.shape[1:])
+    aligned = all(extent % 8 == 0 for matrix in matrices for extent in matrix.shape[1:])
     return aligned and capability(rows_ND) == 9
 
 
-def grouped(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tensor, down_EFD: Tensor) -> Tensor:
+def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor:
     """Three kernels for all experts; the device is not asked how many rows each of them has."""
     ends_E = counts_E.cumsum(0).int()
-    hidden_NF = F.silu(F.grouped_mm(rows_ND, gate_EDF, offs=ends_E)) * F.grouped_mm(rows_ND, up_EDF, offs=ends_E)
-    return F.grouped_mm(hidden_NF, down_EFD, offs=ends_E)
+    one_hot_NE = None if weights.biases[0] is None else _one_hot(ends_E, rows_ND)
+
+    def product(matrix_EKM: Tensor, bias_EM: Tensor | None) -> Product:
+        def call(x_NK: Tensor) -> Tensor:
+            out_NM = F.grouped_mm(x_NK, matrix_EKM, offs=ends_E)
+            return out_NM if bias_EM is None or one_hot_NE is None else torch.addmm(out_NM, one_hot_NE, bias_EM)
+
+        return call
+
+    return _swiglu(weights, rows_ND, *map(product, weights.matrices, weights.biases))
 
 
-def one_by_one(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tensor, down_EFD: Tensor) -> Tensor:
+def _one_hot(ends_E: Tensor, rows_ND: Tensor) -> Tensor:
+    """Which expert each row is of. A product with it adds biases, and sums their gradients in an order that is always
+    the same."""
+    expert_N = torch.searchsorted(ends_E, torch.arange(len(rows_ND), device=ends_E.device), right=True)
+    return (expert_N[:, None] == torch.arange(len(ends_E), device=ends_E.device)).to(rows_ND.dtype)
+
+
+def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor:
     """A product for each expert; where there are gradients those without rows included, so that every parameter has
     one."""
     parts = rows_ND.split(numbers(counts_E, even(len(rows_ND), len(counts_E))))
     # Unbound at once: gradients of single slices would each be as large as all experts.
-    weights = zip(gate_EDF.unbind(0), up_EDF.unbind(0), down_EFD.unbind(0), strict=True)
-    pairs = zip(parts, weights, strict=True)
+    matrices = zip(*(matrix.unbind(0) for matrix in weights.matrices), strict=True)
+    biases = zip(*(repeat(None) if bias is None else bias.unbind(0) for bias in weights.biases), strict=False)
+    experts = zip(parts, matrices, biases, strict=False)
     if not torch.is_grad_enabled():
-        pairs = [(x, each) for x, each in pairs if len(x)]
-    out = [(F.silu(x @ gate) * (x @ up)) @ down for x, (gate, up, down) in pairs]
+        experts = [(x, matrix, bias) for x, matrix, bias in experts if len(x)]
+
+    def product(matrix_KM: Tensor, bias_M: Tensor | None) -> Product:
+        return lambda x_NK: x_NK @ matrix_KM if bias_M is None else torch.addmm(bias_M, x_NK, matrix_KM)
+
+    out = [_swiglu(weights, x, *map(product, matrix, bias)) for x, matrix, bias in experts]
     return torch.cat(out) if out else rows_ND
+
+
+def _swiglu(weights: ExpertWeights, x_ND: Tensor, gate: Product, up: Product, down: Product) -> Tensor:
+    if weights.limit is None:
+        return down(F.silu(gate(x_ND)) * up(x_ND))
+    hidden: Any = _ClampedSwiGLU.apply(gate(x_ND), up(x_ND), weights.limit, weights.alpha)
+    return down(hidden)
+
+
+class _ClampedSwiGLU(torch.autograd.Function):
+    """(u + 1) · g · sigmoid(α · g) of g = min(gate, limit) and u = up within ± limit, which keeps gate and up alone."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.limit, ctx.alpha = limit, alpha
+        g, u = gate.clamp(max=limit), up.clamp(-limit, limit).add_(1)
+        return u.mul_((alpha * g).sigmoid_().mul_(g))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (gate, up), (grad,) = ctx.saved_tensors, grad_outputs
+        limit, alpha = ctx.limit, ctx.alpha
+        g = gate.clamp(max=limit)
+        s = (alpha * g).sigmoid_()
+        glu = g.mul_(s)
+        # As torch's clamp: at the limit itself there is a gradient.
+        grad_up = (grad * glu).masked_fill_(up.abs() > limit, 0)
+        slope = glu.mul_(alpha).mul_(1 - s).add_(s)
+        grad_gate = slope.mul_(up.clamp(-limit, limit).add_(1)).mul_(grad).masked_fill_(gate > limit, 0)
+        return grad_gate, grad_up, None, None
 
 
 class MoE(nn.Module):
     """Σ weight · expert(x) over a token's experts, plus the shared experts: one SwiGLU as wide as they are together.
 
     Its ranks take different tokens, tensor-parallel ones too: they cut the positions, not the matrices.
-    rows: those of a step, for the means of the router's losses. gated_ffn: as of an `ExpertsLayer`.
+    rows: those of a step, for the means of the router's losses.
     """
 
-    def __init__(self, arch: Architecture, axes: Axes, rows: int, gated_ffn: int = 0) -> None:
+    def __init__(self, arch: Architecture, axes: Axes, rows: int, layer: ExpertsLayer) -> None:
         super().__init__()
-        self.axes = axes
-        self.gate = ExpertRouter(arch, axes, rows)
-        self.experts = Experts(arch)
+        self.axes, gated_ffn = axes, layer.gated_ffn
+        self.gate = ExpertRouter(arch, axes, rows, bias=layer.matrix_bias)
+        self.experts = Experts(arch, layer)
         self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
         self.shared_expert = SwiGLU(arch.dim, gated_ffn) if gated_ffn else None
         self.shared_expert_gate = Linear(arch.dim, 1) if gated_ffn else None

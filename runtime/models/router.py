@@ -30,7 +30,7 @@ class Routing:
 
 
 class ExpertRouter(nn.Module):
-    """Scores = softmax or sigmoid of x · Wᵀ, in at least fp32; a token takes the K experts of highest score.
+    """Scores = softmax or sigmoid of x · Wᵀ + b, in at least fp32; a token takes the K experts of highest score.
 
     With a balance bias (DeepSeek-V3, arXiv 2412.19437) experts are chosen by score + bias and weighted by score.
 
@@ -39,7 +39,7 @@ class ExpertRouter(nn.Module):
     keeps what they were before, and how often counting had `begun` by then.
     """
 
-    def __init__(self, arch: Architecture, axes: Axes, rows: int) -> None:
+    def __init__(self, arch: Architecture, axes: Axes, rows: int, *, bias: bool = False) -> None:
         super().__init__()
         self.axes = axes
         self.experts, self.per_token = arch.experts, arch.experts_per_token
@@ -49,6 +49,7 @@ class ExpertRouter(nn.Module):
         self.aux_weight = arch.router_aux_loss / (rows * routers)
         self.z_weight = arch.router_z_loss / (rows * routers)
         self.weight = nn.Parameter(torch.empty(arch.experts, arch.dim))
+        self.bias = nn.Parameter(torch.empty(arch.experts)) if bias else None
         # Named as in the files of DeepSeek-V3.
         bias_E = torch.zeros(arch.experts) if arch.router_bias_speed else None
         self.register_buffer("e_score_correction_bias", bias_E)
@@ -71,7 +72,8 @@ class ExpertRouter(nn.Module):
         exact = torch.float64 if x_BSD.dtype == torch.float64 else torch.float32
         # A rank's tokens are its own under tensor parallel too, so its gradient is one summand.
         weight_ED = local(self.weight, partial=True)
-        logits_BSE = F.linear(x_BSD.to(exact), weight_ED.to(exact))
+        bias_E = None if self.bias is None else local(self.bias, partial=True).to(exact)
+        logits_BSE = F.linear(x_BSD.to(exact), weight_ED.to(exact), bias_E)
         scores_BSE = logits_BSE.sigmoid() if self.sigmoid else logits_BSE.softmax(-1)
         chosen_BSK = remember(lambda: self._choose(scores_BSE))
         weights_BSK = scores_BSE.gather(-1, chosen_BSK)

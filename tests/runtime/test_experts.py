@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from mixtures import ROUTERS, architecture, fill
+from mixtures import CLAMPED, PLAIN, ROUTERS, architecture, fill
 from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -101,7 +101,7 @@ def alone(arch: Architecture, dtype: torch.dtype, collapse: bool) -> tuple[MoE, 
 
 
 def moe_layer(arch: Architecture, axes: Axes, dtype: torch.dtype, collapse: bool) -> MoE:
-    moe = MoE(arch, axes, ROWS).to(dtype)
+    moe = MoE(arch, axes, ROWS, CLAMPED if arch.own.get("clamped") else PLAIN).to(dtype)
     fill(moe)
     if collapse:
         with torch.no_grad():
@@ -160,7 +160,7 @@ SHORT = False
 
 def every_layout() -> None:
     layouts = list(LAYOUTS.items())
-    for index, (router, fields) in enumerate(ROUTERS.items()):
+    for index, (router, fields) in enumerate({**ROUTERS, "biased experts": {"own": {"clamped": True}}}.items()):
         for layout, extents in (layouts + layouts)[index : index + 2] if SHORT else layouts:
             found = errors(architecture(**fields), extents)
             assert max(found.values()) < 1e-12, (router, layout, found)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from mixtures import ROUTERS, architecture, fill, mixture, tokens
+from mixtures import CLAMPED, PLAIN, ROUTERS, architecture, fill, mixture, tokens
 from torch import Tensor
 from towers import tower
 
-from xtrain.runtime.models.moe import MoE, can_group, grouped, one_by_one
+from xtrain.runtime.models.moe import ExpertWeights, MoE, can_group, grouped, one_by_one
 from xtrain.runtime.parallel.axes import Axes
 from xtrain.runtime.training.router_step import RouterMetrics, balance
 
@@ -23,6 +23,16 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (F.silu(x @ gate) * (x @ up)) @ down
 
 
+def expert(moe: MoE, e: int, x: Tensor) -> Tensor:
+    """What the expert `e` makes of a token."""
+    own = moe.experts
+    if own.limit is None:
+        return swiglu(x, own.gate_proj[e], own.up_proj[e], own.down_proj[e])
+    gate = (x @ own.gate_proj[e] + own.gate_proj_bias[e]).clamp(max=own.limit)
+    up = (x @ own.up_proj[e] + own.up_proj_bias[e]).clamp(-own.limit, own.limit)
+    return ((up + 1) * gate * torch.sigmoid(own.alpha * gate)) @ own.down_proj[e] + own.down_proj_bias[e]
+
+
 def reference(moe: MoE, arch, x_BSD: Tensor, real_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Output and losses of the layer, nothing done for two tokens at once."""
     out, losses = [], torch.zeros((), dtype=torch.float64)
@@ -30,7 +40,7 @@ def reference(moe: MoE, arch, x_BSD: Tensor, real_BS: Tensor) -> tuple[Tensor, T
         taken = torch.zeros(arch.experts, dtype=torch.float64)
         probability, squares, real = 0.0, 0.0, 0
         for x, counts in zip(x_BSD[row], real_BS[row].tolist(), strict=True):
-            logits = moe.gate.weight @ x
+            logits = moe.gate.weight @ x + (0 if moe.gate.bias is None else moe.gate.bias)
             scores = torch.sigmoid(logits) if arch.router_score == "sigmoid" else torch.softmax(logits, 0)
             bias = moe.gate.e_score_correction_bias
             ranking = (scores if bias is None else scores + bias).tolist()
@@ -38,8 +48,7 @@ def reference(moe: MoE, arch, x_BSD: Tensor, real_BS: Tensor) -> tuple[Tensor, T
             whole = scores[chosen].sum() if arch.router_normalise else 1.0
             y = torch.zeros_like(x)
             for e in chosen:
-                experts = moe.experts
-                y = y + scores[e] / whole * swiglu(x, experts.gate_proj[e], experts.up_proj[e], experts.down_proj[e])
+                y = y + scores[e] / whole * expert(moe, e, x)
             if moe.shared_experts is not None:
                 shared = moe.shared_experts
                 y = y + swiglu(x, shared.gate_proj.weight.T, shared.up_proj.weight.T, shared.down_proj.weight.T)
@@ -67,19 +76,19 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: 
         assert (grad - theirs[name]).abs().max() <= tolerance * theirs[name].abs().max(), name
 
 
-@pytest.mark.parametrize("router", ROUTERS)
-def test_output_losses_and_gradients_are_those_of_the_loop_over_tokens(router):
+@pytest.mark.parametrize(("router", "layer"), [*((each, PLAIN) for each in ROUTERS), ("softmax", CLAMPED)])
+def test_output_losses_and_gradients_are_those_of_the_loop_over_tokens(router, layer):
     arch = architecture(**ROUTERS[router])
     x_BSD, real_BS = tokens(4, 9)
     real_BS[2] = False  # a row of nothing but padding has no losses
     seed = torch.randn(x_BSD.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
-    moe = mixture(arch, rows=ROWS)
+    moe = mixture(arch, rows=ROWS, layer=layer)
     out_BSD = moe(x_BSD, real_BS)
     (out_BSD * seed).sum().backward()
     ours, losses = gradients(moe, x_BSD), moe.gate(x_BSD, real_BS).loss
 
-    moe, (x_BSD, _) = mixture(arch, rows=ROWS), tokens(4, 9)
+    moe, (x_BSD, _) = mixture(arch, rows=ROWS, layer=layer), tokens(4, 9)
     wanted_BSD, wanted = reference(moe, arch, x_BSD, real_BS)
     ((wanted_BSD * seed).sum() + wanted).backward()
     assert torch.allclose(out_BSD, wanted_BSD, rtol=0, atol=1e-12)
@@ -158,22 +167,24 @@ def test_gradients_of_inputs_and_weights_can_be_taken_apart():
     assert all(torch.equal(a, wanted[n]) for (n, _), a in zip(moe.named_parameters(), grads, strict=True))
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_grouped_product_is_the_loop(dtype):
+def test_the_grouped_product_is_the_loop(dtype, biased: bool):
     generator = torch.Generator().manual_seed(0)
     counts_E = torch.tensor([5, 0, 11, 0])  # experts without rows in the middle and at the end
-    shapes = ((16, 16), (4, 16, 8), (4, 16, 8), (4, 8, 16))
+    shapes = ((16, 16), (4, 16, 8), (4, 16, 8), (4, 8, 16), *(((4, 8), (4, 8), (4, 16)) if biased else ()))
     results = []
     for product in (grouped, one_by_one):
         generator.manual_seed(0)
         rows, *weights = (torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes)
-        out = product(rows, counts_E, *weights)
+        biases = {"biases": tuple(weights[3:]), "limit": 2.0} if biased else {}
+        out = product(rows, counts_E, ExpertWeights(tuple(weights[:3]), **biases))
         out.float().square().sum().backward()
         results.append([out, rows.grad, *(w.grad for w in weights)])
     tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5
     for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
-    assert not can_group(rows, tuple(weights)), "only CUDA has the kernel"
+    assert not can_group(rows, tuple(weights[:3])), "only CUDA has the kernel"
 
 
 def test_the_router_works_in_fp32_and_its_bias_stays_so():
@@ -199,7 +210,7 @@ def test_sigmoids_that_are_all_zero_are_no_division_by_zero():
 
 def test_names_and_shapes_are_those_of_the_plan():
     arch = architecture(shared_experts=2)
-    moe = MoE(arch, Axes(), 1)
+    moe = MoE(arch, Axes(), 1, PLAIN)
     fill(moe)
     assert {name: tuple(p.shape) for name, p in moe.named_parameters()} == {
         "gate.weight": (8, 16),
@@ -211,7 +222,7 @@ def test_names_and_shapes_are_those_of_the_plan():
         "shared_experts.down_proj.weight": (16, 16),
     }
     assert dict(moe.named_buffers()) == {}
-    assert list(dict(MoE(architecture(router_bias_speed=0.1), Axes(), 1).named_buffers())) == [
+    assert list(dict(MoE(architecture(router_bias_speed=0.1), Axes(), 1, PLAIN).named_buffers())) == [
         "gate.e_score_correction_bias"
     ]
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.experts import ExpertsLayer
 from xtrain.runtime.models.moe import MoE
 from xtrain.runtime.parallel.axes import Axes
 
@@ -39,8 +40,15 @@ def fill(module: nn.Module, seed: int = 0) -> None:
             tensor.copy_(torch.randn(tensor.shape, dtype=torch.float64, generator=generator) * 0.4)
 
 
-def mixture(arch: Architecture, axes: Axes | None = None, *, rows: int = 5, seed: int = 0) -> MoE:
-    moe = MoE(arch, axes or Axes(), rows).double()
+PLAIN = ExpertsLayer("mlp")
+# With biases, and values that are clamped, as those of `fill` are large enough to be.
+CLAMPED = ExpertsLayer("mlp", matrix_bias=True, limit=0.6, alpha=1.3)
+
+
+def mixture(
+    arch: Architecture, axes: Axes | None = None, *, rows: int = 5, seed: int = 0, layer: ExpertsLayer = PLAIN
+) -> MoE:
+    moe = MoE(arch, axes or Axes(), rows, layer).double()
     fill(moe, seed)
     return moe
 
