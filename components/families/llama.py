@@ -25,7 +25,7 @@ from ...planner.blocks.norm import pre_norm
 from ...planner.weights.stored import StoredNames
 
 
-@FAMILIES.register()
+@FAMILIES.register(default=True)
 @frozen
 class Llama(TransformerSettings):
     """`model llama { … }`: grouped-query attention, SwiGLU, RMSNorm before both."""

@@ -360,11 +360,12 @@ class _Reading:
         settings of their scaling, unless the spec has a scaling of its own."""
         found = outer = self.entries.get("rope_theta")
         scaled: dict[str, Any] = {}
-        for name in ROPE:
-            entry = self.entries.get(name)
-            if entry is None or entry.value is None:
-                continue
-            if not isinstance(entry.value, dict):
+        # An empty `rope_scaling` is none, an empty `rope_parameters` scales nothing.
+        given = {name: each for name in ROPE if (each := self.entries.get(name)) and each.value is not None}
+        given = {name: each for name, each in given.items() if (name, each.value) != ("rope_scaling", {})}
+        given = given or {ROPE[0]: _Entry(self.config.rope, self.entries["model_type"].span)}
+        for name, entry in given.items():
+            if not isinstance(entry.value, Mapping):
                 self._refuse(name, entry, "an object or null")
                 continue
             inside = dict(entry.value)
@@ -394,7 +395,7 @@ class _Reading:
             written = "rope" in self.section.blocks and self.section.block("rope").heads
             if settings["scaling"] != "none" and not written:
                 for setting, value in settings.items():
-                    self._set(f"rope.{setting}", value, entry, name)
+                    self._set(f"rope.{setting}", value, self.entries.get(name), name)
         return found
 
     def _of_layers(self, kind: str, entry: _Entry, local: LocalRope) -> dict[str, Any] | None:

@@ -145,10 +145,11 @@ def _config(arch: Architecture) -> ModelConfig:
 
 
 def _rope(arch: Architecture) -> dict[str, Any]:
-    scaled, local = dict(arch.rope.resolved()), _config(arch).local_rope
+    scaled, config = dict(arch.rope.resolved()), _config(arch)
+    local = config.local_rope
     bases = {"rope_theta": arch.rope_theta} | ({local.key: _value(arch, local.setting)} if local is not None else {})
-    if not scaled:
-        return {**bases, "rope_scaling": None}
+    if not scaled:  # which some classes of transformers only do where they are told to
+        return {**bases, "rope_scaling": {"rope_type": "default"} if config.rope else None}
     kind = scaled.pop("scaling")
     if kind == "dynamic":  # its `original` is the context
         scaled.pop("original")

@@ -40,7 +40,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory):
 
 TP_PP = ("parallel.tp=2", "parallel.pp=2", "batch.micro=1")
 FSDP_EP = ("parallel.fsdp=2", "parallel.ep=2")
-EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
+EXPERTS = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
 ORDINARY = (("llama", "odd heads, tied", ("parallel.pp=2", "batch.micro=1")), ("mixtral", "plain", FSDP_EP))
 MORE = [
     (family, name, layout)

@@ -114,7 +114,7 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 
 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
-SETTINGS = dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe"), "router { aux_loss = 0 }")
+SETTINGS = dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"), "router { aux_loss = 0 }")
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Beside those that layouts are compared with below.
 ODD = ("odd heads", "every head its own", "scaled as llama3", "dense between", "windows", "windows of two, wide heads")
@@ -153,6 +153,7 @@ ORDINARY = (
     ("olmo2", "plain", TP, {}),
     ("smollm3", "windows", ULYSSES, {}),
     ("gemma3", "wide heads, capped logits", TP, SHARDS),
+    ("gpt_oss", "plain", (*RING, *EP), SHARDS),
 )
 # Every layout of every family, the forms of the files in turns.
 MORE = [
@@ -169,6 +170,9 @@ MORE += [
     ("gemma3", "wide heads, capped logits", (*TP, "parallel.tp.loss=false"), {}),
     ("qwen3_moe", "dense between", (*TP, *EP), {}),
     ("qwen3_moe", "dense between", (*PP, *EP, *FSDP), {}),
+    ("gpt_oss", "plain", (*TP, *EP), {}),
+    ("gpt_oss", "no bias, tied", (*PP, *EP, *FSDP), {}),
+    ("gpt_oss", "odd heads", FSDP, {}),  # experts that are not divided evenly
 ]
 
 

@@ -138,6 +138,32 @@ def test_scaled_positions_are_those_of_the_file_or_of_the_spec(folder: Folder):
     assert error.code == "X432" and "original" in (error.hint or "")
 
 
+def test_positions_are_scaled_as_a_class_of_transformers_does_where_no_key_says_how(folder: Folder):
+    """As `GptOssConfig` of transformers 5.23."""
+    yarn = "yarn × 32 from 4,096"
+    for keys, found in (
+        ({}, yarn),
+        ({"rope_scaling": "null", "rope_parameters": "null"}, yarn),
+        ({"rope_scaling": {}}, yarn),
+        ({"rope_parameters": {}}, "none × 1"),
+        ({"rope_scaling": {"rope_type": "default"}}, "none × 1"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 3.0}}, "linear × 3"),
+    ):
+        folder.config(**OSS, **keys)
+        plan = folder.plan('"model" { weights = none }').plan
+        assert plan is not None and str(plan.architecture.rope) == found, keys
+        assert plan.architecture.rope.truncate is (found != yarn)
+    folder.config(**OSS, max_position_embeddings=2048)
+    ((code, text),) = errors(folder.plan('"model" { weights = none }'))
+    assert code == "X522" and "only 2048" in text
+    own = "rope { scaling = linear, factor = 2 }"
+    folder.config(**OSS)
+    plan = folder.plan(f'"model" {{ weights = none, {own} }}').plan
+    assert plan is not None and str(plan.architecture.rope) == "linear × 2"
+    places = [(entry.value, entry.origin) for entry in plan.provenance if entry.path == "model.rope.factor"]
+    assert places == [("2", "text")]
+
+
 def test_blocks_without_experts_are_those_of_the_file(folder: Folder):
     folder.config(**{**EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
     plan = folder.plan('"model" { weights = none }').plan
@@ -158,6 +184,7 @@ def test_blocks_without_experts_are_those_of_the_file(folder: Folder):
 
 
 KEYS: dict[str, Any] = {"architectures": "null", "attention_bias": None}  # of a family without biases on all
+OSS = {**KEYS, "model_type": "gpt_oss", "num_local_experts": 4}
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another family": ("X521", '"gemma2"', {"model_type": "gemma2"}),
     "no family": ("X521", "model_type", {"model_type": None}),
@@ -236,6 +263,10 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         **KEYS, "model_type": "smollm3", "num_hidden_layers": 10**12}),
     "windows of more layers than any model": ("X304", "layers", {
         "model_type": "qwen3", "architectures": "null", "use_sliding_window": True, "num_hidden_layers": 10**12}),
+    "numbers of experts that share scales": ("X522", "quantization_config", {
+        **OSS, "quantization_config": {"quant_method": "mxfp4"}}),
+    "a window of no length": ("X522", "sliding_window", {**OSS, "sliding_window": "null"}),
+    "no bound": ("X304", "swiglu_limit", {**OSS, "swiglu_limit": 0}),
     "windows that are turned off": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
                                                        "layer_types": ["full_attention", "sliding_attention"]}),
 }  # fmt: skip
@@ -376,6 +407,8 @@ WINDOWS: dict[str, tuple[int | None, dict[str, Any]]] = {
     "smollm3, of no length": (None, {"model_type": "smollm3", "use_sliding_window": True}),
     "smollm3, in all layers": (9, {"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 9,
                                    "no_rope_layers": [0, 0]}),
+    "gpt_oss, in no layer": (None, {**OSS, "layer_types": ["full_attention"] * 2}),
+    "gpt_oss as its class has it, in all layers": (128, {**OSS, "layer_types": ["sliding_attention"] * 2}),
     "qwen3_moe, turned off": (None, {**EXPERTS, "sliding_window": 9}),
     "qwen3_moe": (9, {**EXPERTS, "sliding_window": 9, "use_sliding_window": True, "max_window_layers": 40}),
 }  # fmt: skip
@@ -403,8 +436,9 @@ def test_a_folder_may_have_windows_in_some_layers(folder: Folder):
         ({**KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe"}, [1, 3]),
         ({**KEYS, "model_type": "smollm3", "no_rope_layer_interval": 2}, [0, 2]),
         ({**KEYS, "model_type": "smollm3", "no_rope_layers": [0, 1, 1, 0]}, [1, 2]),
+        ({**OSS, "use_sliding_window": None}, [1, 3]),
     ):
-        folder.config(**own, **changes)
+        folder.config(**(own | changes))
         plan = folder.plan('"model" { weights = none }').plan
         assert plan is not None and (plan.architecture.own["window"], plan.architecture.own["full_layers"]) == (9, full)
     for settings, word in {"full_layers = [0, 2]": "block 2", "full_layers = [1, 0]": "no block"}.items():

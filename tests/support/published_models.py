@@ -4,8 +4,8 @@ python tests/support/published_models.py            # whether docs/families.md i
 python tests/support/published_models.py --write    # write its tables anew
 
 A number of parameters is that of the publisher's files: `metadata.total_size` of `model.safetensors.index.json` in
-bytes, by 2 bytes a parameter in bf16, or what huggingface.co shows of the headers of the files. A tied head counts
-once. Of a model with images it is that of its text.
+bytes, by 2 bytes a parameter in bf16, or what huggingface.co shows of the headers of the files; of gpt-oss that of its
+files as GGUF, which list the same tensors. A tied head counts once. Of a model with images it is that of its text.
 """
 
 import json
@@ -48,6 +48,18 @@ QWEN3_MOE: Final = {
     "mlp_only_layers": [], "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
     "num_key_value_heads": 4, "output_router_logits": False, "router_aux_loss_coef": 0.001,
     "tie_word_embeddings": False,
+}  # fmt: skip
+# Without its `quantization_config`: the files are mxfp4, in which numbers of experts share their scales.
+OSS: Final = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": 200002,
+    "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+    "initializer_range": 0.02, "intermediate_size": 2880, "max_position_embeddings": 131072, "model_type": "gpt_oss",
+    "num_attention_heads": 64, "num_experts_per_tok": 4, "num_key_value_heads": 8, "output_router_logits": False,
+    "pad_token_id": 199999, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                     "rope_type": "yarn", "truncate": False},
+    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "tie_word_embeddings": False, "use_cache": True, "vocab_size": 201088,
 }  # fmt: skip
 GEMMA3: Final = {
     "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
@@ -144,6 +156,12 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
             "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
             "sliding_window": 1024}},
         27_432_406_640 - vision(5376)),
+    "gpt-oss-20b": (
+        {**OSS, "layer_types": ["sliding_attention", "full_attention"] * 12, "num_hidden_layers": 24,
+         "num_local_experts": 32}, 20_914_757_184),
+    "gpt-oss-120b": (
+        {**OSS, "layer_types": ["sliding_attention", "full_attention"] * 18, "num_hidden_layers": 36,
+         "num_local_experts": 128}, 116_829_156_672),
 }  # fmt: skip
 SPEC: Final = """experiment size {{ seed = 1, budget = 1 steps }}
 model "{folder}" {{ weights = none }}

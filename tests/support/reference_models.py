@@ -14,6 +14,8 @@ DENSE = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # of the config's own vocabulary they are too large
 GATED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "truncate": False, "original_max_position_embeddings": 16}
+OSS = {**DENSE, **EXPERTS, **IDS, "swiglu_limit": 2.0, "max_position_embeddings": 64, "rope_theta": 500.0, "rope": YARN}
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -130,6 +132,20 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "final_logit_softcapping": 30.0, "tied": True,
         },
     },
+    "gpt_oss": {
+        "plain": {**OSS, "head_dim": 8, "sliding_window": 7},
+        "odd heads": {
+            **OSS, "num_hidden_layers": 3, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "sliding_window": 2, "num_local_experts": 5, "num_experts_per_tok": 3,
+        },
+        "no bias, tied": {
+            **OSS, "head_dim": 20, "attention_bias": False, "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 16, "swiglu_limit": 0.5, "swiglu_alpha": 1.3, "tied": True,
+        },
+        "no window, not scaled": {
+            **OSS, "head_dim": 8, "layer_types": ["full_attention"] * 2, "num_key_value_heads": 4, "rope": {},
+        },
+    },
 }  # fmt: skip
 # Family → its `model_type`, where that is another name.
 TYPES = {"gemma3": "gemma3_text"}
@@ -182,8 +198,13 @@ def gradients(model: Any, rows: list[dict[str, np.ndarray]]) -> tuple[float, dic
 def _in_our_names(model: Any):
     """(name, gradient) of every parameter: experts are stacked [E, in, out], with gate and up apart."""
     for name, parameter in model.named_parameters():
-        name, value = name.removeprefix("model."), parameter.grad.numpy()
-        if name.endswith("experts.gate_up_proj"):
+        name, value = name.removeprefix("model.").replace(".mlp.router.", ".mlp.gate."), parameter.grad.numpy()
+        if model.config.model_type == "gpt_oss" and "gate_up_proj" in name:
+            for place, each in enumerate(("gate_proj", "up_proj")):
+                yield name.replace("gate_up_proj", each), value[..., place::2]
+        elif model.config.model_type == "gpt_oss":
+            yield name, value
+        elif name.endswith("experts.gate_up_proj"):
             gate, up = np.split(value.transpose(0, 2, 1), 2, axis=2)
             yield name.replace("gate_up_proj", "gate_proj"), gate
             yield name.replace("gate_up_proj", "up_proj"), up

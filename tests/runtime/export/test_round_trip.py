@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import drawn, make_run, plan_of, read, save
 
 from xtrain.cli.main import main
+from xtrain.dsl.schema.model import expert_families
 from xtrain.planner.load import load_plan
 from xtrain.planner.weights.files import WeightsUnreadable, read_weight_files
 from xtrain.runtime.errors import ExportFailed
@@ -24,7 +25,10 @@ from xtrain.runtime.generation.trained import TrainedRun
 IMAGE_IDS = {"image_token_index": 260, "boi_token_index": 261, "eoi_token_index": 262}
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Tied and untied, experts one by one, odd heads; the others are compared in the matrix.
-ORDINARY = (("llama", "odd heads, tied"), ("qwen3", "plain"), ("mixtral", "plain"), ("qwen3_moe", "odd heads"))
+ORDINARY = (
+    ("llama", "odd heads, tied"), ("qwen3", "plain"), ("mixtral", "plain"), ("qwen3_moe", "odd heads"),
+    ("gpt_oss", "odd heads"),
+)  # fmt: skip
 WINDOWS = ", layers = 3, window = 5, full_layers = [2, 0]"
 
 
@@ -109,7 +113,7 @@ def test_a_model_of_xtrain_is_one_of_transformers(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as messages
 
-    experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if "moe" in family or "mix" in family else ""
+    experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     layers = "" if "layers =" in more else ", layers = 2"
     sizes = f"dim = 36{layers}, heads = 3, kv_heads = 1, head_dim = 10, ffn = 40, norm_eps = 1e-3{experts}"
     plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true{more} }}")

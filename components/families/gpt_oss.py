@@ -1,0 +1,122 @@
+"""`model gpt_oss { … }`: gpt-oss (OpenAI 2025, arXiv 2508.10925)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import evolve, frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.model import (
+    FAMILIES,
+    ExpertTransformer,
+    Resuming,
+    attention_biases,
+    full_layers_setting,
+    layer_windows,
+    window_setting,
+)
+from ...dsl.schema.model_config import (
+    ATTENTION_BIAS,
+    HARMLESS,
+    ONLY,
+    Config,
+    ConfigKey,
+    ModelConfig,
+    Slides,
+    WrongKey,
+    keys,
+    window_keys,
+)
+from ...dsl.schema.setting import positive, setting
+from ...planner.architecture import Architecture
+from ...planner.blocks.attention import AttentionLayer
+from ...planner.blocks.block import BlockPiece
+from ...planner.blocks.experts import ExpertsLayer
+from ...planner.blocks.norm import pre_norm
+from ...planner.weights.stored import StoredNames
+
+
+def _every_second(config: Config, layers: int) -> Slides:
+    return [layer % 2 == 0 for layer in range(layers)]
+
+
+def _window(config: Config) -> Any:
+    window = config.get("sliding_window", 128)
+    # transformers makes no mask of a window that is null.
+    return WrongKey("sliding_window", "a number of positions") if window is None else window
+
+
+def _write_window(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {} if settings.get("window") is None else {"sliding_window": settings["window"]}
+
+
+def _write_layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    slides = settings.get("window") is not None
+    full = settings.get("full_layers", ()) if slides else range(settings["layers"])
+    types = ("full_attention" if layer in full else "sliding_attention" for layer in range(settings["layers"]))
+    return {"layer_types": list(types)}
+
+
+WINDOW, LAYERS = window_keys(_every_second, _window)
+
+
+@FAMILIES.register()
+@frozen
+class GptOss(ExpertTransformer):
+    """`model gpt_oss { … }`: experts with biases and values within bounds, attention with sinks, and windows in some
+    blocks."""
+
+    family: str = named("gpt_oss")
+    attention_bias: bool = attention_biases()
+    window: int | None = window_setting()
+    full_layers: tuple[int, ...] = full_layers_setting()
+    swiglu_limit: float = setting(
+        "most that a gate of an expert is, and in size the value beside it", default=7.0, check=positive
+    )
+    swiglu_alpha: float = setting("factor of gates in their sigmoid", default=1.702, check=positive)
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **ExpertTransformer.resuming,
+        "attention_bias": "shape",
+        **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), "meaning"),
+    }
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="gpt_oss",
+        architectures=("GptOssForCausalLM",),
+        keys=keys(
+            ConfigKey("norm_eps", "rms_norm_eps", 1e-5),
+            ConfigKey("kv_heads", "num_key_value_heads", 8),
+            ConfigKey("head_dim", "head_dim", 64),
+            evolve(ATTENTION_BIAS, default=True),
+            ConfigKey("experts", "num_local_experts", 128, also="num_experts"),
+            ConfigKey("experts_per_token", "num_experts_per_tok", 4),
+            ConfigKey("expert_ffn", "intermediate_size", 2880),
+            ConfigKey("swiglu_limit", "swiglu_limit", 7.0),
+            ConfigKey("swiglu_alpha", "swiglu_alpha", 1.702),
+            evolve(WINDOW, writes=_write_window),
+            evolve(LAYERS, writes=_write_layer_types),
+        ),
+        rope_theta=150_000.0,
+        rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        # Of the chosen experts: a softmax over all, normalised to a sum of 1, is one over these.
+        constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax", "router.normalise": True},
+        only=ONLY,
+        # Of a loss that training adds, whose weight here is `router { aux_loss }`, and what no class reads.
+        harmless=HARMLESS
+        | {"output_router_logits", "router_aux_loss_coef", "experts_per_token", "initial_context_length"},
+    )
+    stored: ClassVar[StoredNames] = StoredNames(modules={"mlp.gate": "mlp.router"}, experts=("interleaved",))
+
+    @classmethod
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+        own = arch.own
+        bias = own.get("attention_bias", False)
+        attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias, sinks=True)
+        experts = ExpertsLayer("mlp", matrix_bias=True, limit=own["swiglu_limit"], alpha=own["swiglu_alpha"])
+        return tuple(pre_norm(evolve(attention, window=window), experts) for window in layer_windows(arch))
