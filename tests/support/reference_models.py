@@ -1,6 +1,7 @@
 """Tiny models of transformers, saved by it, and what it computes of the rows of a step."""
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,23 +193,20 @@ def gradients(model: Any, rows: list[dict[str, np.ndarray]]) -> tuple[float, dic
             total = total + F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
     loss = total / count
     loss.backward()
-    return loss.item(), dict(_in_our_names(model))
+    found = ((name, parameter.grad) for name, parameter in model.named_parameters())
+    return loss.item(), {name: value.numpy() for name, value in in_our_names(model, found)}
 
 
-def _in_our_names(model: Any):
-    """(name, gradient) of every parameter: experts are stacked [E, in, out], with gate and up apart."""
-    for name, parameter in model.named_parameters():
-        name, value = name.removeprefix("model.").replace(".mlp.router.", ".mlp.gate."), parameter.grad.numpy()
-        if model.config.model_type == "gpt_oss" and "gate_up_proj" in name:
-            for place, each in enumerate(("gate_proj", "up_proj")):
-                yield name.replace("gate_up_proj", each), value[..., place::2]
-        elif model.config.model_type == "gpt_oss":
-            yield name, value
-        elif name.endswith("experts.gate_up_proj"):
-            gate, up = np.split(value.transpose(0, 2, 1), 2, axis=2)
-            yield name.replace("gate_up_proj", "gate_proj"), gate
-            yield name.replace("gate_up_proj", "up_proj"), up
-        elif name.endswith("experts.down_proj"):
-            yield name, value.transpose(0, 2, 1)
+def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a model by their names in xtrain: experts are stacked [E, in, out], with gate and up apart."""
+    interleaved = model.config.model_type == "gpt_oss"
+    for name, value in tensors:
+        name = name.removeprefix("model.").replace(".mlp.router.", ".mlp.gate.")
+        if ".experts." in name and name.rpartition(".")[2] in ("gate_up_proj", "down_proj") and not interleaved:
+            value = value.transpose(1, 2)
+        if "experts.gate_up_proj" in name:
+            parts = (value[..., ::2], value[..., 1::2]) if interleaved else value.chunk(2, dim=2)
+            for each, part in zip(("gate_proj", "up_proj"), parts, strict=True):
+                yield name.replace("gate_up_proj", each), part
         else:
             yield name, value

@@ -1,12 +1,11 @@
 """Models that continue texts, each in one process."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from reference_models import CONFIGS, make
-from torch import Tensor, nn
+from reference_models import CONFIGS, in_our_names, make
+from torch import Tensor
 
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.plan import Plan
@@ -52,25 +51,12 @@ def beside(family: str, name: str, folder: Path) -> tuple[TextGenerator, Any]:
     theirs = make(family, name, folder).double().eval()
     theirs.set_experts_implementation("eager")  # grouped products know no fp64
     ours = generator_of(plan_of(f'"{folder}" {{ weights = none }}'))
-    values = dict(_in_our_names(theirs))
+    values = dict(in_our_names(theirs, theirs.state_dict().items()))
     with torch.no_grad():
         for parameter_name, parameter in ours.model.named_parameters():
             parameter.copy_(values.pop(parameter_name))
     assert not values.keys() - {"lm_head.weight"}
     return ours, theirs
-
-
-def _in_our_names(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, value in model.state_dict().items():
-        name = name.removeprefix("model.")
-        if name.endswith("experts.gate_up_proj"):
-            gate, up = value.transpose(1, 2).chunk(2, dim=2)
-            yield name.replace("gate_up_proj", "gate_proj"), gate
-            yield name.replace("gate_up_proj", "up_proj"), up
-        elif name.endswith("experts.down_proj"):
-            yield name, value.transpose(1, 2)
-        else:
-            yield name, value
 
 
 @torch.no_grad()
