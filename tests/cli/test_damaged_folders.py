@@ -4,6 +4,7 @@ anything is written and any rank is started."""
 import json
 import os
 import pickle
+import shutil
 import signal
 import struct
 from collections.abc import Callable, Iterator
@@ -134,6 +135,12 @@ CONFIGS: dict[str, Damage] = {
     ),
     "a folder": Damage(
         without("config.json", lambda model: (model / "config.json").mkdir()), "X520", ("Is a directory",)
+    ),
+    "a file in place of the folder": Damage(
+        lambda model: [shutil.rmtree(model), model.touch()], "X520", ("config.json", "Not a directory")
+    ),
+    "a link to itself in place of the folder": Damage(
+        lambda model: [shutil.rmtree(model), model.symlink_to(model.name)], "X520", ("config.json", "symbolic links")
     ),
     "no family": Damage(config(model_type="gpt2"), "X521", ('"gpt2"',)),
     "quantised by fp8": Damage(config(quantization_config={"quant_method": "fp8"}), "X522", ("quantization_config",)),
