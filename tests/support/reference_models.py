@@ -169,7 +169,7 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
         for parameter in model.parameters():  # norms that are 1 would hide that they are not read
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder, **saving)
-    if "layer_types" not in keys:  # which then follow from other keys, as in the files of version 4
+    if keys.get("layer_types") is None:  # which then follow from other keys, as in the files of version 4
         file = folder / "config.json"
         saved = {key: value for key, value in json.loads(file.read_text()).items() if key != "layer_types"}
         file.write_text(json.dumps(saved))
