@@ -80,13 +80,10 @@ def test_pieces_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.Monke
 def test_reading_needs_no_more_memory_than_a_chunk(tmp_path: Path):
     """Resident memory at its peak, beside the parameter, in fp32 from bf16."""
     stored = torch.ones(5 * 2**10, 2**12, dtype=torch.bfloat16)  # 40 MiB
-    save_file({"matrix": stored}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    assignment = Assignment({"w": (StoredPart("matrix", tuple(stored.shape)),)})
     piece = torch.full(stored.shape, 2.0)  # in memory, as zeros would not be
     more = 0
     for _ in range(2):  # the first time code is loaded too
-        with WeightReader(read_weight_files(str(tmp_path)), assignment, report=lambda done: None) as reader:
+        with _reader(tmp_path, stored) as reader:
             Path("/proc/self/clear_refs").write_text("5")
             before = _memory("VmRSS")
             reader.read([("w", piece)])
@@ -122,7 +119,7 @@ def test_a_value_that_is_no_number_is_refused(tmp_path: Path, value: str, said: 
     stored = torch.zeros(3, 5, dtype=torch.bfloat16)
     stored[2, 4] = float(value)
     with _reader(tmp_path, stored) as reader, pytest.raises(OSError, match=f"model.safetensors: `matrix` {said}"):
-        reader.read("w", torch.empty(3, 5))
+        reader.read([("w", torch.empty(3, 5))])
 
 
 def test_a_file_that_is_cut_off_while_it_is_read_is_refused(tmp_path: Path):
@@ -130,7 +127,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_refused(tmp_path: Path):
         file = tmp_path / "model.safetensors"
         os.truncate(file, file.stat().st_size - 1)
         with pytest.raises(OSError, match=r"model\.safetensors is cut off in `matrix`"):
-            reader.read("w", torch.empty(3, 5))
+            reader.read([("w", torch.empty(3, 5))])
 
 
 def _reader(folder: Path, matrix: Tensor) -> WeightReader:
