@@ -92,7 +92,7 @@ def _costs(
     embedding, head = pp.embedding_cost, pp.head_cost
     if isinstance(head, Auto):
         table, block = architecture.vocab * architecture.dim, round(sum(weights) / len(weights))
-        head = round(table / block, 2)
+        head = round(table / max(block, 1), 2)  # a block of norms alone has none
         if isinstance(pp.layers, Auto):
             mean = "" if min(weights) == max(weights) else ", on average"
             reasons["parallel.pp.head_cost"] = (head, f"vocab · dim = {table:,} / {block:,} weights of a block{mean}")

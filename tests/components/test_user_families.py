@@ -382,9 +382,9 @@ optimizer adamw {{ lr = 1e-3 }}
 """
 
 
-def diagnosed(text, model="own { dim = 64, layers = 2, heads = 8 }"):
+def diagnosed(text, model="own { dim = 64, layers = 2, heads = 8 }", more=""):
     Path("parts.py").write_text(HEAD + text)
-    Path("spec.xtrain").write_text(SPEC.format(model=model, more=""))
+    Path("spec.xtrain").write_text(SPEC.format(model=model, more=more))
     return [each for each in check_from_spec("spec.xtrain") if each.severity == "error"]
 
 
@@ -396,6 +396,14 @@ def test_a_wrong_declaration_is_diagnosed_with_its_line(tmp_path, monkeypatch, t
     assert message in found.message, found.message
     assert hint in (found.hint or ""), found.hint
     assert line in (HEAD + text).splitlines()[found.span.line - 1]
+
+
+def test_a_block_without_a_matrix_is_diagnosed_in_a_pipeline_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (error,) = diagnosed(body('return Residual.of(NormLayer("norm"))'), more="parallel { pp 2 }")
+    assert error.code == "X223"
+    (error,) = diagnosed(f"{TWO}return nothing(x)\n\n\n{FAMILY}", more="parallel { pp 2 }")
+    assert "nothing" in error.message
 
 
 def test_functions_that_call_one_another_are_read_however_deep(tmp_path, monkeypatch):
