@@ -41,7 +41,7 @@ def averaging(layout: Topology, params: str = "fp64", *, decay: float = DECAY, e
     biased = BIAS if layout.model == "moe" else ()
     more = MORE.format(decay=decay, every=every)
     trial = layout.trial(params)
-    return evolve(trial, steps=STEPS, more=more, settings=(*trial.settings, *layout.shallow, *biased))
+    return evolve(trial, steps=STEPS, more=more, settings=(*trial.settings, *layout.flat, *biased))
 
 
 def by_hand(directory: Path, updates: range, decay: float = DECAY) -> dict[str, np.ndarray]:
@@ -114,7 +114,7 @@ def test_what_is_evaluated_is_what_is_published_and_taken_over(lab: Laboratory):
     outcome = lab.run(averaging(TWO), TWO.layout)
     own = folder(outcome.directory)
     expected = averages(outcome.tensors)
-    still = evolve(TWO.trial("fp64"), steps=1, settings=TWO.shallow)
+    still = evolve(TWO.trial("fp64"), steps=1, settings=TWO.flat)
     for source in (own.pointed("model").path, own.path(STEPS)):
         heir = lab.run(still, (f'checkpoint.pretrained="{source}"', "optimizer.lr=1e-30"))
         (taken,) = events(heir.directory, "pretrained")
@@ -161,7 +161,7 @@ def test_random_numbers_of_ranks_go_on_where_they_were(lab: Laboratory):
     One left out is noticed; that each is, tests/runtime/checkpoint/test_full_state.py shows without ranks.
     """
     more = "every 1 step checkpoint\ncheckpoint { keep = none, mode = async }"
-    trial = evolve(TWO.trial("fp32", shallow=True), steps=3, more=more)
+    trial = evolve(TWO.trial("fp32"), steps=3, more=more, settings=TWO.flat)
 
     def go(name: str, *sets: str, left_out: str = "") -> Outcome:
         plan, mutation = lab.plan(trial, (*TWO.layout, *sets)), Mutation("noise", left_out=left_out)

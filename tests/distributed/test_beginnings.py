@@ -5,12 +5,12 @@ import pytest
 from attrs import evolve
 from checkpoints import folder, tensors
 from projects import events
-from topologies import SHALLOW, Topology
+from topologies import FLAT, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
-TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 TRIAL = evolve(TWO.trial("fp64"), steps=2, more="checkpoint { best = eval.lines.loss }\nevery 1 step eval lines")
 
 

@@ -9,13 +9,13 @@ from checkpoints import folder as checkpoints_of
 from checkpoints import same, steps
 from forked_ranks import Mutation, RanksFailed
 from projects import events, records
-from topologies import SHALLOW, Topology
+from topologies import FLAT, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow
-TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 STEPS = 6
 
 

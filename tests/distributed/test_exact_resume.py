@@ -113,8 +113,8 @@ def evals(directory: Path) -> dict[int, tuple[float, int]]:
 
 @pytest.mark.parametrize(("layout", "mode", "pace"), rows())
 def test_a_run_that_is_killed_is_the_run_that_was_not(lab: Laboratory, layout: Topology, mode: str, pace: Pace):
-    shallow = layout.shallow if pace is SHORT else ()
-    settings = (*layout.shared, *shallow, *VARYING, *(BIAS if layout.model == "moe" else ()))
+    flat = layout.flat if pace is SHORT else ()
+    settings = (*layout.shared, *flat, *VARYING, *(BIAS if layout.model == "moe" else ()))
     more = MORE.format(checkpoint=pace.checkpoint, mode=mode)
     trial = evolve(layout.trial("fp32"), steps=pace.steps, more=more, settings=settings)
     plan = lab.plan(trial, layout.layout)

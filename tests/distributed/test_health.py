@@ -8,12 +8,12 @@ import pytest
 from attrs import evolve
 from forked_ranks import Mutation, RanksFailed
 from projects import events
-from topologies import SHALLOW, Topology
+from topologies import FLAT, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
-TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 
 
 def plan(lab: Laboratory, more: str, steps: int = 6, topology: Topology = TWO):

@@ -35,7 +35,7 @@ def run(
     more: str = "",
     sets: tuple[str, ...] = (),
 ) -> Outcome:
-    settings = (*layout.shared, *layout.shallow, *(BIAS if layout.model == "moe" else ()), *sets)
+    settings = (*layout.shared, *layout.flat, *(BIAS if layout.model == "moe" else ()), *sets)
     text = SAVED.format(every=every, mode=mode, policy=policy) + more
     trial = evolve(layout.trial("fp64"), steps=count, more=text, settings=settings)
     return lab.ranks.run(lab.plan(trial, layout.layout), lab.folder, name=name.replace(" ", "_"), mutation=mutation)

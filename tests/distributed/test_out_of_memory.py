@@ -7,10 +7,10 @@ import pytest
 from attrs import evolve
 from forked_ranks import Mutation, RanksFailed
 from projects import events
-from topologies import SHALLOW, Topology
+from topologies import FLAT, Topology
 
 pytestmark = pytest.mark.distributed
-TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 
 
 def test_what_a_rank_had_in_memory_is_written_and_named(lab):

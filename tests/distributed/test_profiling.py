@@ -20,7 +20,7 @@ TWO = BY_NAME["fsdp 2, one microbatch (dense)"]
 
 
 def planned(lab: Laboratory, more: str, *, layout: Topology = TWO, count: int = 6, params: str = "fp32") -> Plan:
-    trial = evolve(layout.trial(params), steps=count, more=more, settings=(*layout.shared, *layout.shallow))
+    trial = evolve(layout.trial(params), steps=count, more=more, settings=(*layout.shared, *layout.flat))
     return lab.plan(trial, layout.layout)
 
 

@@ -6,7 +6,7 @@ from attrs import evolve
 from checkpoints import folder, same, steps
 from forked_ranks import Mutation, RanksFailed
 from projects import events
-from topologies import SHALLOW, Topology
+from topologies import FLAT, Topology
 from trials import Laboratory
 
 from xtrain.planner.plan import Plan
@@ -15,7 +15,7 @@ from xtrain.runtime.checkpoint.layout import CheckpointFolder
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/checkpoint/test_saver.py
-TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 EACH = "every 1 step checkpoint\ncheckpoint {{ keep = none, model = false, {} }}"
 
 

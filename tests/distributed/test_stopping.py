@@ -9,13 +9,13 @@ from attrs import evolve
 from checkpoints import steps
 from forked_ranks import Mutation, RanksFailed
 from projects import curve, events
-from topologies import SHALLOW, Topology
+from topologies import FLAT, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow
-TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 STEPS = 5
 
 

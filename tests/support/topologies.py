@@ -86,6 +86,11 @@ class Topology:
         """For tests of other things: half the layers, unless `sets` may say how these are cut."""
         return () if self.pp > 1 and self.sets else SHALLOW
 
+    @property
+    def flat(self) -> tuple[str, ...]:
+        """For tests of what ranks do beside computing: one layer, unless there are stages."""
+        return self.shallow if self.pp > 1 else FLAT
+
     def trial(self, params: str, *, shallow: bool = False) -> Trial:
         """What one process computes for comparison. shallow: two steps, so that the first one counts in the second, and
         half the layers."""
@@ -103,6 +108,7 @@ class Topology:
 BOTH = ("fp64", "fp32")
 DEEP = ("model.layers=8",)
 SHALLOW = ("model.layers=2",)
+FLAT = ("model.layers=1",)
 TIED = ("model.tie_embeddings=true",)
 # Neither two nor four ranks divide it; one more than the tokenizer's.
 ODD = ("model.vocab=259",)
