@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from trials import Laboratory
 
 RANKS = "tests/distributed"
-# They need no `lab`.
-ALONE = tuple(
+# They need no `lab`, and keep to another process: one has loaded what their commands are forked from.
+COMMANDS = f"{RANKS} (commands)"
+WITH_COMMANDS = tuple(
     f"{RANKS}/test_{name}.py"
     for name in ("survival", "ways_in", "restarts", "epochs", "started", "stopped_commands", "crash_campaign")
 )
@@ -30,7 +31,7 @@ LONG = (
     "tests/tui/board/test_terminal.py",
     "tests/runtime/checkpoint/test_layout.py",
 )
-FIRST = (RANKS, "tests/test_quickstart.py", *ALONE, *LONG)
+FIRST = (RANKS, COMMANDS, "tests/test_quickstart.py", *LONG)
 
 
 class Dealt(LoadScopeScheduling):
@@ -79,8 +80,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    with_ranks = file.startswith(f"{RANKS}/") or file in WITH_RANKS
-    return RANKS if with_ranks and file not in ALONE else file
+    if file in WITH_COMMANDS:
+        return COMMANDS
+    return RANKS if file.startswith(f"{RANKS}/") or file in WITH_RANKS else file
 
 
 @pytest.fixture(scope="session")

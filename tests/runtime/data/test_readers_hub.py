@@ -14,8 +14,15 @@ from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import SourceRecord
 from xtrain.runtime.data.sources.source import DataSource, open_source
 
-datasets = pytest.importorskip("datasets")
+datasets: Any = None  # the library
 TEXTS = [f"text {index} é" for index in range(2500)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> None:
+    """Imported where these tests run, and not in every process that collects them: it takes half a second."""
+    global datasets
+    datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture(autouse=True)
