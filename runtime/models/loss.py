@@ -272,7 +272,7 @@ class _ChunkedLoss(torch.autograd.Function):
             labels_t = labels_T[part]
             valid_t = (labels_t != IGNORE).to(exact)
             logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
-            slope_tV = _cap(logits_tV, head, slope=needs)
+            slope_tV = _cap(logits_tV, head, slope=any(needs))
             found = _statistics(logits_tV, labels_t, head, reads)
             loss_t = (found.lse_T - found.label_T) * valid_t
             loss = loss_t.sum()

@@ -32,6 +32,8 @@ LAYOUTS = {
     "pp, two stages a rank": moe(pp=2, sets=SCHEDULES["zbv"]),
     "ddp": Topology(replicate=2, sets=("parallel.stack=ddp",)),
     "fsdp, recomputed": Topology(fsdp=2, sets=("activation.mode=full",)),
+    "tp, windows and capped logits": Topology(tp=2, model="gemma3"),
+    "pp, windows and capped logits": Topology(pp=2, model="gemma3"),
 }
 ORDINARY = ("tp", "ring")
 

@@ -23,6 +23,8 @@ TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 MODELS = {
     "dense": "llama { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, ffn = 48, init_std = 0.2 }",
     "qwen3": "qwen3 { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, ffn = 48, init_std = 0.2 }",
+    "gemma3": "gemma3 { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, ffn = 48, init_std = 0.2, "
+    "window = 5, full_layers = [2], rope_theta = 1e6, logit_cap = 3, tie_embeddings = true }",
     "moe": "qwen3_moe { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, experts = 8, "
     "experts_per_token = 2, expert_ffn = 24, init_std = 0.2, router { aux_loss = 0.1, z_loss = 0.01 } }",
 }
