@@ -48,7 +48,7 @@ def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUni
     kind.block.trace(Tracer(trace, run, local, axes_of(run), experts, shapes), trace.input)
     if kind.below and not kind.frozen:
         return trace
-    return without_frozen(trace, {name: prod(shape) for name, shape in shapes.items()}, kind.frozen, below=kind.below)
+    return without_frozen(trace, shapes, kind.frozen, below=kind.below)
 
 
 @frozen(eq=False)

@@ -1,19 +1,20 @@
 """The op trace of a block of which a part is not trained: what its backward does without."""
 
 from collections.abc import Mapping, Set
+from math import prod
 
 from attrs import evolve
 
 from .op_trace import MATMUL, OpTrace, TracedOp, TracedTensor
 
 
-def without_frozen(trace: OpTrace, sizes: Mapping[str, int], frozen: Set[str], *, below: bool) -> OpTrace:
+def without_frozen(trace: OpTrace, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], *, below: bool) -> OpTrace:
     """The trace where gradients flow only to what is trained, and to what leads there, as in torch.autograd.
 
-    sizes: name of a parameter → its elements. frozen: parameters without a gradient. below: what goes in has one.
+    shapes: name of a parameter → its shape. frozen: parameters without a gradient. below: what goes in has one.
     """
     flows = {id(trace.input)} if below else set[int]()
-    ops = [_pruned(op, sizes, frozen, flows) for op in trace.ops]
+    ops = [_pruned(op, shapes, frozen, flows) for op in trace.ops]
     opened: list[int] = []
     for place, op in enumerate(ops):  # the unit of experts takes part where something in it does
         if op.opens is not None:
@@ -25,12 +26,12 @@ def without_frozen(trace: OpTrace, sizes: Mapping[str, int], frozen: Set[str], *
     return OpTrace(trace.input, ops, trace.choices, trace.layers)
 
 
-def _pruned(op: TracedOp, sizes: Mapping[str, int], frozen: Set[str], flows: set[int]) -> TracedOp:
+def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], flows: set[int]) -> TracedOp:
     """An operation, given the values that have gradients; adds what it gives to them, if that has one."""
     if op.opens is not None or op.closes is not None:
         return op
-    all_bytes = sum(sizes[name] for name in op.parameters)
-    trained_bytes = sum(sizes[name] for name in op.parameters if name not in frozen)
+    trained = [name for name in op.parameters if name not in frozen]
+    all_bytes, trained_bytes = (sum(prod(shapes[name]) for name in names) for names in (op.parameters, trained))
     receivers = tuple(value for value in op.inputs if id(value) in flows)
     if not receivers and not trained_bytes:
         forward, _ = op.scratch
@@ -40,7 +41,7 @@ def _pruned(op: TracedOp, sizes: Mapping[str, int], frozen: Set[str], flows: set
     share = (trained_bytes, all_bytes or 1)
     weights, added = ((each * share[0] // share[1] if op.parameters else each) for each in (op.weights, op.added))
     keeps = op.keeps
-    if op.saved == MATMUL and not trained_bytes:
+    if op.saved == MATMUL and not any(len(shapes[name]) > 1 for name in trained):
         keeps = ()  # the gradient of what it is given takes the matrix alone
     elif keeps == tuple(value.storage for value in op.inputs) and len(keeps) == 2 and len(receivers) == 1:
         keeps = (_other(op.inputs, receivers[0]).storage,)  # of two factors each is kept for the other's gradient

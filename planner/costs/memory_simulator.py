@@ -82,7 +82,12 @@ def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) 
         stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
         stays = {id(value) for value in _stored(trace, recompute)}
+    # The buffer that a unit was gathered in is there until the next one's has come; where there is a backward, it is
+    # that which takes the most.
+    buffer = unit.flat if unit is not None and not any(op.runs_back for op in trace.ops) else 0
+    player.make(buffer)
     player.run(trace.ops, stays, layers=trace.layers)
+    player.free(buffer)
     return Played(
         player.peak, bytes_for_backward(trace, recompute) - trace.input.size + trace.ops[-1].outputs[0].gradient
     )

@@ -94,3 +94,12 @@ def test_a_run_goes_on_with_the_same_parts_frozen(lab: Laboratory):
     ended = train("frozen-parts")
     assert ended.curve == whole.curve and len(whole.curve) == 4
     assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]
+
+
+def test_frozen_weights_need_no_finer_copy_than_the_computation(lab: Laboratory):
+    trial = Trial(params="fp32", steps=1, settings=("precision.compute=bf16",))
+    part = evolve(trial, settings=(*trial.settings, *MIDDLE))
+    outcome = lab.run(part, ("parallel.fsdp=2",), saves=False)
+    assert not stray_shapes(lab.plan(part, ("parallel.fsdp=2",)), outcome)
+    whole = lab.run(trial, ("parallel.fsdp=2",), saves=False)
+    assert outcome.curve[0][1] == whole.curve[0][1]  # the loss of the first step, bit for bit

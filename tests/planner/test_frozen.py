@@ -1,16 +1,15 @@
 """`model { frozen = … }` in a plan: what is trained, what that costs, and what is said of patterns that do not fit."""
 
 import pytest
-from agreement import EXACT, calls, hold_against_the_trace
+from agreement import hold_against_the_trace
 from topologies import SCHEDULES, TIED, ZBV, Topology
-from traces import is_as_planned, plan_of
+from traces import plan_of
 
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
 from xtrain.planner.model.frozen import covers
 from xtrain.planner.model.module_names import modules_of
 from xtrain.planner.report.render import render
 from xtrain.planner.serialise import dumps, from_json, to_json
-from xtrain.runtime.tracing.trace import trace_plan
 
 SHAPE = "model llama {{ dim = 64, layers = 4, heads = 8, kv_heads = 4, ffn = 192{frozen} }}"
 BATCH = "batch { sequence = 256, micro = 2 }"
@@ -191,13 +190,9 @@ def test_a_frozen_part_costs_what_the_plan_says(topology, tmp_path, monkeypatch)
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", shallow=False))
 
 
-def test_a_stage_that_trains_nothing_holds_and_sends_what_the_plan_says(tmp_path, monkeypatch):
+def test_a_stage_that_trains_nothing_costs_what_the_plan_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = plan_of(tmp_path, Topology(pp=2, shared=HALF), params="fp32", shallow=False)
-    for closed, traced in zip(plan.estimates.classes, trace_plan(plan), strict=True):
-        is_as_planned(plan, traced)
-        assert [getattr(closed.memory, name) for name in EXACT] == [getattr(traced.memory, name) for name in EXACT]
-        assert closed.memory.activations == pytest.approx(traced.memory.activations, rel=0.015)
-        assert calls(plan, closed) == calls(plan, traced)
+    hold_against_the_trace(plan)
     first, last = plan.estimates.classes
     assert first.memory.gradients == first.memory.optimizer == 0 < last.memory.gradients

@@ -54,7 +54,8 @@ def save(
     parts: dict[str, dict[str, Any]] = {}
 
     def keep(name: str, value: Tensor) -> None:
-        array = (value.full_tensor() if isinstance(value, DTensor) else value).numpy()
+        tensor = value.full_tensor() if isinstance(value, DTensor) else value
+        array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bf16
         assert np.array_equal(whole.setdefault(name, array), array), f"two stages of this rank disagree on {name}"
 
     for name, parameter in model.named_parameters():
