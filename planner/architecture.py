@@ -204,6 +204,14 @@ def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
         yield ParameterSpec(name=f"{HEAD}.weight", shape=(arch.vocab, arch.dim), decays=True)
 
 
+def buffers(arch: Architecture) -> Iterator[ParameterSpec]:
+    """The tensors beside parameters that a checkpoint has."""
+    of_layer = {layer: kind.block.buffers(arch) for kind in arch.kinds for layer in kind.layers}
+    for layer in range(arch.layers):
+        for name, shape in of_layer[layer].items():
+            yield ParameterSpec(name=f"layers.{layer}.{name}", shape=tuple(shape), decays=False)
+
+
 def block_parameters(arch: Architecture, layer: int) -> Iterator[ParameterSpec]:
     """The parameters of the block of one layer."""
     return (_of_layer(parameter, layer) for parameter in arch.block(layer).parameters(arch))

@@ -333,6 +333,7 @@ class _Reading:
         if key.computed is not None:
             value = key.computed(config)
             if isinstance(value, WrongKey):
+                self.section.lost.add(key.setting)
                 self._refuse(value.name, self.entries.get(value.name, self.entries["model_type"]), value.wanted)
                 return
         elif key.read is not None and entry is not None and entry.value is not None:
@@ -359,7 +360,8 @@ class _Reading:
         """Where the base of the frequencies stands: version 5 of transformers has it in `rope_parameters`. Gives the
         settings of their scaling, unless the spec has a scaling of its own."""
         found = outer = self.entries.get("rope_theta")
-        scaled: dict[str, Any] = {}
+        scaled: tuple[dict[str, Any], dict[str, Any]] | None = None
+        beside: dict[str, tuple[Any, _Entry | None, str]] = {}
         # An empty `rope_scaling` is none, an empty `rope_parameters` scales nothing.
         given = {name: each for name in ROPE if (each := self.entries.get(name)) and each.value is not None}
         given = {name: each for name, each in given.items() if (name, each.value) != ("rope_scaling", {})}
@@ -374,6 +376,8 @@ class _Reading:
                 if (part := self._of_layers(local.full, entry, local)) is None:
                     continue
                 inside = part
+            more = {key.setting: inside.get(key.name) for key in self.config.rope_keys}
+            beside |= {setting: (value, entry, name) for setting, value in more.items() if value is not None}
             if (theta := inside.pop("rope_theta", None)) is not None:
                 if found is not None and found.value not in (None, theta):
                     message = f"`rope_theta` is {_short(theta)} in `{name}` of {self.source.path}, and elsewhere "
@@ -387,15 +391,17 @@ class _Reading:
             settings = self._scaling(name, entry, inside)
             if settings is None:
                 continue
-            if scaled and settings != scaled:
+            if scaled is not None and (settings, more) != scaled:
                 message = f"`{ROPE[0]}` and `{ROPE[1]}` of {self.source.path} scale positions in two ways"
                 self.diagnostics.error("X522", message, entry.span, hint="keep the one that is meant")
                 continue
-            scaled = settings
+            scaled = settings, more
             written = "rope" in self.section.blocks and self.section.block("rope").heads
             if settings["scaling"] != "none" and not written:
                 for setting, value in settings.items():
                     self._set(f"rope.{setting}", value, self.entries.get(name), name)
+        for key in self.config.rope_keys:
+            self._set(key.setting, *beside.get(key.setting, (key.default, None, key.name)))
         return found
 
     def _of_layers(self, kind: str, entry: _Entry, local: LocalRope) -> dict[str, Any] | None:

@@ -110,8 +110,11 @@ class Structurer:
 
     # Blocks -----------------------------------------------------------------------------------------------------------
 
-    def block(self, block: type, section: Section, path: str) -> Any:
-        """An object of a block class. What is wrong with a field is reported, and a stand-in takes its place."""
+    def block(self, block: type, section: Section, path: str, usual: Any = None) -> Any:
+        """An object of a block class. What is wrong with a field is reported, and a stand-in takes its place.
+
+        usual: what it is where nothing is written.
+        """
         block = self.parts.block(block, section)
         self.diagnostics.extend(section.repeated)
         if section.head is not None:
@@ -172,7 +175,8 @@ class Structurer:
                 meta = attribute.metadata.get("setting")
                 arguments[attribute.name] = stand_in(attribute, meta)
         has = attrs.fields_dict(chosen)
-        return chosen(**{name: value for name, value in arguments.items() if value is not _MISSING and name in has})
+        given = {name: value for name, value in arguments.items() if value is not _MISSING and name in has}
+        return chosen(**given) if usual is None else attrs.evolve(usual, **given)
 
     def _free_names(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> None:
         """The settings whose names are the user's own, as the weights of `mixture`, gathered into one map."""
@@ -219,7 +223,8 @@ class Structurer:
                 self.origins[f"{path}.{label.name}"] = Origin("default")
             self._default_origins(kind, path, None)
             return _MISSING
-        return self.block(kind, section.blocks[name], path)
+        usual = attribute.default if isinstance(attribute.default, kind) else None
+        return self.block(kind, section.blocks[name], path, usual)
 
     # Labels -----------------------------------------------------------------------------------------------------------
 

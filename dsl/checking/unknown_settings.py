@@ -172,7 +172,7 @@ def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
 def stand_in_block(block: type) -> Any:
     """An object of a block class with nothing but stand-ins."""
     kind = variant(block, None)
-    return kind(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attributes_of(kind)})
+    return kind(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attributes_of(kind) if a.init})
 
 
 def _all_settings() -> Iterable[tuple[str, tuple[str, attrs.Attribute]]]:

@@ -111,9 +111,11 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
     fields: list[Field] = []
     inner: list[ReferencePage] = []
     for each, (attribute, meta) in known.items():
-        head = f"{name} {meta.only[0]}" if meta.only else _head(name, block)
+        # Of those that have it, the one whose example is shortest.
+        having = min(meta.only, key=lambda one: len(_needed(variant(block, one), each)), default=None)
+        head = f"{name} {having}" if having else _head(name, block)
         where = f"{path}.{each}"
-        chosen = variant(block, meta.only[0] if meta.only else None)
+        chosen = variant(block, having)
         if blocks.is_block(attribute.type):
             needed = _needed(chosen, each) if chosen is not block else []
             outside = partial("{0} {{ {1}{2} }}".format, head, "".join(f"{setting}, " for setting in needed))

@@ -266,7 +266,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 
     def settings(self) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
         """The settings of all components; `only` and `required_by` say which have them. Of several that share a name
-        the first speaks for all."""
+        the first of those that most agree with speaks for all."""
         components = tuple(self._loaded_own().items())
         if self._settings is None or self._settings[0] != components:
             self._settings = components, MappingProxyType(self._merged_settings())
@@ -275,7 +275,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     def _merged_settings(self) -> dict[str, tuple[attrs.Attribute, Setting]]:
         owners: dict[str, list[str]] = {}
         needed: dict[str, list[str]] = {}
-        first: dict[str, tuple[attrs.Attribute, Setting]] = {}
+        said: dict[str, list[tuple[attrs.Attribute, Setting]]] = {}
         for label, component in self.items():
             for attribute in attrs.fields(component):
                 meta = attribute.metadata.get("setting")
@@ -284,9 +284,10 @@ class Registry(Generic[C], Mapping[str, type[C]]):
                 owners.setdefault(attribute.name, []).append(label)
                 if attribute.default is attrs.NOTHING:
                     needed.setdefault(attribute.name, []).append(label)
-                first.setdefault(attribute.name, (attribute, meta))
+                said.setdefault(attribute.name, []).append((attribute, meta))
         found = {}
-        for name, (attribute, meta) in first.items():
+        for name, each in said.items():
+            attribute, meta = max(each, key=lambda one: sum(_same_setting(one, other) for other in each))
             everywhere = len(owners[name]) == len(self)
             only = () if everywhere else tuple(owners[name])
             by_all = len(needed.get(name, ())) == len(self)
@@ -303,6 +304,10 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 def offered_modules() -> Sequence[EntryPoint]:
     """The modules with components that installed packages offer. To ask what is installed takes several ms."""
     return tuple(entry_points(group=ENTRY_POINTS))
+
+
+def _same_setting(one: tuple[attrs.Attribute, Setting], other: tuple[attrs.Attribute, Setting]) -> bool:
+    return one[1] == other[1] and one[0].default == other[0].default
 
 
 def registry_of(block: type) -> "Registry[Any] | None":

@@ -105,10 +105,11 @@ class ModelConfig:
     """What a family understands.
 
     model_type, architectures: values of these keys. keys: those that give settings. rope_theta: the base of the
-    frequencies where no key gives it. local_rope: where that is not of all layers. rope: `rope_parameters` where the
-    file has none; empty: they are not scaled. constant: settings of the family that no key gives, with their values.
-    only: keys with one right value. harmless: keys that may have any value. whole: a model that has one of the family
-    as a part.
+    frequencies where no key gives it. rope_keys: keys of `rope_parameters` or `rope_scaling` that give settings of the
+    family beside `rope { … }`. local_rope: where that base is not of all layers. rope: `rope_parameters` where the file
+    has none; empty: they are not scaled. constant: settings of the family that no key gives, with their values. only:
+    keys with one right value. harmless: keys that may have any value. whole: a model that has one of the family as a
+    part.
     """
 
     model_type: str
@@ -117,6 +118,7 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     local_rope: LocalRope | None = None
     rope: Mapping[str, Any] = field(factory=dict)
+    rope_keys: tuple[ConfigKey, ...] = ()
     constant: Mapping[str, Any] = field(factory=dict)
     only: Mapping[str, Only] = field(factory=dict)
     harmless: frozenset[str] = frozenset()

@@ -96,6 +96,9 @@ class AttentionLayer(Layer):
             return "no positions", window
         return "rotary positions" if self.theta is None else f"rotary positions of base {self.theta:,.12g}", window
 
+    def pair_flops(self, arch: Architecture) -> int:
+        return 4 * arch.heads * arch.head_dim
+
     def cached(self, arch: Architecture, tp: int, positions: int) -> int:
         seen = positions if self.window is None else min(positions, self.window)
         return 2 * arch.kv_heads // tp * arch.head_dim * seen  # a key and a value of each of its heads
@@ -120,10 +123,12 @@ class AttentionLayer(Layer):
         q = project("q_proj", "q_norm", local.heads)
         k = project("k_proj", "k_norm", local.kv_heads)
         v = project("v_proj", "", local.kv_heads)
-        return on.row_parallel_linear(_kernel(self, on, q, k, v), f"{self.name}.o_proj", local.tokens)
+        return on.row_parallel_linear(trace_kernel(self, on, q, k, v), f"{self.name}.o_proj", local.tokens)
 
 
-def _kernel(layer: AttentionLayer, on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
+def trace_kernel(
+    layer: AttentionLayer, on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor
+) -> TracedTensor:
     """From queries, keys and values to what the output matrix takes."""
     local, axes = on.local, on.axes
     parts: tuple[TracedTensor, ...] = (q, k, v)

@@ -125,6 +125,10 @@ class Layer(BlockPiece):
         """What tells it from layers of the same name in other blocks of the model, for people."""
         return ()
 
+    def pair_flops(self, arch: Architecture) -> int:
+        """Operations of the forward for two positions, of a layer that attends."""
+        return 0
+
     def cached(self, arch: Architecture, tp: int, positions: int) -> int:
         """Numbers that one of `tp` ranks keeps of a text of so many positions while it is generated: those of a layer
         that looks at other positions than its own."""

@@ -27,6 +27,10 @@ class ExpertsLayer(Layer):
     """As the settings of an `ExpertTransformer` say. gated_ffn: width of one more expert that every token is sent to,
     whose output is multiplied by the sigmoid of a score of its own; 0: none.
 
+    groups: of experts with consecutive numbers, of which a token is sent to experts of `groups_per_token` alone: those
+    whose two best scores have the highest sums. scale: what the weights of experts are multiplied by. choice_bias:
+    experts are chosen by score + bias, also where `router { bias_speed }` does not change biases.
+
     matrix_bias: there is a bias on the router and on each of the three matrices of the experts that tokens are sent to.
     limit: gates of these are at most it and the values beside them between ± it, and they become (value + 1) · gate ·
     sigmoid(alpha · gate), as in gpt-oss (arXiv 2508.10925); None: silu(gate) · value.
@@ -38,6 +42,10 @@ class ExpertsLayer(Layer):
     reads = ("ffn",)
 
     gated_ffn: int = later(0)
+    groups: int = later(1)
+    groups_per_token: int = later(1)
+    scale: float = later(1.0)
+    choice_bias: bool = later(False)
     matrix_bias: bool = later(False)
     limit: float | None = later(None)
     alpha: float = later(1.702)
@@ -47,6 +55,10 @@ class ExpertsLayer(Layer):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"`{name}` is {value}, and must be above 0")
+
+    def has_bias(self, arch: Architecture) -> bool:
+        """Whether experts are chosen by score + bias."""
+        return self.choice_bias or arch.router_bias_speed > 0
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         yield BlockParameter(
@@ -89,7 +101,7 @@ class ExpertsLayer(Layer):
             yield BlockParameter(name=name, shape=(1, arch.dim), decays=True, initial="normal", partial="always")
 
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
-        return {f"{self.name}.gate.e_score_correction_bias": [arch.experts]} if arch.router_bias_speed else {}
+        return {f"{self.name}.gate.e_score_correction_bias": [arch.experts]} if self.has_bias(arch) else {}
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
         return (f"{arch.experts} experts of {arch.expert_ffn}, {arch.experts_per_token} a token",)
@@ -99,6 +111,8 @@ class ExpertsLayer(Layer):
         spread = bool(on.axes.tensor) and not on.axes.sequence
         x = _own_piece(on, x) if spread else x
         weights = _route(on, x, f"{self.name}.gate")
+        if self.scale != 1:
+            weights = on.ops.op(weights, makes=weights.size)
         out = _weigh(on, _to_experts(self, on, x), weights)
         if on.run.architecture.shared_experts:
             out = on.ops.add(out, trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))

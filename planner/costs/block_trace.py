@@ -109,11 +109,12 @@ class Tracer:
         """Bytes of the gradients of parameters, in the format of the computation."""
         return sum(prod(self.shapes[name]) for name in names) * self.local.width
 
-    def column_parallel_input(self, x: TracedTensor) -> TracedTensor:
-        """Activations between blocks → whole ones, before matrices that tensor parallel cuts by output."""
+    def column_parallel_input(self, x: TracedTensor, width: int | None = None) -> TracedTensor:
+        """Activations between blocks, or others so wide → whole ones, before matrices that tensor parallel cuts by
+        output."""
         if not self.axes.tensor:
             return x
-        size = self.local.whole
+        size = self.local.whole if width is None else self.local.tokens * width * self.local.width
         if not self.axes.sequence:
             return self.ops.views(x, back_calls=(CollectiveCall("tp", "all_reduce", TP, size),))[0]
         return self.ops.op(

@@ -125,8 +125,8 @@ def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
         count = run.matches(kind.layers)[pp]
         for layer in (each for each in kind.block.layers() if each.attends):
             pairs = pairs_within(sequence, layer.window)
-            times = 4 if kind.first in less.attention else 12
-            token += times * arch.heads * arch.head_dim * pairs // sequence * count
+            times = 1 if kind.first in less.attention else 3
+            token += times * layer.pair_flops(arch) * pairs // sequence * count
         token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
     if run.pipeline.holds_last(pp):
         token += 6 * arch.vocab * arch.dim - less.head

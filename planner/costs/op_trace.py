@@ -184,6 +184,12 @@ class OpTrace:
         self.ops.append(TracedOp(inputs=(x,), outputs=outputs, back_calls=tuple(back_calls)))
         return list(outputs)
 
+    def split(self, x: TracedTensor, *gradients: int) -> list[TracedTensor]:
+        """The same of parts of such sizes."""
+        outputs = tuple(TracedTensor(0, size, x) for size in gradients)
+        self.ops.append(TracedOp(inputs=(x,), outputs=outputs))
+        return list(outputs)
+
     def slices(self, *weights: int, parameters: Sequence[str] = ()) -> None:
         """Parameters cut into slices, whose gradients stay until those of each parameter, of so many bytes, are put
         together anew."""

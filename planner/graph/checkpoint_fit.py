@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from ...dsl.schema.model import FAMILIES, Model, Resuming
-from ..architecture import Architecture
+from ..architecture import Architecture, buffers
 from ..plan import Plan
 
 # Bits of a number that are kept, the leading one included.
@@ -37,10 +37,9 @@ class CheckpointMismatch:
 def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
-    buffers = {layer: kind.block.buffers(arch) for kind in arch.kinds for layer in kind.layers}
     return {
         "tensors": {tensor.name: list(tensor.shape) for tensor in plan.parameters.tensors},
-        "buffers": {f"layers.{n}.{name}": shape for n in sorted(buffers) for name, shape in buffers[n].items()},
+        "buffers": {each.name: list(each.shape) for each in buffers(arch)},
         "model": arch.to_json(),
         "params": build["params"],
         **(
@@ -111,8 +110,11 @@ def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Ch
     if bool(saved["buffers"]) != bool(planned["buffers"]):
         before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
         has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")
+        path = "model.router.bias_speed"
+        if before == after:  # of families of which one has them always
+            path, before, after = "model.family", saved["model"]["family"], planned["model"]["family"]
         text = f"{before} → {after}: {has} load-balancing biases of routers, and {lacks} has none"
-        found.append(CheckpointMismatch(path="model.router.bias_speed", text=text))
+        found.append(CheckpointMismatch(path=path, text=text))
     return found
 
 

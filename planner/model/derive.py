@@ -2,7 +2,7 @@
 
 from attrs import evolve, field, frozen
 
-from ...dsl.schema.setting import Auto
+from ...dsl.schema.setting import Auto, settings_of
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ...dsl.spec import Spec
 from ..architecture import Architecture
@@ -27,7 +27,9 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     """Resolve every `auto` of `model`. What cannot be resolved is reported and replaced, so that checking goes on."""
     values, why = spec.model.resolved()
     reasons = {f"model.{name}": reason for name, reason in why.items()}
-    values |= {"head_dim": _head_dim(spec, reasons, found), "vocab": _vocab(spec, reasons, found)}
+    if "head_dim" in settings_of(type(spec.model)):  # else the family says how wide its heads are
+        values["head_dim"] = _head_dim(spec, reasons, found)
+    values["vocab"] = _vocab(spec, reasons, found)
     architecture = Architecture.from_values({"family": spec.model.family, **values})
     composed = spec.model.composed(
         architecture,

@@ -57,9 +57,14 @@ class BackwardLess:
 def training_work(architecture: Architecture, less: BackwardLess) -> Work:
     """Operations without recomputation (forward 2, backward 4 a weight, as far as it is needed); see
     `estimates.SOURCES`."""
-    layers = 12 * architecture.layers - 8 * len(less.attention)
     position = 6 * matmul_parameters(architecture) - sum(less.blocks.values()) - less.head
-    pair = layers * architecture.heads * architecture.head_dim
+    pair = sum(
+        (1 if layer in less.attention else 3) * attention.pair_flops(architecture)
+        for kind in architecture.kinds
+        for attention in kind.block.layers()
+        if attention.attends
+        for layer in kind.layers
+    )
     return Work(position=position, pair=pair, windows=_windows(architecture, less.attention))
 
 

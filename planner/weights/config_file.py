@@ -10,7 +10,7 @@ from ...dsl.schema.model import FAMILIES
 from ...dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig
 from ...dsl.schema.rope import Rope
 from ...dsl.schema.setting import settings_of
-from ..architecture import Architecture
+from ..architecture import Architecture, buffers
 
 DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -28,8 +28,8 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
         if (ours := _value(arch, setting)) != value:
             message = f"`{setting}` is {json.dumps(ours)}, and in a {family.config.model_type} of transformers it is "
             return f"{message}{json.dumps(value)}", "no config.json says otherwise"
-    if buffers := {name for kind in arch.kinds for name in kind.block.buffers(arch)}:
-        message = f"a {family.config.model_type} of transformers has no `{min(buffers)}`, of `router.bias_speed`"
+    if unknown := [each.name for each in buffers(arch) if not each.name.endswith(family.stored.buffers)]:
+        message = f"a {family.config.model_type} of transformers has no `{unknown[0]}`, of `router.bias_speed`"
         return message, "train without `router { bias_speed }`"
     return None
 
@@ -77,7 +77,8 @@ def changed_config(
     for key in _config(arch).keys:
         if (key.when is None or key.when(config)) and means.get(key.setting) != _value(arch, key.setting):
             found |= _written(arch, key, next((name for name in key.names if name in config), key.name))
-    if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved():
+    same = all(means.get(key.setting) == _value(arch, key.setting) for key in _config(arch).rope_keys)
+    if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved() or not same:
         found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
     if isinstance(context := config.get(CONTEXT), int) and context < (needed := _context(arch, values.context)):
         found[CONTEXT] = needed
@@ -119,7 +120,7 @@ def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> d
 def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     """The settings of a model of which a `config.json` says something else, with what that is."""
     config = _config(arch)
-    keys = {key.setting: key for key in config.keys}
+    keys = {key.setting: key for key in (*config.keys, *config.rope_keys)}
     known = keys.keys() | config.constant.keys() | {"rope_theta"}
     known |= {config.local_rope.setting} if config.local_rope is not None else set()
     pairs = {setting: (means[setting], _value(arch, setting)) for setting in means if setting in known}
@@ -153,10 +154,9 @@ def _rope(arch: Architecture) -> dict[str, Any]:
     kind = scaled.pop("scaling")
     if kind == "dynamic":  # its `original` is the context
         scaled.pop("original")
-    return {
-        **bases,
-        "rope_scaling": {"rope_type": kind, **{ROPE_KEYS[name]: value for name, value in scaled.items()}},
-    }
+    found = {"rope_type": kind, **{ROPE_KEYS[name]: value for name, value in scaled.items()}}
+    found |= {key.name: value for key in _config(arch).rope_keys if (value := _value(arch, key.setting)) != key.default}
+    return {**bases, "rope_scaling": found}
 
 
 def _scaling(means: Mapping[str, Any]) -> dict[str, Any]:

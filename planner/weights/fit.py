@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import evolve, frozen
 
 from ...dsl.schema.model import FAMILIES
-from ..architecture import Architecture, parameters
+from ..architecture import Architecture, buffers, parameters
 from .files import LOADED, WeightFiles
 from .stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, StoredPart
 
 
 @frozen
 class Assignment:
-    """parts: parameter → the parts of stored tensors that it is read from. twin: the stored head of a tied model, which
-    must be equal to the embedding; empty where there is none."""
+    """parts: parameter or buffer → the parts of stored tensors that it is read from. twin: the stored head of a tied
+    model, which must be equal to the embedding; empty where there is none."""
 
     parts: dict[str, tuple[StoredPart, ...]]
     twin: str = ""
@@ -26,7 +26,7 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     own = names.own_names(files.tensors)
     found: dict[str, tuple[StoredPart, ...]] = {}
     missing: list[str] = []
-    for parameter in parameters(arch):
+    for parameter in (*parameters(arch), *(each for each in buffers(arch) if each.name.endswith(names.buffers))):
         ways = names.of(parameter)
         chosen = next((parts for parts in ways if all(part.name in own for part in parts)), None)
         if chosen is None:  # once, whatever lies in it
@@ -37,7 +37,7 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     twin = own.get(HEAD_WEIGHT, "") if arch.tie_embeddings else ""
     if twin and EMBEDDING_WEIGHT in found:
         used[twin] = found[EMBEDDING_WEIGHT][0].shape
-    surplus = [name for name in files.tensors if name not in used and not names.is_ignored(name)]
+    surplus = [name for name in files.tensors if name not in used and not names.is_ignored(name, arch, files.tensors)]
     placed = [f"`{name}` of {files.tensors[name].file}" for name in surplus]
     problems = [
         *_listed([f"`{name}`" for name in missing], "missing"),

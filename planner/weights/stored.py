@@ -3,12 +3,14 @@
 A matrix is stored [out, in]. Experts lie there one by one, or stacked, with gate and up projections in one tensor.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final, Literal
 
 from attrs import field, frozen
 
-from ..architecture import EMBEDDING, HEAD, ParameterSpec
+from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
+
+LAYERS: Final = "model.layers."
 
 
 @frozen
@@ -45,7 +47,9 @@ class StoredNames:
     they lie one by one. experts: the forms that experts may have in files, the usual one first; of the others modules
     have the names that they have here. ignored: ends of names that hold nothing that is learned.
     enclosed: where a model is a part of another, the start of its names in files of that → in files of its own. beside:
-    starts of the names of other parts.
+    starts of the names of other parts. buffers: ends of names of tensors beside parameters that files have.
+    further_tokens: of layers behind the last one that have a matrix with this name, to predict further tokens, nothing
+    is part of the model.
     """
 
     modules: Mapping[str, str] = field(factory=dict)
@@ -54,6 +58,8 @@ class StoredNames:
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     enclosed: Mapping[str, str] = field(factory=dict)
     beside: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    further_tokens: str = ""
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
         """Where a parameter may be, the usual form first."""
@@ -65,8 +71,15 @@ class StoredNames:
         names = dict.fromkeys((self._renamed(plain), plain))
         return tuple((StoredPart(name, parameter.shape),) for name in names)
 
-    def is_ignored(self, name: str) -> bool:
-        return name.endswith(self.ignored) or name.startswith(self.beside)
+    def is_ignored(self, name: str, arch: Architecture, stored: Container[str]) -> bool:
+        """Whether a stored tensor is no part of the model. stored: the names of all."""
+        if name.endswith(self.ignored) or name.startswith(self.beside):
+            return True
+        if not self.further_tokens or not name.startswith(LAYERS):
+            return False
+        layer = name.removeprefix(LAYERS).partition(".")[0]
+        beyond = layer.isdecimal() and int(layer) >= arch.layers
+        return beyond and f"{LAYERS}{layer}.{self.further_tokens}" in stored
 
     def own_names(self, stored: Iterable[str]) -> dict[str, str]:
         """Name in files of the model alone → stored name."""

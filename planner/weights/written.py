@@ -6,7 +6,7 @@ from math import prod
 from attrs import frozen
 
 from ...dsl.schema.model import FAMILIES
-from ..architecture import Architecture, ParameterSpec, parameters
+from ..architecture import Architecture, ParameterSpec, buffers, parameters
 from .files import SINGLE, SIZES, header_of
 from .stored import StoredPart
 
@@ -77,7 +77,7 @@ def _tensors(arch: Architecture, format_of: FormatOf) -> Iterator[WrittenTensor]
     names = FAMILIES[arch.family].stored
     parts: dict[str, list[tuple[str, StoredPart]]] = {}
     formats: dict[str, str] = {}
-    for parameter in parameters(arch):
+    for parameter in (*parameters(arch), *buffers(arch)):
         for number, part in enumerate(names.of(parameter)[0]):
             parts.setdefault(part.name, []).append((parameter.name, part))
             formats[part.name] = format_of(parameter, number)

@@ -94,13 +94,14 @@ def read_weights(
         return
 
     def read() -> tuple[int, float]:
-        begin, parameters = time.perf_counter(), list(model.named_parameters())
+        begin = time.perf_counter()
 
         def report(done: int) -> None:
             beat.mark()
             records.event(WeightsEvent(step=0, path=folder or repo, done=done, total=reader.total(parameters)))
 
         with WeightReader.of(plan, planned_files(digest, folder, repo, revision), report) as reader:
+            parameters = [(name, each) for name, each in model_tensors(model, "").items() if reader.has(name)]
             reader.read(parameters)
         return reader.bytes, time.perf_counter() - begin
 

@@ -59,6 +59,10 @@ class WeightReader:
             os.close(descriptor)
         self._open.clear()
 
+    def has(self, name: str) -> bool:
+        """Whether the files have a parameter, or a buffer."""
+        return name in self.assignment.parts
+
     def total(self, parameters: Iterable[tuple[str, Tensor]]) -> int:
         """Bytes that reading the pieces of these parameters takes."""
         found = 0

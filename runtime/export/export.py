@@ -14,7 +14,7 @@ from attrs import frozen
 from ...dsl.checking.hub_cache import snapshot_folder
 from ...dsl.checking.model_folder import settings_in_folder
 from ...dsl.schema.tokenizers import tokenizer_kind
-from ...planner.architecture import ParameterSpec
+from ...planner.architecture import ParameterSpec, buffers
 from ...planner.plan import Plan
 from ...planner.units import bytes_text
 from ...planner.weights.config_file import (
@@ -135,7 +135,8 @@ class Export:
         that of the run's parameters."""
         if self.dtype is not None or origin is None:
             one = FORMATS[self.dtype or self.plan.node("setup.build_model").args["params"]]
-            return lambda parameter, number: one
+            beside = {each.name for each in buffers(self.plan.architecture)}  # which are fp32 whatever the model is
+            return lambda parameter, number: FORMATS["fp32"] if parameter.name in beside else one
         try:
             files: WeightFiles = read_weight_files(str(origin))
             parts = assign(self.plan.architecture, files).parts

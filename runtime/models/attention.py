@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import AuxRequest
@@ -25,6 +25,7 @@ from ..parallel.attention_blocks import (
     written_out,
     written_out_backward,
 )
+from ..parallel.axes import Axes
 from .blockwise import blockwise_attention
 from .document_layout import CachedRows, DocumentLayout
 from .recompute import as_one
@@ -43,6 +44,15 @@ class AttentionKernel(Protocol):
         """Keys may be of more positions than queries are where `packing` is of rows in a cache: the queries are the
         last ones. sink_H: a further score of every query of a head, whose value is zero; None: there is none."""
         ...
+
+
+class AttentionModule(nn.Module):
+    """A layer that mixes positions: its kernel, which context parallelism puts another one around."""
+
+    def __init__(self, kernel: AttentionKernel, axes: Axes, scores: Scores) -> None:
+        super().__init__()
+        self.kernel, self.axes, self.scores = kernel, axes, scores
+        self.sinks: nn.Parameter | None = None
 
 
 def by_document(

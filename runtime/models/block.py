@@ -19,6 +19,7 @@ from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
 from ...planner.blocks.experts import ExpertsLayer
 from ...planner.blocks.feed_forward import SwiGLULayer
+from ...planner.blocks.latent_attention import LatentAttentionLayer
 from ...planner.blocks.norm import NormLayer
 from ...planner.blocks.user_layer import UserLayer
 from ..data.user_parts import UserPart
@@ -26,21 +27,21 @@ from ..ops import PlanMismatch
 from ..parallel.attention_blocks import Scores
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
-from .attention import AttentionKernel
+from .attention import AttentionKernel, AttentionModule
 from .cache import KeyValueCache
 from .document_layout import DocumentLayout
+from .latent_attention import LatentAttention
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
 from .own_layer import OwnLayer
 
 
-class Attention(nn.Module):
+class Attention(AttentionModule):
     """Grouped-query attention, as an `AttentionLayer` says it."""
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: AttentionLayer) -> None:
-        super().__init__()
-        self.head_dim, self.kernel, self.axes = arch.head_dim, kernel, axes
-        self.scores = Scores(window=layer.window, scale=layer.scale, cap=layer.cap)
+        super().__init__(kernel, axes, Scores(window=layer.window, scale=layer.scale, cap=layer.cap))
+        self.head_dim = arch.head_dim
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         self.q_proj = Linear(arch.dim, queries, bias=layer.bias)
         self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
@@ -130,6 +131,12 @@ def _norm(layer: NormLayer, of: BlockSettings) -> Built:
 @builds(AttentionLayer)
 def _attention(layer: AttentionLayer, of: BlockSettings) -> Built:
     module = Attention(of.arch, of.kernel, of.axes, layer)
+    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
+
+
+@builds(LatentAttentionLayer)
+def _latent_attention(layer: LatentAttentionLayer, of: BlockSettings) -> Built:
+    module = LatentAttention(of.arch, of.kernel, of.axes, layer)
     return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
 
 

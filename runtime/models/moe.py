@@ -159,12 +159,13 @@ class MoE(nn.Module):
 
     def __init__(self, arch: Architecture, axes: Axes, rows: int, layer: ExpertsLayer) -> None:
         super().__init__()
-        self.axes, gated_ffn = axes, layer.gated_ffn
-        self.gate = ExpertRouter(arch, axes, rows, bias=layer.matrix_bias)
+        self.axes = axes
+        self.gate = ExpertRouter(arch, axes, rows, layer)
         self.experts = Experts(arch, layer)
         self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
-        self.shared_expert = SwiGLU(arch.dim, gated_ffn) if gated_ffn else None
-        self.shared_expert_gate = Linear(arch.dim, 1) if gated_ffn else None
+        gated = layer.gated_ffn
+        self.shared_expert = SwiGLU(arch.dim, gated) if gated else None
+        self.shared_expert_gate = Linear(arch.dim, 1) if gated else None
         for module in self.modules():
             if isinstance(module, Linear):
                 module.partial = True

@@ -3,6 +3,7 @@
 Shapes: B rows, S positions, D dim, E experts, K experts of a token, T = B·S tokens.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from ...planner.architecture import Architecture
+from ...planner.blocks.experts import ExpertsLayer
 from ..parallel.axes import Axes
 from ..parallel.collectives import all_reduce
 from ..parallel.tensor import local
@@ -32,26 +34,28 @@ class Routing:
 class ExpertRouter(nn.Module):
     """Scores = softmax or sigmoid of x · Wᵀ + b, in at least fp32; a token takes the K experts of highest score.
 
-    With a balance bias (DeepSeek-V3, arXiv 2412.19437) experts are chosen by score + bias and weighted by score.
+    With a balance bias (DeepSeek-V3, arXiv 2412.19437) experts are chosen by score + bias and weighted by score; with
+    groups, among those of the groups whose two best experts have the highest sums.
 
     `loads_E` (int64) and `aux` (fp64) count what was trained on: assignments of this rank's real tokens to experts, and
     aux losses summed over rows (of a row that several ranks hold, this rank's part). They only grow; who reads them
     keeps what they were before, and how often counting had `begun` by then.
     """
 
-    def __init__(self, arch: Architecture, axes: Axes, rows: int, *, bias: bool = False) -> None:
+    def __init__(self, arch: Architecture, axes: Axes, rows: int, layer: ExpertsLayer) -> None:
         super().__init__()
         self.axes = axes
         self.experts, self.per_token = arch.experts, arch.experts_per_token
         self.sigmoid, self.normalise = arch.router_score == "sigmoid", arch.router_normalise
+        self.groups, self.groups_per_token, self.scale = layer.groups, layer.groups_per_token, layer.scale
         # Means over all rows of a step and all routers of the model, however many of them are here.
         routers = len(arch.expert_layers)
         self.aux_weight = arch.router_aux_loss / (rows * routers)
         self.z_weight = arch.router_z_loss / (rows * routers)
         self.weight = nn.Parameter(torch.empty(arch.experts, arch.dim))
-        self.bias = nn.Parameter(torch.empty(arch.experts)) if bias else None
+        self.bias = nn.Parameter(torch.empty(arch.experts)) if layer.matrix_bias else None
         # Named as in the files of DeepSeek-V3.
-        bias_E = torch.zeros(arch.experts) if arch.router_bias_speed else None
+        bias_E = torch.zeros(arch.experts) if layer.has_bias(arch) else None
         self.register_buffer("e_score_correction_bias", bias_E)
         self.e_score_correction_bias: Tensor | None
         # Plain attributes, no buffers: DDP would overwrite these with those of the first rank.
@@ -80,13 +84,21 @@ class ExpertRouter(nn.Module):
         if self.normalise:
             # Sigmoids can all be zero; the addend is lost in the rounding of any other sum.
             weights_BSK = weights_BSK / (weights_BSK.sum(-1, keepdim=True) + 1e-20)
+        if self.scale != 1:
+            weights_BSK = weights_BSK * self.scale
         loss = self._loss(logits_BSE, scores_BSE, chosen_BSK, real_BS) if self.training else None
         return Routing(chosen_BSK.flatten(0, 1), weights_BSK.flatten(0, 1), loss)
 
     @torch.no_grad()
     def _choose(self, scores_BSE: Tensor) -> Tensor:
         bias_E = self.e_score_correction_bias
-        return (scores_BSE if bias_E is None else scores_BSE + bias_E).topk(self.per_token).indices
+        scores_BSE = scores_BSE if bias_E is None else scores_BSE + bias_E
+        if self.groups_per_token < self.groups:
+            grouped_BSGE = scores_BSE.unflatten(-1, (self.groups, -1))
+            best_BSG = grouped_BSGE.topk(2).values.sum(-1).topk(self.groups_per_token).indices
+            closed_BSG = torch.ones_like(grouped_BSGE[..., 0], dtype=torch.bool).scatter_(-1, best_BSG, False)
+            scores_BSE = grouped_BSGE.masked_fill(closed_BSG[..., None], -math.inf).flatten(-2)
+        return scores_BSE.topk(self.per_token).indices
 
     def _loss(self, logits_BSE: Tensor, scores_BSE: Tensor, chosen_BSK: Tensor, real_BS: Tensor) -> Tensor:
         """Per row, with f the shares of its assignments and P its mean probabilities: E · Σ f·P (Switch Transformers,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ...planner.architecture import Architecture, RotaryAngles
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
-from .attention import KERNELS, with_block_masks
+from .attention import KERNELS, AttentionModule, with_block_masks
 from .batch import ModelBatch, RowLosses
-from .block import Attention, DecoderBlock
+from .block import DecoderBlock
 from .layers import Embedding, Linear, RMSNorm, Rotation
 from .loss import Head, token_losses, whole_logits
 from .zero_gradient import with_zero_gradient
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
         self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, i, KERNELS[kernel], axes, rows, base) for i in numbers})
-        attention = [module for module in self.layers.modules() if isinstance(module, Attention)]
+        attention = [module for module in self.layers.modules() if isinstance(module, AttentionModule)]
         self.kernels = frozenset((module.scores, module.sinks is not None) for module in attention)
         if span.predicts:
             self.norm = RMSNorm(arch.dim, arch.norm_eps, plus_one=arch.ends.norm_plus_one)

@@ -3,8 +3,7 @@
 from attrs import frozen
 from torch import Tensor
 
-from ..models.attention import AttentionKernel
-from ..models.block import Attention
+from ..models.attention import AttentionKernel, AttentionModule
 from ..models.blockwise import blockwise_attention
 from ..models.document_layout import DocumentLayout
 from ..models.parts import ModelParts
@@ -56,7 +55,7 @@ def spread_attention(
     axes.ring = meshes.group("ring") if ring > 1 else None
     axes.ulysses = meshes.group("ulysses") if ulysses > 1 else None
     axes.row = meshes.group("row")
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    layers = [module for module in model.modules() if isinstance(module, AttentionModule)]
     planned = matches[rank.coordinates["pp"]]
     if len(layers) != planned:
         raise PlanMismatch(

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from ...planner.mesh.sharding import DIMENSION
-from ..models.layers import RMSNorm
+from ..models.layers import Linear, RMSNorm
 from ..models.moe import Experts
 from ..models.parts import ModelParts
 from ..ops import op
@@ -40,6 +40,8 @@ def cut_matrices(
         _place(module, mesh)
         if isinstance(module, RMSNorm):
             module.partial = sequence or module.by_head
+        elif isinstance(module, Linear):  # those of experts are of a rank's own tokens in any case
+            module.partial = sequence or module.partial
 
 
 def _place(module: nn.Module, mesh: DeviceMesh, dimension: int | None = None) -> None:

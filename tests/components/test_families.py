@@ -42,6 +42,12 @@ MIXED = {
     "expert_every": {"expert_every": 2, "expert_ffn": 32},
     "no_rope": {"no_rope": "[1]"},
     "full_layers": {"full_layers": "[1]"},
+    "first_dense": {"first_dense": 1, "expert_ffn": 32},
+}
+# The same of one kind of layers, in which more is different from those of other families.
+ODD = {
+    "kv_rank": {"q_rank": 40, "value_dim": 60},  # wider than queries
+    "expert_groups": {"expert_groups": 4, "groups_per_token": 2, "expert_scale": 2.5},
 }
 SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4, "experts": 8, "window": 20}
 CPU = torch.device("cpu")
@@ -120,6 +126,12 @@ def biased(name: str) -> dict[str, Any]:
     return {each: "true" for each in settings_of(FAMILIES[name]) if each.endswith("_bias")}
 
 
+def odd(name: str) -> dict[str, Any]:
+    """Settings of a family with which it differs most from others."""
+    known = settings_of(FAMILIES[name])
+    return {each: value for name, settings in ODD.items() if name in known for each, value in settings.items()}
+
+
 def mixed(name: str) -> dict[str, Any]:
     """Settings of a family with which its layers differ; none where they cannot."""
     known = settings_of(FAMILIES[name])
@@ -131,9 +143,10 @@ def test_modules_are_the_inventory(name: str, tmp_path: Path):
     """Names, shapes and order, and the buffers of a checkpoint; what is cut is cut evenly."""
     for settings in (
         {},
-        {"qk_norm": "true"},
+        {"qk_norm": "true"} if "qk_norm" in settings_of(FAMILIES[name]) else {},
         mixed(name),
         biased(name),
+        odd(name),
         *({"one_norm": "false"},) * (name == "side_by_side"),
     ):
         arch = plan_of(tmp_path, name, **settings).architecture
@@ -176,7 +189,7 @@ def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: P
     """Gradients of all parameters, and the products that torch counts when a block runs."""
     traces: list[OpTrace] = []
     monkeypatch.setattr(memory, "block_trace", lambda *args: traces.append(block_trace(*args)) or traces[-1])
-    for settings in ({}, *filter(None, [mixed(name), biased(name)])):
+    for settings in ({}, *filter(None, [mixed(name), biased(name), odd(name)])):
         traces.clear()
         arch = plan_of(tmp_path, name, **settings).architecture
         for kind, ops in zip(arch.kinds, traces, strict=True):
@@ -250,6 +263,15 @@ def test_biases_cost_what_their_plan_says(layout: str, tmp_path: Path, monkeypat
     hold_against_the_trace(plan_of(tmp_path, "llama", LAYOUTS[layout], **biased("llama")))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if odd(name)])
+@pytest.mark.matrix
+def test_what_is_odd_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, name, LAYOUTS[layout], **{**odd(name), **biased(name)})
+    hold_against_the_trace(plan, traffic=layout != "ddp")
+
+
 def test_experts_cost_what_their_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for name in WITH_EXPERTS:
@@ -294,7 +316,9 @@ def test_its_plan_is_read_back_and_says_what_a_checkpoint_is(name: str, tmp_path
     assert from_json(json.loads(dumps(plan))) == plan
     contents = json.loads(json.dumps(checkpoint_contents(plan)))
     assert weight_mismatches(contents, checkpoint_contents(plan)) == []
-    values, _ = FAMILIES[name](**{k: v for k, v in SIZES.items() if k in settings_of(FAMILIES[name])}).resolved()
+    loaded = load_spec(tmp_path / "spec.xtrain").spec
+    assert loaded is not None
+    values, _ = loaded.model.resolved()
     known = FAMILIES[name].resuming
     added = {each for each, (_, meta) in settings_of(FAMILIES[name]).items() if meta.added}
     assert known.keys() <= values.keys() | {"head_dim", "vocab"} | added

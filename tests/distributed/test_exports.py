@@ -40,14 +40,15 @@ def desk(tmp_path_factory: pytest.TempPathFactory):
 
 TP_PP = ("parallel.tp=2", "parallel.pp=2", "batch.micro=1")
 FSDP_EP = ("parallel.fsdp=2", "parallel.ep=2")
-EXPERTS = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
+NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERTS = ("deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
 ORDINARY = (("llama", "odd heads, tied", ("parallel.pp=2", "batch.micro=1")), ("mixtral", "plain", FSDP_EP))
 MORE = [
     (family, name, layout)
     for family, each in CONFIGS.items()
     for name, keys in each.items()
     for layout in ((*((TP_PP,) if keys["num_key_value_heads"] % 2 == 0 else ()), ("parallel.fsdp=2",), *(
-        ((*FSDP_EP,),) if keys.get("num_local_experts", keys.get("num_experts", 1)) % 2 == 0 else ()
+        ((*FSDP_EP,),) if next((keys[each] for each in NUMBERS if each in keys), 1) % 2 == 0 else ()
     )))
 ]  # fmt: skip
 

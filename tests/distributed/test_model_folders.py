@@ -114,11 +114,12 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 
 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
-SETTINGS = dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"), "router { aux_loss = 0 }")
+EXPERTS = ("deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
+SETTINGS = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 # Beside those that layouts are compared with below.
 ODD = ("odd heads", "every head its own", "scaled as llama3", "dense between", "windows", "windows of two, wide heads")
-ODD += ("odd heads, scaled positions",)
+ODD += ("odd heads, scaled positions", "one group")
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,7 @@ ORDINARY = (
     ("smollm3", "windows", ULYSSES, {}),
     ("gemma3", "wide heads, capped logits", TP, SHARDS),
     ("gpt_oss", "plain", (*RING, *EP), SHARDS),
+    ("deepseek_v3", "biased, scaled by yarn", (*TP, *EP), STACKED),
 )
 # Every layout of every family, the forms of the files in turns.
 MORE = [
@@ -173,6 +175,10 @@ MORE += [
     ("gpt_oss", "plain", (*TP, *EP), {}),
     ("gpt_oss", "no bias, tied", (*PP, *EP, *FSDP), {}),
     ("gpt_oss", "odd heads", FSDP, {}),  # experts that are not divided evenly
+    ("deepseek_v3", "plain", (*TP, *FSDP, *EP), {}),
+    ("deepseek_v3", "biased, scaled by yarn", WHOLE, {}),
+    ("deepseek_v3", "one group", (*PP, *EP, *TP), STACKED),
+    ("deepseek_v3", "one group", (*RING, *TP), {}),
 ]
 
 
@@ -194,10 +200,12 @@ def test_a_layout_reads_and_computes_what_one_process_does(
     cut = desk.run(folder, f"{label}_cut", *layout, **more)
     check(cut, alone.loss, alone.gradients, 1e-10)
     (whole,) = read_bytes(alone)
+    biases = {name: len(each) for name, each in reference.named_buffers() if name.endswith("correction_bias")}
     stored = sum(gradient.size for gradient in alone.gradients.values()) * 4
-    assert whole == stored
-    shapes = cut.outcome.shapes
-    assert read_bytes(cut) == [sum(4 * prod(shape) for shape in each.values()) for each in shapes]
+    assert whole == stored + 4 * sum(biases.values())
+    for read, shapes in zip(read_bytes(cut), cut.outcome.shapes, strict=True):
+        own = [size for name, size in biases.items() if name.split(".")[2] in {each.split(".")[1] for each in shapes}]
+        assert read == 4 * sum(own) + sum(4 * prod(shape) for shape in shapes.values())
 
 
 def read_bytes(seen: Seen) -> list[int]:

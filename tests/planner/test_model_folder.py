@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from model_folders import QUERY, Folder, safetensors, shapes
 
+from xtrain.components.families.deepseek_v3 import DeepseekV3
+from xtrain.planner.architecture import buffers, parameters
+from xtrain.planner.blocks.latent_attention import LatentAttentionLayer
 from xtrain.planner.compile import Compiled
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches
 from xtrain.planner.load import plan_from_text
@@ -25,6 +28,22 @@ EXPERTS = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "norm_topk_prob": True,
+}
+LATENT: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
 }
 
 
@@ -183,6 +202,61 @@ def test_blocks_without_experts_are_those_of_the_file(folder: Folder):
     assert plan is not None and "expert_every" not in plan.architecture.to_json()
 
 
+def test_the_scale_of_scores_follows_positions_scaled_by_yarn(folder: Folder):
+    """As `yarn_apply_mscale` of transformers 5.23 has it, in either spelling."""
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 32, "mscale": 1.0}
+    scales = {}
+    for weight in (0.0, 0.7, 1.0):
+        scaling = {**yarn, "mscale_all_dim": weight}
+        folder.config(**LATENT, max_position_embeddings=1280, rope_scaling=scaling)
+        plan = folder.plan('"model" { weights = none }').plan
+        assert plan is not None and plan.architecture.own["score_weight"] == weight
+        shown = {entry.path: (entry.value, entry.place) for entry in plan.provenance}
+        assert shown["model.score_weight"][1].startswith("model/config.json")
+        (scales[weight],) = {
+            layer.scale
+            for kind in plan.architecture.kinds
+            for layer in kind.block.layers()
+            if isinstance(layer, LatentAttentionLayer)
+        }
+        folder.config(
+            **LATENT, max_position_embeddings=1280, rope_theta=None, rope_scaling=None,
+            rope_parameters={**scaling, "rope_theta": 5e5},
+        )  # fmt: skip
+        again = folder.plan('"model" { weights = none }').plan
+        assert again is not None and again.config_id == plan.config_id and from_json(json.loads(dumps(again))) == again
+    assert scales == {weight: 12**-0.5 * (0.1 * weight * math.log(40.0) + 1) ** 2 for weight in scales}
+    ((code, text),) = errors(folder.plan('"model" { weights = none, score_weight = 0.5 }'))
+    assert code == "X523" and "rope_parameters" in text
+    folder.config(**LATENT)
+    plan = folder.plan('"model" { weights = none }').plan
+    assert plan is not None and plan.architecture.own["score_weight"] == 0
+
+
+def test_a_layer_that_predicts_further_tokens_is_not_read(folder: Folder):
+    """It lies behind the last one, and has a matrix that no other has; other layers there are refused."""
+    folder.config(**LATENT)
+    plan = folder.plan('"model" { weights = none }').plan
+    assert plan is not None
+    model: dict[str, list[int]] = {}
+    for each in (*parameters(plan.architecture), *buffers(plan.architecture)):
+        for part in DeepseekV3.stored.of(each)[0]:
+            model[part.name] = list(part.shape)
+    further = {f"model.layers.2.{name}.weight": [32] for name in ("enorm", "hnorm", "shared_head.norm")}
+    further |= {"model.layers.2.eh_proj.weight": [32, 64], "model.layers.2.mlp.gate.e_score_correction_bias": [4]}
+    biases = [name for name in model if name.endswith("e_score_correction_bias")]
+    assert biases == ["model.layers.1.mlp.gate.e_score_correction_bias"]
+    folder.weights(safetensors({**model, **further}, dict.fromkeys(biases, "F32")))
+    assert folder.plan().plan is not None
+    further.pop("model.layers.2.eh_proj.weight")
+    folder.weights(safetensors({**model, **further}))
+    ((code, text),) = errors(folder.plan())
+    assert code == "X524" and "`model.layers.2.enorm.weight`" in text and "not of this model" in text
+    folder.weights(safetensors({name: shape for name, shape in model.items() if name not in biases}))
+    ((code, text),) = errors(folder.plan())
+    assert code == "X524" and f"`{biases[0]}` is missing" in text
+
+
 KEYS: dict[str, Any] = {"architectures": "null", "attention_bias": None}  # of a family without biases on all
 OSS = {**KEYS, "model_type": "gpt_oss", "num_local_experts": 4}
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -246,6 +320,18 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "positions of three parts": ("X522", "use_mrope", {**KEYS, "model_type": "qwen2", "use_mrope": True}),
     "clipped activations": ("X522", "clip_qkv", {**KEYS, "model_type": "olmo2", "clip_qkv": 8.0}),
     "flags of layers that are none": ("X522", "0 or 1", {**KEYS, "model_type": "smollm3", "no_rope_layers": [1, 2]}),
+    "keys of fewer heads": ("X522", "num_key_value_heads", {**KEYS, "model_type": "deepseek_v3"}),
+    "positions of another width": ("X522", "head_dim", {**KEYS, **LATENT, "head_dim": 8}),
+    "experts in some layers": ("X522", "moe_layer_freq", {**KEYS, **LATENT, "moe_layer_freq": 2}),
+    "choice without biases": ("X522", "topk_method", {**KEYS, **LATENT, "topk_method": "group_limited_greedy"}),
+    "softmax of groups": ("X522", "scoring_func", {**KEYS, **LATENT, "scoring_func": "softmax"}),
+    "groups of one": ("X433", "groups of two or more", {**KEYS, **LATENT, "n_group": 4}),
+    "more groups than there are": ("X433", "exceeds expert_groups 2", {**KEYS, **LATENT, "topk_group": 3}),
+    "too few experts in the groups": ("X433", "2 experts", {
+        **KEYS, **LATENT, "topk_group": 1, "num_experts_per_tok": 3}),
+    "an odd width of positions": ("X433", "is odd", {**KEYS, **LATENT, "qk_rope_head_dim": 3}),
+    "a SwiGLU in all blocks": ("X433", "none has experts", {**KEYS, **LATENT, "first_k_dense_replace": 2}),
+    "no shared expert": ("X304", "shared_experts", {**KEYS, **LATENT, "n_shared_experts": 0}),
     "no interval": ("X522", "no_rope_layer_interval", {**KEYS, "model_type": "smollm3", "no_rope_layer_interval": 0}),
     "a gate of another kind": ("X522", "moe_gate", {
         **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "moe_gate": "sigmoid"}),

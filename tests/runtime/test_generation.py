@@ -13,13 +13,14 @@ from xtrain.runtime.generation.text_generator import Prompts
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[256, *b"def f"], [256, *b"a"], [256, *b"while true:"]]
-SIZES = "dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 40"
+SIZES = "dim = 32, layers = 2, heads = 4, ffn = 40"
+LATENT = "q_rank = 14, kv_rank = 12, nope_dim = 6, rope_dim = 4, value_dim = 8, first_dense = 1, expert_groups = 2"
 
 
 def model_text(family: str) -> str:
     more = ", experts = 4, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     more += ", window = 7" if "window" in settings_of(FAMILIES[family]) else ""
-    return f"{family} {{ {SIZES}{more} }}"
+    return f"{family} {{ {SIZES}{more}, {LATENT if family == 'deepseek_v3' else 'kv_heads = 2'} }}"
 
 
 def taken(author, prompts, count: int, sampling: Sampling = GREEDY) -> list[list[int]]:

@@ -12,7 +12,7 @@ from xtrain.dsl.blocks import choices_of
 from xtrain.dsl.interval import Interval
 from xtrain.dsl.metric import Metric
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.setting import Auto, attributes_of
+from xtrain.dsl.schema.setting import Auto, attributes_of, settings_of
 
 
 def label_of(value: Any) -> str:
@@ -66,8 +66,11 @@ def replaced(value: Any, path: str, new: Any) -> Any:
         return tuple(changed)
     if name == label_of(value):
         chosen = type(value).components[new]
-        names = attrs.fields_dict(chosen).keys() & attrs.fields_dict(type(value)).keys() - {name}
-        return chosen(**{each: getattr(value, each) for each in names})
+        known, before = attrs.fields_dict(chosen), attrs.fields_dict(type(value)).keys()
+        kept = {each: getattr(value, each) for each, a in known.items() if a.init and each in before - {name}}
+        required = {each: meta for each, (a, meta) in settings_of(chosen).items() if a.default is attrs.NOTHING}
+        needed = {each: int(meta.example) for each, meta in required.items() if each not in kept}
+        return chosen(**{**needed, **kept})
     return attrs.evolve(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
 
 

@@ -6,6 +6,7 @@ python tests/support/published_models.py --write    # write its tables anew
 A number of parameters is that of the publisher's files: `metadata.total_size` of `model.safetensors.index.json` in
 bytes, by 2 bytes a parameter in bf16, or what huggingface.co shows of the headers of the files; of gpt-oss that of its
 files as GGUF, which list the same tensors. A tied head counts once. Of a model with images it is that of its text.
+Layers that predict further tokens, which transformers does not load, do not count.
 """
 
 import json
@@ -20,6 +21,7 @@ from reference_models import CONFIGS
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.model import FAMILIES
+from xtrain.planner.architecture import buffers
 from xtrain.planner.findings import Findings
 from xtrain.planner.model.derive import derive_architecture
 from xtrain.planner.model.inventory import count_parameters
@@ -119,6 +121,21 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
          "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
          "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
          "vocab_size": 32000}, 46_702_792_704),
+    # Its own file has keys of fp8 weights and of code beside them, which a folder with bf16 weights has not.
+    "DeepSeek-V3": (
+        {"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+         "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
+         "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512,
+         "max_position_embeddings": 163840, "model_type": "deepseek_v3", "moe_intermediate_size": 2048,
+         "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+         "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+         "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+         "rms_norm_eps": 1e-06,
+         "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+                          "original_max_position_embeddings": 4096, "type": "yarn"},
+         "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False,
+         "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 128,
+         "vocab_size": 129280}, 671_026_419_200),
     "OLMo-2-0325-32B": (
         {"architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
          "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
@@ -172,8 +189,9 @@ optimizer adamw {{ lr = 1e-3 }}
 """
 
 
-def counted(name: str, folder: Path) -> tuple[str, Parameters]:
-    """The family and the parameters of a published model, as a plan of its `config.json` counts them."""
+def counted(name: str, folder: Path) -> tuple[str, Parameters, int]:
+    """The family and the parameters of a published model, as a plan of its `config.json` counts them, and biases of
+    routers, which files have beside them."""
     config, _ = PUBLISHED[name]
     model = folder / name
     model.mkdir(parents=True)
@@ -183,16 +201,18 @@ def counted(name: str, folder: Path) -> tuple[str, Parameters]:
     found = Findings(spec)
     shape = derive_architecture(spec, found)
     assert not found.failed, found.diagnostics.render()
-    return shape.architecture.family, count_parameters(shape.architecture)
+    biases = sum(each.size for each in buffers(shape.architecture))
+    return shape.architecture.family, count_parameters(shape.architecture), biases
 
 
 def of_published() -> Iterator[tuple[str, ...]]:
     yield "model", "family", "parameters", "of which a token uses"
     with tempfile.TemporaryDirectory() as folder:
         for name, (_, published) in PUBLISHED.items():
-            family, count = counted(name, Path(folder))
-            assert count.total == published, f"{name} has {published:,} parameters, and its plan {count.total:,}"
-            yield name, f"`{family}`", f"{count.total:,}", f"{count.active:,}"
+            family, count, biases = counted(name, Path(folder))
+            total = count.total + biases
+            assert total == published, f"{name} has {published:,} parameters, and its plan {total:,}"
+            yield name, f"`{family}`", f"{total:,}", f"{count.active:,}"
 
 
 def of_compared() -> Iterator[tuple[str, ...]]:

@@ -17,6 +17,12 @@ GATED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "truncate": False, "original_max_position_embeddings": 16}
 OSS = {**DENSE, **EXPERTS, **IDS, "swiglu_limit": 2.0, "max_position_embeddings": 64, "rope_theta": 500.0, "rope": YARN}
+LATENT = {
+    **SIZES, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 20,
+    "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "moe_intermediate_size": 24,
+    "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1, "max_position_embeddings": 64,
+}  # fmt: skip
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -82,6 +88,24 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "windows": {
             **DENSE, **GATED, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 6,
             "max_window_layers": 2,
+        },
+    },
+    "deepseek_v3": {
+        "plain": LATENT,
+        "odd heads, tied": {
+            **LATENT, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": None,
+            "v_head_dim": 18, "n_routed_experts": 5, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
+            "num_experts_per_tok": 2, "first_k_dense_replace": 0, "norm_topk_prob": False, "rope_interleave": False,
+            "tied": True,
+        },
+        "biased, scaled by yarn": {
+            **LATENT, "v_head_dim": 12, "attention_bias": True, "routed_scaling_factor": 1.0, "rms_norm_eps": 1e-3,
+            "rope": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+                     "mscale_all_dim": 0.7},
+        },
+        "one group": {
+            **LATENT, "num_hidden_layers": 2, "q_lora_rank": None, "v_head_dim": 5, "n_group": 1, "topk_group": 1,
+            "rope": {"rope_type": "linear", "factor": 3.0},
         },
     },
     "mistral": {
@@ -168,6 +192,9 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():  # norms that are 1 would hide that they are not read
             parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder, **saving)
     if keys.get("layer_types") is None:  # which then follow from other keys, as in the files of version 4
         file = folder / "config.json"

@@ -13,6 +13,7 @@ from xtrain.runtime.generation.text_generator import TextGenerator
 from xtrain.runtime.generation.trained import alone, whole_model
 from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.models.loss import whole_logits
+from xtrain.runtime.models.tensors import model_tensors
 
 SPEC = """
 experiment tiny {{ seed = 1, budget = 1 steps }}
@@ -53,8 +54,8 @@ def beside(family: str, name: str, folder: Path) -> tuple[TextGenerator, Any]:
     ours = generator_of(plan_of(f'"{folder}" {{ weights = none }}'))
     values = dict(in_our_names(theirs, theirs.state_dict().items()))
     with torch.no_grad():
-        for parameter_name, parameter in ours.model.named_parameters():
-            parameter.copy_(values.pop(parameter_name))
+        for its_name, tensor in model_tensors(ours.model, "").items():
+            tensor.copy_(values.pop(its_name))
     assert not values.keys() - {"lm_head.weight"}
     return ours, theirs
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xtrain.planner.architecture import buffers
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.plan import Plan
@@ -40,10 +41,11 @@ def plan_of(model: str = LLAMA, *, tokenizer: str = "bytes", params: str = "fp32
 
 
 def drawn(plan: Plan, seed: int = 0) -> dict[str, Tensor]:
-    """Random weights by parameter."""
+    """Random weights by parameter, and biases of routers."""
     generator = torch.Generator().manual_seed(seed)
     type = DTYPES[plan.node("setup.build_model").args["params"]]
-    return {each.name: torch.randn(each.shape, generator=generator).to(type) for each in plan.parameters.tensors}
+    found = {each.name: torch.randn(each.shape, generator=generator).to(type) for each in plan.parameters.tensors}
+    return found | {each.name: torch.randn(each.shape, generator=generator) for each in buffers(plan.architecture)}
 
 
 def read(plan: Plan) -> dict[str, Tensor]:

@@ -23,11 +23,12 @@ from xtrain.runtime.generation.text_generator import Prompts
 from xtrain.runtime.generation.trained import TrainedRun
 
 IMAGE_IDS = {"image_token_index": 260, "boi_token_index": 261, "eoi_token_index": 262}
+LATENT = "q_rank = 14, kv_rank = 12, nope_dim = 6, rope_dim = 4, value_dim = 8, first_dense = 1, expert_scale = 1.5"
 CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
-# Tied and untied, experts one by one, odd heads; the others are compared in the matrix.
+# Tied and untied, experts one by one, odd heads, biases beside parameters; the others are compared in the matrix.
 ORDINARY = (
     ("llama", "odd heads, tied"), ("qwen3", "plain"), ("mixtral", "plain"), ("qwen3_moe", "odd heads"),
-    ("gpt_oss", "odd heads"),
+    ("gpt_oss", "odd heads"), ("deepseek_v3", "plain"),
 )  # fmt: skip
 WINDOWS = ", layers = 3, window = 5, full_layers = [2, 0]"
 
@@ -115,7 +116,8 @@ def test_a_model_of_xtrain_is_one_of_transformers(
 
     experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     layers = "" if "layers =" in more else ", layers = 2"
-    sizes = f"dim = 36{layers}, heads = 3, kv_heads = 1, head_dim = 10, ffn = 40, norm_eps = 1e-3{experts}"
+    heads = "kv_heads = 1, head_dim = 10" if family != "deepseek_v3" else LATENT
+    sizes = f"dim = 36{layers}, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
     plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true{more} }}")
     directory = make_run(plan, tmp_path / "run", tmp_path)
     save(plan, directory, {name: 0.2 * value for name, value in drawn(plan).items()})

@@ -1,0 +1,213 @@
+"""`model deepseek_v3 { … }`: DeepSeek-V3 and R1 (arXiv 2412.19437)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, Router, attention_biases
+from ...dsl.schema.model_config import (
+    ATTENTION_BIAS,
+    HARMLESS,
+    KEYS,
+    ONLY,
+    Config,
+    ConfigKey,
+    ModelConfig,
+    Only,
+    WrongKey,
+)
+from ...dsl.schema.rope import yarn_magnitude
+from ...dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
+from ...planner.architecture import Architecture
+from ...planner.blocks.block import BlockPiece
+from ...planner.blocks.experts import ExpertsLayer
+from ...planner.blocks.feed_forward import SwiGLULayer
+from ...planner.blocks.latent_attention import LatentAttentionLayer
+from ...planner.blocks.norm import pre_norm
+from ...planner.weights.stored import StoredNames
+
+
+def _heads(config: Config) -> Any:
+    """Keys and values have heads of their own; the older key for them must say so."""
+    heads = config.get("num_attention_heads", 128)
+    if config.get("num_key_value_heads", heads) not in (None, heads):
+        return WrongKey("num_key_value_heads", "as many as num_attention_heads")
+    return heads
+
+
+def _rope_dim(config: Config) -> Any:
+    """transformers writes it a second time, and then takes frequencies of that width."""
+    width = config.get("qk_rope_head_dim", 64)
+    return width if config.get("head_dim", width) in (None, width) else WrongKey("head_dim", "as qk_rope_head_dim")
+
+
+def _has_dense(config: Config) -> bool:
+    return config.get("first_k_dense_replace", 3) != 0
+
+
+@FAMILIES.register()
+@frozen
+class DeepseekV3(ExpertTransformer):
+    """`model deepseek_v3 { … }`: latent attention, and experts in groups of which a token takes a few, with biases that
+    choose them; the first blocks may have a SwiGLU instead."""
+
+    family: str = named("deepseek_v3")
+    q_rank: int | None = setting(
+        "width that queries are projected through; none: they come straight from the residual stream",
+        default=None,
+        check=at_least(1),
+        example="96",
+    )
+    kv_rank: int = setting("width that keys and values are projected through", check=at_least(1), example="64")
+    nope_dim: int = setting("width of the part of queries and keys without positions", check=at_least(1), example="32")
+    rope_dim: int = setting(
+        "width of the part of queries and keys with rotary positions; all heads share that of keys",
+        check=at_least(2),
+        example="16",
+    )
+    value_dim: int = setting("width of the values of a head", check=at_least(1), example="32")
+    interleaved: bool = setting(
+        "rotary positions turn neighbouring numbers; false: a number of the first half with one of the second",
+        default=True,
+    )
+    score_weight: float = setting(
+        "of positions scaled by yarn, scores are multiplied by (0.1 · score_weight · ln(factor) + 1)²",
+        default=0.0,
+        check=not_negative,
+    )
+    attention_bias: bool = attention_biases()
+    first_dense: int = setting(
+        "so many first blocks have a SwiGLU of width ffn in place of experts", default=0, check=at_least(0)
+    )
+    shared_experts: int = setting(
+        "experts that every token is sent to, computed as one SwiGLU", default=1, check=at_least(1)
+    )
+    expert_groups: int = setting("groups that experts are divided into", default=1, check=at_least(1))
+    groups_per_token: int = setting(
+        "groups that a token is sent to: those whose two best experts have the highest sums of scores",
+        default=1,
+        check=at_least(1),
+    )
+    expert_scale: float = setting("what the weights of routed experts are multiplied by", default=1.0, check=positive)
+    router: Router = setting("how tokens choose experts", default=Router(score="sigmoid"))
+    # They follow from the widths above, and there are no norms of heads.
+    kv_heads: int | Auto = attrs.field(default=AUTO, init=False)
+    head_dim: int | Auto = attrs.field(default=AUTO, init=False)
+    qk_norm: bool | Auto = attrs.field(default=False, init=False)
+
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **ExpertTransformer.resuming,
+        **dict.fromkeys(("q_rank", "kv_rank", "first_dense", "attention_bias"), "shape"),
+        **dict.fromkeys(("nope_dim", "rope_dim", "value_dim"), "width"),
+        **dict.fromkeys(
+            ("interleaved", "score_weight", "expert_groups", "groups_per_token", "expert_scale"), "meaning"
+        ),
+    }
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="deepseek_v3",
+        architectures=("DeepseekV3ForCausalLM",),
+        keys=(
+            *(key for key in KEYS if key.setting != "heads"),
+            ConfigKey(
+                "heads",
+                "num_attention_heads",
+                computed=_heads,
+                writes=lambda values: dict.fromkeys(("num_attention_heads", "num_key_value_heads"), values["heads"]),
+            ),
+            ConfigKey("q_rank", "q_lora_rank", 1536, null=None),
+            ConfigKey("kv_rank", "kv_lora_rank", 512),
+            ConfigKey("nope_dim", "qk_nope_head_dim", 128),
+            ConfigKey("rope_dim", "qk_rope_head_dim", computed=_rope_dim),
+            ConfigKey("value_dim", "v_head_dim", 128),
+            ConfigKey("interleaved", "rope_interleave", default=True, null=False),
+            ATTENTION_BIAS,
+            ConfigKey("ffn", "intermediate_size", 18432, when=_has_dense),
+            ConfigKey("first_dense", "first_k_dense_replace", 3),
+            ConfigKey("experts", "n_routed_experts", 256, also="num_local_experts"),
+            ConfigKey("experts_per_token", "num_experts_per_tok", 8),
+            ConfigKey("expert_ffn", "moe_intermediate_size", 2048),
+            ConfigKey("shared_experts", "n_shared_experts", 1),
+            ConfigKey("expert_groups", "n_group", 8),
+            ConfigKey("groups_per_token", "topk_group", 4),
+            ConfigKey("expert_scale", "routed_scaling_factor", 2.5),
+            ConfigKey("router.normalise", "norm_topk_prob", default=True, null=False),
+        ),
+        rope_keys=(ConfigKey("score_weight", "mscale_all_dim", default=0.0, null=0.0),),
+        constant={"router.score": "sigmoid"},
+        only={
+            **ONLY,
+            "moe_layer_freq": Only((1,)),
+            "scoring_func": Only(("sigmoid",)),
+            "topk_method": Only(("noaux_tc",)),
+        },
+        # Widths that are given a second time, ranks of a server, layers that predict further tokens, which transformers
+        # does not compute, and of losses that training adds, whose weight here is `router { aux_loss }`.
+        harmless=HARMLESS
+        | {"num_key_value_heads", "head_dim", "qk_head_dim", "ep_size", "num_nextn_predict_layers", "num_mtp_layers"}
+        | {"aux_loss_alpha", "seq_aux", "output_router_logits", "router_aux_loss_coef"},
+    )
+    stored: ClassVar[StoredNames] = StoredNames(buffers=("e_score_correction_bias",), further_tokens="eh_proj.weight")
+
+    @property
+    def has_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first_dense > 0
+
+    def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
+        values, reasons = super().resolved()
+        width = max(self.nope_dim + self.rope_dim, self.value_dim)
+        return {**values, "kv_heads": self.heads, "head_dim": width, "qk_norm": False}, reasons
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        own = ("kv_heads", "qk_norm")
+        return {name: found for name, found in super().auto().items() if name not in own}
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        found = super().idle()
+        if self.rope.scaling != "yarn":
+            found["score_weight"] = ("positions are not scaled by yarn", "remove it")
+        return found
+
+    def unfit(self) -> tuple[str, str, str] | None:
+        each, rest = divmod(self.experts, self.expert_groups)
+        if self.rope_dim % 2:
+            return "rope_dim", f"rope_dim {self.rope_dim} is odd, but rotary positions turn pairs", "use an even width"
+        if self.first_dense >= self.layers:
+            message = f"all {self.layers} blocks have a SwiGLU, and none has experts"
+            return "first_dense", message, "leave experts to one block at least, or take a family without"
+        if rest or each < 2:
+            message = f"experts {self.experts} cannot be divided into {self.expert_groups} groups of two or more"
+            return "expert_groups", message, "use groups that divide the experts evenly"
+        if self.groups_per_token > self.expert_groups:
+            message = f"groups_per_token {self.groups_per_token} exceeds expert_groups {self.expert_groups}"
+            return "groups_per_token", message, f"use {self.expert_groups} or fewer"
+        if self.groups_per_token * each < self.experts_per_token:
+            message = (
+                f"{self.groups_per_token} groups have {self.groups_per_token * each} experts, and a token is sent "
+            )
+            return "groups_per_token", f"{message}to {self.experts_per_token}", "let a token be sent to more groups"
+        return super().unfit()
+
+    @classmethod
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+        own = arch.own
+        magnitude = yarn_magnitude(arch.rope.factor, own["score_weight"]) if arch.rope.scaling == "yarn" else 1.0
+        attention = LatentAttentionLayer(
+            name="self_attn",
+            **{name: own[name] for name in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim", "interleaved")},
+            scale=(own["nope_dim"] + own["rope_dim"]) ** -0.5 * magnitude**2,
+            bias=own.get("attention_bias", False),
+        )
+        experts = ExpertsLayer(
+            "mlp",
+            groups=own["expert_groups"],
+            groups_per_token=own["groups_per_token"],
+            scale=own["expert_scale"],
+            choice_bias=True,
+        )
+        dense = pre_norm(attention, SwiGLULayer("mlp"))
+        return tuple(
+            dense if layer < own["first_dense"] else pre_norm(attention, experts) for layer in range(arch.layers)
+        )
