@@ -173,7 +173,8 @@ class BlockParameter:
     name: inside the block. initial: its first values; `residual`: normal, scaled down, of matrices whose output is
     added to the residual stream. cut: how tensor parallelism cuts it, by output features (column) or by input features
     (row); none: every rank has all of it. partial: when a rank has only a summand of the gradient of what is not cut:
-    where tensor parallelism cuts the sequence, as the rank has used it on its own positions, or always.
+    where tensor parallelism cuts the sequence, as the rank has used it on its own positions, or always. router: its
+    products choose experts.
     """
 
     name: str
@@ -183,6 +184,7 @@ class BlockParameter:
     expert: bool = False
     cut: Literal["column", "row"] | None = None
     partial: Partial = "never"
+    router: bool = False
 
     @property
     def owner(self) -> str:

@@ -263,7 +263,8 @@ class Traffic:
 class RankClass:
     """What a step costs on the ranks with one pipeline coordinate, each figure that of the rank with the most.
 
-    flops: operations of a step, without and with what is computed a second time.
+    flops: operations of a step on tokens, without and with what is computed a second time. optimizer_flops: those of
+    an optimizer that multiplies matrices, which `hardware_flops` has too.
     """
 
     pp: int
@@ -272,6 +273,7 @@ class RankClass:
     traffic: tuple[Traffic, ...] = ()
     flops: int = 0
     hardware_flops: int = 0
+    optimizer_flops: int = 0
 
 
 @frozen(kw_only=True)

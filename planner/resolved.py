@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -17,12 +18,15 @@ from .mesh.cluster import device_kind
 from .mesh.layout import Layout
 from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
-from .mesh.stages import Pipeline
+from .mesh.stages import Pipeline, end_names
 from .model.inventory import block_tensors, checkpoint_bytes
 from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
 from .units import BYTES
 from .weights.files import WeightFiles
+
+if TYPE_CHECKING:
+    from .costs.whole_matrices import MatrixWork
 
 
 @frozen(kw_only=True)
@@ -131,16 +135,20 @@ class Resolved:
         """The number format of averaged weights; None where none are kept."""
         return None if self.spec.ema is None else self.formats.averages
 
-    @property
-    def moments(self) -> int:
-        """How many tensors the optimizer keeps for each parameter, of its shape and format."""
-        return len(self.spec.optimizer.state(self.spec.optimizer.args()))
+    @cached_property
+    def optimizer_args(self) -> dict[str, Any]:
+        """The arguments of the optimizer's node."""
+        return self.spec.optimizer.arguments(self)
+
+    def moments(self, parameter: ParameterSpec) -> int:
+        """How many tensors the optimizer keeps for a parameter, of its shape and format."""
+        return len(self.spec.optimizer.state(self.optimizer_args, parameter.name)) if parameter.trained else 0
 
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes of a full checkpoint over all ranks."""
-        formats = self.formats
-        return checkpoint_bytes(self.inventory, formats.params, formats.frozen, self.moments, self.averages)
+        formats, moments = self.formats, sum(self.moments(each) * each.size for each in self.inventory.tensors)
+        return checkpoint_bytes(self.inventory, formats.params, formats.frozen, moments, self.averages)
 
     @cached_property
     def kinds(self) -> tuple[TrainedKind, ...]:
@@ -178,6 +186,20 @@ class Resolved:
         return sum(
             BYTES[formats.params if each.trained else formats.frozen] * prod(self.cuts.shape(each)) for each in tensors
         )
+
+    def parameters_of(self, pp: int) -> list[ParameterSpec]:
+        """The parameters of a pipeline coordinate, whole."""
+        layers, ends = set(self.pipeline.layers(pp)), set(end_names(self.architecture, self.pipeline, pp))
+        found = []
+        for tensor in self.inventory.tensors:
+            kind, _, rest = tensor.name.partition(".")
+            if int(rest.partition(".")[0]) in layers if kind == "layers" else tensor.name in ends:
+                found.append(tensor)
+        return found
+
+    def optimizer_work(self, pp: int) -> "MatrixWork | None":
+        """What the optimizer does on a rank of a pipeline coordinate beside updating its own pieces."""
+        return self.spec.optimizer.work(self, [each for each in self.parameters_of(pp) if each.trained])
 
     @property
     def stack(self) -> Stack:

@@ -31,6 +31,7 @@ from .plan import (
     PlanPhase,
     PlanTick,
     Provenance,
+    RankClass,
     RefusedWorlds,
     Timeline,
     Traced,
@@ -48,6 +49,7 @@ LATER: dict[type, tuple[str, ...]] = {
     Timeline: ("stop_at_amount", "stop_after_amount"),
     Work: ("windows",),
     ParameterSpec: ("trained",),
+    RankClass: ("optimizer_flops",),
 }
 
 # Fields whose key in the file is another: plans of before, and their ids, stay what they are.

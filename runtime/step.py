@@ -225,7 +225,7 @@ def schedule_lr(optimizer: Optimizer, schedule: Schedule) -> StepCall:
     def run(step: Step) -> None:
         step.lr = schedule(step.index)
         for group in optimizer.param_groups:
-            group["lr"] = step.lr
+            group["lr"] = step.lr * group.get("lr_scale", 1.0)
 
     return run
 

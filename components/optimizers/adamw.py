@@ -31,5 +31,5 @@ class AdamW(Optimizer):
         return f"adamw, two moments in {number_format}, matrices decay by {self.weight_decay:g}"
 
     @classmethod
-    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")

@@ -28,5 +28,5 @@ class Lion(Optimizer):
         return f"lion, one average in {number_format}, matrices decay by {self.weight_decay:g}"
 
     @classmethod
-    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return ("exp_avg",)

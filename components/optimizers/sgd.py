@@ -31,5 +31,5 @@ class Sgd(Optimizer):
         return f"sgd, {momentum}{ahead}, {self.weight_decay:g} of each matrix is added to its gradient"
 
     @classmethod
-    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return ("momentum_buffer",) if args["momentum"] else ()

@@ -31,9 +31,9 @@ class UserOptimizer(UserComponent, Optimizer):
         return f"{self.kind} of {self.module} ({tensors}{scalars} for each parameter), {decays}"
 
     @classmethod
-    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return tuple(args["state"])
 
     @classmethod
-    def scalars(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+    def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return tuple(args["scalars"])

@@ -3,7 +3,7 @@
 from typing import Final
 
 from .parallel import Pp
-from .training import Loss, Optimizer
+from .training import Loss
 
 KINDS: Final = ("adapter", "serve", "sweep")
 ACTIONS: Final = ()
@@ -15,6 +15,5 @@ LINKS: Final = ()
 SETTINGS: Final[dict[type, tuple[str, ...]]] = {}
 WORDS: Final[dict[tuple[type, str], tuple[str, ...]]] = {
     (Pp, "schedule"): ("dual_pipe",),
-    (Optimizer, "kind"): ("muon",),
     (Loss, "kind"): ("dpo", "kl"),
 }

@@ -234,8 +234,9 @@ class Range:
     @property
     def _must(self) -> str:
         if self.count is not None:
-            number = {2: "two"}.get(self.count, str(self.count))
-            return f"be {number} numbers from {self.low:.12g} up to, but not including, {self.below:.12g}"
+            number = {2: "two", 3: "three"}.get(self.count, str(self.count))
+            bounds = "" if self.low is None else f" from {self.low:.12g} up to, but not including, {self.below:.12g}"
+            return f"be {number} numbers{bounds}"
         if self.low is not None and self.high is not None and not self.percent:
             return f"lie between {self.low:.12g} and {self.high:.12g}"
         if self.above is not None:

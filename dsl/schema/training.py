@@ -1,6 +1,6 @@
 """How the model learns: `loss`, `optimizer`, `scheduler`, `checkpoint`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
@@ -90,6 +90,10 @@ class Optimizer(Component):
     """Argument of its node → what becomes of a run that goes on with another value, as a clause. Of those that are not
     here: the optimizer takes the value from the plan."""
 
+    def arguments(self, run: Any) -> dict[str, Any]:
+        """The JSON arguments of its node. run: the planner's `Resolved`."""
+        return {"kind": self.kind, "lr": self.lr, **self.args()}
+
     def args(self) -> dict[str, Any]:
         """The JSON arguments of its node beside `kind` and `lr`: all of its settings but `lr` and `clip`, which other
         nodes take."""
@@ -105,15 +109,20 @@ class Optimizer(Component):
         raise NotImplementedError
 
     @classmethod
-    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names of the tensors that it keeps for each parameter, of the parameter's shape and format. args: of its
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
+        """The names of the tensors that it keeps for a parameter, of the parameter's shape and format. args: of its
         node."""
         raise NotImplementedError
 
     @classmethod
-    def scalars(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names of the single numbers that it keeps for each parameter, in fp32. args: of its node."""
+    def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
+        """The names of the single numbers that it keeps for a parameter, in fp32. args: of its node."""
         return ("step",) if cls.counts else ()
+
+    def work(self, run: Any, parameters: Iterable[Any]) -> Any:
+        """What an update of a rank's own pieces does not show: a `MatrixWork` of the planner; None where a rank updates
+        its pieces by themselves. parameters: those of a pipeline coordinate that are trained."""
+        return None
 
 
 def warm_up() -> Any:

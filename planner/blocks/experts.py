@@ -67,6 +67,7 @@ class ExpertsLayer(Layer):
             decays=True,
             initial="normal",
             partial="always",
+            router=True,
         )
         if self.matrix_bias:
             yield row_bias(f"{self.name}.gate", arch.experts, "always")

@@ -61,9 +61,10 @@ def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     chosen = plan.node("setup.optimizer").args
     optimizer = OPTIMIZERS.of(chosen)
     trained = [tensor for tensor in plan.parameters.tensors if tensor.trained]
-    counters = len(trained) * len(optimizer.scalars(chosen))
-    pieces = (1 + (averages is not None)) * _pieces(plan, contents, plan.parameters.tensors) + counters
-    pieces += len(optimizer.state(chosen)) * _pieces(plan, contents, trained)
+    counters = sum(len(optimizer.scalars(chosen, tensor.name)) for tensor in trained)
+    moments = (tensor for tensor in trained for _ in optimizer.state(chosen, tensor.name))
+    weights = _pieces(plan, plan.parameters.tensors) + len(contents["buffers"])
+    pieces = (1 + (averages is not None)) * weights + _pieces(plan, moments) + counters
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
     buffers = (1 + (averages is not None)) * _buffer_bytes(contents)
     numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * counters
@@ -77,18 +78,18 @@ def _weights(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]
     frozen = next((node.args["format"] for node in plan.nodes if node.op == "setup.freeze"), "")
     numbers = weight_bytes(plan.parameters, form, frozen) + _buffer_bytes(contents)
-    return numbers + _pieces(plan, contents, plan.parameters.tensors) * OF_A_PIECE[backend] + _sidecar(plan, contents)
+    pieces = _pieces(plan, plan.parameters.tensors) + len(contents["buffers"])
+    return numbers + pieces * OF_A_PIECE[backend] + _sidecar(plan, contents)
 
 
-def _pieces(plan: Plan, contents: Mapping[str, Any], tensors: Iterable[ParameterSpec]) -> int:
+def _pieces(plan: Plan, tensors: Iterable[ParameterSpec]) -> int:
     """Into how many pieces the ranks cut weights: one that is whole on several of them is written once."""
     axes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     shards = prod(axes[axis] for axis in plan.node("setup.mesh").args["shard_axes"])
     experts = axes["ep"] * axes["ep_fsdp"]
-    found = len(contents["buffers"])
-    for tensor in tensors:
-        found += experts if tensor.expert else shards * (axes["tp"] if len(tensor.shape) > 1 else 1)
-    return found
+    return sum(
+        experts if tensor.expert else shards * (axes["tp"] if len(tensor.shape) > 1 else 1) for tensor in tensors
+    )
 
 
 def _buffer_bytes(contents: Mapping[str, Any]) -> int:

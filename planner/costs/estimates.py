@@ -70,8 +70,9 @@ def _classes(
     memory, calls = memory_of(run, stages), collective_counts(run, stages)
     ranks = run.layout.mesh.world_size // run.size("pp")
     found = []
-    for pp, own in enumerate(stages):
-        flops = _flops(run, pp, less)
+    for pp, plays in enumerate(stages):
+        flops, work = _flops(run, pp, less), run.optimizer_work(pp)
+        own = work.flops if work is not None else 0
         found.append(
             RankClass(
                 pp=pp,
@@ -79,7 +80,8 @@ def _classes(
                 memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
                 traffic=timed(_traffic(calls[pp], run.stack.beside), run.layout.mesh, cluster),
                 flops=flops,
-                hardware_flops=flops + run.batch.accumulate * sum(sum(_again(stage)) for stage in own),
+                hardware_flops=flops + run.batch.accumulate * sum(sum(_again(play)) for play in plays) + own,
+                optimizer_flops=own,
             )
         )
     return tuple(found)

@@ -90,32 +90,34 @@ def recompute_of(run: Resolved) -> Recompute | None:
 
 @frozen
 class OwnedBytes:
-    """Bytes of a rank's parameters: of all of them, and of those that are trained. elements: of the latter."""
+    """Bytes of a rank's parameters: of all of them, and of those that are trained. elements: of the latter. moments:
+    bytes of what the optimizer keeps."""
 
     parameters: int
     trained: int
     elements: int
+    moments: int
 
     @classmethod
     def of(cls, run: Resolved, tensors: Sequence[ParameterSpec]) -> Self:
         trained = [each for each in tensors if each.trained]
-        return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained))
+        moments = sum(run.moments(each) * run.state_bytes([each]) for each in trained)
+        return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained), moments)
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
-            self.parameters + other.parameters, self.trained + other.trained, self.elements + other.elements
+            self.parameters + other.parameters,
+            self.trained + other.trained,
+            self.elements + other.elements,
+            self.moments + other.moments,
         )
-
-    def with_moments(self, run: Resolved) -> int:
-        """Parameters, and what the optimizer keeps."""
-        return self.parameters + run.moments * self.trained
 
 
 def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
     """Without a pipeline: one microbatch after the other, forward and backward."""
     count, sharded = run.batch.accumulate, run.dense_fsdp
     casts = sharded and run.formats.reduce != run.formats.compute
-    forward, base = stage.forward(), states.with_moments(run) + stage.resident + _buckets(run, states)
+    forward, base = stage.forward(), states.parameters + states.moments + stage.resident + _buckets(run, states)
     gradients, peak = 0, 0
     turns = min(count, 3)  # those in between are alike
     for number in range(turns):
@@ -130,6 +132,7 @@ def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
     whole = sharded and count > 1 and run.sync != "microbatch"
     return _memory(
         run,
+        0,
         states,
         peak,
         unsharded=stage.unsharded,
@@ -139,13 +142,14 @@ def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
     )
 
 
-def _memory(run: Resolved, states: OwnedBytes, peak: int, **parts: int) -> Memory:
-    persistent = states.with_moments(run) + states.trained
-    peak = max(peak, persistent + _norms(run, states), persistent + _buckets(run, states) + _of_actions(run, states))
+def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
+    persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work(pp)
+    updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
+    peak = max(peak, persistent + _norms(run, states), persistent + updating)
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,
-        optimizer=run.moments * states.trained,
+        optimizer=states.moments,
         averages=0
         if run.averages is None
         else states.elements * BYTES[run.averages] + states.parameters - states.trained,
@@ -177,6 +181,7 @@ def _piped(run: Resolved, stages: list[StagePlay], pp: int, states: OwnedBytes) 
     buckets = _buckets(run, states)
     return _memory(
         run,
+        pp,
         states,
         rank.peak + buckets,
         unsharded=gathered,
@@ -256,6 +261,6 @@ def play_pipeline(run: Resolved, stages: list[StagePlay], pp: int, states: Owned
     gathered = sum(sorted(each.unsharded for each in stages)[-MOST_GATHERED:])
     messages = sum((not each.embeds) + (not each.predicts) for each in stages)
     buffers = run.batch.accumulate * stages[0].local.stream * messages
-    rank = Piped(live=states.with_moments(run) + gathered + buffers, for_backward=buffers)
+    rank = Piped(live=states.parameters + states.moments + gathered + buffers, for_backward=buffers)
     rank.play(run, pp, stages)
     return rank, gathered

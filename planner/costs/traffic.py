@@ -12,13 +12,12 @@ from math import prod
 from attrs import define, field
 
 from ...dsl.schema.actions import SIGNALS
-from ..architecture import EMBEDDING, ParameterSpec
+from ..architecture import EMBEDDING
 from ..graph.alerts import acts_together
 from ..graph.saving import puts_off
 from ..graph.timeline import fill_schedule
 from ..mesh.mesh import AXES
 from ..mesh.sharding import folded_axes
-from ..mesh.stages import end_names
 from ..plan import TrafficOp
 from ..resolved import Resolved
 from ..schedule.stops import agree_args
@@ -144,30 +143,21 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     if arch.router_bias_speed > 0:
         calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
     _gradient_sums(calls, run, pp)
+    if (work := run.optimizer_work(pp)) is not None:
+        calls.add_all(work.calls)
 
 
 def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     """Sums of gradients that the stack does not make."""
     width, arch = BYTES[run.formats.params], run.architecture
     if run.size("tp") > 1 and not run.dense_fsdp:
-        for tensor in partial(run, _owned(run, pp)):
+        for tensor in partial(run, run.parameters_of(pp)):
             calls.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
     if run.size("pp") > 1 and arch.tie_embeddings and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
         for table in (t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight" and t.trained):
             calls.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
     for axis in run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(run.spec.parallel))):
-        for tensor in _owned(run, pp):
+        for tensor in run.parameters_of(pp):
             if tensor.trained and not tensor.expert:
                 size = prod(run.cuts.shape(tensor))
                 calls.add(CollectiveCall(axis, "all_reduce", "step.context_grad_sync", size * width))
-
-
-def _owned(run: Resolved, pp: int) -> list[ParameterSpec]:
-    """The parameters of a pipeline coordinate, whole."""
-    layers, ends = set(run.pipeline.layers(pp)), set(end_names(run.architecture, run.pipeline, pp))
-    found = []
-    for tensor in run.inventory.tensors:
-        kind, _, rest = tensor.name.partition(".")
-        if int(rest.partition(".")[0]) in layers if kind == "layers" else tensor.name in ends:
-            found.append(tensor)
-    return found

@@ -121,9 +121,8 @@ def _mesh(graph: Builder, run: Resolved) -> str:
 
 def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
     chosen = run.spec.optimizer
-    args: dict[str, Any] = {"kind": chosen.kind, "lr": chosen.lr, **chosen.args()}
     does = chosen.does(run.formats.params)
-    return graph.add("setup", "setup.optimizer", does, args=args, after=((model, "model"),))
+    return graph.add("setup", "setup.optimizer", does, args=chosen.arguments(run), after=((model, "model"),))
 
 
 def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> str:

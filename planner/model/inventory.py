@@ -95,10 +95,9 @@ def checkpoint_bytes(
     inventory: Parameters, params_format: str, frozen: str, moments: int, averages: str | None = None
 ) -> int:
     """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. frozen: the format of parameters that are not
-    trained. moments: tensors that the optimizer keeps for each other one. averages: their format, if any are kept."""
+    trained. moments: numbers that the optimizer keeps of the others. averages: their format, if any are kept."""
     averaged = 0 if averages is None else weight_bytes(inventory, averages, frozen)
-    states = moments * BYTES[params_format] * inventory.trained
-    return weight_bytes(inventory, params_format, frozen) + states + averaged
+    return weight_bytes(inventory, params_format, frozen) + BYTES[params_format] * moments + averaged
 
 
 def block_tensors(inventory: Parameters, layer: int) -> list[ParameterSpec]:

@@ -14,9 +14,10 @@ def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
     slowest = max(estimates.classes, key=lambda each: each.hardware_flops)
     page.heading("COMPUTE")
     each_rank = f"{flops_text(estimates.flops_per_step / world)} a rank"
-    if slowest.hardware_flops > slowest.flops:
-        again = slowest.hardware_flops / slowest.flops - 1
-        each_rank += f"; {again:.0%} more is computed a second time"
+    if again := slowest.hardware_flops - slowest.optimizer_flops - slowest.flops:
+        each_rank += f"; {again / slowest.flops:.0%} more is computed a second time"
+    if slowest.optimizer_flops:
+        each_rank += f"; {slowest.optimizer_flops / slowest.flops:.1%} more by the optimizer"
     rows = [
         ("a token", flops_text(estimates.flops_per_token), f"{attention:.0%} of it attention"),
         ("a step", flops_text(estimates.flops_per_step), each_rank),

@@ -26,9 +26,9 @@ def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> di
     """`optimizer.<name>.<moment>` → state, with zeros made for parameters that have not been updated yet."""
     args = plan.node("setup.optimizer").args
     chosen = OPTIMIZERS.of(args)
-    moments, count = chosen.state(args), chosen.scalars(args)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.trained():
+        moments, count = chosen.state(args, name), chosen.scalars(args, name)
         state = optimizer.state[parameter]
         if not state:
             # As optimizers make them at their first step; a count is a tensor of the parameter's device when fused.

@@ -1,10 +1,14 @@
 """Optimizers by their formulas, over the groups that a plan makes."""
 
+from functools import partial
+
 import numpy as np
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from xtrain.components.optimizers.lion_torch import LionOptimizer
+from xtrain.components.optimizers.muon_torch import MuonOptimizer, newton_schulz
 
 
 def test_lion_is_the_update_of_its_paper():
@@ -33,3 +37,69 @@ def test_lion_is_the_update_of_its_paper():
         for i, weight in enumerate(weights):
             np.testing.assert_allclose(weight.detach().numpy(), w[i], rtol=1e-13)
     assert np.abs(w[0]).max() > 0.1
+
+
+COEFFICIENTS = (3.4445, -4.775, 2.0315)
+
+
+def muon(matrices: dict[str, Tensor], rest: list[dict], number_format: torch.dtype, **options) -> MuonOptimizer:
+    return MuonOptimizer(
+        matrices,
+        [{"params": list(matrices.values()), "weight_decay": 0.1}],
+        rest,
+        lr=0.02,
+        momentum=0.95,
+        orthogonal=partial(newton_schulz, steps=5, coefficients=COEFFICIENTS),
+        number_format=number_format,
+        device=torch.device("cpu"),
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+def test_muon_is_that_of_torch_and_the_rest_its_adamw(scale: str, nesterov: bool):
+    """To the last bit: torch's computes in bf16, whatever the format of the parameters. Wide, tall and square."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = ((6, 4), (3, 8), (5, 5))
+    ours = [nn.Parameter(torch.randn(*shape, generator=generator)) for shape in shapes]
+    theirs = [nn.Parameter(each.detach().clone()) for each in ours]
+    norm, expected = nn.Parameter(torch.ones(7)), nn.Parameter(torch.ones(7))
+    optimizer = muon(
+        {str(n): each for n, each in enumerate(ours)},
+        [{"params": [norm], "weight_decay": 0.0}],
+        torch.bfloat16,
+        scale=scale,
+        nesterov=nesterov,
+    )
+    matrices = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, nesterov=nesterov, weight_decay=0.1, adjust_lr_fn=scale)
+    vectors = torch.optim.AdamW([expected], lr=0.02, betas=(0.9, 0.95), weight_decay=0.0)
+    for _ in range(10):
+        for own, other in zip([*ours, norm], [*theirs, expected], strict=True):
+            own.grad = torch.randn(own.shape, generator=generator)
+            other.grad = own.grad.clone()
+        for each in (optimizer, matrices, vectors):
+            each.step()
+    assert all(torch.equal(own, other) for own, other in zip(ours, theirs, strict=True))
+    torch.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
+
+
+def test_muon_is_its_formula():
+    """Of stacks of matrices [count, inputs, outputs], each by itself, in fp64 and by singular values."""
+    generator = torch.Generator().manual_seed(3)
+    stack = nn.Parameter(torch.randn(3, 4, 6, generator=generator, dtype=torch.float64))
+    optimizer = muon({"experts": stack}, [], torch.float64, scale="original", nesterov=True)
+    w, m = stack.detach().numpy().copy(), np.zeros((3, 4, 6))
+    for step in range(10):
+        optimizer.param_groups[0]["lr"] = lr = 0.02 / (step + 1)
+        stack.grad = torch.randn(3, 4, 6, generator=generator, dtype=torch.float64)
+        m = 0.95 * m + 0.05 * stack.grad.numpy()
+        left, values, right = np.linalg.svd(0.05 * stack.grad.numpy() + 0.95 * m, full_matrices=False)
+        values /= np.linalg.norm(values, axis=1, keepdims=True)
+        for _ in range(5):
+            values = COEFFICIENTS[0] * values + COEFFICIENTS[1] * values**3 + COEFFICIENTS[2] * values**5
+        w = w * (1 - lr * 0.1) - lr * (6 / 4) ** 0.5 * (left * values[:, None]) @ right
+        optimizer.step()
+        np.testing.assert_allclose(stack.detach().numpy(), w, rtol=1e-12, atol=1e-13)

@@ -50,7 +50,8 @@ def built(call):
     for weight in weights.values():
         weight.grad = torch.ones_like(weight)
     user, plan = call
-    model = SimpleNamespace(named_parameters=lambda: list(weights.items()))
+    named = list(weights.items())
+    model = SimpleNamespace(named_parameters=lambda: named, trained=lambda: named)
     return build_user_optimizer(plan, model, 0.5, user, ["average"], ["step"]), weights
 
 

@@ -13,8 +13,18 @@ OPTIMIZERS = {
     "sgd": "sgd { lr = 0.1, momentum = 0.9, nesterov = true, weight_decay = 0.1",
     "plain sgd": "sgd { lr = 0.1, momentum = 0",
     "lion": "lion { lr = 1e-3, weight_decay = 0.5",
+    "muon": "muon { lr = 0.01, adamw_lr = 0.1",
+    "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true",
 }
-LAYOUTS = ("fsdp 2 (dense)", "tp 2 (dense)", "fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)")
+LAYOUTS = (
+    "fsdp 2 (dense)",
+    "fsdp 4 (dense)",
+    "tp 2 (dense)",
+    "fsdp 2 · tp 2 (dense)",
+    "fsdp 2 · ep 2 (moe)",
+    "fsdp 4 · ep 2 (moe)",
+    "pp 2 · fsdp 2 · tp 2 · ep 2 (moe)",
+)
 CASES = [
     pytest.param(name, layout, marks=() if layout in ELSEWHERE[name] else pytest.mark.matrix)
     for name in OPTIMIZERS

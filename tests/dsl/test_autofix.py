@@ -149,7 +149,6 @@ def test_what_is_certain_is_written(before, after):
         "batch {\n  sequence = 512 }\n  micro = 8\n}",  # the first brace is wrong, not the last
         "batch { sequence = 7 // 2 3 }",  # that divides
         'dataset a { source = text(["a.txt", "b.txt"]) }',
-        "optimizer muon",
         "optimizer adamw { betas = 0.9 }",  # a list of one is no better
         "let width = 4\nlet a = widht\nbatch { micro = 2 * a }",  # the mistake is in another line
     ],

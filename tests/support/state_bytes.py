@@ -13,9 +13,11 @@ def state_bytes(plan: Plan, rank: int) -> int:
     the parameters. Of what is frozen, itself and its average, in the format that the plan says."""
     averages = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.ema")
     chosen = plan.node("setup.optimizer").args
-    states = 2 + len(OPTIMIZERS.of(chosen).state(chosen))
-    width = states * BYTES[plan.node("setup.build_model").args["params"]] + averages
+    width, optimizer = BYTES[plan.node("setup.build_model").args["params"]], OPTIMIZERS.of(chosen)
     still = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.freeze")
     still *= 2 if averages else 1
-    widths = {tensor.name: width if tensor.trained else still for tensor in plan.parameters.tensors}
+    widths = {
+        tensor.name: width * (2 + len(optimizer.state(chosen, tensor.name))) + averages if tensor.trained else still
+        for tensor in plan.parameters.tensors
+    }
     return sum(widths[name] * prod(shape) for name, shape in local_shapes(plan, rank).items())

@@ -358,6 +358,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "sgd": ("fsdp 2 (dense)",),
     "plain sgd": ("tp 2 (dense)",),
     "lion": ("fsdp 2 · ep 2 (moe)",),
+    "muon": ("fsdp 2 · tp 2 (dense)",),
+    "plain muon": ("fsdp 2 · ep 2 (moe)",),
 }
 # Names of the rows that the ordinary tests of the table run, and in which formats: with those above every pair of axes,
 # every axis with every model and with one microbatch and several, every schedule; and the rows in which

@@ -1,0 +1,97 @@
+"""`optimizer muon { … }`: Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv
+2502.16982)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
+from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, decoupled_decay, learning_rate
+from ...planner.units import BYTES, plural
+
+if TYPE_CHECKING:
+    from ...planner.architecture import BlockParameter, ParameterSpec
+    from ...planner.costs.whole_matrices import MatrixWork
+    from ...planner.resolved import Resolved
+
+
+@OPTIMIZERS.register()
+@frozen
+class Muon(Optimizer):
+    """`optimizer muon { … }`: the momentum of every matrix of a block, made orthogonal; AdamW for embedding, head,
+    routers, norms and biases. Each matrix is whole on one rank while it is computed with."""
+
+    kind: str = named("muon")
+    lr: float = learning_rate()
+    momentum: float = setting("exponential decay of the momentum", default=0.95, check=Range(low=0, below=1))
+    nesterov: bool = setting("momentum as Nesterov has it", default=True)
+    weight_decay: float = decoupled_decay(0.1)
+    ns_steps: int = setting("steps of the Newton–Schulz iteration", default=5, check=at_least(1))
+    ns_coefficients: tuple[float, ...] = setting(
+        "of x, x³ and x⁵ in each of them", default=(3.4445, -4.775, 2.0315), check=Range(count=3)
+    )
+    scale: Literal["match_rms_adamw", "original"] = setting(
+        "factor of an update: 0.2·√(the larger side), as large as one of AdamW; or √(outputs / inputs), at least 1",
+        default="match_rms_adamw",
+    )
+    routers: bool = setting("the matrices of routers too", default=False)
+    adamw_lr: float = setting("learning rate of AdamW, as a share of `lr`", default=1.0, check=positive)
+    betas: tuple[float, ...] = setting("of AdamW: decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
+    eps: float = setting("of AdamW: added to the denominator", default=1e-8, check=positive)
+    clip: float | None = clip_norm()
+
+    counts: ClassVar[bool] = True
+    resuming: ClassVar[Mapping[str, str]] = {
+        "momentum": "the optimizer takes it from the plan, and the momentum follows within some steps",
+    }
+
+    def arguments(self, run: "Resolved") -> dict[str, Any]:
+        """matrices: the names of those that it makes orthogonal, with `*` for the layer. format: of their numbers while
+        it does, that of the computation."""
+        arch = run.architecture
+        names = {
+            f"layers.*.{parameter.name}"
+            for kind in arch.kinds
+            for parameter in kind.block.parameters(arch)
+            if is_matrix(parameter) and (self.routers or not parameter.router)
+        }
+        return {**super().arguments(run), "matrices": sorted(names), "format": run.formats.compute}
+
+    def args(self) -> dict[str, Any]:
+        found = super().args()
+        del found["routers"]  # `matrices` says it
+        return found
+
+    def does(self, number_format: str) -> str:
+        return (
+            f"muon: matrices of blocks by a momentum in {number_format}, made orthogonal in "
+            f"{plural(self.ns_steps, 'step')} ({self.scale}), decay by {self.weight_decay:g}; adamw for the others"
+        )
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
+        return ("momentum_buffer",) if in_matrices(args["matrices"], name) else ("exp_avg", "exp_avg_sq")
+
+    @classmethod
+    def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
+        return () if in_matrices(args["matrices"], name) else ("step",)
+
+    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "MatrixWork":
+        from ...planner.costs.whole_matrices import batches_of, work_of
+
+        args = self.arguments(run)
+        found = [each for each in parameters if in_matrices(args["matrices"], each.name)]
+        return work_of(batches_of(run, found), BYTES[args["format"]], self.ns_steps)
+
+
+def is_matrix(parameter: "BlockParameter") -> bool:
+    """Whether a parameter is a matrix, or of experts a stack of them; one of a single row or column is a vector."""
+    return len(parameter.shape) == (3 if parameter.expert else 2) and min(parameter.shape[-2:]) > 1
+
+
+def in_matrices(matrices: Sequence[str], name: str) -> bool:
+    """Whether a parameter is one of those that are made orthogonal."""
+    start, _, inside = name.partition(".")
+    return start == "layers" and f"layers.*.{inside.partition('.')[2]}" in matrices

@@ -1,0 +1,150 @@
+"""`setup.optimizer` of muon: torch has one for matrices that are whole on every rank."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...planner.mesh.whole_matrices import MatrixStack
+from ...planner.plan import Plan
+from ...runtime.models.build import DTYPES
+from ...runtime.models.parts import ModelParts
+from ...runtime.ops import op
+from ...runtime.parallel.tensor import local
+from ...runtime.parallel.whole_matrices import Compute, WholeMatrices
+from ...runtime.state import Rank
+from ...runtime.training.optimizer import groups_of
+from .adamw_torch import LocalAdamW
+from .muon import in_matrices
+
+LEAST_NORM: Final = 1e-7  # that of torch.optim.Muon
+MATCHES_ADAMW: Final = 0.2  # of the larger side's root: the root of the mean square of AdamW's updates
+
+
+class MuonOptimizer(Optimizer):
+    """m ← μ m + (1 − μ) g; u = (1 − μ) g + μ m; w ← (1 − lr · decay) w − lr · scale · orthogonal(u).
+
+    Collective: each matrix is made orthogonal by one of the ranks that share it.
+    """
+
+    def __init__(
+        self,
+        matrices: Mapping[str, Tensor],
+        groups: Sequence[dict[str, Any]],
+        rest: Sequence[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        nesterov: bool,
+        orthogonal: Compute,
+        scale: str,
+        number_format: torch.dtype,
+        device: torch.device,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        """matrices: the parameters of `groups`, by name. rest: groups of those that AdamW updates, with `betas` and
+        `eps`. number_format: of what is made orthogonal. device: where that is done."""
+        super().__init__([*groups, *rest], {"lr": lr, "weight_decay": 0.0})
+        own, others = self.param_groups[: len(groups)], self.param_groups[len(groups) :]
+        self._matrices, self._wholes = matrices, WholeMatrices.of(matrices, device)
+        self._group_of = {id(parameter): group for group in own for parameter in group["params"]}
+        self._momentum, self._nesterov = momentum, nesterov
+        self._orthogonal, self._scale, self._format = orthogonal, scale, number_format
+        self._rest = LocalAdamW(others, lr=lr, betas=betas, eps=eps, fused=True) if others else None
+        if self._rest is not None:
+            self._rest.state = self.state  # those who save and load know of one optimizer
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters. closure: not used."""
+        for parameter in self._matrices.values():
+            if "momentum_buffer" not in self.state[parameter]:
+                zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                self.state[parameter]["momentum_buffer"] = zeros
+        for stack, update in self._wholes.apply(self._update_of, self._orthogonal):
+            parameter = self._matrices[stack.name]
+            group, weights = self._group_of[id(parameter)], _part(parameter, stack)
+            if group["weight_decay"]:
+                weights.mul_(1 - group["lr"] * group["weight_decay"])
+            weights.add_(update.to(weights), alpha=-group["lr"] * scale_of(self._scale, parameter.shape))
+        if self._rest is not None:
+            self._rest.step()
+
+    def _update_of(self, stack: MatrixStack) -> Tensor:
+        """This rank's piece of what is to be made orthogonal; the momentum moves on."""
+        parameter = self._matrices[stack.name]
+        assert parameter.grad is not None
+        gradient, average = _part(parameter.grad, stack), _part(self.state[parameter]["momentum_buffer"], stack)
+        average.lerp_(gradient, 1 - self._momentum)
+        update = torch.lerp(gradient, average, self._momentum) if self._nesterov else average
+        return update.to(self._format)
+
+
+def _part(tensor: Tensor, stack: MatrixStack) -> Tensor:
+    """This rank's piece of the matrices of a stack, [count, …]."""
+    own = local(tensor)
+    return (own if own.dim() == 3 else own[None])[stack.first : stack.first + stack.shape[0]]
+
+
+def scale_of(scale: str, shape: Sequence[int]) -> float:
+    """The factor of an update. shape: of a matrix [outputs, inputs], or of a stack [count, inputs, outputs]."""
+    outputs, inputs = shape[-2:] if len(shape) == 2 else (shape[-1], shape[-2])
+    if scale == "match_rms_adamw":
+        return MATCHES_ADAMW * max(outputs, inputs) ** 0.5
+    return max(1.0, outputs / inputs) ** 0.5
+
+
+def newton_schulz(x_NRC: Tensor, steps: int, coefficients: Sequence[float]) -> Tensor:
+    """Matrices [count, rows, columns] with the singular vectors of `x_NRC`, and singular values near 1, in its format.
+
+    x ← a·x + (b·A + c·A²)·x with A = x·xᵀ, begun at x / ‖x‖ (Jordan et al. 2024).
+    """
+    a, b, c = coefficients
+    tall = x_NRC.shape[-2] > x_NRC.shape[-1]
+    x = x_NRC.mT if tall else x_NRC
+    x = x / x.flatten(1).norm(dim=1).clamp(min=LEAST_NORM)[:, None, None]
+    for _ in range(steps):
+        squares = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(squares, squares, squares, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+@op("setup.optimizer.muon", gives="optimizer")
+def build_muon(
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    ns_steps: int,
+    ns_coefficients: list[float],
+    scale: str,
+    adamw_lr: float,
+    betas: list[float],
+    eps: float,
+    matrices: list[str],
+    format: str,
+) -> Optimizer:
+    """The plan says of every parameter which of the two updates it, and whether it decays."""
+    names = {name for name, _ in model.named_parameters() if in_matrices(matrices, name)}
+    rest = groups_of(plan, model, weight_decay, lambda name: name not in names)
+    return MuonOptimizer(
+        {name: parameter for name, parameter in model.named_parameters() if name in names},
+        groups_of(plan, model, weight_decay, names.__contains__),
+        [{**group, "lr_scale": adamw_lr} for group in rest],
+        lr=lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        orthogonal=partial(newton_schulz, steps=ns_steps, coefficients=ns_coefficients),
+        scale=scale,
+        number_format=DTYPES[format],
+        device=rank.device,
+        betas=(betas[0], betas[1]),
+        eps=eps,
+    )
