@@ -11,6 +11,7 @@ import pytest
 from harness_numbers import ITEMS, NUMBERS, POSITIONS, TEXTS, make_model, right
 from projects import Project, events
 
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.data.records.records import Reads, Unusable
 from xtrain.runtime.data.sources.fields import taker
 from xtrain.runtime.evaluation.choices import accuracies
@@ -48,11 +49,15 @@ def test_the_numbers_of_the_harness(tmp_path):
     for name in ("acc", "acc_norm", "acc_bytes"):
         assert asked[name] == pytest.approx(HARNESS[name], abs=1e-12)
     assert len({asked["acc"], asked["acc_bytes"], last["acc"]}) == 3
-    # As many tokens as there are, by what the harness makes of them: sums of log-likelihoods over means.
+    tokenizer = HuggingFaceTokenizer(tmp_path / "model")
     for event, chosen in ((asked, right), (last, lambda item: -1)):
         total = -sum(each[chosen(item)] for each, item in zip(LIKELIHOODS, ITEMS, strict=True))
-        tokens = total / event["loss"]
-        assert tokens == pytest.approx(round(tokens), rel=1e-5) and 100 < tokens < asked["tokens"]
+        tokens = sum(
+            len(tokenizer.encode(f"{item['question']} {item['choices'][chosen(item)]}"))
+            - len(tokenizer.encode(item["question"].rstrip()))
+            for item in ITEMS
+        )
+        assert event["loss"] == pytest.approx(total / tokens, rel=1e-5)
     assert texts["bits_per_byte"] == pytest.approx(HARNESS["bits_per_byte"], rel=1e-5)
     assert texts["bytes"] == sum(len(text.encode()) for text in TEXTS)
     recorded = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])
