@@ -9,7 +9,6 @@ from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from ...dsl.spec import Spec
 from ...planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
-from ...planner.model.inventory import flops_per_token
 from ...planner.units import flops_text, plural
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ class Eval(Action):
         name = f"tick.eval.{self.dataset}"
         if run.spec.datasets[self.dataset].choices is not None:
             args = {"dataset": self.dataset, "rows": None, "choices": True, **averaged}
+            from ...planner.model.inventory import flops_per_token
+
             row = flops_text(flops_per_token(run.architecture, run.batch.sequence) * run.batch.sequence / 3)
             does = f"accuracy on all questions of {self.dataset}, by the likeliest choice{of}; {row} a row"
             return ActionNode("tick.eval", args, does, name=name, after=after)
