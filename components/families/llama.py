@@ -47,6 +47,7 @@ class Llama(TransformerSettings):
             ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
             ConfigKey("ffn", "intermediate_size"),
         ),
+        heads_divide=True,
         constant={"qk_norm": False},
         only=ONLY,
         harmless=HARMLESS,

@@ -109,7 +109,7 @@ class ModelConfig:
     family beside `rope { … }`. local_rope: where that base is not of all layers. rope: `rope_parameters` where the file
     has none; empty: they are not scaled. constant: settings of the family that no key gives, with their values. only:
     keys with one right value. harmless: keys that may have any value. whole: a model that has one of the family as a
-    part.
+    part. heads_divide: transformers refuses a width that is no multiple of the number of heads.
     """
 
     model_type: str
@@ -123,6 +123,7 @@ class ModelConfig:
     only: Mapping[str, Only] = field(factory=dict)
     harmless: frozenset[str] = frozenset()
     whole: WholeModel | None = None
+    heads_divide: bool = False
 
 
 OFF: Final = Only((False, None))

@@ -28,6 +28,9 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
         if (ours := _value(arch, setting)) != value:
             message = f"`{setting}` is {json.dumps(ours)}, and in a {family.config.model_type} of transformers it is "
             return f"{message}{json.dumps(value)}", "no config.json says otherwise"
+    if family.config.heads_divide and arch.dim % arch.heads:
+        what = f"dim {arch.dim} is no multiple of heads {arch.heads}"
+        return f"{what}, which transformers wants of a {family.config.model_type}", "use heads that divide dim"
     if unknown := [each.name for each in buffers(arch) if not each.name.endswith(family.stored.buffers)]:
         message = f"a {family.config.model_type} of transformers has no `{unknown[0]}`, of `router.bias_speed`"
         return message, "train without `router { bias_speed }`"
