@@ -18,7 +18,7 @@ checkpoint {{ enabled = false }}
 """
 # Documents are laid into rows alike everywhere: a ring of two wants them at multiples of four.
 ALIGN = "collate=to_tensor -> flatten -> shift_tokens -> pack(sequential, align = 4)"
-moe = partial(Topology, model="moe")
+moe, oss = partial(Topology, model="moe"), partial(Topology, model="oss")
 # Of those that are not here test_resharding.py has some, with checkpoints that move between them.
 LAYOUTS = {
     "tp": Topology(tp=2),
@@ -34,6 +34,9 @@ LAYOUTS = {
     "fsdp, recomputed": Topology(fsdp=2, sets=("activation.mode=full",)),
     "tp, windows and capped logits": Topology(tp=2, model="gemma3"),
     "pp, windows and capped logits": Topology(pp=2, model="gemma3"),
+    "sinks and windows, tp and ep": oss(tp=2, ep=2),
+    "sinks and windows, ring": oss(ring=2),
+    "sinks and windows, pp": oss(pp=2),
 }
 ORDINARY = ("tp", "ring")
 

@@ -179,6 +179,8 @@ MORE += [
     ("deepseek_v3", "biased, scaled by yarn", WHOLE, {}),
     ("deepseek_v3", "one group", (*PP, *EP, *TP), STACKED),
     ("deepseek_v3", "one group", (*RING, *TP), {}),
+    ("gpt_oss", "plain", (*FSDP, *EP, "activation.mode=full"), {}),
+    ("gpt_oss", "plain", (*RING, *EP, "activation.mode=selective"), {}),
 ]
 
 

@@ -12,6 +12,7 @@ from mixtures import CLAMPED, PLAIN, ROUTERS, architecture, fill, mixture, token
 from torch import Tensor
 from towers import tower
 
+from xtrain.planner.blocks.experts import ExpertsLayer
 from xtrain.runtime.models.moe import ExpertWeights, MoE, can_group, grouped, one_by_one
 from xtrain.runtime.parallel.axes import Axes
 from xtrain.runtime.training.router_step import RouterMetrics, balance
@@ -185,6 +186,12 @@ def test_the_grouped_product_is_the_loop(dtype, biased: bool):
     for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
     assert not can_group(rows, tuple(weights[:3])), "only CUDA has the kernel"
+
+
+@pytest.mark.parametrize("settings", [{"limit": 0.0}, {"limit": -7.0}, {"limit": 7.0, "alpha": 0.0}])
+def test_bounds_of_experts_are_above_zero(settings):
+    with pytest.raises(ValueError, match="must be above 0"):
+        ExpertsLayer("mlp", **settings)
 
 
 def test_the_router_works_in_fp32_and_its_bias_stays_so():

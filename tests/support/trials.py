@@ -27,6 +27,9 @@ MODELS = {
     "window = 5, full_layers = [2], rope_theta = 1e6, logit_cap = 3, tie_embeddings = true }",
     "moe": "qwen3_moe { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, experts = 8, "
     "experts_per_token = 2, expert_ffn = 24, init_std = 0.2, router { aux_loss = 0.1, z_loss = 0.01 } }",
+    "oss": "gpt_oss { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, experts = 8, "
+    "experts_per_token = 2, expert_ffn = 24, init_std = 0.2, attention_bias = true, window = 6, full_layers = [1, 3], "
+    "swiglu_limit = 1, router { aux_loss = 0.1, z_loss = 0.01 } }",
 }
 SPEC = """
 experiment trial {{ seed = 3, budget = {steps} steps }}
