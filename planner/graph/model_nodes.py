@@ -181,6 +181,8 @@ def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
         return last
     every = run.spec.activation.every
     matches = run.matches([layer for layer in run.architecture.expert_layers if (layer + 1) % every == 0])
+    if not any(matches):  # only blocks without experts are computed again
+        return last
     args = {"matches": matches}
     blocks = plural(sum(matches), "block")
     does = f"of {blocks}, send tokens in the backward to the experts they were sent to in the forward"

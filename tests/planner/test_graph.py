@@ -218,6 +218,16 @@ def test_recomputation(make_plan):
     assert two["matches"] == [1, 1] and two["save"] == ["matmul"]
 
 
+def test_blocks_without_experts_have_no_routing_to_repeat(make_plan):
+    """Blocks 1 and 3 are computed again, and block 2 alone has experts."""
+    model = """model qwen3_moe { dim = 64, layers = 4, heads = 4, ffn = 64, experts = 4, experts_per_token = 2,
+        expert_ffn = 16, expert_every = 3 }"""
+    activation = "activation full { every = 2 }"
+    plan = make_plan(model=model, parallel="parallel { fsdp 2, ep 2 }", activation=activation)
+    assert plan.node("setup.activation").args["matches"] == [2]
+    assert "setup.routing_replay" not in ids(plan, "setup")
+
+
 def test_compilation(make_plan):
     assert make_plan(compile="compile").node("setup.compile").args == {
         "mode": "default",
