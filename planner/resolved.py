@@ -144,7 +144,7 @@ class Resolved:
         """How many tensors the optimizer keeps for a parameter, of its shape and format."""
         return len(self.spec.optimizer.state(self.optimizer_args, parameter.name)) if parameter.trained else 0
 
-    @property
+    @cached_property
     def checkpoint_bytes(self) -> int:
         """Bytes of a full checkpoint over all ranks."""
         formats, moments = self.formats, sum(self.moments(each) * each.size for each in self.inventory.tensors)
@@ -187,19 +187,26 @@ class Resolved:
             BYTES[formats.params if each.trained else formats.frozen] * prod(self.cuts.shape(each)) for each in tensors
         )
 
-    def parameters_of(self, pp: int) -> list[ParameterSpec]:
-        """The parameters of a pipeline coordinate, whole."""
-        layers, ends = set(self.pipeline.layers(pp)), set(end_names(self.architecture, self.pipeline, pp))
-        found = []
+    @cached_property
+    def parameters_by_pp(self) -> tuple[list[ParameterSpec], ...]:
+        """The parameters of every pipeline coordinate, whole."""
+        found: tuple[list[ParameterSpec], ...] = tuple([] for _ in range(self.size("pp")))
+        owners: dict[str, list[int]] = {}
+        for pp in range(self.size("pp")):
+            for name in end_names(self.architecture, self.pipeline, pp):
+                owners.setdefault(name, []).append(pp)
+            for layer in self.pipeline.layers(pp):
+                owners[str(layer)] = [pp]
         for tensor in self.inventory.tensors:
-            kind, _, rest = tensor.name.partition(".")
-            if int(rest.partition(".")[0]) in layers if kind == "layers" else tensor.name in ends:
-                found.append(tensor)
+            for pp in owners[tensor.name.split(".")[1] if name_in_block(tensor.name) else tensor.name]:
+                found[pp].append(tensor)
         return found
 
-    def optimizer_work(self, pp: int) -> "MatrixWork | None":
-        """What the optimizer does on a rank of a pipeline coordinate beside updating its own pieces."""
-        return self.spec.optimizer.work(self, [each for each in self.parameters_of(pp) if each.trained])
+    @cached_property
+    def optimizer_work(self) -> "tuple[MatrixWork | None, ...]":
+        """What the optimizer does on a rank of every pipeline coordinate beside updating its own pieces."""
+        trained = ([each for each in own if each.trained] for own in self.parameters_by_pp)
+        return tuple(self.spec.optimizer.work(self, own) for own in trained)
 
     @property
     def stack(self) -> Stack:

@@ -71,7 +71,7 @@ def _classes(
     ranks = run.layout.mesh.world_size // run.size("pp")
     found = []
     for pp, plays in enumerate(stages):
-        flops, work = _flops(run, pp, less), run.optimizer_work(pp)
+        flops, work = _flops(run, pp, less), run.optimizer_work[pp]
         own = work.flops if work is not None else 0
         found.append(
             RankClass(

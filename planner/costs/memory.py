@@ -143,7 +143,7 @@ def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
 
 
 def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
-    persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work(pp)
+    persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
     peak = max(peak, persistent + _norms(run, states), persistent + updating)
     return Memory(

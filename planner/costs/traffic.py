@@ -143,7 +143,7 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     if arch.router_bias_speed > 0:
         calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
     _gradient_sums(calls, run, pp)
-    if (work := run.optimizer_work(pp)) is not None:
+    if (work := run.optimizer_work[pp]) is not None:
         calls.add_all(work.calls)
 
 
@@ -151,13 +151,13 @@ def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     """Sums of gradients that the stack does not make."""
     width, arch = BYTES[run.formats.params], run.architecture
     if run.size("tp") > 1 and not run.dense_fsdp:
-        for tensor in partial(run, run.parameters_of(pp)):
+        for tensor in partial(run, run.parameters_by_pp[pp]):
             calls.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
     if run.size("pp") > 1 and arch.tie_embeddings and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
         for table in (t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight" and t.trained):
             calls.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
     for axis in run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(run.spec.parallel))):
-        for tensor in run.parameters_of(pp):
+        for tensor in run.parameters_by_pp[pp]:
             if tensor.trained and not tensor.expert:
                 size = prod(run.cuts.shape(tensor))
                 calls.add(CollectiveCall(axis, "all_reduce", "step.context_grad_sync", size * width))

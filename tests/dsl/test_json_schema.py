@@ -152,7 +152,7 @@ def test_a_weight_is_a_number_or_epochs(path, weight, fits):
         ("optimizer/lr", "1e-3"),
         ("optimizer/betas", [0.9]),
         ("optimizer/betas", [0.9, 1]),
-        ("optimizer/kind", "muon"),
+        ("optimizer/kind", "adagrad"),
         ("model/layers", 4.5),
         ("model/layers", 0),
         ("model/layers", True),
@@ -239,8 +239,8 @@ def test_the_object_of_a_spec_says_all_of_it():
             assert said == set(GOOD[kind]), kind
     assert GOOD["dataset"]["c++"] == {
         "source": {"jsonl": {"patterns": ["c.jsonl"]}}, "text": "content", "messages": None, "prompt": None,
-        "response": None, "train_on": "auto", "template": "auto", "holdout": "100%", "oversized": "truncate",
-        "bad_records": 3,
+        "response": None, "choices": None, "question": "question", "answer": "answer", "train_on": "auto",
+        "template": "auto", "holdout": "100%", "oversized": "truncate", "bad_records": 3,
     }  # fmt: skip
     assert GOOD["dataset"]["qa"]["source"] == {"huggingface": {"name": "org/name", "config": "en", "split": "train"}}
     assert GOOD["mixture"] == {**spec.mixture.weights, "temperature": 2.0} and GOOD["mixture"]["stdlib"] == 0.2

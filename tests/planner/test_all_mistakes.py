@@ -142,7 +142,8 @@ GALLERY = {
         tokenizer bytes
         dataset code { source = python_stdlib(), holdout = 1% }
         batch { sequence = 512 }
-        optimizer «X209|muon» { lr = «X304|-1» }
+        optimizer adamw { lr = «X304|-1» }
+        loss «X209|dpo» { }
         scheduler cosine { warmup = «X602|1k steps» }
         parallel { ep «X409|2», fsdp 2 }
     """,

@@ -109,7 +109,7 @@ def test_a_body_takes_all_microbatches(tmp_path, code, message):
     call = user_body(plan, user, model, rank, accumulate=1, sync="step", resources=resources)
     row = SimpleNamespace(
         input_ids_BS=None, labels_BS=None, positions_BS=torch.zeros(1, 4, dtype=torch.int64), dataset_B=None,
-        real_BS=torch.ones(1, 4, dtype=torch.bool), cumulative_lengths=torch.tensor([0, 4]), sequence=4,
+        real_BS=torch.ones(1, 4, dtype=torch.bool), cumulative_lengths=torch.tensor([0, 4]), sequence=4, text_BS=None,
     )  # fmt: skip
     with pytest.raises(PartFailed) as caught:
         call(Step(index=0, microbatches=[row], valid_tokens=4))
