@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import torch
 from rank_counts import note
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
 from xtrain.planner.plan import Plan
@@ -42,21 +45,23 @@ def save(
     name: str = "held",
     averages: WeightAverages | None = None,
 ) -> None:
-    """Write `<name>/<rank>.npz` with every tensor this rank has a part of, put together, and `.json` about the parts.
+    """Write `<name>/<rank>.npz` with what this rank has of every tensor, and `.json` about it.
 
-    Tensors are parameters, buffers, as `optimizer.<name>.<moment>` the optimizer's, and as `ema.<name>` averages. The
-    parts are those of parameters: by name the shape, and the bytes with gradient, moments and average. Putting shards
-    together takes the other ranks: all ranks of a parameter's mesh must call.
+    Tensors are parameters, buffers, as `optimizer.<name>.<moment>` the optimizer's, and as `ema.<name>` averages; of
+    each `places` says where it lies in the whole, and which ranks have the rest of the same copy. `parts` are those of
+    parameters: by name the shape, and the bytes with gradient, moments and average.
     """
     folder = directory / name
     folder.mkdir(exist_ok=True)
-    whole: dict[str, np.ndarray] = {}
+    pieces: dict[str, np.ndarray] = {}
+    places: dict[str, dict[str, Any]] = {}
     parts: dict[str, dict[str, Any]] = {}
 
     def keep(name: str, value: Tensor) -> None:
-        tensor = value.full_tensor() if isinstance(value, DTensor) else value
-        array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bf16
-        assert np.array_equal(whole.setdefault(name, array), array), f"two stages of this rank disagree on {name}"
+        piece = _local(value)
+        array = (piece.float() if piece.dtype == torch.bfloat16 else piece).numpy()  # numpy has no bf16
+        places[name] = _place(value, rank)
+        assert np.array_equal(pieces.setdefault(name, array), array), f"two stages of this rank disagree on {name}"
 
     for name, parameter in model.named_parameters():
         keep(name, parameter.detach())
@@ -72,8 +77,25 @@ def save(
         keep(name, buffer)
     for name, value in averages.tensors().items() if averages is not None else ():
         keep(name, value)
-    np.savez(folder / f"{rank}.npz", **whole)
-    (folder / f"{rank}.json").write_text(json.dumps(parts))
+    np.savez(folder / f"{rank}.npz", **pieces)
+    (folder / f"{rank}.json").write_text(json.dumps({"parts": parts, "places": places}))
+
+
+def _place(value: Tensor, rank: int) -> dict[str, Any]:
+    """Of the copy that this rank has a piece of: its shape, where the piece begins, and the ranks with its pieces."""
+    if not isinstance(value, DTensor):
+        return {"shape": list(value.shape), "start": [0] * value.ndim, "ranks": [rank]}
+    return _place_in(tuple(value.shape), value.device_mesh, value.placements)
+
+
+@cache
+def _place_in(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> dict[str, Any]:
+    assert not any(placement.is_partial() for placement in placements)
+    own = mesh.get_coordinate()
+    assert own is not None
+    along = [at if each.is_replicate() else slice(None) for at, each in zip(own, placements, strict=True)]
+    _, start = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return {"shape": list(shape), "start": list(start), "ranks": mesh.mesh[tuple(along)].flatten().tolist()}
 
 
 def _local(value: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Outcome:
     @classmethod
     def read(cls, directory: Path, world: int, seconds: float) -> "Outcome":
         whole = saved_tensors(directory / "held", world)
-        parts = [json.loads((directory / "held" / f"{rank}.json").read_text()) for rank in range(world)]
+        parts = [json.loads((directory / "held" / f"{rank}.json").read_text())["parts"] for rank in range(world)]
         return cls(
             directory=directory,
             seconds=seconds,
@@ -68,8 +68,29 @@ class Outcome:
 
 
 def saved_tensors(folder: Path, world: int) -> list[dict[str, np.ndarray]]:
-    """What each rank has saved into a folder with `forked_rank.save`."""
-    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(world)]
+    """What ranks have saved into a folder with `forked_rank.save`: of each rank its tensors, put together."""
+    pieces = [dict(np.load(folder / f"{rank}.npz")) for rank in range(world)]
+    places = [json.loads((folder / f"{rank}.json").read_text())["places"] for rank in range(world)]
+    found: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}  # by name and ranks of a copy
+
+    def copy(name: str, ranks: tuple[int, ...]) -> np.ndarray:
+        shape = places[ranks[0]][name]["shape"]
+        whole, covered = np.empty(shape, pieces[ranks[0]][name].dtype), np.zeros(shape, bool)
+        for rank in ranks:
+            piece, start = pieces[rank][name], places[rank][name]["start"]
+            if piece.size:
+                there = tuple(slice(a, a + length) for a, length in zip(start, piece.shape, strict=True))
+                assert not covered[there].any(), f"two ranks have the same piece of {name}"
+                whole[there], covered[there] = piece, True
+        assert covered.all(), f"ranks {ranks} have not all of {name}"
+        return whole
+
+    for own in places:
+        for name, place in own.items():
+            key = (name, tuple(place["ranks"]))
+            if key not in found:
+                found[key] = copy(*key)
+    return [{name: found[name, tuple(place["ranks"])] for name, place in own.items()} for own in places]
 
 
 class Mutation:
