@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -184,9 +185,12 @@ def _unit(label: str) -> str:
 
 
 def _axes(mesh: Mesh, ranks: list[int], *, experts: bool) -> str:
-    """The axes along which the ranks differ."""
-    axes = mesh.expert_axes if experts else mesh.axes
-    return " · ".join(a.name for a in axes if len({rank // a.stride % a.size for rank in ranks}) > 1)
+    """The axes along which the ranks differ: those of experts, or of dense parameters, if the group is made along
+    them."""
+    kinds = (mesh.expert_axes, mesh.axes) if experts else (mesh.axes, mesh.expert_axes)
+    found = [[a for a in axes if len({rank // a.stride % a.size for rank in ranks}) > 1] for axes in kinds]
+    along = next((axes for axes in found if prod(a.size for a in axes) == len(ranks)), found[0])
+    return " · ".join(axis.name for axis in along)
 
 
 def _bytes(tensors: Any) -> int:

@@ -96,6 +96,21 @@ def test_a_loss_that_reads_entropies_costs_what_the_plan_says(name, tmp_path, mo
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=ENTROPY))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp 2 · tp 2 (dense)",
+        pytest.param("fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
+        pytest.param("pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
+    ],
+)
+def test_an_optimizer_that_needs_whole_matrices_costs_what_the_plan_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(BY_NAME[name], tmp_path, optimizer="muon { lr = 0.01")
+    assert any(call.node == "step.optimizer" for each in plan.estimates.classes for call in each.traffic)
+    hold_against_the_trace(plan)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("topology", [t for t in TOPOLOGIES if t.name not in FEW], ids=lambda t: t.name)
 def test_every_layout_costs_what_its_plan_says(topology, tmp_path, monkeypatch):
@@ -116,8 +131,11 @@ def test_wide_models_in_two_formats_cost_what_their_plans_say(name, monkeypatch)
     hold_against_the_trace(compiled.plan)
 
 
-def plan_of(topology: Topology, folder: Path, *, more: str = "", shallow: bool = True) -> Plan:
+def plan_of(
+    topology: Topology, folder: Path, *, more: str = "", optimizer: str | None = None, shallow: bool = True
+) -> Plan:
     trial = evolve(topology.trial("fp32", shallow=shallow), more=more)
+    trial = trial if optimizer is None else evolve(trial, optimizer=optimizer)
     (folder / "data.jsonl").write_text(json.dumps({"text": "some words"}) + "\n")
     sets = ("precision.params=fp32", "workspace.root=runs", *trial.settings, *topology.layout)
     compiled = plan_from_spec(trial.write(folder, alone=False), sets)

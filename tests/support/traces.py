@@ -1,5 +1,6 @@
 """Plans to trace: layouts of the table, and small experiments of their own."""
 
+from math import prod
 from pathlib import Path
 
 from state_bytes import state_bytes
@@ -7,7 +8,9 @@ from topologies import Topology
 from trials import NoPlan, Trial
 
 from xtrain.planner.load import plan_from_spec
+from xtrain.planner.mesh.placement import local_shapes
 from xtrain.planner.plan import Plan, Traced
+from xtrain.planner.units import BYTES
 
 
 def plan_of(
@@ -32,7 +35,9 @@ def is_as_planned(plan: Plan, traced: Traced) -> None:
     """A rank holds the states that the plan foresees, and sends along axes of its mesh, for nodes of its graph."""
     memory = traced.memory
     assert memory.states == state_bytes(plan, traced.rank)
-    assert memory.gradients == memory.optimizer // 2
+    own, width = local_shapes(plan, traced.rank), BYTES[plan.node("setup.build_model").args["params"]]
+    trained = (prod(own[tensor.name]) for tensor in plan.parameters.tensors if tensor.trained and tensor.name in own)
+    assert memory.gradients == width * sum(trained)
     assert any(node.op == "setup.freeze" for node in plan.nodes) or memory.parameters == memory.gradients
     assert memory.activations > 0
     assert traced.pp == plan.mesh.coordinates(traced.rank)["pp"]
