@@ -71,6 +71,10 @@ class Muon(Optimizer):
         )
 
     @classmethod
+    def title(cls, args: Mapping[str, Any]) -> str:
+        return f"muon of {plural(len(args['matrices']), 'matrix')}"
+
+    @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return ("momentum_buffer",) if in_matrices(args["matrices"], name) else ("exp_avg", "exp_avg_sq")
 

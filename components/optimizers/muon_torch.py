@@ -132,11 +132,11 @@ def build_muon(
     format: str,
 ) -> Optimizer:
     """The plan says of every parameter which of the two updates it, and whether it decays."""
-    names = {name for name, _ in model.named_parameters() if in_matrices(matrices, name)}
-    rest = groups_of(plan, model, weight_decay, lambda name: name not in names)
+    found = {name: parameter for name, parameter in model.trained() if in_matrices(matrices, name)}
+    rest = groups_of(plan, model, weight_decay, lambda name: name not in found)
     return MuonOptimizer(
-        {name: parameter for name, parameter in model.named_parameters() if name in names},
-        groups_of(plan, model, weight_decay, names.__contains__),
+        found,
+        groups_of(plan, model, weight_decay, found.__contains__),
         [{**group, "lr_scale": adamw_lr} for group in rest],
         lr=lr,
         momentum=momentum,

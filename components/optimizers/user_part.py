@@ -31,6 +31,11 @@ class UserOptimizer(UserComponent, Optimizer):
         return f"{self.kind} of {self.module} ({tensors}{scalars} for each parameter), {decays}"
 
     @classmethod
+    def title(cls, args: Mapping[str, Any]) -> str:
+        own = [*args["state"], *args["scalars"]]
+        return f"{args['kind']} with {', '.join(own)}" if own else args["kind"]
+
+    @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return tuple(args["state"])
 

@@ -109,6 +109,11 @@ class Optimizer(Component):
         raise NotImplementedError
 
     @classmethod
+    def title(cls, args: Mapping[str, Any]) -> str:
+        """Its name, and what tells its state from that of others of the name. args: of its node."""
+        return args["kind"]
+
+    @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         """The names of the tensors that it keeps for a parameter, of the parameter's shape and format. args: of its
         node."""

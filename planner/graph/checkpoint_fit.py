@@ -10,6 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from ...dsl.schema.model import FAMILIES, Model, Resuming
+from ...dsl.schema.training import OPTIMIZERS
 from ..architecture import Architecture, buffers
 from ..plan import Plan
 
@@ -37,6 +38,7 @@ class CheckpointMismatch:
 def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
+    optimizer = plan.node("setup.optimizer").args
     return {
         "tensors": {tensor.name: list(tensor.shape) for tensor in plan.parameters.tensors},
         "buffers": {each.name: list(each.shape) for each in buffers(arch)},
@@ -47,19 +49,13 @@ def checkpoint_contents(plan: Plan) -> dict[str, Any]:
             if (frozen := [each.name for each in plan.parameters.tensors if not each.trained])
             else {}
         ),
-        "optimizer": _optimizer(plan.node("setup.optimizer").args),
+        "optimizer": OPTIMIZERS.of(optimizer).title(optimizer),
         "loader": {
             "capacity": loader["sequence"],
             "align": alignment(plan),
             "seed": loader["seed"],
         },
     }
-
-
-def _optimizer(args: dict[str, Any]) -> str:
-    """Which optimizer a checkpoint has the state of; two of the user's own may share a name."""
-    own = [*args["state"], *args["scalars"]] if "user" in args else []
-    return f"{args['kind']} with {', '.join(own)}" if own else args["kind"]
 
 
 def alignment(plan: Plan) -> int:

@@ -83,6 +83,15 @@ def test_what_is_frozen_stays_and_what_is_not_learns_as_before(lab: Laboratory):
     assert not [name for name in (weights - still) | own if not np.array_equal(half[name], whole[name])]
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("topology", [ORDINARY[0], ORDINARY[3]], ids=lambda topology: topology.name)
+def test_matrices_of_trained_parts_alone_are_made_orthogonal(lab: Laboratory, topology: Topology):
+    trial = evolve(topology.trial("fp64"), steps=2, optimizer="muon { lr = 0.01")
+    found = gaps(lab.run(trial, topology.layout, saves=False), lab.alone(trial))
+    assert found.loss < TOLERANCE["fp64"]
+    assert not {name: gap for name, gap in found.tensors.items() if not gap < TOLERANCE["fp64"]}
+
+
 def test_a_run_goes_on_with_the_same_parts_frozen(lab: Laboratory):
     trial = Trial(steps=4, settings=(*HALF, "model.layers=3"))
 

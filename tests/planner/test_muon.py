@@ -1,0 +1,42 @@
+"""`optimizer muon` in a plan: which parameters it makes orthogonal, what it keeps of the others, and resuming."""
+
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
+
+DENSE = "model qwen3 { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 64, tie_embeddings = false }"
+EXPERTS = (
+    "model qwen3_moe { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 64, experts = 4, experts_per_token = 2, "
+    "expert_ffn = 16 }"
+)
+MUON = "optimizer muon {{ lr = 1e-3{more} }}"
+
+
+def test_matrices_of_blocks_are_its_own(make_plan):
+    plan = make_plan(model=DENSE, optimizer=MUON.format(more=""))
+    args = plan.node("setup.optimizer").args
+    assert [name.removeprefix("layers.*.") for name in args["matrices"]] == [
+        f"{owner}.weight"
+        for owner in (
+            "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj",
+            "self_attn.v_proj",
+        )
+    ]  # fmt: skip
+    blocks = sum(t.size for t in plan.parameters.tensors if t.name.startswith("layers.") and len(t.shape) > 1)
+    others = plan.parameters.total - blocks
+    assert plan.estimates.checkpoint_bytes == 4 * (2 * blocks + 3 * others)
+    (only,) = plan.estimates.classes
+    assert only.memory.optimizer == 4 * (blocks + 2 * others)
+    flops = {(32, 64): 3, (32, 32): 2, (16, 32): 2}  # rows and columns of those of a block → how many there are
+    each = {sides: 5 * (4 * min(sides) ** 2 * max(sides) + 2 * min(sides) ** 3) for sides in flops}
+    assert only.optimizer_flops == 2 * sum(count * each[sides] for sides, count in flops.items())
+    assert not [call for call in only.traffic if call.node == "step.optimizer"]
+
+
+def test_routers_are_its_own_where_asked_and_a_state_without_them_does_not_fit(make_plan):
+    plain, routers = (make_plan(model=EXPERTS, optimizer=MUON.format(more=more)) for more in ("", ", routers = true"))
+    gate = "layers.*.mlp.gate.weight"
+    assert {*routers.node("setup.optimizer").args["matrices"]} - {*plain.node("setup.optimizer").args["matrices"]} == {
+        gate
+    }
+    (found,) = mismatches(checkpoint_contents(plain), checkpoint_contents(routers))
+    assert found.path == "optimizer.kind" and "muon of 7 matrices → muon of 8 matrices" in found.text
+    assert not mismatches(checkpoint_contents(plain), checkpoint_contents(plain))
