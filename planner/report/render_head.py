@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from textwrap import wrap
 
 from ... import __version__
 from ...dsl.schema.cluster import CLUSTERS
@@ -61,8 +62,10 @@ def show_glance(page: Page, plan: Plan) -> None:
     counts = Counter(check.status for check in plan.checks)
     verdicts = ", ".join(f"{counts[each]} {each}" for each in ("fail", "warn", "unknown", "pass") if counts[each])
     worst = "red" if counts["fail"] else "yellow" if counts["warn"] else "green"
+    first, *more = wrap(f"{room.verdict}: {room.text}", WIDTH - len("  memory  "))
     rows = [
-        ("memory", page.paint(room.verdict, STYLES[room.verdict]) + f": {room.text}"),
+        ("memory", page.paint(room.verdict, STYLES[room.verdict]) + first.removeprefix(room.verdict)),
+        *(("", line) for line in more),
         ("step", _step_text(plan)),
         ("run", _run_text(plan)),
         ("checks", page.paint(verdicts, worst)),

@@ -67,7 +67,7 @@ def test_an_argument_without_a_row_makes_a_checkpoint_incompatible(make_plan):
 
 def test_another_optimizer_cannot_use_the_state(make_plan):
     a = make_plan()
-    nodes = tuple(evolve(n, args={**n.args, "kind": "muon"}) if n.op == "setup.optimizer" else n for n in a.nodes)
+    nodes = tuple(evolve(n, args={**n.args, "kind": "lion"}) if n.op == "setup.optimizer" else n for n in a.nodes)
     (reason,) = resumable(a, evolve(a, nodes=nodes, id="other")).reasons
     assert (reason.kind, reason.path) == ("incompatible", "optimizer.kind")
 

@@ -15,6 +15,7 @@ from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.costs.headroom import headroom
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Check, Memory, Remedy, Times, Traced, Traffic
+from xtrain.planner.report import render_head
 from xtrain.planner.report.render import PARTS, render, render_summary
 from xtrain.planner.report.render_training import breakpoints
 from xtrain.planner.report.text import LONGEST, Page, shorten
@@ -567,3 +568,14 @@ def test_where_documents_come_from(make_plan, dataset, expected):
 def test_how_rows_are_read(make_plan, settings, expected):
     plan = make_plan(batch=f"batch {{ sequence = 256, accumulate = 4, {settings} }}")
     assert f"reading {expected}" in part(plan, "data")
+
+
+def test_a_long_reason_why_memory_does_not_fit_takes_two_lines(make_plan, monkeypatch):
+    plan = make_plan()
+    text = "16.0 MiB of 16.0 MiB (100%) on pp 1 (ranks 1,024 to 2,047), 34.5 KiB too much"
+    room = evolve(headroom(plan), verdict="does not fit", text=text)
+    monkeypatch.setattr(render_head, "headroom", lambda plan: room)
+    lines = render(plan).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("  memory  does not fit: "))
+    assert " ".join(" ".join(lines[first : first + 2]).split()) == f"memory does not fit: {text}"
+    assert max(map(len, lines)) <= WIDTH

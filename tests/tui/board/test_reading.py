@@ -69,11 +69,14 @@ def test_an_error_of_reading_is_shown_once_and_tried_again_ever_later(tmp_path, 
             waits = []
             wait = app._reading._closed.wait
             monkeypatch.setattr(app._reading._closed, "wait", lambda seconds: waits.append(seconds) or wait(seconds))
+            messages = []  # all of them: a toast is gone after some seconds
+            notify = app.notify
+            monkeypatch.setattr(app, "notify", lambda text, **how: messages.append(text) or notify(text, **how))
             broken[0] = True
             await until(pilot, lambda: "files cannot be read for" in rows(app)[0] and app._reading.faults >= 5)
             first = waits.index(0.02)
             assert waits[first : first + 4] == [0.02, 0.04, 0.08, 0.08]
-            (message,) = [each.message for each in app._notifications if "reading the run failed" in each.message]
+            (message,) = [each for each in messages if "reading the run failed" in each]
             assert "dashboard.log" in message and app.fault == tmp_path / "state/xtrain/dashboard.log"
             broken[0] = False
             await until(pilot, lambda: "cannot be read" not in rows(app)[0])
