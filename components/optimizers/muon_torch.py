@@ -54,9 +54,8 @@ class MuonOptimizer(Optimizer):
         self._group_of = {id(parameter): group for group in own for parameter in group["params"]}
         self._momentum, self._nesterov = momentum, nesterov
         self._orthogonal, self._scale, self._format = orthogonal, scale, number_format
-        self._rest = LocalAdamW(others, lr=lr, betas=betas, eps=eps, fused=True) if others else None
-        if self._rest is not None:
-            self._rest.state = self.state  # those who save and load know of one optimizer
+        self._rest = LocalAdamW(others, lr=lr, betas=betas, eps=eps, fused=True)
+        self._rest.state = self.state  # those who save and load know of one optimizer
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -71,8 +70,7 @@ class MuonOptimizer(Optimizer):
             if group["weight_decay"]:
                 weights.mul_(1 - group["lr"] * group["weight_decay"])
             weights.add_(update.to(weights), alpha=-group["lr"] * scale_of(self._scale, parameter.shape))
-        if self._rest is not None:
-            self._rest.step()
+        self._rest.step()
 
     def _update_of(self, stack: MatrixStack) -> Tensor:
         """This rank's piece of what is to be made orthogonal; the momentum moves on."""

@@ -52,11 +52,11 @@ class WholeMatrices:
         pieces: called once for each stack. Collective: every rank takes all results. The pieces of the next
         batch are under way while one is computed.
         """
-        started = self._started(self.batches[0], pieces) if self.batches else None
-        for batch, behind in zip(self.batches, [*self.batches[1:], None], strict=True):
-            assert started is not None
-            current, started = started, None if behind is None else self._started(behind, pieces)
-            yield from zip(batch.stacks, current.finish(compute), strict=True)
+        started: MatrixExchange | None = None
+        for batch in (*self.batches, None):
+            current, started = started, None if batch is None else self._started(batch, pieces)
+            if current is not None:
+                yield from zip(current.batch.stacks, current.finish(compute), strict=True)
 
     def _started(self, batch: MatrixBatch, pieces: Pieces) -> "MatrixExchange":
         own = [pieces(stack).to(self._device) for stack in batch.stacks]

@@ -90,7 +90,7 @@ def test_muon_is_its_formula():
     """Of stacks of matrices [count, inputs, outputs], each by itself, in fp64 and by singular values."""
     generator = torch.Generator().manual_seed(3)
     stack = nn.Parameter(torch.randn(3, 4, 6, generator=generator, dtype=torch.float64))
-    optimizer = muon({"experts": stack}, [], torch.float64, scale="original", nesterov=True)
+    optimizer = muon({"experts": stack}, [{"params": []}], torch.float64, scale="original", nesterov=True)
     w, m = stack.detach().numpy().copy(), np.zeros((3, 4, 6))
     for step in range(10):
         optimizer.param_groups[0]["lr"] = lr = 0.02 / (step + 1)
@@ -103,3 +103,17 @@ def test_muon_is_its_formula():
         w = w * (1 - lr * 0.1) - lr * (6 / 4) ** 0.5 * (left * values[:, None]) @ right
         optimizer.step()
         np.testing.assert_allclose(stack.detach().numpy(), w, rtol=1e-12, atol=1e-13)
+
+
+def test_muon_without_matrices_is_adamw():
+    """Of a stage whose matrices are all frozen."""
+    generator = torch.Generator().manual_seed(4)
+    norm, expected = nn.Parameter(torch.ones(7)), nn.Parameter(torch.ones(7))
+    ours = muon({}, [{"params": [norm], "weight_decay": 0.0}], torch.float32, scale="original", nesterov=True)
+    theirs = torch.optim.AdamW([expected], lr=0.02, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    for _ in range(3):
+        norm.grad = torch.randn(7, generator=generator)
+        expected.grad = norm.grad.clone()
+        ours.step()
+        theirs.step()
+    assert torch.equal(norm, expected) and norm[0] != 1
