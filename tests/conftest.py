@@ -1,6 +1,7 @@
 """Which tests run beside each other: those of one group of ranks keep to one process, of the others each file does."""
 
 import gc
+import os
 import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from trials import Laboratory
+
+# Tests start hundreds of interpreters: without compiled files each would compile the same modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 RANKS = "tests/distributed"
 # They need no `lab`, and keep to another process: one has loaded what their commands are forked from.
