@@ -18,7 +18,7 @@ from .mesh.cluster import device_kind
 from .mesh.layout import Layout
 from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
-from .mesh.stages import Pipeline, end_names
+from .mesh.stages import Pipeline, by_coordinate
 from .model.inventory import block_tensors, checkpoint_bytes
 from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
@@ -190,17 +190,7 @@ class Resolved:
     @cached_property
     def parameters_by_pp(self) -> tuple[list[ParameterSpec], ...]:
         """The parameters of every pipeline coordinate, whole."""
-        found: tuple[list[ParameterSpec], ...] = tuple([] for _ in range(self.size("pp")))
-        owners: dict[str, list[int]] = {}
-        for pp in range(self.size("pp")):
-            for name in end_names(self.architecture, self.pipeline, pp):
-                owners.setdefault(name, []).append(pp)
-            for layer in self.pipeline.layers(pp):
-                owners[str(layer)] = [pp]
-        for tensor in self.inventory.tensors:
-            for pp in owners[tensor.name.split(".")[1] if name_in_block(tensor.name) else tensor.name]:
-                found[pp].append(tensor)
-        return found
+        return by_coordinate(self.inventory.tensors, self.architecture, self.pipeline)
 
     @cached_property
     def optimizer_work(self) -> "tuple[MatrixWork | None, ...]":

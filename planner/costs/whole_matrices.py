@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ..architecture import ParameterSpec
-from ..mesh.sharding import DIMENSION, fits
 from ..mesh.whole_matrices import MatrixBatch, MatrixCut, batches
 from .op_trace import CollectiveCall
 
@@ -42,10 +41,8 @@ def _cuts(run: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ...]:
         if cuts.ep_fsdp > 1 and cuts.expert_dimension:
             found.append(MatrixCut("ep_fsdp", cuts.ep_fsdp, cuts.expert_dimension))
         return tuple(found)
-    owner = parameter.name.rpartition(".")[0]
-    style = next((style for pattern, style in cuts.rules if fits(owner, pattern)), None)
-    if cuts.tp > 1 and style is not None:
-        found.append(MatrixCut("tp", cuts.tp, 1 + DIMENSION[style]))
+    if (dim := cuts.tensor_dim(parameter)) is not None:
+        found.append(MatrixCut("tp", cuts.tp, 1 + dim))
     if cuts.fsdp > 1:
         found.append(MatrixCut(" · ".join(run.wide(*run.shard_axes)), cuts.fsdp, 1))
     return tuple(found)

@@ -4,14 +4,13 @@ The runtime holds the model it has built and cut against this, so plan and code 
 plan are those of the first rank of every pipeline coordinate, which has the largest piece of everything.
 """
 
-from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 from ..architecture import ParameterSpec
 from ..plan import Mesh, Plan
 from .sharding import CutPlace, Cuts
-from .stages import Pipeline, end_names
+from .stages import Pipeline, by_coordinate
 
 
 def local_shapes(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
@@ -26,18 +25,14 @@ def local_shapes(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
     return {tensor.name: cuts.shape(tensor, place) for tensor in _owned(plan, rank)}
 
 
-def _owned(plan: Plan, rank: int) -> Iterator[ParameterSpec]:
+def _owned(plan: Plan, rank: int) -> list[ParameterSpec]:
     """The parameters whose stage lies on a rank, whole."""
     args = plan.node("setup.build_model").args
     pipeline = Pipeline(
         spans=tuple((first, last) for first, last in args["stages"]), owners=tuple(map(tuple, args["owners"]))
     )
-    pp = plan.mesh.coordinates(rank)["pp"]
-    layers, ends = set(pipeline.layers(pp)), end_names(plan.architecture, pipeline, pp)
-    for tensor in plan.parameters.tensors:
-        kind, _, rest = tensor.name.partition(".")
-        if int(rest.partition(".")[0]) in layers if kind == "layers" else tensor.name in ends:
-            yield tensor
+    found = by_coordinate(plan.parameters.tensors, plan.architecture, pipeline)
+    return found[plan.mesh.coordinates(rank)["pp"]]
 
 
 def _cuts(plan: Plan) -> Cuts:

@@ -89,12 +89,17 @@ class Cuts:
         shape = list(parameter.shape)
         if parameter.expert:
             shape[0] = piece(shape[0], self.ep, place.ep)
-        elif self.tp > 1:
-            owner = parameter.name.rpartition(".")[0]
-            for pattern, style in self.rules:
-                if DIMENSION[style] < len(shape) and fits(owner, pattern):
-                    shape[DIMENSION[style]] = piece(shape[DIMENSION[style]], self.tp, place.tp)
+        elif (dim := self.tensor_dim(parameter)) is not None:
+            shape[dim] = piece(shape[dim], self.tp, place.tp)
         return tuple(shape)
+
+    def tensor_dim(self, parameter: ParameterSpec) -> int | None:
+        """The dim along which tensor parallelism cuts a dense parameter; None where ranks have all of it."""
+        if self.tp == 1:
+            return None
+        owner = parameter.name.rpartition(".")[0]
+        dims = (DIMENSION[style] for pattern, style in self.rules if fits(owner, pattern))
+        return next((dim for dim in dims if dim < len(parameter.shape)), None)
 
     def largest(self, parameters: Iterable[ParameterSpec]) -> int:
         """Elements that the rank with the largest pieces owns."""

@@ -1,12 +1,12 @@
 """Which layers belong to which pipeline stage, and which stages to which rank."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from attrs import frozen
 
-from ..architecture import EMBEDDING, HEAD, Architecture
+from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec, name_in_block
 
 
 @frozen(kw_only=True)
@@ -123,6 +123,23 @@ def _first_layers(sums: list[float], ends: list[float], most: float) -> list[int
         found.append(first)
         last = first
     return found[::-1] if not last else None
+
+
+def by_coordinate(
+    parameters: Iterable[ParameterSpec], architecture: Architecture, pipeline: Pipeline
+) -> tuple[list[ParameterSpec], ...]:
+    """The parameters on every coordinate of a pipeline, in their order. A head that is tied to an embedding on another
+    coordinate is a copy of it."""
+    found: tuple[list[ParameterSpec], ...] = tuple([] for _ in pipeline.owners)
+    homes: dict[str, list[int]] = {}
+    for pp in range(len(found)):
+        for name in end_names(architecture, pipeline, pp):
+            homes.setdefault(name, []).append(pp)
+        homes |= {str(layer): [pp] for layer in pipeline.layers(pp)}
+    for parameter in parameters:
+        for pp in homes[parameter.name.split(".")[1] if name_in_block(parameter.name) else parameter.name]:
+            found[pp].append(parameter)
+    return found
 
 
 def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:

@@ -23,7 +23,9 @@ LAYOUTS = (
     "fsdp 2 · tp 2 (dense)",
     "fsdp 2 · ep 2 (moe)",
     "fsdp 4 · ep 2 (moe)",
+    "replicate 2 · fsdp 2 (dense)",
     "pp 2 · fsdp 2 · tp 2 · ep 2 (moe)",
+    "fsdp 2 · ring 2 · tp 2 · ep 2 (moe)",
 )
 CASES = [
     pytest.param(name, layout, marks=() if layout in ELSEWHERE[name] else pytest.mark.matrix)
