@@ -169,10 +169,10 @@ def _activation(graph: Builder, run: Resolved, last: str) -> str:
     if chosen.mode == "none":
         return last
     save = list(resolve_save(run.spec, run.layout)) if chosen.mode == "selective" else []
-    matches = run.recomputed
-    args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": matches}
+    args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": run.recomputed}
     saved = f"all but {', '.join(save)}" if save else "keep what goes in"
-    does = f"compute {sum(matches)} of {plural(run.architecture.layers, 'block')} again in the backward: {saved}"
+    again = sum((layer + 1) % chosen.every == 0 for kind in run.kinds if kind.runs_back for layer in kind.layers)
+    does = f"compute {again} of {plural(run.architecture.layers, 'block')} again in the backward: {saved}"
     return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))
 
 
