@@ -1,9 +1,9 @@
 """`Resolved`: a spec with nothing left to choose, which the parts of a plan are made from."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
@@ -12,6 +12,7 @@ from ..dsl.schema.model import Precision
 from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
 from ..dsl.schema.stacks import Stack
+from ..dsl.schema.state_tensors import StateTensor
 from ..dsl.spec import Spec
 from .architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
 from .mesh.cluster import device_kind
@@ -23,10 +24,8 @@ from .model.inventory import block_tensors, checkpoint_bytes
 from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
 from .units import BYTES
+from .update_work import UpdateWork, update_work
 from .weights.files import WeightFiles
-
-if TYPE_CHECKING:
-    from .costs.whole_matrices import MatrixWork
 
 
 @frozen(kw_only=True)
@@ -140,14 +139,20 @@ class Resolved:
         """The arguments of the optimizer's node."""
         return self.spec.optimizer.arguments(self)
 
-    def moments(self, parameter: ParameterSpec) -> int:
-        """How many tensors the optimizer keeps for a parameter, of its shape and format."""
-        return len(self.spec.optimizer.state(self.optimizer_args, parameter.name)) if parameter.trained else 0
+    def moments(self, parameter: ParameterSpec) -> tuple[StateTensor, ...]:
+        """The tensors that the optimizer keeps for a parameter."""
+        return self.spec.optimizer.state(self.optimizer_args, parameter.name) if parameter.trained else ()
+
+    def moment_bytes(self, parameter: ParameterSpec, shape: Sequence[int]) -> int:
+        """Bytes of these tensors. shape: of the parameter, or of a rank's piece of it."""
+        return sum(
+            BYTES[each.format or self.formats.params] * prod(each.shape(shape)) for each in self.moments(parameter)
+        )
 
     @cached_property
     def checkpoint_bytes(self) -> int:
         """Bytes of a full checkpoint over all ranks."""
-        formats, moments = self.formats, sum(self.moments(each) * each.size for each in self.inventory.tensors)
+        formats, moments = self.formats, sum(self.moment_bytes(each, each.shape) for each in self.inventory.tensors)
         return checkpoint_bytes(self.inventory, formats.params, formats.frozen, moments, self.averages)
 
     @cached_property
@@ -193,10 +198,9 @@ class Resolved:
         return by_coordinate(self.inventory.tensors, self.architecture, self.pipeline)
 
     @cached_property
-    def optimizer_work(self) -> "tuple[MatrixWork | None, ...]":
-        """What the optimizer does on a rank of every pipeline coordinate beside updating its own pieces."""
-        trained = ([each for each in own if each.trained] for own in self.parameters_by_pp)
-        return tuple(self.spec.optimizer.work(self, own) for own in trained)
+    def optimizer_work(self) -> tuple[UpdateWork | None, ...]:
+        """What the optimizer does on a rank of every pipeline coordinate beside updating its own pieces in place."""
+        return tuple(update_work(self, own) for own in self.parameters_by_pp)
 
     @property
     def stack(self) -> Stack:

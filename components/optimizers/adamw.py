@@ -7,7 +7,17 @@ from attrs import frozen
 
 from ...dsl.schema.component import named
 from ...dsl.schema.setting import momentum_pair, positive, setting
-from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, decoupled_decay, learning_rate
+from ...dsl.schema.state_tensors import StateTensor
+from ...dsl.schema.training import (
+    OPTIMIZERS,
+    Optimizer,
+    States,
+    clip_norm,
+    decoupled_decay,
+    learning_rate,
+    random_rounding,
+    state_format,
+)
 
 
 @OPTIMIZERS.register()
@@ -21,6 +31,8 @@ class AdamW(Optimizer):
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
     weight_decay: float = decoupled_decay(0.1)
     clip: float | None = clip_norm()
+    states: States = state_format()
+    stochastic_rounding: bool = random_rounding()
 
     counts: ClassVar[bool] = True
     resuming: ClassVar[Mapping[str, str]] = {
@@ -28,8 +40,8 @@ class AdamW(Optimizer):
     }
 
     def does(self, number_format: str) -> str:
-        return f"adamw, two moments in {number_format}, matrices decay by {self.weight_decay:g}"
+        return f"adamw, two moments in {self.stored(number_format)}, matrices decay by {self.weight_decay:g}"
 
     @classmethod
-    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        return cls.moments(args, "exp_avg", "exp_avg_sq")

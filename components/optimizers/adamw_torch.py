@@ -1,6 +1,7 @@
-"""`setup.optimizer` of adamw: torch's own, fused."""
+"""`setup.optimizer` of adamw: the arithmetic is torch's, fused."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,31 +10,60 @@ from torch.optim import Optimizer
 from ...planner.plan import Plan
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
-from ...runtime.parallel.tensor import local
+from ...runtime.state import Progress
+from ...runtime.training.local_optimizer import LocalOptimizer, Storage, storage_of
 from ...runtime.training.optimizer import groups_of
 
 
-class LocalAdamW(torch.optim.AdamW):
-    """AdamW of torch, whose update takes the parts of a rank as plain tensors.
+class LocalAdamW(LocalOptimizer):
+    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; w ← (1 − lr · decay) w − lr · m̂ / (√v̂ + eps), with m̂ and v̂
+    corrected for their start at 0 (Loshchilov and Hutter 2019)."""
 
-    Every element by itself, so nothing is sent. As DTensors torch would derive their layout anew from that of all
-    parameters, which in the first step takes a second for a few hundred of them, and some of that again in each step.
-    """
+    moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    counts: ClassVar[bool] = True
 
-    def _init_group(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, group: dict[str, Any], *lists: list[Tensor]
-    ) -> bool:
-        """Fill `lists` with parameters, gradients and moments."""
-        found = super()._init_group(group, *lists)
-        for tensors in lists:
-            tensors[:] = map(local, tensors)
-        return found
+    def __init__(
+        self, params: Any, lr: float, betas: tuple[float, float], eps: float, storage: Storage | None = None
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage)
+
+    def update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        counts: list[Tensor],
+    ) -> None:
+        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+            weights,
+            gradients,
+            moments[0],
+            moments[1],
+            [],
+            counts,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 @op("setup.optimizer.adamw", gives="optimizer")
 def build_adamw(
-    plan: Plan, model: ModelParts, lr: float, betas: list[float], eps: float, weight_decay: float
+    plan: Plan,
+    model: ModelParts,
+    progress: Progress,
+    lr: float,
+    betas: list[float],
+    eps: float,
+    weight_decay: float,
+    states: str = "",
+    stochastic_rounding: bool = False,
 ) -> Optimizer:
     """The plan says of every parameter whether it decays."""
-    groups = groups_of(plan, model, weight_decay)
-    return LocalAdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
+    storage = storage_of(plan, model, progress, states, stochastic_rounding)
+    return LocalAdamW(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), eps, storage)

@@ -7,7 +7,17 @@ from attrs import frozen
 
 from ...dsl.schema.component import named
 from ...dsl.schema.setting import momentum_pair, setting
-from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, decoupled_decay, learning_rate
+from ...dsl.schema.state_tensors import StateTensor
+from ...dsl.schema.training import (
+    OPTIMIZERS,
+    Optimizer,
+    States,
+    clip_norm,
+    decoupled_decay,
+    learning_rate,
+    random_rounding,
+    state_format,
+)
 
 
 @OPTIMIZERS.register()
@@ -23,10 +33,12 @@ class Lion(Optimizer):
     )  # fmt: skip
     weight_decay: float = decoupled_decay(1.0)
     clip: float | None = clip_norm()
+    states: States = state_format()
+    stochastic_rounding: bool = random_rounding()
 
     def does(self, number_format: str) -> str:
-        return f"lion, one average in {number_format}, matrices decay by {self.weight_decay:g}"
+        return f"lion, one average in {self.stored(number_format)}, matrices decay by {self.weight_decay:g}"
 
     @classmethod
-    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
-        return ("exp_avg",)
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        return cls.moments(args, "exp_avg")

@@ -8,13 +8,23 @@ from attrs import frozen
 
 from ...dsl.schema.component import named
 from ...dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
-from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, decoupled_decay, learning_rate
+from ...dsl.schema.state_tensors import StateTensor
+from ...dsl.schema.training import (
+    OPTIMIZERS,
+    Optimizer,
+    States,
+    clip_norm,
+    decoupled_decay,
+    learning_rate,
+    random_rounding,
+    state_format,
+)
 from ...planner.units import BYTES, plural
 
 if TYPE_CHECKING:
     from ...planner.architecture import BlockParameter, ParameterSpec
-    from ...planner.costs.whole_matrices import MatrixWork
     from ...planner.resolved import Resolved
+    from ...planner.update_work import UpdateWork
 
 
 @OPTIMIZERS.register()
@@ -41,6 +51,8 @@ class Muon(Optimizer):
     betas: tuple[float, ...] = setting("of AdamW: decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
     eps: float = setting("of AdamW: added to the denominator", default=1e-8, check=positive)
     clip: float | None = clip_norm()
+    states: States = state_format()
+    stochastic_rounding: bool = random_rounding()
 
     counts: ClassVar[bool] = True
     resuming: ClassVar[Mapping[str, str]] = {
@@ -66,23 +78,24 @@ class Muon(Optimizer):
 
     def does(self, number_format: str) -> str:
         return (
-            f"muon: matrices of blocks by a momentum in {number_format}, made orthogonal in "
+            f"muon: matrices of blocks by a momentum in {self.stored(number_format)}, made orthogonal in "
             f"{plural(self.ns_steps, 'step')} ({self.scale}), decay by {self.weight_decay:g}; adamw for the others"
         )
 
     @classmethod
     def title(cls, args: Mapping[str, Any]) -> str:
-        return f"muon of {plural(len(args['matrices']), 'matrix')}"
+        return super().title({**args, "kind": f"muon of {plural(len(args['matrices']), 'matrix')}"})
 
     @classmethod
-    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
-        return ("momentum_buffer",) if in_matrices(args["matrices"], name) else ("exp_avg", "exp_avg_sq")
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        names = ("momentum_buffer",) if in_matrices(args["matrices"], name) else ("exp_avg", "exp_avg_sq")
+        return cls.moments(args, *names)
 
     @classmethod
     def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return () if in_matrices(args["matrices"], name) else ("step",)
 
-    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "MatrixWork":
+    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         from ...planner.costs.whole_matrices import batches_of, work_of
 
         args = self.arguments(run)

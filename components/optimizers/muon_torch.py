@@ -1,6 +1,6 @@
 """`setup.optimizer` of muon: torch has one for matrices that are whole on every rank."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
 from ...runtime.parallel.whole_matrices import Compute, WholeMatrices
-from ...runtime.state import Rank
+from ...runtime.state import Progress, Rank
+from ...runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
 from ...runtime.training.optimizer import groups_of
 from .adamw_torch import LocalAdamW
 from .muon import in_matrices
@@ -45,6 +46,7 @@ class MuonOptimizer(Optimizer):
         device: torch.device,
         betas: tuple[float, float],
         eps: float,
+        storage: Storage | None = None,
     ) -> None:
         """matrices: the parameters of `groups`, by name. rest: groups of those that AdamW updates, with `betas` and
         `eps`. number_format: of what is made orthogonal. device: where that is done."""
@@ -54,7 +56,8 @@ class MuonOptimizer(Optimizer):
         self._group_of = {id(parameter): group for group in own for parameter in group["params"]}
         self._momentum, self._nesterov = momentum, nesterov
         self._orthogonal, self._scale, self._format = orthogonal, scale, number_format
-        self._rest = LocalAdamW(others, lr=lr, betas=betas, eps=eps, fused=True)
+        self._storage = storage or Storage()
+        self._rest = LocalAdamW(others, lr, betas, eps, self._storage)
         self._rest.state = self.state  # those who save and load know of one optimizer
 
     @torch.no_grad()
@@ -62,30 +65,48 @@ class MuonOptimizer(Optimizer):
         """Update all parameters. closure: not used."""
         for parameter in self._matrices.values():
             if "momentum_buffer" not in self.state[parameter]:
-                zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                self.state[parameter]["momentum_buffer"] = zeros
+                self.state[parameter]["momentum_buffer"] = self._storage.first(parameter, "momentum_buffer")
         for stack, update in self._wholes.apply(self._update_of, self._orthogonal):
             parameter = self._matrices[stack.name]
-            group, weights = self._group_of[id(parameter)], _part(parameter, stack)
-            if group["weight_decay"]:
-                weights.mul_(1 - group["lr"] * group["weight_decay"])
-            weights.add_(update.to(weights), alpha=-group["lr"] * scale_of(self._scale, parameter.shape))
+            group, part = self._group_of[id(parameter)], _part(parameter, stack)
+            first, update = stack.first if parameter.dim() == 3 else 0, update.view(part.shape)
+            for rows in self._rows(part):
+                stored = part[rows]
+                weights = wide(stored, parameter) if self._storage.converts else stored
+                if group["weight_decay"]:
+                    weights.mul_(1 - group["lr"] * group["weight_decay"])
+                weights.add_(update[rows].to(weights), alpha=-group["lr"] * scale_of(self._scale, parameter.shape))
+                self._storage.write(parameter, first + rows.start, stored, weights)
         self._rest.step()
 
     def _update_of(self, stack: MatrixStack) -> Tensor:
         """This rank's piece of what is to be made orthogonal; the momentum moves on."""
         parameter = self._matrices[stack.name]
         assert parameter.grad is not None
-        gradient, average = _part(parameter.grad, stack), _part(self.state[parameter]["momentum_buffer"], stack)
-        average.lerp_(gradient, 1 - self._momentum)
-        update = torch.lerp(gradient, average, self._momentum) if self._nesterov else average
-        return update.to(self._format)
+        gradients, averages = _part(parameter.grad, stack), _part(self.state[parameter]["momentum_buffer"], stack)
+        updates = []
+        for rows in self._rows(gradients):
+            gradient, stored = gradients[rows], averages[rows]
+            average = stored
+            if self._storage.converts:
+                gradient, average = wide(gradient, parameter), wide(stored, parameter)
+            average.lerp_(gradient, 1 - self._momentum)
+            if average is not stored:
+                stored.copy_(average)
+            update = torch.lerp(gradient, average, self._momentum) if self._nesterov else average
+            updates.append(update.to(self._format))
+        found = updates[0] if len(updates) == 1 else torch.cat(updates)
+        return found if found.dim() == 3 else found[None]
+
+    def _rows(self, part: Tensor) -> Iterable[slice]:
+        """Rows that are updated at once."""
+        return row_ranges(part) if self._storage.converts else (slice(0, part.shape[0]),)
 
 
 def _part(tensor: Tensor, stack: MatrixStack) -> Tensor:
-    """This rank's piece of the matrices of a stack, [count, …]."""
+    """This rank's piece of a stack: [count, rows, columns], or of a single matrix [rows, columns]."""
     own = local(tensor)
-    return (own if own.dim() == 3 else own[None])[stack.first : stack.first + stack.shape[0]]
+    return own[stack.first : stack.first + stack.shape[0]] if own.dim() == 3 else own
 
 
 def scale_of(scale: str, shape: Sequence[int]) -> float:
@@ -116,6 +137,7 @@ def build_muon(
     plan: Plan,
     model: ModelParts,
     rank: Rank,
+    progress: Progress,
     lr: float,
     momentum: float,
     nesterov: bool,
@@ -128,6 +150,8 @@ def build_muon(
     eps: float,
     matrices: list[str],
     format: str,
+    states: str = "",
+    stochastic_rounding: bool = False,
 ) -> Optimizer:
     """The plan says of every parameter which of the two updates it, and whether it decays."""
     found = {name: parameter for name, parameter in model.trained() if in_matrices(matrices, name)}
@@ -145,4 +169,5 @@ def build_muon(
         device=rank.device,
         betas=(betas[0], betas[1]),
         eps=eps,
+        storage=storage_of(plan, model, progress, states, stochastic_rounding),
     )

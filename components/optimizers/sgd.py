@@ -7,7 +7,17 @@ from attrs import frozen
 
 from ...dsl.schema.component import named
 from ...dsl.schema.setting import Range, setting
-from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, learning_rate, not_negative
+from ...dsl.schema.state_tensors import StateTensor
+from ...dsl.schema.training import (
+    OPTIMIZERS,
+    Optimizer,
+    States,
+    clip_norm,
+    learning_rate,
+    not_negative,
+    random_rounding,
+    state_format,
+)
 
 
 @OPTIMIZERS.register()
@@ -24,12 +34,15 @@ class Sgd(Optimizer):
         "weight decay of matrices, added to their gradients (L2)", default=0.0, check=not_negative
     )
     clip: float | None = clip_norm()
+    states: States = state_format()
+    stochastic_rounding: bool = random_rounding()
 
     def does(self, number_format: str) -> str:
-        momentum = f"momentum {self.momentum:g} in {number_format}" if self.momentum else "no momentum"
+        stored = self.stored(number_format)
+        momentum = f"momentum {self.momentum:g} in {stored}" if self.momentum else f"no momentum, weights in {stored}"
         ahead = ", nesterov" if self.nesterov and self.momentum else ""
         return f"sgd, {momentum}{ahead}, {self.weight_decay:g} of each matrix is added to its gradient"
 
     @classmethod
-    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
-        return ("momentum_buffer",) if args["momentum"] else ()
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        return cls.moments(args, "momentum_buffer") if args["momentum"] else ()

@@ -1,18 +1,62 @@
-"""`setup.optimizer` of sgd: torch's own, over lists of tensors."""
+"""`setup.optimizer` of sgd: the arithmetic is torch's, over lists of tensors."""
 
-import torch
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.sgd import sgd
 
 from ...planner.plan import Plan
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
+from ...runtime.state import Progress
+from ...runtime.training.local_optimizer import LocalOptimizer, Storage, storage_of
 from ...runtime.training.optimizer import groups_of
+
+
+class LocalSGD(LocalOptimizer):
+    """g ← g + decay · w; m ← μ m + g; w ← w − lr · m, or with Nesterov's momentum w − lr · (g + μ m)."""
+
+    def __init__(self, params: Any, lr: float, momentum: float, nesterov: bool, storage: Storage | None = None) -> None:
+        super().__init__(params, {"lr": lr}, storage)
+        self.moments = ("momentum_buffer",) if momentum else ()  # type: ignore[misc]
+        self._momentum, self._nesterov = momentum, nesterov
+
+    def update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        counts: list[Tensor],
+    ) -> None:
+        sgd(
+            weights,
+            gradients,
+            [*moments[0]] if moments else [None] * len(weights),
+            foreach=True,
+            weight_decay=group["weight_decay"],
+            momentum=self._momentum,
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=self._nesterov,
+            maximize=False,
+        )
 
 
 @op("setup.optimizer.sgd", gives="optimizer")
 def build_sgd(
-    plan: Plan, model: ModelParts, lr: float, momentum: float, nesterov: bool, weight_decay: float
+    plan: Plan,
+    model: ModelParts,
+    progress: Progress,
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    states: str = "",
+    stochastic_rounding: bool = False,
 ) -> Optimizer:
     """The plan says of every parameter whether it decays."""
-    groups = groups_of(plan, model, weight_decay)
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, foreach=True)
+    storage = storage_of(plan, model, progress, states, stochastic_rounding)
+    return LocalSGD(groups_of(plan, model, weight_decay), lr, momentum, nesterov and momentum > 0, storage)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import UserComponent, named
+from ...dsl.schema.state_tensors import StateTensor
 from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, learning_rate
 
 
@@ -36,8 +37,8 @@ class UserOptimizer(UserComponent, Optimizer):
         return f"{args['kind']} with {', '.join(own)}" if own else args["kind"]
 
     @classmethod
-    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
-        return tuple(args["state"])
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        return tuple(map(StateTensor, args["state"]))
 
     @classmethod
     def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:

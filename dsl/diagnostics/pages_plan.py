@@ -77,6 +77,12 @@ PAGES: Final = (
         parameter is left to train.
         """, 'model qwen3 { dim = 192, layers = 4, heads = 6, frozen = ["embedding", "layers.0-1"] }',
         'model qwen3 { dim = 192, layers = 4, heads = 6, frozen = ["embed_tokens", "layers.0-1"] }'),
+    CodePage("X437", "an optimizer that does not fit the rest", """
+        `stochastic_rounding` rounds new weights at random, so that updates that are smaller than the distance of two
+        numbers count on average. Weights in fp32 and fp64 have room for such updates: it is for `precision { params =
+        bf16 }` alone.
+        """, "optimizer adamw { lr = 3e-4, stochastic_rounding = true }",
+        "precision { params = bf16 }\noptimizer adamw { lr = 3e-4, stochastic_rounding = true }"),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),

@@ -1,6 +1,6 @@
 """How the model learns: `loss`, `optimizer`, `scheduler`, `checkpoint`."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
@@ -9,7 +9,8 @@ from ..metric import Metric
 from ..quantity import Quantity
 from .component import Component, Registry
 from .names import file_path
-from .setting import Role, at_least, not_negative, positive, setting, settings_of, share
+from .setting import Role, at_least, is_unspoken, not_negative, positive, setting, settings_of, share
+from .state_tensors import StateTensor
 
 LOSSES: Final = Registry["Loss"]("loss", "losses")
 OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers")
@@ -78,12 +79,45 @@ def decoupled_decay(default: float) -> Any:
     return setting("decoupled weight decay of matrices", default=default, check=not_negative)
 
 
+States = Literal["auto", "bf16"]
+
+
+def state_format() -> Any:
+    """The setting `states` of optimizers whose moments may be stored in another format than the parameters."""
+    return setting(
+        "number format in which moments are stored; auto: that of the parameters. Arithmetic is in fp32 or finer",
+        default="auto",
+        added=True,
+    )
+
+
+def random_rounding() -> Any:
+    """The setting `stochastic_rounding` of optimizers that may round new weights at random."""
+    return setting(
+        "new weights in bf16 are rounded up or down at random, by how near each is, so that small updates count; what "
+        "is drawn depends on seed, step, name and element alone",
+        default=False,
+        added=True,
+    )
+
+
+@frozen
+class Misfit:
+    """A setting that does not fit the rest of a spec. setting: its name. hint: what to write."""
+
+    setting: str
+    message: str
+    hint: str
+
+
 @OPTIMIZERS.base
 class Optimizer(Component):
     """`optimizer NAME { … }`: the optimizer."""
 
     lr: float
     clip: float | None
+    states: States = "auto"
+    stochastic_rounding: bool = False
     counts: ClassVar[bool] = False
     """Whether it counts the updates of each parameter, as `step` of its state."""
     resuming: ClassVar[Mapping[str, str]] = {}
@@ -92,32 +126,60 @@ class Optimizer(Component):
 
     def arguments(self, run: Any) -> dict[str, Any]:
         """The JSON arguments of its node. run: the planner's `Resolved`."""
-        return {"kind": self.kind, "lr": self.lr, **self.args()}
+        found = {"kind": self.kind, "lr": self.lr, **self.args()}
+        if found.get("states") == run.formats.params:
+            del found["states"]
+        return found
 
     def args(self) -> dict[str, Any]:
         """The JSON arguments of its node beside `kind` and `lr`: all of its settings but `lr` and `clip`, which other
-        nodes take."""
-        values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
+        nodes take, and those of which plans are silent."""
+        values = {
+            name: getattr(self, attribute.name)
+            for name, (attribute, meta) in settings_of(type(self)).items()
+            if not is_unspoken(attribute, meta, getattr(self, attribute.name))
+        }
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in values.items()
             if name not in ("lr", "clip")
         }
 
+    def stored(self, number_format: str) -> str:
+        """In which format its moments are, and how weights are rounded, in words. number_format: of the parameters."""
+        form = number_format if self.states == "auto" else self.states
+        return f"{form}, weights rounded at random" if self.stochastic_rounding else form
+
+    def misfits(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Misfit]:
+        """Settings that do not fit the rest of the spec. architecture, layout: of its model and its ranks, as the
+        planner has them."""
+        if self.stochastic_rounding and (params := spec.precision.params) != "bf16":
+            message = f"weights are in {params}, which has room for small updates, and only bf16 is rounded at random"
+            yield Misfit("stochastic_rounding", message, "use precision.params bf16, or remove stochastic_rounding")
+
+    def idle(self, spec: Any) -> Iterator[tuple[str, str]]:
+        """The settings that change nothing beside the others, and why."""
+        if self.states == spec.precision.params:
+            yield "states", f"parameters are in {self.states} already"
+
     def does(self, number_format: str) -> str:
-        """What its node does, in words. number_format: of its state."""
+        """What its node does, in words. number_format: of the parameters."""
         raise NotImplementedError
 
     @classmethod
     def title(cls, args: Mapping[str, Any]) -> str:
         """Its name, and what tells its state from that of others of the name. args: of its node."""
-        return args["kind"]
+        return f"{args['kind']} with moments in {args['states']}" if "states" in args else args["kind"]
 
     @classmethod
-    def state(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
-        """The names of the tensors that it keeps for a parameter, of the parameter's shape and format. args: of its
-        node."""
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        """The tensors that it keeps for a parameter. args: of its node."""
         raise NotImplementedError
+
+    @classmethod
+    def moments(cls, args: Mapping[str, Any], *names: str) -> tuple[StateTensor, ...]:
+        """Tensors of the parameter's shape, in the format that moments are stored in. args: of its node."""
+        return tuple(StateTensor(name, args.get("states", "")) for name in names)
 
     @classmethod
     def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -125,9 +187,15 @@ class Optimizer(Component):
         return ("step",) if cls.counts else ()
 
     def work(self, run: Any, parameters: Iterable[Any]) -> Any:
-        """What an update of a rank's own pieces does not show: a `MatrixWork` of the planner; None where a rank updates
-        its pieces by themselves. parameters: those of a pipeline coordinate that are trained."""
+        """What an update of a rank's own pieces does not show: an `UpdateWork` of the planner; None where a rank
+        updates its pieces by themselves. parameters: those of a pipeline coordinate that are trained."""
         return None
+
+    @classmethod
+    def converts(cls, args: Mapping[str, Any]) -> bool:
+        """Whether an update brings numbers into another format than the one they are stored in, some at a time. args:
+        of its node."""
+        return "states" in args or args.get("stochastic_rounding", False)
 
 
 def warm_up() -> Any:

@@ -101,7 +101,7 @@ class OwnedBytes:
     @classmethod
     def of(cls, run: Resolved, tensors: Sequence[ParameterSpec]) -> Self:
         trained = [each for each in tensors if each.trained]
-        moments = sum(run.moments(each) * run.state_bytes([each]) for each in trained)
+        moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
         return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained), moments)
 
     def __add__(self, other: Self) -> Self:

@@ -4,25 +4,15 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from ..architecture import ParameterSpec
 from ..mesh.whole_matrices import MatrixBatch, MatrixCut, batches
+from ..update_work import UpdateWork
 from .op_trace import CollectiveCall
 
 if TYPE_CHECKING:
     from ..resolved import Resolved
 
 NODE = "step.optimizer"
-
-
-@frozen(kw_only=True)
-class MatrixWork:
-    """Of one rank and step. flops: of `steps` of Newton and Schulz. scratch: bytes that are allocated meanwhile."""
-
-    calls: tuple[CollectiveCall, ...] = ()
-    flops: int = 0
-    scratch: int = 0
 
 
 def batches_of(run: "Resolved", parameters: Iterable[ParameterSpec]) -> list[MatrixBatch]:
@@ -48,8 +38,9 @@ def _cuts(run: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ...]:
     return tuple(found)
 
 
-def work_of(found: list[MatrixBatch], width: int, steps: int) -> MatrixWork:
-    """Of the first rank of those that share the matrices. width: bytes of a number on its way."""
+def work_of(found: list[MatrixBatch], width: int, steps: int) -> UpdateWork:
+    """Of the first rank of those that share the matrices. steps: of Newton and Schulz. width: bytes of a number on
+    its way."""
     calls: list[CollectiveCall] = []
     flops, scratch, before = 0, 0, 0
     for batch in found:
@@ -67,4 +58,4 @@ def work_of(found: list[MatrixBatch], width: int, steps: int) -> MatrixWork:
         # three matrices of the iteration.
         scratch = max(scratch, before + 2 * pieces + 2 * whole + 3 * largest)
         before = 2 * pieces if batch.cuts else 0
-    return MatrixWork(calls=tuple(calls), flops=flops, scratch=scratch)
+    return UpdateWork(calls=tuple(calls), flops=flops, scratch=scratch)

@@ -95,9 +95,9 @@ def checkpoint_bytes(
     inventory: Parameters, params_format: str, frozen: str, moments: int, averages: str | None = None
 ) -> int:
     """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. frozen: the format of parameters that are not
-    trained. moments: numbers that the optimizer keeps of the others. averages: their format, if any are kept."""
+    trained. moments: bytes of what the optimizer keeps of the others. averages: their format, if any are kept."""
     averaged = 0 if averages is None else weight_bytes(inventory, averages, frozen)
-    return weight_bytes(inventory, params_format, frozen) + BYTES[params_format] * moments + averaged
+    return weight_bytes(inventory, params_format, frozen) + moments + averaged
 
 
 def block_tensors(inventory: Parameters, layer: int) -> list[ParameterSpec]:

@@ -24,6 +24,8 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
     """Warn of every setting that another one makes idle."""
     check_idle_saving(spec, found)
     _check_idle_model(spec, found)
+    for name, why in spec.optimizer.idle(spec):
+        _warn(spec, f"optimizer.{name}", why, "remove it", found)
     _check_idle_actions(spec, layout, found)
     _check_idle_watching(spec, found)
     for name, why in spec.scheduler.idle().items():

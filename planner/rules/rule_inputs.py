@@ -79,6 +79,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "mesh.pp.step": ("step.name", "parallel.pp.size"),
     "mesh.pp.evaluation_step": ("evaluation_step.name", "parallel.pp.size"),
     "mesh.pp.compile": ("parallel.pp.size", "parallel.pp.schedule", "compile.mode"),
+    "optimizer.*": ("optimizer.*", "precision.params", "scheduler.kind", "model.*", "parallel.tp.size", "{world}"),
     "mesh.offload": ("parallel.fsdp.offload", "launch.device", "cluster.preset"),
     "mesh.stack.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),
     "activation.every": ("activation.mode", "activation.every", "model.layers"),

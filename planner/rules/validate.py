@@ -25,6 +25,7 @@ from .beginning import check_beginning
 from .elastic import Elastic, settle_worlds
 from .idle_rules import check_idle, check_idle_accumulation
 from .module_rules import check_modules
+from .optimizer_rules import check_optimizer
 from .phase_rules import check_phases
 from .rule_inputs import Verdicts
 from .stack_rules import check_stack
@@ -74,6 +75,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_topology(spec, arch, layout, batch, found)
     check_stack(spec, found)
     check_modules(spec, arch, layout, found)
+    check_optimizer(spec, arch, layout, found)
     check_schedule(spec, batch, found)
     schedule = fill_schedule(spec, batch.declared_steps)
     check_ticks(schedule, batch, spec.launch, found)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...dsl.schema.state_tensors import StateTensor
 from ...dsl.schema.training import OPTIMIZERS
 from ...planner.plan import Plan
+from .build import DTYPES
 from .parts import ModelParts
 
 
@@ -23,7 +25,7 @@ def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor
 
 
 def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> dict[str, Tensor]:
-    """`optimizer.<name>.<moment>` → state, with zeros made for parameters that have not been updated yet."""
+    """`optimizer.<name>.<moment>` → state, made as it begins for parameters that have not been updated yet."""
     args = plan.node("setup.optimizer").args
     chosen = OPTIMIZERS.of(args)
     tensors: dict[str, Tensor] = {}
@@ -35,9 +37,19 @@ def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> di
             for counter in count:
                 state[counter] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for moment in moments:
-                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        tensors |= {f"optimizer.{name}.{key}": state[key] for key in (*count, *moments)}
+                state[moment.name] = first_state(parameter, moment)
+        keys = (*count, *(moment.name for moment in moments))
+        tensors |= {f"optimizer.{name}.{key}": state[key] for key in keys}
     return tensors
+
+
+def first_state(parameter: Tensor, tensor: StateTensor) -> Tensor:
+    """What an optimizer begins with: zeros."""
+    return torch.zeros_like(
+        parameter,
+        dtype=DTYPES[tensor.format] if tensor.format else parameter.dtype,
+        memory_format=torch.preserve_format,
+    )
 
 
 @contextmanager

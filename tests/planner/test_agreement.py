@@ -111,6 +111,15 @@ def test_an_optimizer_that_needs_whole_matrices_costs_what_the_plan_says(name, t
     hold_against_the_trace(plan)
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adamw { lr = 0.01, states = bf16", pytest.param("muon { lr = 0.01, states = bf16", marks=pytest.mark.matrix)],
+)
+def test_moments_in_bf16_cost_what_the_plan_says(optimizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(plan_of(BY_NAME["fsdp 2 · tp 2 (dense)"], tmp_path, optimizer=optimizer))
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("topology", [t for t in TOPOLOGIES if t.name not in FEW], ids=lambda t: t.name)
 def test_every_layout_costs_what_its_plan_says(topology, tmp_path, monkeypatch):

@@ -16,8 +16,12 @@ def state_bytes(plan: Plan, rank: int) -> int:
     width, optimizer = BYTES[plan.node("setup.build_model").args["params"]], OPTIMIZERS.of(chosen)
     still = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.freeze")
     still *= 2 if averages else 1
-    widths = {
-        tensor.name: width * (2 + len(optimizer.state(chosen, tensor.name))) + averages if tensor.trained else still
-        for tensor in plan.parameters.tensors
-    }
-    return sum(widths[name] * prod(shape) for name, shape in local_shapes(plan, rank).items())
+    trained = {tensor.name for tensor in plan.parameters.tensors if tensor.trained}
+
+    def of(name: str, shape: tuple[int, ...]) -> int:
+        if name not in trained:
+            return still * prod(shape)
+        kept = sum(BYTES.get(each.format, width) * prod(each.shape(shape)) for each in optimizer.state(chosen, name))
+        return (2 * width + averages) * prod(shape) + kept
+
+    return sum(of(name, shape) for name, shape in local_shapes(plan, rank).items())

@@ -359,6 +359,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "plain sgd": ("tp 2 (dense)",),
     "lion": ("fsdp 2 · ep 2 (moe)",),
     "muon": ("fsdp 2 · tp 2 (dense)",),
+    "adamw in bf16": ("tp 2 (dense)",),
+    "muon in bf16": ("fsdp 2 · ep 2 (moe)",),
     "plain muon": ("fsdp 2 · ep 2 (moe)",),
 }
 # Names of the rows that the ordinary tests of the table run, and in which formats: with those above every pair of axes,

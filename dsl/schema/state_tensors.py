@@ -1,0 +1,20 @@
+"""What an optimizer keeps for a parameter between two steps."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+
+@frozen
+class StateTensor:
+    """A tensor of the shape of a parameter, or of one that follows from it; it is cut over ranks as the parameter is.
+
+    format: of its numbers; empty: that of the parameter.
+    """
+
+    name: str
+    format: str = ""
+
+    def shape(self, parameter: Sequence[int]) -> tuple[int, ...]:
+        """parameter: the shape of a parameter, or of a rank's piece of it."""
+        return tuple(parameter)

@@ -1,0 +1,133 @@
+"""Optimizers that update every element by itself, and how what they update is stored between two steps."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...dsl.schema.state_tensors import StateTensor
+from ...planner.plan import Plan
+from ...planner.update_work import rows_at_once
+from ..models.parts import ModelParts
+from ..models.tensors import first_state
+from ..parallel.tensor import local
+from ..state import Progress
+from .stochastic_rounding import StochasticRounding
+
+
+@frozen(eq=False)
+class Storage:
+    """How weights and moments are stored. states: the format of moments; empty: that of the weights. rounding: of
+    weights; None: to the nearest number."""
+
+    states: str = ""
+    rounding: StochasticRounding | None = None
+
+    @property
+    def converts(self) -> bool:
+        """Whether numbers are brought into another format for an update."""
+        return bool(self.states) or self.rounding is not None
+
+    def first(self, parameter: Tensor, moment: str) -> Tensor:
+        """A moment as it begins."""
+        return first_state(parameter, StateTensor(moment, self.states))
+
+    def write(self, parameter: Tensor, first: int, stored: Tensor, value: Tensor) -> None:
+        """New weights of rows of this rank's piece of a parameter, from row `first` on."""
+        if value is stored:
+            return
+        if self.rounding is None:
+            stored.copy_(value)
+        else:
+            self.rounding.write(parameter, first, stored, value)
+
+
+def storage_of(
+    plan: Plan, model: ModelParts, progress: Progress, states: str = "", stochastic_rounding: bool = False
+) -> Storage:
+    """states, stochastic_rounding: of the optimizer's node."""
+    if not stochastic_rounding:
+        return Storage(states)
+    return Storage(states, StochasticRounding(model.trained(), plan.seed, progress))
+
+
+def wide(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """In the format of an update of `parameter`: fp32 or finer; itself if it is already."""
+    return tensor.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def row_ranges(tensor: Tensor) -> Iterator[slice]:
+    """Rows of a rank's piece that are updated at once; of one without rows, none of them."""
+    rows = rows_at_once(tensor.shape)
+    return (slice(first, first + rows) for first in range(0, max(1, tensor.shape[0]), rows))
+
+
+class LocalOptimizer(Optimizer):
+    """An optimizer whose update of an element needs that element alone: a rank updates its pieces, as plain tensors,
+    and nothing is sent.
+
+    As DTensors torch would derive their layout anew from that of all parameters, which in the first step takes a second
+    for a few hundred of them, and some of that again in each step.
+    """
+
+    moments: ClassVar[tuple[str, ...]] = ()
+    counts: ClassVar[bool] = False
+
+    def __init__(self, params: Any, defaults: dict[str, Any], storage: Storage | None = None) -> None:
+        super().__init__(params, {"weight_decay": 0.0, **defaults})
+        self._storage = storage or Storage()
+
+    def update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        counts: list[Tensor],
+    ) -> None:
+        """Update weights and moments in place. moments: for each of the names in `moments`, of all weights. counts: of
+        updates, with this one, if it counts them."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient. closure: not used."""
+        for group in self.param_groups:
+            used = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not used:
+                continue
+            for parameter in used:
+                self._begin(parameter)
+            counts = [self.state[parameter]["step"] for parameter in used] if self.counts else []
+            if counts:
+                torch._foreach_add_(counts, 1)  # pyright: ignore[reportPrivateImportUsage]
+            if self._storage.converts:
+                for place, parameter in enumerate(used):
+                    self._update_converted(group, parameter, counts[place : place + 1])
+                continue
+            moments = [[local(self.state[parameter][name]) for parameter in used] for name in self.moments]
+            self.update(group, list(map(local, used)), [local(each.grad) for each in used], moments, counts)
+
+    def _begin(self, parameter: Tensor) -> None:
+        state = self.state[parameter]
+        if self.counts and "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        for name in self.moments:
+            if name not in state:
+                state[name] = self._storage.first(parameter, name)
+
+    def _update_converted(self, group: dict[str, Any], parameter: Tensor, counts: list[Tensor]) -> None:
+        """Some rows after the other, in the format of the update meanwhile."""
+        weights, gradients = local(parameter), local(parameter.grad)  # pyright: ignore[reportArgumentType]
+        state = [local(self.state[parameter][name]) for name in self.moments]
+        for rows in row_ranges(weights):
+            piece, stored = weights[rows], [each[rows] for each in state]
+            moments, weight = [wide(each, piece) for each in stored], wide(piece, piece)
+            self.update(group, [weight], [wide(gradients[rows], piece)], [[each] for each in moments], counts)
+            for each, moment in zip(stored, moments, strict=True):
+                if moment is not each:
+                    each.copy_(moment)
+            self._storage.write(parameter, rows.start, piece, weight)

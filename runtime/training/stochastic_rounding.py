@@ -1,0 +1,77 @@
+"""Weights in bf16 rounded up or down at random, with the probability of how near each is: right on average.
+
+What is drawn for an element depends on the seed of the run, the step, the name of the parameter and the place of the
+element in the whole parameter, so that every layout, and a run that goes on, rounds alike.
+"""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from math import prod
+
+import torch
+from attrs import define, field
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from ..state import Progress
+
+
+@define(eq=False)
+class StochasticRounding:
+    """parameters: those whose weights are rounded, by name. progress: knows the step."""
+
+    parameters: Iterable[tuple[str, Tensor]]
+    seed: int
+    progress: Progress
+    _places: dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._places = {id(each): (name, tuple(each.shape), _start(each)) for name, each in self.parameters}
+
+    def write(self, parameter: Tensor, first: int, piece: Tensor, value: Tensor) -> None:
+        """Round `value`, in fp32, into `piece`: rows of this rank's piece of a parameter, from its row `first` on."""
+        name, shape, start = self._places[id(parameter)]
+        digest = blake2b(f"{self.seed}:{self.progress.step}:{name}".encode(), digest_size=8).digest()
+        place_RC = _places(shape, (start[0] + first, *start[1:]), piece.shape, piece.device)
+        piece.copy_(rounded(value, random_bits(place_RC, int.from_bytes(digest, signed=True))))
+
+
+def rounded(value: Tensor, bits: Tensor) -> Tensor:
+    """fp32 → bf16 as fp32: up where the lower half of a number and 16 random bits, of int32, carry into the upper."""
+    upper = ((value.view(torch.int32) + bits) & -0x10000).view(torch.float32)
+    return torch.where(value.isfinite(), upper, value).to(torch.bfloat16)
+
+
+def random_bits(place: Tensor, key: int) -> Tensor:
+    """16 bits, as int32, for each number of int64: SplitMix64 (Steele et al. 2014) there in the stream `key`."""
+    bits = place * _signed(0x9E3779B97F4A7C15) + key
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ _shifted(bits, shift)) * _signed(factor)
+    return _shifted(bits, 48).to(torch.int32)
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _places(shape: tuple[int, ...], start: tuple[int, ...], extent: torch.Size, device: torch.device) -> Tensor:
+    """The place of each element of a box in the flattened whole. shape: of the whole."""
+    found = torch.zeros((), dtype=torch.int64, device=device)
+    for dim, (begin, length) in enumerate(zip(start, extent, strict=True)):
+        along = torch.arange(begin, begin + length, device=device) * prod(shape[dim + 1 :])
+        found = found + along.view(-1, *(1 for _ in range(len(shape) - dim - 1)))
+    return found
+
+
+def _start(parameter: Tensor) -> tuple[int, ...]:
+    """Where this rank's piece of a parameter begins."""
+    if not isinstance(parameter, DTensor):
+        return (0,) * parameter.dim()
+    shape, mesh, placements = parameter.shape, parameter.device_mesh, parameter.placements
+    return tuple(compute_local_shape_and_global_offset(shape, mesh, placements)[1])
