@@ -7,7 +7,7 @@ import attrs
 from attrs import frozen
 
 from .component import Component, Registry
-from .model_config import MOST_LAYERS, ModelConfig
+from .model_config import MOST_EXPERTS, MOST_LAYERS, ModelConfig
 from .names import file_path
 from .rope import Rope
 from .setting import (
@@ -307,7 +307,7 @@ def default_ffn(dim: int) -> int:
 class ExpertTransformer(TransformerSettings):
     """The settings of every family whose blocks have experts."""
 
-    experts: int = setting("number of routed experts in a block", check=at_least(2), example="8")
+    experts: int = setting("number of routed experts in a block", check=between(2, MOST_EXPERTS), example="8")
     experts_per_token: int = setting("experts each token is sent to", default=2, check=at_least(1))
     expert_ffn: int | Auto = setting("width of one expert; auto: ffn", default=AUTO, check=at_least(1))
     shared_experts: int = setting(

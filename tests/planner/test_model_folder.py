@@ -347,6 +347,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                                    "attention_bias": None, "sliding_window": 0}),
     "more layers than any model": ("X304", "layers", {
         **KEYS, "model_type": "smollm3", "num_hidden_layers": 10**12}),
+    "more experts than any model": ("X304", "experts", {**OSS, "num_local_experts": 10**12}),
     "windows of more layers than any model": ("X304", "layers", {
         "model_type": "qwen3", "architectures": "null", "use_sliding_window": True, "num_hidden_layers": 10**12}),
     "numbers of experts that share scales": ("X522", "quantization_config", {
