@@ -5,8 +5,7 @@ Each is a value with a place in that file, as if the file were included; what is
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from json.decoder import JSONDecodeError
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +13,6 @@ from attrs import frozen
 
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText, Span
-from ..diagnostics.suggest import did_you_mean
 from ..evaluation.sections import Label, Section, SectionEntry
 from ..evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
 from ..schema.model import FAMILIES, Model, ModelFolder
@@ -28,28 +26,16 @@ from ..schema.model_config import (
     LocalRope,
     ModelConfig,
     Only,
-    WholeModel,
     WrongKey,
 )
 from ..schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
 from ..schema.setting import AUTO
+from .config_json import ConfigEntry, ConfigUnreadable, family_of, refuse_unknown, short_json
 from .hub_cache import SnapshotMissing, find_snapshot
-from .strict_json import STRICT
 
-CONFIG: Final = "config.json"
-LARGEST: Final = 2**24  # bytes of a file that is read whole
 # Settings that may differ from the file: what is learned from here on, and how weights are drawn.
 FREE: Final = ("loss", "elsewhere")
 ROPE: Final = ("rope_parameters", "rope_scaling")
-QUANTISED: Final = ("quantization_config", "compression_config")
-
-
-class ConfigUnreadable(Exception):
-    """There is no `config.json` that can be read; hint: what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
@@ -63,7 +49,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
         return None
     try:
         folder = _located(label, diagnostics)
-        found = _family(folder, label.span, diagnostics) if folder is not None else None
+        found = family_of(folder, label.span, diagnostics) if folder is not None else None
     except ConfigUnreadable as problem:
         diagnostics.error("X520", str(problem), label.span, hint=problem.hint, notes=label.notes)
         folder = found = None
@@ -115,177 +101,12 @@ def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
     return ModelFolder(path=path, repo=repo, revision=commit)
 
 
-# The file -------------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class _Entry:
-    """A key of the file: its value, and the place of both."""
-
-    value: Any
-    span: Span
-
-
-def _read(folder: ModelFolder, label: Span) -> SourceText:
-    """`config.json` as a source. Raises ConfigUnreadable."""
-    path = Path(folder.path)
-    try:
-        if not path.is_dir() and not os.path.lexists(path):
-            hint = did_you_mean(folder.path, FAMILIES) or f"a family of {', '.join(FAMILIES)}, or the path of a folder"
-            raise ConfigUnreadable(f"there is no folder `{folder}`", hint)
-        if (path / CONFIG).exists() and not ((path / CONFIG).is_file() or (path / CONFIG).is_dir()):
-            raise ConfigUnreadable(f"{(path / CONFIG).as_posix()} is no regular file", "give a copy of the file")
-        with (path / CONFIG).open("rb") as file:
-            content = file.read(LARGEST + 1)
-    except OSError as error:
-        message = f"{(path / CONFIG).as_posix()} cannot be read: {error.strerror or error}"
-        raise ConfigUnreadable(message, f"give the folder of a model, with its {CONFIG} and weights") from error
-    name = (path / CONFIG).as_posix()
-    if len(content) > LARGEST:
-        raise ConfigUnreadable(f"{name} is larger than {LARGEST >> 20} MiB", f"it is not a {CONFIG}")
-    try:
-        return SourceText.from_bytes(name, content, order=10_000, included_at=label)
-    except UnicodeDecodeError as error:
-        raise ConfigUnreadable(f"{name} is not UTF-8 text", "copy the file again") from error
-
-
-def _entries(source: SourceText, begin: int = 0) -> dict[str, _Entry]:
-    """The keys of the file, or of the object inside it that begins there. Raises ConfigUnreadable."""
-    try:
-        return dict(_scan(source, begin))
-    except (ValueError, RecursionError) as error:
-        why = f"line {error.lineno}: {error.msg}" if isinstance(error, JSONDecodeError) else str(error)
-        raise ConfigUnreadable(f"{source.path} is not a JSON object: {why}", "copy the file again") from error
-
-
-def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, _Entry]]:
-    """Every key of the object with its place, each once. Raises ValueError."""
-    text, names = source.text, set()
-
-    def blank(place: int) -> int:
-        while text[place : place + 1] in (" ", "\t", "\n"):
-            place += 1
-        return place
-
-    def expect(signs: str, place: int) -> int:
-        if text[place : place + 1] not in tuple(signs):
-            raise JSONDecodeError(f"expected {' or '.join(signs)}", text, place)
-        return place + 1
-
-    inside = begin > 0
-    place = blank(expect("{", blank(begin)))
-    while text[place : place + 1] != "}":
-        begin = place
-        expect('"', place)
-        name, place = STRICT.raw_decode(text, place)
-        value, place = STRICT.raw_decode(text, blank(expect(":", blank(place))))
-        if name in names:
-            raise JSONDecodeError(f"`{name}` is given twice", text, begin)
-        names.add(name)
-        yield name, _Entry(value, source.span(begin, place))
-        place = blank(place)
-        if text[place : place + 1] != "}":
-            place = blank(expect(",}", place))
-            expect('"', place)
-    if not inside and blank(place + 1) != len(text):
-        raise JSONDecodeError("something follows the object", text, place + 1)
-
-
-def _family(
-    folder: ModelFolder, label: Span, diagnostics: Diagnostics
-) -> tuple[str, SourceText, dict[str, "_Entry"]] | None:
-    """The family that computes what the file says, and the file; None after reporting that there is none.
-
-    Raises ConfigUnreadable.
-    """
-    source = _read(folder, label)
-    entries = _entries(source)
-    of = {each.config.model_type: name for name, each in FAMILIES.items() if each.config is not None}
-    entry = entries.get("model_type")
-    for name, each in FAMILIES.items():
-        whole = None if each.config is None else each.config.whole
-        if whole is not None and entry is not None and entry.value == whole.model_type:
-            part = _part_of(whole, name, source, entries, diagnostics)
-            return None if part is None else (name, source, part)
-    if entry is None or not isinstance(entry.value, str) or entry.value not in of:
-        what = "has no `model_type`" if entry is None else f"is of the model type {json.dumps(entry.value)}"
-        message = f"{source.path} {what}, which xtrain does not have" if entry else f"{source.path} {what}"
-        place = entry.span if entry is not None else source.span(0, 1)
-        diagnostics.error("X521", message, place, hint=f"xtrain has the model types {', '.join(of)}")
-        return None
-    family = of[entry.value]
-    config = FAMILIES[family].config
-    assert config is not None
-    known = _is_of(config.architectures, family, source, entries, diagnostics)
-    return (family, source, entries) if known else None
-
-
-def _part_of(
-    whole: WholeModel, family: str, source: SourceText, entries: dict[str, "_Entry"], diagnostics: Diagnostics
-) -> dict[str, "_Entry"] | None:
-    """The keys of a part of a model, which is of a family; None after reporting that there is none.
-
-    Raises ConfigUnreadable.
-    """
-    if not _is_of(whole.architectures, family, source, entries, diagnostics):
-        return None
-    entry, config = entries.get(whole.part), FAMILIES[family].config
-    assert config is not None
-    if entry is None or not isinstance(entry.value, dict):
-        what = f"has no `{whole.part}`" if entry is None else f"has {_short(entry.value)} as `{whole.part}`"
-        place = source.span(0, 1) if entry is None else entry.span
-        hint = "it is an object with the keys of the text model"
-        diagnostics.error("X522", f"{source.path} {what}", place, hint=hint)
-        return None
-    kind = entry.value.get("model_type", config.model_type)
-    if kind != config.model_type:
-        message = f"`{whole.part}` of {source.path} is of the model type {_short(kind)}"
-        diagnostics.error("X521", message, entry.span, hint=f"xtrain has {config.model_type}")
-        return None
-    part = _entries(source, source.text.index("{", entry.span.start))
-    of_whole = {name: entries[name] for name in whole.replaces if name in entries}
-    understood = {"model_type", whole.part, *whole.replaces} | whole.harmless
-    for name, each in entries.items():
-        if name not in understood and each.value is not None:
-            _refuse_unknown(name, each, source, diagnostics)
-    for name in whole.null:
-        if name in part and part[name].value is not None:
-            message = (
-                f"`{name}` is {_short(part[name].value)} in {source.path}, which the text alone computes with, and "
-            )
-            hint = "it must be null; or give the folder of the text alone"
-            diagnostics.error("X522", f"{message}the model with images does not", part[name].span, hint=hint)
-    part = {name: each for name, each in part.items() if name not in whole.replaces}
-    return {"model_type": entries["model_type"], **part, **of_whole}
-
-
-def _is_of(
-    architectures: tuple[str, ...],
-    family: str,
-    source: SourceText,
-    entries: dict[str, "_Entry"],
-    diagnostics: Diagnostics,
-) -> bool:
-    """Whether the file is of one of these; reported where it is not."""
-    written = entries.get("architectures")
-    if written is None or written.value is None:
-        return True
-    if isinstance(written.value, list) and len(written.value) == 1 and written.value[0] in architectures:
-        return True
-    message = f"{source.path} is of the architecture {json.dumps(written.value)}, and xtrain has no such {family}"
-    diagnostics.error("X521", message, written.span, hint=f"xtrain has {' and '.join(architectures)}")
-    return False
-
-
-# What it says ---------------------------------------------------------------------------------------------------------
-
-
 @frozen
 class _Reading:
     """One file, read as that of a family into the section of a spec."""
 
     family: type[Model]
-    entries: Mapping[str, _Entry]
+    entries: Mapping[str, ConfigEntry]
     source: SourceText
     section: Section
     diagnostics: Diagnostics
@@ -356,16 +177,16 @@ class _Reading:
             return
         self._set(key.setting, value, entry, name)
 
-    def _rope(self) -> _Entry | None:
+    def _rope(self) -> ConfigEntry | None:
         """Where the base of the frequencies stands: version 5 of transformers has it in `rope_parameters`. Gives the
         settings of their scaling, unless the spec has a scaling of its own."""
         found = outer = self.entries.get("rope_theta")
         scaled: tuple[dict[str, Any], dict[str, Any]] | None = None
-        beside: dict[str, tuple[Any, _Entry | None, str]] = {}
+        beside: dict[str, tuple[Any, ConfigEntry | None, str]] = {}
         # An empty `rope_scaling` is none, an empty `rope_parameters` scales nothing.
         given = {name: each for name in ROPE if (each := self.entries.get(name)) and each.value is not None}
         given = {name: each for name, each in given.items() if (name, each.value) != ("rope_scaling", {})}
-        given = given or {ROPE[0]: _Entry(self.config.rope, self.entries["model_type"].span)}
+        given = given or {ROPE[0]: ConfigEntry(self.config.rope, self.entries["model_type"].span)}
         for name, entry in given.items():
             if not isinstance(entry.value, Mapping):
                 self._refuse(name, entry, "an object or null")
@@ -380,10 +201,10 @@ class _Reading:
             beside |= {setting: (value, entry, name) for setting, value in more.items() if value is not None}
             if (theta := inside.pop("rope_theta", None)) is not None:
                 if found is not None and found.value not in (None, theta):
-                    message = f"`rope_theta` is {_short(theta)} in `{name}` of {self.source.path}, and elsewhere "
+                    message = f"`rope_theta` is {short_json(theta)} in `{name}` of {self.source.path}, and elsewhere "
                     hint = "keep the one that is meant"
-                    self.diagnostics.error("X522", f"{message}{_short(found.value)}", entry.span, hint=hint)
-                found = _Entry(theta, entry.span)
+                    self.diagnostics.error("X522", f"{message}{short_json(found.value)}", entry.span, hint=hint)
+                found = ConfigEntry(theta, entry.span)
             elif name == ROPE[1] and local is None and entry.value and (outer is None or outer.value is None):
                 self._check_replaced(found)
             if inside.get("partial_rotary_factor") == 1:
@@ -404,7 +225,7 @@ class _Reading:
             self._set(key.setting, *beside.get(key.setting, (key.default, None, key.name)))
         return found
 
-    def _of_layers(self, kind: str, entry: _Entry, local: LocalRope) -> dict[str, Any] | None:
+    def _of_layers(self, kind: str, entry: ConfigEntry, local: LocalRope) -> dict[str, Any] | None:
         """What `rope_parameters` says of layers of one type; None after reporting that it is not what it should be."""
         kinds = (local.full, local.local)
         objects = isinstance(entry.value, dict) and all(isinstance(each, dict | None) for each in entry.value.values())
@@ -422,17 +243,19 @@ class _Reading:
                 return
             theta = inside.pop("rope_theta", None)
             if theta is not None and found is not None and found.value != theta:
-                message = f"`rope_theta` of {local.local} is {_short(theta)} in `{ROPE[0]}` of {self.source.path}, and "
-                message += f"`{local.key}` is {_short(found.value)}"
+                message = (
+                    f"`rope_theta` of {local.local} is {short_json(theta)} in `{ROPE[0]}` of {self.source.path}, and "
+                )
+                message += f"`{local.key}` is {short_json(found.value)}"
                 self.diagnostics.error("X522", message, found.span, hint="keep the one that is meant")
             harmless = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
             if any(value is not None and harmless.get(name) != value for name, value in inside.items()):
-                part = _Entry(entry.value[local.local], entry.span)
+                part = ConfigEntry(entry.value[local.local], entry.span)
                 self._refuse(f"{ROPE[0]}.{local.local}", part, "of the type default, with a base and nothing else")
-            found = _Entry(theta, entry.span) if theta is not None else found
+            found = ConfigEntry(theta, entry.span) if theta is not None else found
         self._set(local.setting, local.default if found is None else found.value, found, local.key)
 
-    def _scaling(self, name: str, entry: _Entry, inside: dict[str, Any]) -> dict[str, Any] | None:
+    def _scaling(self, name: str, entry: ConfigEntry, inside: dict[str, Any]) -> dict[str, Any] | None:
         """The settings of `rope` that one object gives; None after reporting what is wrong with it. Keys that its
         scaling does not read are refused, unless they are null."""
 
@@ -443,7 +266,7 @@ class _Reading:
         words = {"default": "none", **{each: each for each in ROPE_SCALINGS if each != "none"}}
         kinds = [each for key in ("rope_type", "type") if (each := inside.pop(key, None)) is not None]
         if wrong := [each for each in kinds if not isinstance(each, str) or each not in words or each != kinds[0]]:
-            self._refuse(f"{name}.rope_type", _Entry(wrong[-1], entry.span), f"one of {', '.join(words)}")
+            self._refuse(f"{name}.rope_type", ConfigEntry(wrong[-1], entry.span), f"one of {', '.join(words)}")
             return None
         kind = words[kinds[0]] if kinds else "none"
         context = self.entries.get(CONTEXT)
@@ -470,7 +293,7 @@ class _Reading:
                 found[setting] = value
         for each, value in inside.items():
             if value is not None:
-                self._unknown(f"{name}.{each}", _Entry(value, entry.span))
+                self._unknown(f"{name}.{each}", ConfigEntry(value, entry.span))
                 good = False
         before: Any = found.get("original")
         if context is not None and is_number(before) and is_number(context.value) and before > context.value:
@@ -478,20 +301,20 @@ class _Reading:
             good = False
         return found if good else None
 
-    def _check_replaced(self, base: _Entry | None) -> None:
+    def _check_replaced(self, base: ConfigEntry | None) -> None:
         """Refuse a base in `rope_parameters` that is not that of transformers: where `rope_scaling` is given too, that
         replaces it, and has the default of the model type (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`).
         """
         default = self.config.rope_theta
         if base is not None and base.value not in (None, default):
             message = (
-                f"`rope_theta` is {_short(base.value)} in `rope_parameters` of {self.source.path}, and transformers"
+                f"`rope_theta` is {short_json(base.value)} in `rope_parameters` of {self.source.path}, and transformers"
             )
             message += f" ignores that beside `rope_scaling`: it computes with {default:g}"
             hint = "add the base that is meant to `rope_scaling`, or remove `rope_scaling`"
             self.diagnostics.error("X522", message, base.span, hint=hint)
 
-    def _set(self, setting: str, value: Any, entry: _Entry | None, key: str) -> None:
+    def _set(self, setting: str, value: Any, entry: ConfigEntry | None, key: str) -> None:
         """Put a value where none is written, and compare it with what is."""
         block, _, name = setting.rpartition(".")
         section = self.section if not block else self.section.block(block)
@@ -513,26 +336,18 @@ class _Reading:
         )  # fmt: skip
         section.entries[name] = SectionEntry(span, theirs)
 
-    def _refuse(self, name: str, entry: _Entry, wanted: str) -> None:
-        message = f"`{name}` is {_short(entry.value)} in {self.source.path}, and a {self._model} of xtrain computes "
+    def _refuse(self, name: str, entry: ConfigEntry, wanted: str) -> None:
+        message = (
+            f"`{name}` is {short_json(entry.value)} in {self.source.path}, and a {self._model} of xtrain computes "
+        )
         self.diagnostics.error("X522", f"{message}something else", entry.span, hint=f"it must be {wanted}")
 
-    def _unknown(self, name: str, entry: _Entry) -> None:
-        _refuse_unknown(name, entry, self.source, self.diagnostics)
+    def _unknown(self, name: str, entry: ConfigEntry) -> None:
+        refuse_unknown(name, entry, self.source, self.diagnostics)
 
     @property
     def _model(self) -> str:
         return self.config.model_type
-
-
-def _refuse_unknown(name: str, entry: _Entry, source: SourceText, diagnostics: Diagnostics) -> None:
-    if name in QUANTISED:
-        message = f"{source.path} is that of a quantised checkpoint: it has `{name}`"
-        hint = "give a folder with weights in bf16, fp16 or fp32"
-    else:
-        message = f"`{name}` of {source.path} is not known to xtrain, and it may change what the model computes"
-        hint = f"remove it from {CONFIG} if it changes nothing"
-    diagnostics.error("X522", message, entry.span, hint=hint)
 
 
 def _agree(written: Value, theirs: Value) -> bool:
@@ -549,8 +364,3 @@ def _agree(written: Value, theirs: Value) -> bool:
 
 def _wanted(only: Only) -> str:
     return only.words or " or ".join(json.dumps(value) for value in only.values)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -28,6 +28,7 @@ ROOMS = ("dsl", "planner")
 # What reads Python files of users and folders of models, to which texts alone do not come.
 OF_FILES = (
     "dsl.user_parts",
+    "dsl.checking.config_json",
     "dsl.checking.model_folder",
     "planner.blocks.layer_reader",
     "planner.blocks.user_layer",

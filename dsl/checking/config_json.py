@@ -1,0 +1,203 @@
+"""`config.json` of a folder: its keys, each with its place, and the family that computes what they say."""
+
+import json
+import os
+from collections.abc import Iterator
+from json.decoder import JSONDecodeError
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from ..diagnostics.diagnostic import Diagnostics
+from ..diagnostics.source import SourceText, Span
+from ..diagnostics.suggest import did_you_mean
+from ..schema.model import FAMILIES, ModelFolder
+from ..schema.model_config import WholeModel
+from .strict_json import STRICT
+
+CONFIG: Final = "config.json"
+LARGEST: Final = 2**24  # bytes of a file that is read whole
+QUANTISED: Final = ("quantization_config", "compression_config")
+
+
+class ConfigUnreadable(Exception):
+    """There is no `config.json` that can be read; hint: what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@frozen
+class ConfigEntry:
+    """A key of the file: its value, and the place of both."""
+
+    value: Any
+    span: Span
+
+
+def _read(folder: ModelFolder, label: Span) -> SourceText:
+    """`config.json` as a source. Raises ConfigUnreadable."""
+    path = Path(folder.path)
+    try:
+        if not path.is_dir() and not os.path.lexists(path):
+            hint = did_you_mean(folder.path, FAMILIES) or f"a family of {', '.join(FAMILIES)}, or the path of a folder"
+            raise ConfigUnreadable(f"there is no folder `{folder}`", hint)
+        if (path / CONFIG).exists() and not ((path / CONFIG).is_file() or (path / CONFIG).is_dir()):
+            raise ConfigUnreadable(f"{(path / CONFIG).as_posix()} is no regular file", "give a copy of the file")
+        with (path / CONFIG).open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        message = f"{(path / CONFIG).as_posix()} cannot be read: {error.strerror or error}"
+        raise ConfigUnreadable(message, f"give the folder of a model, with its {CONFIG} and weights") from error
+    name = (path / CONFIG).as_posix()
+    if len(content) > LARGEST:
+        raise ConfigUnreadable(f"{name} is larger than {LARGEST >> 20} MiB", f"it is not a {CONFIG}")
+    try:
+        return SourceText.from_bytes(name, content, order=10_000, included_at=label)
+    except UnicodeDecodeError as error:
+        raise ConfigUnreadable(f"{name} is not UTF-8 text", "copy the file again") from error
+
+
+def _keys(source: SourceText, begin: int = 0) -> dict[str, ConfigEntry]:
+    """The keys of the file, or of the object inside it that begins there. Raises ConfigUnreadable."""
+    try:
+        return dict(_scan(source, begin))
+    except (ValueError, RecursionError) as error:
+        why = f"line {error.lineno}: {error.msg}" if isinstance(error, JSONDecodeError) else str(error)
+        raise ConfigUnreadable(f"{source.path} is not a JSON object: {why}", "copy the file again") from error
+
+
+def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, ConfigEntry]]:
+    """Every key of the object with its place, each once. Raises ValueError."""
+    text, names = source.text, set()
+
+    def blank(place: int) -> int:
+        while text[place : place + 1] in (" ", "\t", "\n"):
+            place += 1
+        return place
+
+    def expect(signs: str, place: int) -> int:
+        if text[place : place + 1] not in tuple(signs):
+            raise JSONDecodeError(f"expected {' or '.join(signs)}", text, place)
+        return place + 1
+
+    inside = begin > 0
+    place = blank(expect("{", blank(begin)))
+    while text[place : place + 1] != "}":
+        begin = place
+        expect('"', place)
+        name, place = STRICT.raw_decode(text, place)
+        value, place = STRICT.raw_decode(text, blank(expect(":", blank(place))))
+        if name in names:
+            raise JSONDecodeError(f"`{name}` is given twice", text, begin)
+        names.add(name)
+        yield name, ConfigEntry(value, source.span(begin, place))
+        place = blank(place)
+        if text[place : place + 1] != "}":
+            place = blank(expect(",}", place))
+            expect('"', place)
+    if not inside and blank(place + 1) != len(text):
+        raise JSONDecodeError("something follows the object", text, place + 1)
+
+
+def family_of(
+    folder: ModelFolder, label: Span, diagnostics: Diagnostics
+) -> tuple[str, SourceText, dict[str, ConfigEntry]] | None:
+    """The family that computes what the file says, and the file; None after reporting that there is none.
+
+    Raises ConfigUnreadable.
+    """
+    source = _read(folder, label)
+    entries = _keys(source)
+    of = {each.config.model_type: name for name, each in FAMILIES.items() if each.config is not None}
+    entry = entries.get("model_type")
+    for name, each in FAMILIES.items():
+        whole = None if each.config is None else each.config.whole
+        if whole is not None and entry is not None and entry.value == whole.model_type:
+            part = _part_of(whole, name, source, entries, diagnostics)
+            return None if part is None else (name, source, part)
+    if entry is None or not isinstance(entry.value, str) or entry.value not in of:
+        what = "has no `model_type`" if entry is None else f"is of the model type {short_json(entry.value)}"
+        message = f"{source.path} {what}, which xtrain does not have" if entry else f"{source.path} {what}"
+        place = entry.span if entry is not None else source.span(0, 1)
+        diagnostics.error("X521", message, place, hint=f"xtrain has the model types {', '.join(of)}")
+        return None
+    family = of[entry.value]
+    config = FAMILIES[family].config
+    assert config is not None
+    known = _is_of(config.architectures, family, source, entries, diagnostics)
+    return (family, source, entries) if known else None
+
+
+def _part_of(
+    whole: WholeModel, family: str, source: SourceText, entries: dict[str, ConfigEntry], diagnostics: Diagnostics
+) -> dict[str, ConfigEntry] | None:
+    """The keys of a part of a model, which is of a family; None after reporting that there is none.
+
+    Raises ConfigUnreadable.
+    """
+    if not _is_of(whole.architectures, family, source, entries, diagnostics):
+        return None
+    entry, config = entries.get(whole.part), FAMILIES[family].config
+    assert config is not None
+    if entry is None or not isinstance(entry.value, dict):
+        what = f"has no `{whole.part}`" if entry is None else f"has {short_json(entry.value)} as `{whole.part}`"
+        place = source.span(0, 1) if entry is None else entry.span
+        hint = "it is an object with the keys of the text model"
+        diagnostics.error("X522", f"{source.path} {what}", place, hint=hint)
+        return None
+    kind = entry.value.get("model_type", config.model_type)
+    if kind != config.model_type:
+        message = f"`{whole.part}` of {source.path} is of the model type {short_json(kind)}"
+        diagnostics.error("X521", message, entry.span, hint=f"xtrain has {config.model_type}")
+        return None
+    part = _keys(source, source.text.index("{", entry.span.start))
+    of_whole = {name: entries[name] for name in whole.replaces if name in entries}
+    understood = {"model_type", whole.part, *whole.replaces} | whole.harmless
+    for name, each in entries.items():
+        if name not in understood and each.value is not None:
+            refuse_unknown(name, each, source, diagnostics)
+    for name in whole.null:
+        if name in part and part[name].value is not None:
+            message = (
+                f"`{name}` is {short_json(part[name].value)} in {source.path}, which the text alone computes with, and "
+            )
+            hint = "it must be null; or give the folder of the text alone"
+            diagnostics.error("X522", f"{message}the model with images does not", part[name].span, hint=hint)
+    part = {name: each for name, each in part.items() if name not in whole.replaces}
+    return {"model_type": entries["model_type"], **part, **of_whole}
+
+
+def _is_of(
+    architectures: tuple[str, ...],
+    family: str,
+    source: SourceText,
+    entries: dict[str, ConfigEntry],
+    diagnostics: Diagnostics,
+) -> bool:
+    """Whether the file is of one of these; reported where it is not."""
+    written = entries.get("architectures")
+    if written is None or written.value is None:
+        return True
+    if isinstance(written.value, list) and len(written.value) == 1 and written.value[0] in architectures:
+        return True
+    message = f"{source.path} is of the architecture {short_json(written.value)}, and xtrain has no such {family}"
+    diagnostics.error("X521", message, written.span, hint=f"xtrain has {' and '.join(architectures)}")
+    return False
+
+
+def refuse_unknown(name: str, entry: ConfigEntry, source: SourceText, diagnostics: Diagnostics) -> None:
+    if name in QUANTISED:
+        message = f"{source.path} is that of a quantised checkpoint: it has `{name}`"
+        hint = "give a folder with weights in bf16, fp16 or fp32"
+    else:
+        message = f"`{name}` of {source.path} is not known to xtrain, and it may change what the model computes"
+        hint = f"remove it from {CONFIG} if it changes nothing"
+    diagnostics.error("X522", message, entry.span, hint=hint)
+
+
+def short_json(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
