@@ -1,6 +1,7 @@
 """How the model learns: `loss`, `optimizer`, `scheduler`, `checkpoint`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
@@ -101,6 +102,12 @@ def random_rounding() -> Any:
     )
 
 
+@cache
+def _state_tensors(names: tuple[str, ...], number_format: str) -> tuple[StateTensor, ...]:
+    """Of thousands of parameters they are the same."""
+    return tuple(StateTensor(name, number_format) for name in names)
+
+
 @frozen
 class Misfit:
     """A setting that does not fit the rest of a spec. setting: its name. hint: what to write."""
@@ -179,7 +186,7 @@ class Optimizer(Component):
     @classmethod
     def moments(cls, args: Mapping[str, Any], *names: str) -> tuple[StateTensor, ...]:
         """Tensors of the parameter's shape, in the format that moments are stored in. args: of its node."""
-        return tuple(StateTensor(name, args.get("states", "")) for name in names)
+        return _state_tensors(names, args.get("states", ""))
 
     @classmethod
     def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:

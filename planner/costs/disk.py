@@ -47,7 +47,10 @@ def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
     if saving is None or (saves is None and saving["keep"] is None):
         return None
     contents = checkpoint_contents(plan)
-    full, weights = _full(plan, contents, saving["backend"]), _weights(plan, contents, saving["backend"])
+    sidecar = _sidecar(plan, contents)
+    full = sidecar + _full(plan, contents, saving["backend"])
+    weights = _weights(plan, contents, saving["backend"])
+    weights += sidecar if weights else 0
     stays = saves if saving["keep"] is None else saving["keep"] + (saving["best"] is not None)
     assert stays is not None
     most = stays + (saving["keep"] is not None)
@@ -68,7 +71,7 @@ def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
     buffers = (1 + (averages is not None)) * _buffer_bytes(contents)
     numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * counters
-    return numbers + pieces * OF_A_PIECE[backend] + streams + _sidecar(plan, contents)
+    return numbers + pieces * OF_A_PIECE[backend] + streams
 
 
 def _weights(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
@@ -79,7 +82,7 @@ def _weights(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     frozen = next((node.args["format"] for node in plan.nodes if node.op == "setup.freeze"), "")
     numbers = weight_bytes(plan.parameters, form, frozen) + _buffer_bytes(contents)
     pieces = _pieces(plan, plan.parameters.tensors) + len(contents["buffers"])
-    return numbers + pieces * OF_A_PIECE[backend] + _sidecar(plan, contents)
+    return numbers + pieces * OF_A_PIECE[backend]
 
 
 def _pieces(plan: Plan, tensors: Iterable[ParameterSpec]) -> int:
