@@ -6,6 +6,7 @@ import attrs
 
 from .schema import (
     actions,
+    adapters,
     alerts,
     cluster,
     data,
@@ -30,6 +31,7 @@ KINDS: Final[dict[str, type]] = {
     "launch": experiment.Launch,
     "cluster": cluster.Cluster,
     "model": model.Model,
+    "adapter": adapters.Adapter,
     "tokenizer": model.Tokenizer,
     "dataset": data.Dataset,
     "mixture": data.Mixture,
@@ -54,7 +56,7 @@ KINDS: Final[dict[str, type]] = {
 # Kind → field of `Spec`; two of them with different labels are two things.
 NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases", "hook": "hooks"}
 # What a spec without such a block does not have at all.
-OPTIONAL: Final = ("ema", "step", "evaluation_step")
+OPTIONAL: Final = ("adapter", "ema", "step", "evaluation_step")
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",

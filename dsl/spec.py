@@ -8,6 +8,7 @@ from .diagnostics.diagnostic import Note
 from .diagnostics.source import Span
 from .evaluation.values import Value
 from .schema.actions import OnEvent, Tick
+from .schema.adapters import Adapter
 from .schema.alerts import Alerts
 from .schema.cluster import CLUSTERS, Cluster
 from .schema.collators import Link, usual_chain
@@ -68,6 +69,7 @@ class Spec:
     optimizer: Optimizer
     scheduler: Scheduler = field(factory=lambda: SCHEDULERS.default())
     loss: Loss = field(factory=lambda: LOSSES.default())
+    adapter: Adapter | None = None
     ema: Ema | None = None
     precision: Precision = Precision()
     parallel: Parallel = field(factory=Parallel)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 from attrs import field, frozen
 
+from ..dsl.schema.adapters import Adapter, adapter_of
 from ..dsl.schema.model import FAMILIES, Model, ModelEnds
 from ..dsl.schema.rope import Rope
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
+# Of an `Architecture`: what its JSON has in another form.
+LEFT_OUT: Final = ("own", "rope", "adapter")
 
 
 @frozen(cache_hash=True)  # asked for by every block of every forward
@@ -34,7 +37,8 @@ class RotaryAngles:
 class Architecture:
     """A decoder-only transformer with nothing left to choose.
 
-    own: settings that only its family has, as JSON. rope: left out of the JSON where positions are not scaled.
+    own: settings that only its family has, as JSON. rope: left out of the JSON where positions are not scaled. adapter:
+    what is trained beside its matrices; None: nothing is, and the JSON says nothing of it.
     """
 
     family: str
@@ -61,6 +65,12 @@ class Architecture:
     router_z_loss: float = 0.0
     rope: Rope = field(factory=Rope)
     own: Mapping[str, Any] = field(factory=dict, hash=False)
+    adapter: Adapter | None = None
+
+    @property
+    def base(self) -> "Architecture":
+        """The model without adapter."""
+        return self if self.adapter is None else attrs.evolve(self, adapter=None)
 
     @property
     def is_moe(self) -> bool:
@@ -103,9 +113,10 @@ class Architecture:
 
     def to_json(self) -> dict[str, Any]:
         """All numbers by name, those of its family alone beside the others."""
-        numbers = attrs.asdict(self, filter=lambda attribute, _: attribute.name not in ("own", "rope"), recurse=False)
+        numbers = attrs.asdict(self, filter=lambda attribute, _: attribute.name not in LEFT_OUT, recurse=False)
         rope = {"rope": scaled} if (scaled := self.rope.resolved()) else {}
-        return {**numbers, **rope, **self.own}
+        adapter = {} if self.adapter is None else {"adapter": self.adapter.to_json()}
+        return {**numbers, **rope, **self.own, **adapter}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Architecture":
@@ -113,6 +124,8 @@ class Architecture:
         known = attrs.fields_dict(cls).keys() - {"own"}
         if isinstance(values.get("rope"), Mapping):
             values = {**values, "rope": Rope(**values["rope"])}
+        if isinstance(values.get("adapter"), Mapping):
+            values = {**values, "adapter": adapter_of(values["adapter"])}
         own = {name: value for name, value in values.items() if name not in known}
         return cls(**{name: value for name, value in values.items() if name in known}, own=own)
 
@@ -133,7 +146,8 @@ class LayerKind:
 def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
     blocks: list[BlockPiece] = []
     layers: list[list[int]] = []
-    for layer, block in enumerate(family.blocks(arch)):
+    plain = family.blocks(arch)
+    for layer, block in enumerate(plain if arch.adapter is None else arch.adapter.on(plain, arch.base)):
         if block not in blocks:
             blocks.append(block)
             layers.append([])
@@ -145,7 +159,8 @@ def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
 class ParameterSpec:
     """A parameter: its name, its whole shape, and how the optimizer and a token's path treat it.
 
-    trained: it has a gradient, and the optimizer a state of it.
+    trained: it has a gradient, and the optimizer a state of it. adapter: of what belongs to an
+    adapter, the matrix that it is added to; empty: it is a parameter of the model itself.
     """
 
     name: str
@@ -153,6 +168,7 @@ class ParameterSpec:
     decays: bool
     expert: bool = False
     trained: bool = True
+    adapter: str = ""
 
     @property
     def size(self) -> int:
@@ -174,7 +190,8 @@ class BlockParameter:
     added to the residual stream. cut: how tensor parallelism cuts it, by output features (column) or by input features
     (row); none: every rank has all of it. partial: when a rank has only a summand of the gradient of what is not cut:
     where tensor parallelism cuts the sequence, as the rank has used it on its own positions, or always. router: its
-    products choose experts.
+    products choose experts. adapter: of what belongs to an adapter, which gives it its first values, the matrix
+    that it is added to.
     """
 
     name: str
@@ -185,11 +202,17 @@ class BlockParameter:
     cut: Literal["column", "row"] | None = None
     partial: Partial = "never"
     router: bool = False
+    adapter: str = ""
 
     @property
     def owner(self) -> str:
         """The module that has it."""
         return self.name.rpartition(".")[0]
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, or of experts a stack of them; one of a single row or column is a vector."""
+        return len(self.shape) == (3 if self.expert else 2) and min(self.shape[-2:]) > 1
 
 
 def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
@@ -225,6 +248,7 @@ def _of_layer(parameter: BlockParameter, layer: int) -> ParameterSpec:
         shape=parameter.shape,
         decays=parameter.decays,
         expert=parameter.expert,
+        adapter=parameter.adapter and f"layers.{layer}.{parameter.adapter}",
     )
 
 

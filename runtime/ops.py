@@ -16,6 +16,7 @@ import cattrs
 from attrs import frozen
 
 from ..dsl.schema.actions import ACTIONS, action_of
+from ..dsl.schema.adapters import ADAPTERS
 from ..dsl.schema.collators import LINKS
 from ..dsl.schema.component import Component
 from ..dsl.schema.log import tracker_of
@@ -110,7 +111,7 @@ def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
 
 
 # Ops of which every component of a kind has its own, under `<op>.<kind of the node>`, in a module beside it.
-COMPONENTS: Final = {"setup.loss": LOSSES, "setup.optimizer": OPTIMIZERS}
+COMPONENTS: Final = {"setup.adapter": ADAPTERS, "setup.loss": LOSSES, "setup.optimizer": OPTIMIZERS}
 # Those of which functions of the user's own have an op, `<op>.user`.
 OF_USERS: Final = {**COMPONENTS, "setup.scheduler": SCHEDULERS}
 # Of components whose node is called after them: the op is `<what stands here>.<kind>`, in a module beside it.

@@ -22,7 +22,7 @@ from ...dsl.schema.training import (
 from ...planner.units import BYTES, plural
 
 if TYPE_CHECKING:
-    from ...planner.architecture import BlockParameter, ParameterSpec
+    from ...planner.architecture import ParameterSpec
     from ...planner.resolved import Resolved
     from ...planner.update_work import UpdateWork
 
@@ -67,7 +67,7 @@ class Muon(Optimizer):
             f"layers.*.{parameter.name}"
             for kind in arch.kinds
             for parameter in kind.block.parameters(arch)
-            if is_matrix(parameter) and (self.routers or not parameter.router)
+            if parameter.is_matrix and not parameter.adapter and (self.routers or not parameter.router)
         }
         return {**super().arguments(run), "matrices": sorted(names), "format": run.formats.compute}
 
@@ -101,11 +101,6 @@ class Muon(Optimizer):
         args = self.arguments(run)
         found = [each for each in parameters if in_matrices(args["matrices"], each.name)]
         return work_of(batches_of(run, found), BYTES[args["format"]], self.ns_steps)
-
-
-def is_matrix(parameter: "BlockParameter") -> bool:
-    """Whether a parameter is a matrix, or of experts a stack of them; one of a single row or column is a vector."""
-    return len(parameter.shape) == (3 if parameter.expert else 2) and min(parameter.shape[-2:]) > 1
 
 
 def in_matrices(matrices: Sequence[str], name: str) -> bool:

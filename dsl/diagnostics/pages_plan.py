@@ -77,6 +77,14 @@ PAGES: Final = (
         parameter is left to train.
         """, 'model qwen3 { dim = 192, layers = 4, heads = 6, frozen = ["embedding", "layers.0-1"] }',
         'model qwen3 { dim = 192, layers = 4, heads = 6, frozen = ["embed_tokens", "layers.0-1"] }'),
+    CodePage("X435", "an adapter that does not fit", """
+        `targets` names matrices of blocks by parts of their names in the plan: `q_proj`, `self_attn`,
+        `layers.0-3.mlp`; `all_linear` means all matrices of attention and feed-forward layers. Routed experts have an
+        adapter where `experts` is among the parts, as `experts.down_proj`; routers, norms, the embedding and the head
+        can have none: `train` names what is trained in full beside the adapter. Nothing else of the model is trained,
+        so there is nothing for `frozen` to say, and balance biases of routers do not move.
+        """, 'adapter lora { rank = 16, targets = ["qkv_proj"] }',
+        'adapter lora { rank = 16, targets = ["q_proj", "k_proj", "v_proj"] }'),
     CodePage("X437", "an optimizer that does not fit the rest", """
         `stochastic_rounding` rounds new weights at random, so that updates that are smaller than the distance of two
         numbers count on average. Weights in fp32 and fp64 have room for such updates: it is for `precision { params =

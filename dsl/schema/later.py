@@ -5,7 +5,7 @@ from typing import Final
 from .parallel import Pp
 from .training import Loss
 
-KINDS: Final = ("adapter", "serve", "sweep")
+KINDS: Final = ("serve", "sweep")
 ACTIONS: Final = ()
 EVENTS: Final = ()
 SOURCES: Final = ()

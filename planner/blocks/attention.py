@@ -32,6 +32,7 @@ class AttentionLayer(Layer):
     """
 
     attends = True
+    adapts = True
 
     qk_norm: bool = False
     bias: bool = False

@@ -92,12 +92,14 @@ class Layer(BlockPiece):
     family defines itself is built by the module that `torch_module` names.
 
     settings: those of the families that can have it. reads: the settings that it reads which no layer has to.
+    adapts: adapters can be of its matrices, whose products `Tracer.linear` writes down and a `Linear` computes.
     attends: it mixes positions, which one layer of a block does. window: of one that attends, how many positions of its
     document a query sees; None: all before it.
     """
 
     settings: ClassVar[type[Model]] = TransformerSettings
     reads: ClassVar[tuple[str, ...]] = ()
+    adapts: ClassVar[bool] = False
     attends: ClassVar[bool] = False
     window: ClassVar[int | None] = None
 

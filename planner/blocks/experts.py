@@ -40,6 +40,7 @@ class ExpertsLayer(Layer):
 
     settings = ExpertTransformer
     reads = ("ffn",)
+    adapts = True
 
     gated_ffn: int = later(0)
     groups: int = later(1)

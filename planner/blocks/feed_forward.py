@@ -19,6 +19,7 @@ class SwiGLULayer(Layer):
     gelu_tanh is GELU as its tanh approximates it, which makes it a GEGLU."""
 
     reads = ("ffn",)
+    adapts = True
 
     bias: bool = later(False)
     activation: Literal["silu", "gelu_tanh"] = later("silu")

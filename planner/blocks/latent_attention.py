@@ -30,6 +30,7 @@ class LatentAttentionLayer(Layer):
     """
 
     attends = True
+    adapts = True
 
     q_rank: int | None
     kv_rank: int

@@ -237,6 +237,10 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         own = chosen.resuming if chosen is not None else {}
         learned = {name: Rule(f"optimizer.{name}", "learning", own.get(name, _LEARNS)) for name in args}
         return {**learned, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
+    if op == "setup.adapter":
+        return {
+            name: None if name in ("kind", "seed") else Rule(f"adapter.{name}", "learning", _FIRST) for name in args
+        }
     if op in ("setup.loss", "setup.scheduler"):
         return dict.fromkeys(args)  # what is minimised, and the curve, are compared as a whole
     if op.startswith(TRACKER):

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from math import prod
+from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..architecture import block_parameters, name_in_block
 from ..resolved import Resolved, TrainedKind
 from .frozen_trace import without_frozen
 from .local import Local
 from .op_trace import CP, TP, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
+
+if TYPE_CHECKING:
+    from ..blocks.adapted import AdaptedMatrix
 
 
 @frozen
@@ -56,6 +60,7 @@ class Tracer:
     """What the pieces of a block write on, and what they have in common.
 
     experts: the FSDP unit of the block's experts. shapes: of its parameters, as a rank computes with them.
+    adapted: name of a matrix → what an adapter adds to its product.
     """
 
     ops: OpTrace
@@ -64,18 +69,21 @@ class Tracer:
     axes: BlockAxes
     experts: FsdpUnit | None
     shapes: Mapping[str, tuple[int, ...]]
+    adapted: "Mapping[str, AdaptedMatrix]" = field(factory=dict)
 
     def linear(self, x: TracedTensor, name: str, tokens: int, *, bias: bool = True) -> TracedTensor:
         """x · Wᵀ of the module `name` on so many tokens, with its bias if it has one."""
         names = [each for each in (f"{name}.weight", *((f"{name}.bias",) if bias else ())) if each in self.shapes]
         outputs, inputs = self.shapes[names[0]]
-        return self.ops.linear(
+        out = self.ops.linear(
             x,
             tokens * outputs * self.local.width,
             weight=self.bytes_of(*names),
             flops=2 * tokens * outputs * inputs,
             parameters=names,
         )
+        adapted = self.adapted.get(names[0])
+        return out if adapted is None else adapted.trace(self, x, out, tokens)
 
     def row_parallel_linear(self, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
         """The same of a matrix that tensor parallel cuts by input: the bias is added to the sum."""

@@ -114,7 +114,8 @@ def backward(
     if recompute is not None:
         later |= {id(value) for value in _stored(trace, recompute)}
         stays = {id(value) for op in trace.ops for value in op.keeps} | later
-        player.run(_until_last_keeper(trace), stays, known=later, again=True, follower=ahead)
+        ops = _until_last_keeper(trace)
+        player.run(ops, stays, known=later, again=True, follower=ahead, layers=trace.layers)
     player.run_back(trace, later, ahead if recompute is None else None)
     player.exchange(unit)
     if recompute is not None or keeps_input(trace):
@@ -196,8 +197,9 @@ class _Player:
         """Run operations; values that do not stay are freed after their last use, and freed units let go. What only a
         backward would keep has a name until the layer is done; `layers`: where each begins.
 
-        again: it is the second run, of whose last operation only what it keeps is wanted, and in which units inside
-        keep their parameters. known: values that are there already. follower: the unit whose backward comes next.
+        again: it is the second run, of whose last operation only what it keeps is wanted, in which units inside keep
+        their parameters, and behind which everything else is freed. known: values that are there already. follower: the
+        unit whose backward comes next.
         """
         uses: dict[int, int] = {}
         for op in ops:
@@ -205,7 +207,7 @@ class _Player:
                 uses[id(value.storage)] = uses.get(id(value.storage), 0) + 1
         forgone = {id(value) for op in ops for value in op.forgone}
         ends, named = {*layers, len(ops)}, list[int]()
-        allocated: set[int] = set()
+        allocated: dict[int, int] = {}
         for place, op in enumerate(ops):
             if op.opens is not None:
                 self.gather_again(op.opens, follower) if again else self.gather(op.opens)
@@ -214,7 +216,7 @@ class _Player:
             for value in op.extra if again and op is ops[-1] else (*op.outputs, *op.extra):
                 if id(value) not in known:
                     self.make(value.size)
-                    allocated.add(id(value))
+                    allocated[id(value)] = value.size
             if not op.results or id(op.results[0]) not in known:
                 self.touch(op.scratch[0])
             for value in op.extra:
@@ -224,11 +226,14 @@ class _Player:
                 storage, number = value.storage, id(value.storage)
                 uses[number] -= 1
                 if not uses[number] and number in allocated and number not in stays:
-                    allocated.discard(number)
+                    del allocated[number]
                     named.append(storage.size) if number in forgone else self.free(storage.size)
             if place + 1 in ends:
                 self.free(sum(named))
                 named.clear()
+        if again:
+            extra = {id(value) for op in ops for value in op.extra}
+            self.free(sum(size for number, size in allocated.items() if number not in stays | extra))
 
     def run_back(self, trace: OpTrace, later: Set[int], follower: FsdpUnit | None) -> None:
         """Run all operations backwards, from the gradient of the last output, which is alive.

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from ...dsl.schema.adapters import ADAPTERS
 from ...dsl.schema.model import FAMILIES, Model, Resuming
 from ...dsl.schema.training import OPTIMIZERS
 from ..architecture import Architecture, buffers
@@ -115,8 +116,10 @@ def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Ch
 
 
 def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
-    before, after = ({"rope": {}, **each["model"]} for each in (saved, planned))  # left out where nothing is scaled
-    changed = [name for name in after if before.get(name) != after[name] and name not in ("family", "user", "block")]
+    alike = ("adapter" in saved["model"]) == ("adapter" in planned["model"])
+    before, after = (_settings(each["model"], each_of_adapter=alike) for each in (saved, planned))
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    changed = [name for name in changed if name not in ("family", "user", "block")]
     meaning = resuming(before, after)
     found = []
     shapes = saved["tensors"] != planned["tensors"]
@@ -126,30 +129,47 @@ def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMis
         causes = [name for name in causes if meaning(name) == "shape"] or causes
         if not causes and before["family"] != after["family"]:
             causes = ["family"]
-        values = ", ".join(f"{name} {_spell(before.get(name))} → {_spell(after[name])}" for name in causes)
-        path = f"model.{causes[0]}" if len(causes) == 1 else "model"
+        values = ", ".join(f"{name} {_spell(before.get(name))} → {_spell(after.get(name))}" for name in causes)
+        path = setting_path(causes[0]) if len(causes) == 1 else _common(causes)
         values = values.removeprefix(f"{causes[0]} ") if len(causes) == 1 else values
         difference = tensor_difference(saved["tensors"], planned["tensors"])
         found.append(CheckpointMismatch(path=path, text=f"{values}: {difference}" if values else difference))
-    elif not _same_block(before, after):
+    elif not _same_block(saved["model"], planned["model"]):
         text = f"{before['family']} → {after['family']}: the same weights would give other results"
         if before["family"] == after["family"]:
             text = f"{after['family']} computes something else: the same weights would give other results"
         found.append(CheckpointMismatch(path="model.family", text=text))
     for name in changed:
         if meaning(name) == "meaning" or (meaning(name) == "width" and not shapes):
-            text = f"{_spell(before.get(name))} → {_spell(after[name])}: the same weights would give other results"
+            text = f"{_spell(before.get(name))} → {_spell(after.get(name))}: the same weights would give other results"
             found.append(CheckpointMismatch(path=setting_path(name), text=text))
     return found
 
 
+def _settings(model: Mapping[str, Any], *, each_of_adapter: bool) -> dict[str, Any]:
+    """Name → value of the settings of a model, in which `rope` is left out where nothing is scaled, and of its adapter
+    as `adapter.rank`; else `adapter` is which one it has."""
+    given = model.get("adapter", {})
+    adapter = {f"adapter.{name}": value for name, value in given.items()}
+    if not each_of_adapter:
+        adapter = {"adapter": given.get("kind")}
+    return {"rope": {}, **{name: value for name, value in model.items() if name != "adapter"}, **adapter}
+
+
+def _common(causes: list[str]) -> str:
+    """The path of what several settings are of."""
+    return "adapter" if all(name.startswith("adapter.") for name in causes) else "model"
+
+
 def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], Resuming]:
-    """What another value of a setting means for a checkpoint, by what the families of two models say."""
+    """What another value of a setting means for a checkpoint, by what the families of two models, and adapters, say."""
     families = [family for model in (before, after) if (family := _family(model)) is not None]
     known: dict[str, Resuming] = {name: what for family in families for name, what in family.resuming.items()}
     others: list[Resuming] = [family.other for family in families if family.other != Model.other]
     other = others[0] if others else Model.other
-    return lambda name: known.get(name, other)
+    for kind in {model["adapter.kind"] for model in (before, after) if "adapter.kind" in model} & ADAPTERS.keys():
+        known |= {f"adapter.{name}": what for name, what in ADAPTERS[kind].resuming.items()}
+    return lambda name: known.get(name, "shape" if name.startswith("adapter") else other)
 
 
 def _family(model: Mapping[str, Any]) -> type[Model] | None:
@@ -168,7 +188,7 @@ def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 def setting_path(name: str) -> str:
     """The setting behind a field of an architecture."""
-    return f"model.{name.replace('router_', 'router.')}"
+    return name if name.startswith("adapter") else f"model.{name.replace('router_', 'router.')}"
 
 
 def _spell(value: Any) -> str:

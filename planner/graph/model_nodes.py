@@ -1,5 +1,5 @@
 """The nodes that make a model and prepare its modules: build → loss → tp → cp → ep → freeze → activation →
-routing_replay → compile."""
+routing_replay → compile; and those that give it values."""
 
 from typing import Any, Final
 
@@ -31,8 +31,17 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     ):
         last = part(graph, run, last)
     last = add_pipeline(graph, run, run.stack.shard(graph, run, last))
-    last = _weights(graph, run, last)
-    return run.stack.wrap(graph, run, add_pretrained(graph, run, last))
+    last = add_pretrained(graph, run, _weights(graph, run, last))
+    return run.stack.wrap(graph, run, _adapter(graph, run, last))
+
+
+def _adapter(graph: Builder, run: Resolved, last: str) -> str:
+    """First values of an adapter, when those of the model under it are there."""
+    adapter = run.architecture.adapter
+    if adapter is None:
+        return last
+    args = {"kind": adapter.kind, "seed": run.spec.experiment.seed, **adapter.args()}
+    return graph.add("setup", "setup.adapter", adapter.does(), args=args, after=((last, "model"),))
 
 
 def _weights(graph: Builder, run: Resolved, last: str) -> str:

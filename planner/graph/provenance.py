@@ -39,6 +39,9 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     if spec.model.folder is not None:
         yield "model.folder", str(spec.model.folder)
     yield from _block("model", spec.model, spec.model.family)
+    if spec.adapter is not None:
+        yield "adapter.kind", spec.adapter.kind
+        yield from _block("adapter", spec.adapter)
     yield "tokenizer", spec.tokenizer.source
     for dataset in spec.datasets.values():
         yield from _dataset(dataset)
@@ -211,9 +214,9 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
 
 
 def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any:
-    if path.startswith("model."):
+    if path.startswith(("model.", "adapter.")):
         found: Any = architecture.to_json()
-        for name in path.split(".")[1:]:
+        for name in path.removeprefix("model.").split("."):
             found = found[name]
         return found
     return values[path]

@@ -1,7 +1,10 @@
 """`model` of a spec → `Architecture`: every number of the model resolved, with the reason for those nobody wrote."""
 
+from collections.abc import Iterator
+
 from attrs import evolve, field, frozen
 
+from ...dsl.schema.adapters import Adapter
 from ...dsl.schema.setting import Auto, settings_of
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ...dsl.spec import Spec
@@ -10,6 +13,7 @@ from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 from ..findings import Findings
 from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
+from .adapter import check_adapter
 from .frozen import check_frozen
 
 
@@ -36,6 +40,9 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
         lambda wrong: found.fail("model.block", "X223", "model.family", wrong.message, wrong.hint, span=wrong.span),
     )
     architecture = evolve(architecture, own={**architecture.own, **composed})
+    if spec.adapter is not None:
+        architecture = evolve(architecture, adapter=spec.adapter.resolved())
+        reasons |= {f"adapter.{name}": why for name, why in _reasons(spec.adapter)}
     if architecture.is_moe:
         _check_routing(architecture, found)
     if (unfit := spec.model.unfit()) is not None:
@@ -44,8 +51,16 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     _check_heads(architecture, found)
     _check_rope(spec, architecture, found)
     check_frozen(spec, architecture, found)
+    check_adapter(spec, architecture, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None
     return Shape(architecture, reasons, weights)
+
+
+def _reasons(adapter: Adapter) -> Iterator[tuple[str, str]]:
+    """Of its settings that were `auto`."""
+    for name, (_, why) in adapter.auto().items():
+        if isinstance(getattr(adapter, name), Auto):
+            yield name, why
 
 
 def loads_weights(spec: Spec) -> bool:

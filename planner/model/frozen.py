@@ -18,17 +18,21 @@ def covers(pattern: str, name: str) -> bool:
     """Whether a pattern means a parameter, or a module that it is in: part by part of their dotted names, `*` being any
     text inside a part and `0-3` the numbers 0 to 3."""
     wanted, parts = pattern.split("."), name.split(".")
-    return len(wanted) <= len(parts) and all(map(_fits, wanted, parts))
+    return len(wanted) <= len(parts) and all(map(fits_part, wanted, parts))
 
 
-def _fits(wanted: str, part: str) -> bool:
+def fits_part(wanted: str, part: str) -> bool:
     if found := _RANGE.fullmatch(wanted):
         return part.isdecimal() and int(found[1]) <= int(part) <= int(found[2])
     return fnmatchcase(part, wanted)
 
 
 def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
-    """The parameters that patterns mean."""
+    """The parameters that are not trained: those that patterns mean, and beside an adapter all of the model but what
+    the adapter says."""
+    if (adapter := arch.adapter) is not None:
+        own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)
+        return frozenset(name for name in own if not any(covers(each, name) for each in adapter.train))
     if not patterns:
         return frozenset()
     return frozenset(tensor.name for tensor in parameters(arch) if any(covers(each, tensor.name) for each in patterns))
@@ -37,7 +41,7 @@ def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
 def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
     """Every pattern must mean a parameter that no other before it does, and something must be left to train."""
     patterns = spec.model.frozen
-    if not patterns:
+    if not patterns or arch.adapter is not None:
         return
     names, frozen, idle = [tensor.name for tensor in parameters(arch)], set[str](), ""
     for pattern in patterns:
@@ -66,7 +70,7 @@ def _instead(pattern: str, names: Iterable[str], arch: Architecture) -> str:
     for depth, part in enumerate(parts):
         inside = [name for name in names if covers(".".join([*parts[:depth], "*"]), name)]
         there = list(dict.fromkeys(name.split(".")[depth] for name in inside))
-        if any(_fits(part, each) for each in there):
+        if any(fits_part(part, each) for each in there):
             continue
         if there and all(each.isdecimal() for each in there):
             return f"the blocks are 0 to {arch.layers - 1}"

@@ -1,5 +1,6 @@
 """Parameters as people name them together: by the modules that they are all of, `layers.0-3.self_attn`."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 
 from attrs import frozen
@@ -17,35 +18,56 @@ class ModuleCount:
 
 
 def modules_of(inventory: Parameters, *, trained: bool) -> tuple[ModuleCount, ...]:
-    """The parameters that are trained, or those that are not, in the order of the model."""
+    """The parameters of the model that are trained, or those that are not, in its order. Those of an adapter are
+    left out."""
+    return _modules_of([tensor for tensor in inventory.tensors if not tensor.adapter], trained=trained)
+
+
+def adapters_of(inventory: Parameters) -> tuple[ModuleCount, ...]:
+    """The matrices that an adapter is of, each with the size of its adapter."""
+    sizes: Counter[str] = Counter()
+    for tensor in inventory.tensors:
+        if tensor.adapter:
+            sizes[tensor.adapter.removesuffix(".weight")] += tensor.size
+    layers: dict[int, tuple[ModuleCount, ...]] = {}
+    for name, size in sizes.items():
+        layer = int(name.split(".")[1])
+        layers[layer] = (*layers.get(layer, ()), ModuleCount(name_in_block(name), size))
+    return tuple(_of_neighbours(layers))
+
+
+def _modules_of(tensors: list[ParameterSpec], *, trained: bool) -> tuple[ModuleCount, ...]:
     ends: list[ParameterSpec] = []
     layers: dict[int, list[ParameterSpec]] = {}
-    for tensor in inventory.tensors:
+    for tensor in tensors:
         inside = layers.setdefault(int(tensor.name.split(".")[1]), []) if name_in_block(tensor.name) else ends
         inside.append(tensor)
     found: list[ModuleCount] = []
-    before = next((place for place, tensor in enumerate(inventory.tensors) if name_in_block(tensor.name)), len(ends))
+    before = next((place for place, tensor in enumerate(tensors) if name_in_block(tensor.name)), len(ends))
     found += _whole(ends[:before], trained=trained)
+    found += _of_neighbours({layer: tuple(_in_block(own, trained=trained)) for layer, own in layers.items()})
+    return tuple(found + _whole(ends[before:], trained=trained))
+
+
+def _of_neighbours(layers: Mapping[int, tuple[ModuleCount, ...]]) -> Iterator[ModuleCount]:
+    """Modules inside blocks, those of neighbouring layers that have the same together."""
     runs: list[tuple[int, int, tuple[ModuleCount, ...]]] = []
-    for layer, tensors in layers.items():
-        own = tuple(_in_block(layer, tensors, trained=trained))
+    for layer, own in layers.items():
         if runs and runs[-1][1] == layer - 1 and runs[-1][2] == own:
             runs[-1] = (runs[-1][0], layer, own)
         else:
             runs.append((layer, layer, own))
     for first, last, modules in runs:
         block = f"layers.{first}" if first == last else f"layers.{first}-{last}"
-        found += [
-            ModuleCount(f"{block}.{each.name}".rstrip("."), (last - first + 1) * each.parameters) for each in modules
-        ]
-    return tuple(found + _whole(ends[before:], trained=trained))
+        for each in modules:
+            yield ModuleCount(f"{block}.{each.name}".rstrip("."), (last - first + 1) * each.parameters)
 
 
 def _whole(tensors: list[ParameterSpec], *, trained: bool) -> list[ModuleCount]:
     return [ModuleCount(each.name.rpartition(".")[0], each.size) for each in tensors if each.trained == trained]
 
 
-def _in_block(layer: int, tensors: list[ParameterSpec], *, trained: bool) -> Iterator[ModuleCount]:
+def _in_block(tensors: list[ParameterSpec], *, trained: bool) -> Iterator[ModuleCount]:
     sizes = {name_in_block(tensor.name): tensor.size for tensor in tensors}
     meant = {name_in_block(tensor.name) for tensor in tensors if tensor.trained == trained}
     yield from _modules("", sizes, meant)

@@ -9,7 +9,7 @@ from ...dsl.schema.cluster import CLUSTERS
 from ..architecture import Architecture, LayerKind
 from ..costs.headroom import Verdict, headroom, no_times
 from ..identity import fingerprint
-from ..model.module_names import modules_of
+from ..model.module_names import adapters_of, modules_of
 from ..plan import Hardware, Plan
 from ..units import WIDTH, amount_in_epochs, amount_text, bytes_text, count_text, plural, rate_text, seconds_text
 from .text import Detail, Page, clip
@@ -122,13 +122,19 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
     ]
     page.wrapped(" · ".join(parts))
     if count.trained < count.total:
-        for word, trained in (("trained", True), ("frozen", False)):
-            modules = modules_of(count, trained=trained)
+        parts = {
+            "adapter": adapters_of(count),
+            "trained": modules_of(count, trained=True),
+            "frozen": modules_of(count, trained=False),
+        }
+        for word, modules in parts.items():
+            if not modules:
+                continue
             total = sum(each.parameters for each in modules)
             shown = " · ".join(f"{each.name} {count_text(each.parameters)}" for each in modules)
             page.wrapped(f"{word:<7} {total:,}: {shown}", rest=" " * 10)
-    if len(arch.kinds) > 1:
-        page.table([(_layers_text(kind.layers), words) for kind, words in _kinds(arch)], styles=("", "dim"))
+    if len(arch.base.kinds) > 1:
+        page.table([(_layers_text(kind.layers), words) for kind, words in _kinds(arch.base)], styles=("", "dim"))
     if detail.full:
         rows = [(tensor.name, " · ".join(map(str, tensor.shape))) for tensor in plan.parameters.tensors]
         page.table(rows, styles=("", "dim"))

@@ -26,7 +26,7 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     own = names.own_names(files.tensors)
     found: dict[str, tuple[StoredPart, ...]] = {}
     missing: list[str] = []
-    for parameter in (*parameters(arch), *(each for each in buffers(arch) if each.name.endswith(names.buffers))):
+    for parameter in (*parameters(arch.base), *(each for each in buffers(arch) if each.name.endswith(names.buffers))):
         ways = names.of(parameter)
         chosen = next((parts for parts in ways if all(part.name in own for part in parts)), None)
         if chosen is None:  # once, whatever lies in it

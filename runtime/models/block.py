@@ -15,6 +15,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from ...planner.architecture import Architecture
+from ...planner.blocks.adapted import AdaptedBlock
 from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
 from ...planner.blocks.experts import ExpertsLayer
@@ -27,6 +28,7 @@ from ..ops import PlanMismatch
 from ..parallel.attention_blocks import Scores
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
+from .adapted import put_on
 from .attention import AttentionKernel, AttentionModule
 from .cache import KeyValueCache
 from .document_layout import DocumentLayout
@@ -182,6 +184,8 @@ class DecoderBlock(nn.Module):
         for piece in block.layers():
             module, calls[piece.name] = built(piece, settings)
             self.add_module(piece.name, module)
+        if isinstance(block, AdaptedBlock):
+            put_on(self, block, arch)
         self.angles = block.angles(arch)
         self._forward = _call_of(block, calls)
         self.recompute: Callable[..., Tensor] | None = None

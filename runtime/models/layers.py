@@ -40,8 +40,11 @@ class Linear(nn.Linear):
         which each has its own positions under sequence parallel."""
         if tensor is None or self.bias is None:
             return row_parallel_output(self(x_BSD), tensor)
-        out_BSD = row_parallel_output(F.linear(x_BSD, local(self.weight)), tensor)
+        out_BSD = row_parallel_output(self.without_bias(x_BSD), tensor)
         return out_BSD + local(self.bias, partial=tensor.sequence)
+
+    def without_bias(self, x_BSD: Tensor) -> Tensor:
+        return F.linear(x_BSD, local(self.weight, partial=self.partial))
 
 
 class RMSNorm(nn.Module):

@@ -22,7 +22,7 @@ def initialise(
     plan: Plan, model: ModelParts, rank: Rank, offload: bool, seed: int | None = None, init_std: float | None = None
 ) -> None:
     """Give memory and values to every parameter: norms multiply by 1, biases are 0, matrices normal with `init_std`;
-    buffers are zero.
+    buffers are zero. Those of an adapter get memory alone (`setup.adapter`).
     Without a seed parameters get memory alone: their values are read (`setup.read_weights`).
 
     offload: parameters live in host memory.
@@ -44,10 +44,12 @@ def initialise(
 
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
     arch = plan.architecture
-    kinds = initials(arch)
+    kinds, others = initials(arch), {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
     residual_std = init_std / math.sqrt(2 * arch.layers)
     for name, parameter in model.named_parameters():
+        if name in others:
+            continue
         kind = kinds.get(name, "normal")
         std = residual_std if kind == "residual" else init_std
         fill(parameter, initial_values(name, tuple(parameter.shape), kind, std, seed, rank.device))
@@ -78,10 +80,14 @@ def initial_values(
     """The whole parameter `name` in fp32."""
     if kind in ("ones", "zeros"):
         return torch.full(shape, float(kind == "ones"), device=device)
+    return torch.empty(shape, device=device).normal_(0.0, std, generator=generator_of(name, seed, device))
+
+
+def generator_of(name: str, seed: int, device: torch.device) -> torch.Generator:
+    """What the first values of a parameter are drawn from."""
     digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     # The top bit stays clear: some generators take signed seeds.
-    generator = torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
-    return torch.empty(shape, device=device).normal_(0.0, std, generator=generator)
+    return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
 
 
 def fill(parameter: Tensor, whole: Tensor) -> None:

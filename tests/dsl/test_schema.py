@@ -145,7 +145,7 @@ def test_every_choice_can_be_written(load):
         spell = (lambda word: f"[{word}]") if tuple in map(get_origin, parts_of(attribute)) else str
         path = "dataset.stdlib" if path == "dataset" else path
         label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
-        label = "activation=selective" if path == "activation" else label  # the only one that must have a label
+        label = {"activation": "activation=selective", "adapter": "adapter=lora"}.get(path, label)  # they need a label
         for word in words:
             spelled = f'"{word}"' if word[0].isdigit() else word
             loaded = load("", label, f"{path}.{name}={spell(spelled)}")

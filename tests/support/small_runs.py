@@ -53,7 +53,7 @@ def read(plan: Plan) -> dict[str, Tensor]:
     found = drawn(plan)
     files = planned_files(**plan.node("setup.read_weights").args)
     with WeightReader.of(plan, files, report=lambda done: None) as reader:
-        reader.read(found.items())
+        reader.read((name, each) for name, each in found.items() if reader.has(name))
     return found
 
 

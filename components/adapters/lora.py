@@ -1,0 +1,140 @@
+"""`adapter lora { … }`: low-rank adaptation (Hu et al. 2021, arXiv 2106.09685)."""
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.adapters import ADAPTERS, Adapter, trained_in_full
+from ...dsl.schema.component import named
+from ...dsl.schema.model import Resuming
+from ...dsl.schema.setting import AUTO, Auto, at_least, positive, setting
+from ...planner.architecture import Architecture, BlockParameter
+from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
+from ...planner.blocks.block import BlockPiece
+from ...planner.costs.op_trace import TracedTensor
+from ...planner.model.targets import ALL_LINEAR, is_target, matrices_of
+
+if TYPE_CHECKING:
+    from ...planner.costs.block_trace import Tracer
+
+
+@ADAPTERS.register()
+@frozen
+class Lora(Adapter):
+    """`adapter lora { … }`: to the product of a matrix W and x, s · B · A · x is added, and A and B alone are trained.
+
+    A is [rank, inputs] and B [outputs, rank]; s is alpha / rank.
+    """
+
+    kind: str = named("lora")
+    rank: int = setting("rows of A and columns of B", default=16, check=at_least(1))
+    alpha: float | Auto = setting(
+        "what they are multiplied by, times the rank; auto: the rank", default=AUTO, check=positive, example="32"
+    )
+    scaling: Literal["standard", "rslora"] = setting(
+        "what alpha is divided by. standard: the rank; rslora: its square root (arXiv 2312.03732)", default="standard"
+    )
+    targets: tuple[str, ...] = setting(
+        "matrices that have one, by parts of their names in the plan: `*` is any text inside a part, `0-3` the numbers "
+        "0 to 3; all_linear: all matrices of attention and feed-forward layers. Those of routed experts have one only "
+        "where `experts` is among the parts",
+        default=(ALL_LINEAR,),
+        example='["q_proj", "v_proj", "mlp.experts"]',
+    )
+    init: Literal["default", "gaussian"] = setting(
+        "first values of A. default: uniform within ± 1 / √inputs; gaussian: normal with deviation 1 / rank. B is zero",
+        default="default",
+    )
+    train: tuple[str, ...] = trained_in_full()
+
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        "rank": "shape",
+        "targets": "shape",
+        "alpha": "meaning",
+        "scaling": "meaning",
+        "init": "elsewhere",
+        "train": "elsewhere",
+    }
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        return {"alpha": (float(self.rank), f"rank {self.rank}")}
+
+    @property
+    def scale(self) -> float:
+        """What the product of both matrices is multiplied by."""
+        assert not isinstance(self.alpha, Auto)
+        return self.alpha / (sqrt(self.rank) if self.scaling == "rslora" else self.rank)
+
+    def args(self) -> dict[str, Any]:
+        return {"init": self.init}
+
+    def does(self) -> str:
+        values = "uniform by its inputs" if self.init == "default" else f"normal with deviation 1 / {self.rank}"
+        return f"draw A of every adapter, {values}, each from its name and the seed; B is zero"
+
+    def on(self, blocks: tuple[BlockPiece, ...], arch: Architecture) -> tuple[BlockPiece, ...]:
+        return tuple(self._on(block, layer, arch) for layer, block in enumerate(blocks))
+
+    def _on(self, block: BlockPiece, layer: int, arch: Architecture) -> BlockPiece:
+        found = tuple(
+            LoraMatrix(matrix.name, self.rank, self.scale)
+            for matrix in matrices_of(block, arch)
+            if any(is_target(each, layer, matrix) for each in self.targets)
+        )
+        return AdaptedBlock((block,), found) if found else block
+
+
+@frozen
+class LoraMatrix(AdaptedMatrix):
+    """A and B beside a matrix of a block."""
+
+    rank: int
+    scale: float
+
+    def factors(self) -> tuple[str, str]:
+        """The names of A and B inside the block."""
+        module = self.name.removesuffix(".weight")
+        return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+
+    def parameters(self, matrix: BlockParameter) -> Iterator[BlockParameter]:
+        """Where a matrix is cut by output, so is B, and every rank has used all of A for its own outputs; where it is
+        cut by input, so is A, and all of B is multiplied by its own sums."""
+        outputs, inputs = matrix.shape
+        a, b = self.factors()
+        column, row = matrix.cut == "column", matrix.cut == "row"
+        yield BlockParameter(
+            name=a,
+            shape=(self.rank, inputs),
+            decays=True,
+            initial="zeros",
+            cut="row" if row else None,
+            partial="always" if column else "never" if row else matrix.partial,
+            adapter=self.name,
+        )
+        yield BlockParameter(
+            name=b,
+            shape=(outputs, self.rank),
+            decays=True,
+            initial="zeros",
+            cut="column" if column else None,
+            partial="always" if row else "never" if column else matrix.partial,
+            adapter=self.name,
+        )
+
+    def trace(self, on: "Tracer", x: TracedTensor, out: TracedTensor, tokens: int) -> TracedTensor:
+        a, b = self.factors()
+        outputs, rank = on.shapes[b]
+        inputs = on.shapes[a][1]
+        low = on.ops.linear(
+            x,
+            tokens * rank * on.local.width,
+            weight=on.bytes_of(a),
+            flops=2 * tokens * rank * inputs,
+            parameters=(a,),
+        )
+        if self.scale != 1:
+            low = on.ops.op(low, makes=low.size)
+        more = on.ops.linear(low, out.size, weight=on.bytes_of(b), flops=2 * tokens * rank * outputs, parameters=(b,))
+        return on.ops.add(out, more)

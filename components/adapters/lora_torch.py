@@ -1,0 +1,77 @@
+"""lora on a rank: A and B beside a matrix, and their first values.
+
+Shapes: D inputs, F outputs, R rank.
+"""
+
+from collections.abc import Mapping
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from ...planner.architecture import BlockParameter
+from ...planner.plan import Plan
+from ...runtime.models.adapted import puts_on
+from ...runtime.models.layers import Linear
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.weights import fill, generator_of
+from ...runtime.ops import op
+from ...runtime.state import Rank
+from .lora import LoraMatrix
+
+
+class LoraLinear(Linear):
+    """x · Wᵀ + scale · (x · Aᵀ) · Bᵀ, W being that of `base`, A [R, D] and B [F, R]."""
+
+    def __init__(self, base: Linear, rank: int, scale: float) -> None:
+        super().__init__(base.in_features, base.out_features)
+        self.weight, self.bias, self.partial = base.weight, base.bias, base.partial
+        self.scale = scale
+        self.lora_A = Linear(base.in_features, rank)
+        self.lora_B = Linear(rank, base.out_features)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + self._added(input)
+
+    def without_bias(self, x_BSD: Tensor) -> Tensor:
+        return super().without_bias(x_BSD) + self._added(x_BSD)
+
+    def _added(self, x_BSD: Tensor) -> Tensor:
+        low_BSR = self.lora_A(x_BSD)
+        return self.lora_B(low_BSR if self.scale == 1 else low_BSR * self.scale)
+
+
+@puts_on(LoraMatrix)
+def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParameter]) -> None:
+    """In the place of the module that has the matrix."""
+    path = known[matrix.name].owner
+    base = block.get_submodule(path)
+    assert isinstance(base, Linear)
+    module = LoraLinear(base, matrix.rank, matrix.scale)
+    for factor, name in zip((module.lora_A, module.lora_B), matrix.factors(), strict=True):
+        factor.partial = known[name].partial == "always"
+    above, _, own = path.rpartition(".")
+    setattr(block.get_submodule(above), own, module)
+
+
+@op("setup.adapter.lora")
+@torch.no_grad()
+def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str) -> None:
+    """Give A and B their first values, each drawn whole in fp32 and then cut, as `setup.weights` draws those of the
+    model: A as PEFT does, by `kaiming_uniform_` with √5 or normal; B is zero."""
+    shapes = {tensor.name: tensor.shape for tensor in plan.parameters.tensors if tensor.adapter}
+    for name, parameter in model.named_parameters():
+        if name in shapes:
+            fill(parameter, _values(name, shapes[name], init, seed, rank.device))
+
+
+def _values(name: str, shape: tuple[int, ...], init: str, seed: int, device: torch.device) -> Tensor:
+    """Of a whole factor."""
+    whole = torch.zeros(shape, device=device)
+    if "lora_A" not in name:
+        return whole
+    generator = generator_of(name, seed, device)
+    if init == "gaussian":
+        return whole.normal_(0.0, 1 / shape[0], generator=generator)
+    bound = 1 / sqrt(shape[1])
+    return whole.uniform_(-bound, bound, generator=generator)

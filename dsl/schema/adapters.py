@@ -1,0 +1,76 @@
+"""What is trained beside the matrices of a model, which are not: `adapter`."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import attrs
+
+from .component import Component, Registry
+from .model import Resuming
+from .setting import Auto, Role, is_unspoken, setting, settings_of
+
+ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters")
+
+
+def trained_in_full() -> Any:
+    """The setting `train` that every adapter has."""
+    return setting(
+        "modules and parameters of the model that are trained in full beside it, as `frozen` of `model` names them",
+        default=(),
+        example='["lm_head", "norm"]',
+    )
+
+
+@ADAPTERS.base
+class Adapter(Component):
+    """`adapter NAME { … }`: small matrices that are trained beside those of a model; without this block there are
+    none, and the model itself is trained."""
+
+    targets: tuple[str, ...]
+    train: tuple[str, ...]
+    resuming: ClassVar[Mapping[str, Resuming]] = {}
+    """Setting → what another value means for going on with a checkpoint; `shape` of those that are not here."""
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        """The values of settings that may be `auto`, each with the reason."""
+        return {}
+
+    def resolved(self) -> "Adapter":
+        """Without a setting that is `auto`."""
+        found = {name: value for name, (value, _) in self.auto().items() if isinstance(getattr(self, name), Auto)}
+        return attrs.evolve(self, **found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its name and its settings that say what is computed, as JSON."""
+        values: dict[str, Any] = {"kind": self.kind}
+        for name, (attribute, meta) in settings_of(type(self)).items():
+            value = getattr(self, attribute.name)
+            if meta.role is Role.EXPERIMENT and not is_unspoken(attribute, meta, value):
+                values[name] = list(value) if isinstance(value, tuple) else value
+        return values
+
+    def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:
+        """The decoder blocks of every layer with what it adds to them. arch: the `Architecture` without adapter."""
+        raise NotImplementedError
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of the node that gives it its first values, beside `kind` and `seed`."""
+        return {}
+
+    def does(self) -> str:
+        """Which first values it has, in words: what its node does."""
+        raise NotImplementedError
+
+    def unfit(self, arch: Any) -> tuple[str, str, str] | None:
+        """What of it does not fit a model: the setting at fault, what is wrong, and what to do."""
+        return None
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        """The settings that change nothing beside the others: why, and what to do."""
+        return {}
+
+
+def adapter_of(content: Mapping[str, Any]) -> Adapter:
+    """The adapter with the values of `to_json`. Raises KeyError for one that is not registered."""
+    values = {name: tuple(each) if isinstance(each, list) else each for name, each in content.items() if name != "kind"}
+    return ADAPTERS[content["kind"]](**values)

@@ -1,0 +1,38 @@
+"""Putting an adapter into the modules of a block."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from torch import nn
+
+from ...planner.architecture import Architecture, BlockParameter
+from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
+from ..ops import PlanMismatch
+
+PutOn = Callable[[Any, nn.Module, Mapping[str, BlockParameter]], None]
+"""(matrix, block, the block's parameters by name): changes the block."""
+
+_PUTS_ON: Final[dict[type[AdaptedMatrix], PutOn]] = {}
+
+
+def puts_on(matrix: type[AdaptedMatrix]) -> Callable[[PutOn], PutOn]:
+    """Registers what puts one class of adapters into a block."""
+
+    def add(function: PutOn) -> PutOn:
+        _PUTS_ON[matrix] = function
+        return function
+
+    return add
+
+
+def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture) -> None:
+    """Let a block that was built without adapter have it. Raises PlanMismatch where nothing puts it on."""
+    known = {parameter.name: parameter for parameter in block.parameters(arch)}
+    for matrix in block.matrices:
+        kind = type(matrix)
+        if kind not in _PUTS_ON:
+            importlib.import_module(kind.torch_module())
+        if kind not in _PUTS_ON:
+            raise PlanMismatch(f"`{kind.torch_module()}` puts no {kind.__name__} into a block")
+        _PUTS_ON[kind](matrix, module, known)

@@ -1,0 +1,169 @@
+"""`adapter lora { … }` in a plan: what is trained, what that costs, and what is said of settings that do not fit."""
+
+import pytest
+from agreement import hold_against_the_trace
+from topologies import SCHEDULES, TIED, ZBV, Topology
+from traces import plan_of
+
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
+from xtrain.planner.model.module_names import adapters_of, modules_of
+from xtrain.planner.report.render import render
+from xtrain.planner.serialise import dumps, from_json, to_json
+
+SHAPE = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, ffn = 192 }"
+BATCH = "batch { sequence = 256, micro = 2 }"
+SOME = 'rank = 8, targets = ["q_proj", "layers.2-3.mlp"]'
+
+
+def adapted(text: str) -> str:
+    return f"adapter lora {{ {text} }}"
+
+
+def test_the_plan_lists_the_matrices_of_an_adapter_and_what_is_frozen(make_plan):
+    plan = make_plan(model=SHAPE, adapter=adapted(SOME), batch=BATCH)
+    q, wide = 8 * (64 + 64), 8 * (64 + 192)
+    assert [(each.name, each.parameters) for each in adapters_of(plan.parameters)] == [
+        ("layers.0-1.self_attn.q_proj", 2 * q),
+        ("layers.2-3.self_attn.q_proj", 2 * q),
+        *((f"layers.2-3.mlp.{name}_proj", 2 * wide) for name in ("gate", "up", "down")),
+    ]
+    assert modules_of(plan.parameters, trained=True) == () and plan.parameters.trained == 4 * q + 6 * wide
+    frozen = modules_of(plan.parameters, trained=False)
+    assert [each.name for each in frozen] == ["embed_tokens", "layers.0-3", "norm", "lm_head"]
+    text = render(plan)
+    assert f"adapter {plan.parameters.trained:,}: layers.0-1.self_attn.q_proj 2.05k" in text
+    assert "\n  trained " not in text
+    assert plan.node("setup.adapter").args == {"kind": "lora", "seed": 1, "init": "default"}
+    assert from_json(to_json(plan)) == plan and '"adapter": "layers.0.self_attn.q_proj.weight"' in dumps(plan)
+
+
+def test_without_an_adapter_the_plan_says_nothing_of_any(make_plan):
+    plan = make_plan(model=SHAPE)
+    assert '"adapter' not in dumps(plan) and "adapter" not in checkpoint_contents(plan)["model"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "scale"),
+    [
+        ("rank = 8", 1.0),
+        ("rank = 8, alpha = 32", 4.0),
+        ("rank = 16, alpha = 8, scaling = rslora", 2.0),
+    ],
+)
+def test_the_scale_follows_from_rank_and_alpha(make_plan, settings, scale):
+    plan = make_plan(model=SHAPE, adapter=adapted(settings))
+    assert plan.architecture.adapter.scale == scale
+    assert {each.matrices[0].scale for each in (kind.block for kind in plan.architecture.kinds)} == {scale}
+
+
+def test_only_an_adapter_has_states(make_plan):
+    def memory(**blocks):
+        (only,) = make_plan(model=SHAPE, batch=BATCH, **blocks).estimates.classes
+        return only
+
+    whole, low = memory(), memory(adapter=adapted('rank = 8, targets = ["layers.2-3"]'))
+    plan = make_plan(model=SHAPE, batch=BATCH, adapter=adapted('rank = 8, targets = ["layers.2-3"]'))
+    trained = plan.parameters.trained
+    assert low.memory.parameters == whole.memory.parameters + 4 * trained
+    assert low.memory.gradients == 4 * trained and low.memory.optimizer == 8 * trained
+    assert low.memory.activations < 0.55 * whole.memory.activations  # of two blocks of four
+    # Forward of all; gradients of what the matrices of two blocks and the head are given, but for the first three;
+    # and of A and B both gradients, but for the first three A.
+    matrices, qkv, head = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 192, 64 * 64 + 2 * 64 * 32, 258 * 64
+    backward = 2 * (2 * matrices - qkv) + 2 * head + 4 * trained - 2 * 3 * 8 * 64
+    assert plan.estimates.work.position == 2 * (4 * matrices + head + trained) + backward
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ('targets = ["q_prj"]', "no matrix of the model is meant by `q_prj`", "did you mean `q_proj`?"),
+        ('targets = ["layers.4.mlp"]', "is meant by `layers.4.mlp`", "the blocks are 0 to 3"),
+        ('targets = ["self_attn.gate_proj"]', "is meant by `self_attn.gate_proj`", "q_proj, k_proj, v_proj"),
+        ('targets = ["embed_tokens"]', "is meant by `embed_tokens`", 'the embedding can have no adapter; `train = ["e'),
+        ('targets = ["lm_head"]', "is meant by `lm_head`", '`train = ["lm_head"]` trains it in full'),
+        ('targets = ["norm"]', "is meant by `norm`", '`train = ["norm"]`'),
+        ('targets = ["input_layernorm"]', "is meant by", '`train = ["layers.*.input_layernorm"]`'),
+        ("targets = []", "no matrix has an adapter", "leave targets out"),
+        ('train = ["norms"]', "no parameter of the model is in `norms`", "did you mean `norm`?"),
+    ],
+)
+def test_names_that_do_not_fit(compiled, settings, message, hint):
+    (wrong,) = compiled(model=SHAPE, adapter=adapted(settings)).diagnostics.errors
+    assert wrong.code == "X435" and message in wrong.message and wrong.hint is not None and hint in wrong.hint
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("gate_proj", "write `experts.gate_proj`"),
+        ("mlp.gate", 'the router can have no adapter; `train = ["layers.*.mlp.gate"]` trains it in full'),
+    ],
+)
+def test_experts_and_routers_are_told_apart(compiled, target, hint):
+    model = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 8, expert_ffn = 32 }"
+    (wrong,) = compiled(model=model, adapter=adapted(f'targets = ["{target}"]')).diagnostics.errors
+    assert wrong.code == "X435" and wrong.hint is not None and hint in wrong.hint
+
+
+def test_other_settings_that_do_not_fit(compiled):
+    frozen = SHAPE.replace("192 }", '192, frozen = ["embed_tokens"] }')
+    (wrong,) = compiled(model=frozen, adapter=adapted("rank = 4")).diagnostics.errors
+    assert wrong.code == "X435" and wrong.hint is not None and "`train`" in wrong.hint
+    moving = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 8, router { bias_speed = 1e-3 } }"
+    (wrong,) = compiled(model=moving, adapter=adapted("rank = 4")).diagnostics.errors
+    assert wrong.code == "X435" and wrong.hint == "use bias_speed 0"
+    (idle,) = compiled(model=SHAPE, adapter=adapted('targets = ["mlp", "up_proj"]')).diagnostics.warnings
+    assert idle.code == "W401" and "`up_proj` means nothing" in idle.message
+
+
+def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
+    def contents(*settings):
+        blocks = {"adapter": adapted(settings[0])} if settings else {}
+        return checkpoint_contents(make_plan(model=SHAPE, **blocks))
+
+    lora = contents("rank = 8")
+    assert not mismatches(lora, contents("rank = 8, init = gaussian")) and not mismatches(lora, lora)
+    for other, path in (
+        (contents("rank = 8, alpha = 9"), "adapter.alpha"),
+        (contents("rank = 8, scaling = rslora"), "adapter.scaling"),
+        (contents('rank = 8, targets = ["q_proj"]'), "adapter.targets"),
+        (contents("rank = 4, alpha = 8"), "adapter.rank"),
+    ):
+        (wrong,) = mismatches(lora, other)
+        assert wrong.path == path
+    assert {each.path for each in mismatches(contents(), lora)} == {"adapter", "model.frozen"}
+    assert {each.path for each in mismatches(lora, contents('rank = 8, train = ["norm"]'))} == {"model.frozen"}
+
+
+LORA = adapted("rank = 4, alpha = 8")
+HIGH = adapted('rank = 4, targets = ["layers.2-3"], train = ["norm"]')
+FEW = [
+    (Topology(fsdp=2, note="all"), LORA),
+    (Topology(tp=2, note="all"), LORA),
+    (Topology(pp=2, note="high"), HIGH),
+]
+MORE = [
+    (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="all, without sequence"), LORA),
+    (Topology(fsdp=2, shared=TIED, note="high, tied"), HIGH),
+    (Topology(fsdp=2, sets=("activation.mode=full",), note="all, full recomputation"), LORA),
+    (Topology(fsdp=2, sets=("activation.mode=selective",), note="all, selective recomputation"), LORA),
+    (Topology(replicate=2, sets=("parallel.stack=ddp",), note="all, ddp"), LORA),
+    (Topology(ring=2, note="all"), LORA),
+    (Topology(tp=2, fsdp=2, note="high"), HIGH),
+    (Topology(pp=2, sets=ZBV, note="all, zbv"), LORA),
+    (Topology(pp=2, sets=SCHEDULES["interleaved_1f1b"], note="all, interleaved_1f1b"), LORA),
+    (Topology(fsdp=2, ep=2, model="moe", note="all"), LORA),
+]
+
+
+@pytest.mark.parametrize(
+    ("topology", "adapter"),
+    [
+        *(pytest.param(*each, id=each[0].name) for each in FEW),
+        *(pytest.param(*each, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
+    ],
+)
+def test_an_adapter_costs_what_the_plan_says(topology, adapter, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=adapter, shallow=False))
