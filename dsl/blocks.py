@@ -38,6 +38,7 @@ KINDS: Final[dict[str, type]] = {
     "phase": data.Phase,
     "batch": data.Batch,
     "optimizer": training.Optimizer,
+    "group": training.ParameterGroup,
     "scheduler": training.Scheduler,
     "loss": training.Loss,
     "ema": ema.Ema,
@@ -54,7 +55,7 @@ KINDS: Final[dict[str, type]] = {
     "evaluation_step": hooks.EvaluationBody,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
-NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases", "hook": "hooks"}
+NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases", "group": "groups", "hook": "hooks"}
 # What a spec without such a block does not have at all.
 OPTIONAL: Final = ("adapter", "ema", "step", "evaluation_step")
 REQUIRED: Final[dict[str, str]] = {

@@ -21,7 +21,7 @@ from .schema.hooks import EvaluationBody, Hook, StepBody
 from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
-from .schema.training import LOSSES, SCHEDULERS, Checkpoint, Loss, Optimizer, Scheduler
+from .schema.training import LOSSES, SCHEDULERS, Checkpoint, Loss, Optimizer, ParameterGroup, Scheduler
 
 
 @frozen
@@ -67,6 +67,7 @@ class Spec:
     phases: dict[str, Phase] = field(factory=dict)
     batch: Batch
     optimizer: Optimizer
+    groups: dict[str, ParameterGroup] = field(factory=dict)
     scheduler: Scheduler = field(factory=lambda: SCHEDULERS.default())
     loss: Loss = field(factory=lambda: LOSSES.default())
     adapter: Adapter | None = None
@@ -96,6 +97,7 @@ class Spec:
         chosen = (
             self.model,
             self.optimizer,
+            *(group.optimizer for group in self.groups.values()),
             self.scheduler,
             self.loss,
             *self.hooks.values(),

@@ -27,7 +27,7 @@ def spec_json(spec: Spec) -> dict[str, Any]:
     for kind in blocks.KINDS:
         if kind in blocks.NAMED:
             named = getattr(spec, blocks.NAMED[kind])
-            found[kind] = {name: _block(each, without="name") for name, each in named.items()}
+            found[kind] = {name: _block(each, without=("name",)) for name, each in named.items()}
         elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
             found[kind] = _block(getattr(spec, kind))
     found["collate"] = [value_json(link) for link in spec.collate]
@@ -40,7 +40,7 @@ def spec_json(spec: Spec) -> dict[str, Any]:
     return found
 
 
-def _block(block: Any, without: str = "") -> dict[str, Any]:
+def _block(block: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """The label and the settings of a block; those of another label are left out."""
     label = blocks.label_of(type(block))
     chosen = getattr(block, label.name) if label is not None else None
@@ -55,8 +55,10 @@ def _block(block: Any, without: str = "") -> dict[str, Any]:
             if (folder := getattr(block, attribute.name)) is not None:
                 hub = {"repo": folder.repo, "revision": folder.revision}
                 found[attribute.name] = hub if folder.repo else folder.path
-        elif attribute.name != without and (meta is None or not meta.only or chosen in meta.only):
-            found[spelled(attribute)] = value_json(getattr(block, attribute.name))
+        elif attribute.name not in without and (meta is None or not meta.only or chosen in meta.only):
+            given = getattr(block, attribute.name)
+            inner = meta.without if meta is not None else ()
+            found[spelled(attribute)] = _block(given, inner) if inner else value_json(given)
     return found
 
 

@@ -40,7 +40,7 @@ def used_text(module: str) -> str:
     return _string(module) if is_file(module) else module
 
 
-def _block(kind: str, value: Any, indent: str = "") -> str:
+def _block(kind: str, value: Any, indent: str = "", without: tuple[str, ...] = ()) -> str:
     block = type(value)
     label = blocks.label_of(block)
     head = kind if label is None else f"{kind} {_label(getattr(value, label.name))}"
@@ -56,10 +56,10 @@ def _block(kind: str, value: Any, indent: str = "") -> str:
         given = getattr(value, attribute.name)
         if meta.only and label is not None and getattr(value, label.name) not in meta.only:
             continue
-        if is_unspoken(attribute, meta, given):
+        if name in without or is_unspoken(attribute, meta, given):
             continue
         if blocks.is_block(attribute.type):
-            lines.append(inner + _block(name, given, inner))
+            lines.append(inner + _block(name, given, inner, meta.without))
         else:
             lines.append(f"{inner}{name} = {value_text(given)}")
     if not lines:

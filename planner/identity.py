@@ -11,6 +11,7 @@ from ..dsl.schema.component import Component, UserComponent
 from ..dsl.schema.data import Dataset, Phase
 from ..dsl.schema.setting import Role, is_unspoken, settings_of
 from ..dsl.schema.tokenizers import tokenizer_kind
+from ..dsl.schema.training import ParameterGroup
 from ..dsl.spec import Spec
 from ..dsl.user_parts.places import NOTHING
 from .canonical import PLAN, digest_of_amounts, portable, whole_numbers
@@ -48,6 +49,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
+        **({"groups": {name: _group(each) for name, each in spec.groups.items()}} if spec.groups else {}),
         "scheduler": {"kind": scheduler.kind, **_component(scheduler)},
         **({"step": [spec.step.digest, spec.step.function, experiment_settings(spec.step)]} if spec.step else {}),
         **({"hooks": changing} if (changing := _changing_hooks(spec)) else {}),
@@ -79,6 +81,16 @@ def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
     found = {"source": dataset.source.identity(seed), **found}
     form = reads(dataset)
     return found if form["form"] == "text" else {**found, "text": form}
+
+
+def _group(group: ParameterGroup) -> dict[str, Any]:
+    """The settings of a group of parameters, with those of its own optimizer, if it has one."""
+    own = group.optimizer
+    return {
+        "lr_scale": group.lr_scale,
+        "weight_decay": group.weight_decay,
+        **({"optimizer": {"kind": own.kind, **_component(own)}} if own is not None else {}),
+    }
 
 
 def _component(chosen: Component) -> dict[str, Any]:

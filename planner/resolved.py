@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any
 
 from attrs import frozen
 
@@ -20,6 +19,7 @@ from .mesh.layout import Layout
 from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
 from .mesh.stages import Pipeline, by_coordinate
+from .model.groups import ParameterGroups, group_args
 from .model.inventory import block_tensors, checkpoint_bytes
 from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
@@ -135,19 +135,32 @@ class Resolved:
         return None if self.spec.ema is None else self.formats.averages
 
     @cached_property
-    def optimizer_args(self) -> dict[str, Any]:
-        """The arguments of the optimizer's node."""
-        return self.spec.optimizer.arguments(self)
+    def groups(self) -> ParameterGroups:
+        """Which optimizer updates which parameter."""
+        spec = self.spec
+        return ParameterGroups(
+            spec.optimizer.arguments(self), tuple(group_args(self, each) for each in spec.groups.values())
+        )
 
     def moments(self, parameter: ParameterSpec) -> tuple[StateTensor, ...]:
         """The tensors that the optimizer keeps for a parameter."""
-        return self.spec.optimizer.state(self.optimizer_args, parameter.name) if parameter.trained else ()
+        return self.groups.state(parameter.name) if parameter.trained else ()
 
     def moment_bytes(self, parameter: ParameterSpec, shape: Sequence[int]) -> int:
         """Bytes of these tensors. shape: of the parameter, or of a rank's piece of it."""
         return sum(
             BYTES[each.format or self.formats.params] * prod(each.shape(shape)) for each in self.moments(parameter)
         )
+
+    def updated_alike(self, kind: LayerKind) -> Iterable[Sequence[int]]:
+        """The layers of a kind in sets of those whose parameters the same optimizers update."""
+        if not self.groups.several:
+            return [kind.layers]
+        found: dict[tuple[str, ...], list[int]] = {}
+        for layer in kind.layers:
+            owners = tuple(self.groups.owner(each.name) for each in block_tensors(self.inventory, layer))
+            found.setdefault(owners, []).append(layer)
+        return found.values()
 
     @cached_property
     def checkpoint_bytes(self) -> int:

@@ -1,12 +1,13 @@
 """What an optimizer does in a step beside updating numbers in place."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
 
 from .architecture import ParameterSpec
+from .model.groups import optimizers_of
 from .units import BYTES
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ class UpdateWork:
     flops: int = 0
     scratch: int = 0
 
+    def __add__(self, other: "UpdateWork") -> "UpdateWork":
+        """That of two optimizers, one after the other."""
+        return UpdateWork(
+            calls=(*self.calls, *other.calls),
+            flops=self.flops + other.flops,
+            scratch=max(self.scratch, other.scratch),
+        )
+
 
 def rows_at_once(shape: Sequence[int]) -> int:
     """How many rows, along the first dim, of a rank's piece of a parameter are updated at once where their numbers are
@@ -34,18 +43,25 @@ def rows_at_once(shape: Sequence[int]) -> int:
     return max(1, AT_ONCE // max(1, prod(shape[1:])))
 
 
-def update_work(run: "Resolved", parameters: Sequence[ParameterSpec]) -> UpdateWork | None:
-    """Of the first rank of a pipeline coordinate. parameters: its own, whole."""
-    chosen, trained = run.spec.optimizer, [each for each in parameters if each.trained]
-    work = chosen.work(run, trained)
-    if not chosen.converts(run.optimizer_args):
-        return work
-    return evolve(work or UpdateWork(), scratch=(0 if work is None else work.scratch) + _converted(run, trained))
+def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork | None:
+    """Of the first rank of a pipeline coordinate, all optimizers together. parameters: its own, whole."""
+    found: UpdateWork | None = None
+    for name, chosen in optimizers_of(run.spec).items():
+        own = [each for each in parameters if each.trained and run.groups.owner(each.name) == name]
+        work = chosen.work(run, own)
+        args = run.groups.args(name)
+        if chosen.converts(args):
+            converted = _converted(run, args, own)
+            work = evolve(work or UpdateWork(), scratch=(0 if work is None else work.scratch) + converted)
+        if work is not None:
+            found = work if found is None else found + work
+    return found
 
 
-def _converted(run: "Resolved", parameters: Iterable[ParameterSpec]) -> int:
-    """Bytes of the numbers of some rows in the format of the update: fp32, or finer where weights are."""
-    stored, rounds = run.formats.params, run.optimizer_args.get("stochastic_rounding", False)
+def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec]) -> int:
+    """Bytes of the numbers of some rows in the format of the update: fp32, or finer where weights are. args: of the
+    optimizer."""
+    stored, rounds = run.formats.params, args.get("stochastic_rounding", False)
     width = max(BYTES[stored], BYTES["fp32"])
     weights = 2 if width > BYTES[stored] else 0  # with the gradient
     largest = 0

@@ -43,6 +43,7 @@ MODULES = (
     "parallelize.gradients",
     "models.weights",
     "input.feed",
+    "training.optimizer",
     "training.ema",
     "training.scheduler",
     "training.observe",

@@ -17,7 +17,7 @@ from ...runtime.parallel.tensor import local
 from ...runtime.parallel.whole_matrices import Compute, WholeMatrices
 from ...runtime.state import Progress, Rank
 from ...runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
-from ...runtime.training.optimizer import groups_of
+from ...runtime.training.optimizer import groups_of, updated
 from .adamw_torch import LocalAdamW
 from .muon import in_matrices
 
@@ -154,7 +154,7 @@ def build_muon(
     stochastic_rounding: bool = False,
 ) -> Optimizer:
     """The plan says of every parameter which of the two updates it, and whether it decays."""
-    found = {name: parameter for name, parameter in model.trained() if in_matrices(matrices, name)}
+    found = {name: parameter for name, parameter in updated(plan, model) if in_matrices(matrices, name)}
     rest = groups_of(plan, model, weight_decay, lambda name: name not in found)
     return MuonOptimizer(
         found,

@@ -37,6 +37,10 @@ class UserOptimizer(UserComponent, Optimizer):
         return f"{args['kind']} with {', '.join(own)}" if own else args["kind"]
 
     @classmethod
+    def decays(cls, args: Mapping[str, Any]) -> bool:
+        return "weight_decay" in args["user"]["arguments"]
+
+    @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
         return tuple(map(StateTensor, args["state"]))
 

@@ -13,7 +13,7 @@ from ...planner.plan import Plan
 from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
-from ...runtime.training.optimizer import groups_of
+from ...runtime.training.optimizer import groups_of, updated
 
 
 @op("setup.optimizer.user", gives="optimizer")
@@ -25,7 +25,7 @@ def build_user_optimizer(
     part = part_of("optimizer", user, spec_folder(plan.spec))
     decay = part.arguments.get("weight_decay", 0.0)
     groups = [{**group, "lr": lr} for group in groups_of(plan, model, decay or 0.0)]
-    names = {id(parameter): name for name, parameter in model.trained()}
+    names = {id(parameter): name for name, parameter in updated(plan, model)}
     with failures_of(part):
         make = part.load()
         filled = {"lr": lr} if "lr" in inspect.signature(make).parameters else {}

@@ -19,7 +19,7 @@ from ..schema.collators import LINKS
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from .context import Context
 
-_SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal", "hook": "watch"}
+_SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal", "group": "embed_tokens", "hook": "watch"}
 _LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
 
 
@@ -187,6 +187,13 @@ class NameErrors:
             hint=f"it is a setting of the {label_name} {_listed(meta.only, 'or')}", notes=where,
         )  # fmt: skip
 
+    def not_in_there(self, outer: str, section: Section, name: str, entry: SectionEntry) -> None:
+        """`clip` of the optimizer of a group."""
+        self.diagnostics.error(
+            "X208", f"the `{section.kind}` of a `{outer}` has no `{name}`", entry.name_span,
+            hint=f"set it in the block `{section.kind}` of the spec, for all parameters together",
+        )  # fmt: skip
+
     def block_for_value(self, section: Section, name: str, meta: Setting) -> None:
         """`lr 3e-4` where `lr = 3e-4` was meant; wherever it is written."""
         label = section.labels[0].value if section.labels else None
@@ -305,7 +312,7 @@ def _owners(name: str) -> list[str]:
         if name in settings_of(block):
             found.append(f"`{kind}`")
         for inner, nested in blocks.nested(block).items():
-            if name in settings_of(nested):
+            if inner not in blocks.KINDS and name in settings_of(nested):
                 found.append(f"`{inner}` of `{kind}`")
     return found
 

@@ -224,7 +224,11 @@ class Structurer:
             self._default_origins(kind, path, None)
             return _MISSING
         usual = attribute.default if isinstance(attribute.default, kind) else None
-        return self.block(kind, section.blocks[name], path, usual)
+        inner = section.blocks[name]
+        for without in attribute.metadata["setting"].without:
+            if (entry := inner.entries.pop(without, None)) is not None:
+                self.errors.not_in_there(section.kind, inner, without, entry)
+        return self.block(kind, inner, path, usual)
 
     # Labels -----------------------------------------------------------------------------------------------------------
 

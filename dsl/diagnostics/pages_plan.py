@@ -85,6 +85,12 @@ PAGES: Final = (
         so there is nothing for `frozen` to say, and balance biases of routers do not move.
         """, 'adapter lora { rank = 16, targets = ["qkv_proj"] }',
         'adapter lora { rank = 16, targets = ["q_proj", "k_proj", "v_proj"] }'),
+    CodePage("X436", "a group of parameters that does not fit", """
+        `group NAME { … }` says how some of the parameters are updated. NAME means modules or parameters as a pattern of
+        `frozen` does: at least one that is trained, and none that another group has. `weight_decay` of a group needs an
+        optimizer with weight decay, and the optimizer of the spec must be left with parameters to update.
+        """, 'group "layers.0-9" { lr_scale = 0.5 }\ngroup "layers.0" { lr_scale = 0.1 }',
+        'group "layers.1-3" { lr_scale = 0.5 }\ngroup "layers.0" { lr_scale = 0.1 }'),
     CodePage("X437", "an optimizer that does not fit the rest", """
         `stochastic_rounding` rounds new weights at random, so that updates that are smaller than the distance of two
         numbers count on average. Weights in fp32 and fp64 have room for such updates: it is for `precision { params =

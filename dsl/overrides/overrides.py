@@ -1,6 +1,6 @@
 """`--set path.to.field=value` and `--set name=value` for a `param`: applied last, reported like any other text."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import blocks
@@ -12,7 +12,7 @@ from ..evaluation.sections import Section, SectionEntry, Tree
 from ..evaluation.values import FAILED, Value, describe
 from ..quantity import Quantity
 from ..schema.setting import settings_of
-from .paths import PATH, Override, descend, no_such, text_of, value_of
+from .paths import PATH, Override, Parts, descend, no_such, text_of, value_of
 from .ticks import set_event, set_tick
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def _set_field(
         return
     block = blocks.KINDS[name]
     if name in blocks.NAMED:
+        rest = _one_label(rest, tree.named.get(name, {}))
         section = _named(name, rest, tree, span, diagnostics)
         if section is None:
             return
@@ -154,6 +155,14 @@ def _set_field(
         section = tree.root.block(name)
         block = parts.block(block, section)
     descend(block, section, override, rest, reading, evaluator, diagnostics)
+
+
+def _one_label(parts: Parts, known: Container[str]) -> Parts:
+    """The parts behind the word of a named block, with one for a label that has dots in it."""
+    for count in range(len(parts), 1, -1):
+        if (label := ".".join(name for name, _ in parts[:count])) in known:
+            return ((label, parts[0][1].to(parts[count - 1][1])), *parts[count:])
+    return parts
 
 
 def _named(

@@ -54,7 +54,7 @@ def json_schema() -> Schema:
         properties[kind] = {
             "description": described(blocks.KINDS[kind])[1],
             "type": "object",
-            "additionalProperties": _block(blocks.KINDS[kind], without=_name_of(kind)),
+            "additionalProperties": _block(blocks.KINDS[kind], without=(_name_of(kind),)),
         }
     properties["dataset"]["minProperties"] = 1
     links = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/link"}}
@@ -119,7 +119,7 @@ def _trigger(kind: type) -> Schema:
     return schema
 
 
-def _block(block: type, without: str = "") -> Schema:
+def _block(block: type, without: tuple[str, ...] = ()) -> Schema:
     """A block with its label and settings, of which some depend on the label."""
     known = settings_of(block)
     label = blocks.label_of(block)
@@ -128,7 +128,7 @@ def _block(block: type, without: str = "") -> Schema:
     for attribute in blocks.fields_of(block):
         name = spelled(attribute)
         meta = attribute.metadata.get("setting")
-        if name == without or (meta is not None and meta.names):
+        if name in without or (meta is not None and meta.names):
             continue
         properties[name] = _setting(attribute, meta)
         if attribute.default is attrs.NOTHING:
@@ -185,7 +185,8 @@ def _rules_of_labels(
 def _setting(attribute: attrs.Attribute, meta: Setting | None) -> Schema:
     """One property: its type, range, description and default."""
     if blocks.is_block(attribute.type):
-        return {**_block(attribute.type), "description": meta.doc if meta else described(attribute.type)[1]}
+        inner = _block(attribute.type, without=meta.without if meta else ())
+        return {**inner, "description": meta.doc if meta else described(attribute.type)[1]}
     about = meta or label_setting(attribute)
     schema = {**_typed(attribute.type, about), "description": about.doc}
     if meta is not None:

@@ -46,7 +46,8 @@ Group = Literal["block", "action", "source", "link", "statement"]
 class Field:
     """A setting, or the label of a block. kind: its type in words, fixed words in backquotes. choices: these words.
     default: as a spec writes it; None if it must be given. values: the range, "" if there is none. only: the labels of
-    the block that have the setting. example: a value. usage: the setting as it stands in a spec.
+    the block that have the setting. example: a value. usage: the setting as it stands in a spec. is_block: a block of
+    the top level inside this one, which has a page.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Field:
     group: "Group"
     usage: str = ""
     is_label: bool = False
+    is_block: bool = False
 
 
 @frozen(kw_only=True)
@@ -116,6 +118,9 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
         head = f"{name} {having}" if having else _head(name, block)
         where = f"{path}.{each}"
         chosen = variant(block, having)
+        if blocks.is_block(attribute.type) and registry_of(attribute.type) is not None:
+            fields.append(_field_of_block(attribute, meta, where, head))
+            continue
         if blocks.is_block(attribute.type):
             needed = _needed(chosen, each) if chosen is not block else []
             outside = partial("{0} {{ {1}{2} }}".format, head, "".join(f"{setting}, " for setting in needed))
@@ -169,6 +174,27 @@ def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
     if field.group == "statement":
         return f"every {field.example} log" if name == "every" else f"on nan({field.example}) skip"
     return f"{head} {{ {', '.join([*needed, setting])} }}"
+
+
+def _field_of_block(attribute: attrs.Attribute, meta: Setting, path: str, head: str) -> Field:
+    """A block of the top level inside another, as the optimizer of a group."""
+    kind = spelled(attribute)
+    example = blocks.REQUIRED[kind]
+    return Field(
+        name=kind,
+        path=path,
+        doc=meta.doc,
+        kind=f"a block `{kind}`",
+        choices=(),
+        default="none",
+        values=f"without {', '.join(meta.without)}" if meta.without else "",
+        only=meta.only,
+        role=meta.role,
+        example=example,
+        group="block",
+        usage=f"{head} {{ {example} }}",
+        is_block=True,
+    )
 
 
 def _free_field(attribute: attrs.Attribute, meta: Setting, path: str, group: Group) -> Field:

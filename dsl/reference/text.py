@@ -152,7 +152,7 @@ def _settable(field: Field) -> str:
     kind = field.path.partition(".")[0]
     if field.group in ("action", "statement"):
         return _settable_action(field)
-    if field.group != "block" or (kind in blocks.NAMED and field.is_label):
+    if field.group != "block" or (kind in blocks.NAMED and field.is_label) or field.is_block:
         return ""
     path = field.path.rpartition(".")[0] if field.is_label else field.path
     dotted = path.replace(f"{kind}.", f"{kind}.NAME.") if kind in blocks.NAMED else path

@@ -56,6 +56,7 @@ class Setting:
     them and has no name of its own.
     added: plans were made before there was this setting; they keep their ids, as no plan speaks of its default.
     registry: of the components whose names it takes.
+    without: of a block inside a block, the settings that it does not have there.
     """
 
     doc: str
@@ -68,6 +69,7 @@ class Setting:
     names: str = ""
     added: bool = False
     registry: Any = attrs.field(default=None, eq=False)
+    without: tuple[str, ...] = ()
 
 
 def setting(
@@ -82,6 +84,7 @@ def setting(
     example: str = "",
     names: str = "",
     added: bool = False,
+    without: tuple[str, ...] = (),
 ) -> Any:
     """Declare a field of a block; without `default` the spec must give it.
 
@@ -97,6 +100,7 @@ def setting(
         example=example,
         names=names,
         added=added,
+        without=without,
     )
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
 

@@ -9,8 +9,8 @@ from attrs import frozen
 from ..metric import Metric
 from ..quantity import Quantity
 from .component import Component, Registry
-from .names import file_path
-from .setting import Role, at_least, is_unspoken, not_negative, positive, setting, settings_of, share
+from .names import file_path, some_text
+from .setting import Role, at_least, is_unspoken, label, not_negative, positive, setting, settings_of, share
 from .state_tensors import StateTensor
 
 LOSSES: Final = Registry["Loss"]("loss", "losses")
@@ -193,6 +193,11 @@ class Optimizer(Component):
         """The names of the single numbers that it keeps for a parameter, in fp32. args: of its node."""
         return ("step",) if cls.counts else ()
 
+    @classmethod
+    def decays(cls, args: Mapping[str, Any]) -> bool:
+        """Whether it decays the weights of a group of parameters by the group's `weight_decay`. args: of its node."""
+        return "weight_decay" in args
+
     def work(self, run: Any, parameters: Iterable[Any]) -> Any:
         """What an update of a rank's own pieces does not show: an `UpdateWork` of the planner; None where a rank
         updates its pieces by themselves. parameters: those of a pipeline coordinate that are trained."""
@@ -203,6 +208,23 @@ class Optimizer(Component):
         """Whether an update brings numbers into another format than the one they are stored in, some at a time. args:
         of its node."""
         return "states" in args or args.get("stochastic_rounding", False)
+
+
+@frozen
+class ParameterGroup:
+    """`group NAME { … }`: parameters that are updated in a way of their own; NAME is a module or parameter, as in
+    `model { frozen }`."""
+
+    name: str = label(check=some_text)
+    lr_scale: float = setting("factor on the learning rate of its optimizer", default=1.0, check=positive)
+    weight_decay: float | None = setting(
+        "weight decay of all of its parameters, vectors among them; none: as its optimizer has it",
+        default=None,
+        check=not_negative,
+    )
+    optimizer: Optimizer = setting(
+        "an optimizer of its own; without it that of the other parameters", default=None, added=True, without=("clip",)
+    )
 
 
 def warm_up() -> Any:

@@ -28,6 +28,7 @@ EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
 _SWITCHES: Final = (
     "setup.activation",
     "setup.compile",
+    "setup.group",
     "setup.pretrained",
     "setup.read_weights",
     "setup.checkpoint",

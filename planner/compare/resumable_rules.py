@@ -12,6 +12,7 @@ from ...dsl.schema.actions import ACTIONS
 from ...dsl.schema.log import OP as TRACKER
 from ...dsl.schema.stacks import stack_of_node
 from ...dsl.schema.training import OPTIMIZERS
+from ..model.groups import OP as GROUP
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
 # Against a run that had been the second plan's from its start: none: equal bit for bit; rounding: equal but for it;
@@ -240,6 +241,14 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
     if op == "setup.adapter":
         return {
             name: None if name in ("kind", "seed") else Rule(f"adapter.{name}", "learning", _FIRST) for name in args
+        }
+    if op == GROUP:
+        path = f"group.{args['pattern']}"
+        return {
+            "pattern": None,
+            "lr_scale": Rule(f"{path}.lr_scale", "learning", _LEARNS),
+            "weight_decay": Rule(f"{path}.weight_decay", "learning", _LEARNS),
+            "own": Rule(f"{path}.optimizer", "learning", _LEARNS),
         }
     if op in ("setup.loss", "setup.scheduler"):
         return dict.fromkeys(args)  # what is minimised, and the curve, are compared as a whole

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...dsl.schema.training import OPTIMIZERS
 from ..architecture import ParameterSpec
 from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import checkpoint_contents
+from ..model.groups import ParameterGroups
 from ..model.inventory import weight_bytes
 from ..plan import Plan
 from ..units import BYTES
@@ -61,11 +61,10 @@ def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
 
 def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     averages = average_args(plan)
-    chosen = plan.node("setup.optimizer").args
-    optimizer = OPTIMIZERS.of(chosen)
+    groups = ParameterGroups.of(plan)
     trained = [tensor for tensor in plan.parameters.tensors if tensor.trained]
-    counters = sum(len(optimizer.scalars(chosen, tensor.name)) for tensor in trained)
-    moments = (tensor for tensor in trained for _ in optimizer.state(chosen, tensor.name))
+    counters = sum(len(groups.scalars(tensor.name)) for tensor in trained)
+    moments = (tensor for tensor in trained for _ in groups.state(tensor.name))
     weights = _pieces(plan, plan.parameters.tensors) + len(contents["buffers"])
     pieces = (1 + (averages is not None)) * weights + _pieces(plan, moments) + counters
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])

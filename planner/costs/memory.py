@@ -31,7 +31,8 @@ def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
     """Memory of the ranks of every pipeline coordinate, each of the rank with the most; without `reserve`."""
     blocks: dict[int, OwnedBytes] = {}
     for kind in run.kinds:
-        blocks |= dict.fromkeys(kind.layers, OwnedBytes.of(run, block_tensors(run.inventory, kind.first)))
+        for layers in run.updated_alike(kind):
+            blocks |= dict.fromkeys(layers, OwnedBytes.of(run, block_tensors(run.inventory, layers[0])))
     tensors = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
     found = []
     for pp, own in enumerate(stages):

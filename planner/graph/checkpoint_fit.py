@@ -11,8 +11,8 @@ from attrs import frozen
 
 from ...dsl.schema.adapters import ADAPTERS
 from ...dsl.schema.model import FAMILIES, Model, Resuming
-from ...dsl.schema.training import OPTIMIZERS
 from ..architecture import Architecture, buffers
+from ..model.groups import ParameterGroups
 from ..plan import Plan
 
 # Bits of a number that are kept, the leading one included.
@@ -39,7 +39,6 @@ class CheckpointMismatch:
 def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
-    optimizer = plan.node("setup.optimizer").args
     return {
         "tensors": {tensor.name: list(tensor.shape) for tensor in plan.parameters.tensors},
         "buffers": {each.name: list(each.shape) for each in buffers(arch)},
@@ -50,7 +49,7 @@ def checkpoint_contents(plan: Plan) -> dict[str, Any]:
             if (frozen := [each.name for each in plan.parameters.tensors if not each.trained])
             else {}
         ),
-        "optimizer": OPTIMIZERS.of(optimizer).title(optimizer),
+        "optimizer": ParameterGroups.of(plan).title(),
         "loader": {
             "capacity": loader["sequence"],
             "align": alignment(plan),

@@ -9,6 +9,7 @@ from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..mesh.cluster import device_kind
 from ..mesh.mesh import AXES
+from ..model.groups import OP, group_text
 from ..plan import Command, Edge, Estimates, Node, Timeline
 from ..resolved import Resolved
 from ..schedule.horizon import waits_for_data
@@ -47,7 +48,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     _bootstrap(graph, run)
     _watch(graph, run)
     model = add_model(graph, run, _mesh(graph, run))
-    optimizer = _optimizer(graph, run, model)
+    optimizer = _groups(graph, run, _optimizer(graph, run, model))
     averages = add_average(graph, run, model)
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
@@ -122,7 +123,15 @@ def _mesh(graph: Builder, run: Resolved) -> str:
 def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
     chosen = run.spec.optimizer
     does = chosen.does(run.formats.params)
-    return graph.add("setup", "setup.optimizer", does, args=chosen.arguments(run), after=((model, "model"),))
+    return graph.add("setup", "setup.optimizer", does, args=dict(run.groups.main), after=((model, "model"),))
+
+
+def _groups(graph: Builder, run: Resolved, last: str) -> str:
+    """What is different for some of the parameters."""
+    for group, args in zip(run.spec.groups.values(), run.groups.groups, strict=True):
+        does = group_text(run, group)
+        last = graph.add("setup", OP, does, id=f"{OP}.{group.name}", args=dict(args), after=((last, "optimizer"),))
+    return last
 
 
 def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> str:

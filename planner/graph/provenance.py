@@ -9,7 +9,7 @@ from ...dsl.blocks import is_block, label_of
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import Action
 from ...dsl.schema.collators import Link, row_link
-from ...dsl.schema.component import UserComponent
+from ...dsl.schema.component import Component, UserComponent
 from ...dsl.schema.data import Dataset
 from ...dsl.schema.setting import Auto, is_unspoken, settings_of
 from ...dsl.schema.sources import Source
@@ -56,6 +56,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     for name, block in (("loss", spec.loss), ("optimizer", spec.optimizer), ("scheduler", spec.scheduler)):
         yield f"{name}.kind", block.kind
         yield from _block(name, block, block.kind)
+    for group in spec.groups.values():
+        yield from _block(f"group.{group.name}", group)
     if spec.ema is not None:
         yield from _block("ema", spec.ema)
     yield from _block("precision", spec.precision)
@@ -114,15 +116,17 @@ def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def _block(path: str, block: Any, label: str = "") -> Iterator[tuple[str, Any]]:
+def _block(path: str, block: Any, label: str = "", without: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     for name, (attribute, setting) in settings_of(type(block)).items():
         if setting.only and label not in setting.only:
             continue
         value = getattr(block, attribute.name)
-        if is_unspoken(attribute, setting, value):
+        if name in without or is_unspoken(attribute, setting, value):
             continue
         if is_block(attribute.type):
-            yield from _block(f"{path}.{name}", value)
+            if (chosen := label_of(attribute.type)) is not None and isinstance(value, Component):
+                yield f"{path}.{name}.{chosen.name}", getattr(value, chosen.name)
+            yield from _block(f"{path}.{name}", value, without=setting.without)
         else:
             yield f"{path}.{name}", value
 

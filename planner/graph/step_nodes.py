@@ -87,7 +87,9 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     if saves_beside(spec, schedule):
         then("step.await_copy", "the copy of a state that is being saved is complete before anything writes to it")
     hooks("before_optimizer")
-    then("step.optimizer", f"{spec.optimizer.kind} updates the parameters a rank owns")
+    kinds = dict.fromkeys((spec.optimizer.kind, *(each["own"]["kind"] for each in run.groups.groups if "own" in each)))
+    update = f"{' and '.join(kinds)} {'updates' if len(kinds) == 1 else 'update'}"
+    then("step.optimizer", f"{update} the parameters a rank owns")
     hooks("after_optimizer")
     if (speed := run.architecture.router_bias_speed) > 0:
         does = f"move each expert's bias by {speed:g} towards an even load, from the counts of all ranks"

@@ -15,6 +15,7 @@ from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
 from .adapter import check_adapter
 from .frozen import check_frozen
+from .groups import check_groups
 
 
 @frozen
@@ -52,6 +53,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     _check_rope(spec, architecture, found)
     check_frozen(spec, architecture, found)
     check_adapter(spec, architecture, found)
+    check_groups(spec, architecture, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None
     return Shape(architecture, reasons, weights)
 

@@ -48,7 +48,7 @@ def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
         meant = {name for name in names if covers(pattern, name)}
         if not meant:
             message = f"no parameter of the model is in `{pattern}`"
-            found.fail(PATH, "X434", PATH, message, _instead(pattern, names, arch))
+            found.fail(PATH, "X434", PATH, message, instead(pattern, names, arch))
             return
         idle = idle or (pattern if meant <= frozen else "")
         frozen |= meant
@@ -62,7 +62,7 @@ def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
         found.passed(PATH, f"{len(frozen):,} of {len(names):,} tensors are frozen")
 
 
-def _instead(pattern: str, names: Iterable[str], arch: Architecture) -> str:
+def instead(pattern: str, names: Iterable[str], arch: Architecture) -> str:
     """What to write in place of a pattern that means nothing."""
     if pattern.partition(".")[0] == HEAD and arch.tie_embeddings:
         return f"the head is the embedding: write `{EMBEDDING}`, or use tie_embeddings false"

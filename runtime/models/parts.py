@@ -12,10 +12,14 @@ from .transformer import Transformer
 
 @frozen(eq=False)
 class ModelParts:
-    """Parts in the order of the pipeline; their parameters bear the names they have in the whole model."""
+    """Parts in the order of the pipeline; their parameters bear the names they have in the whole model.
+
+    group: of parameters, for whose own optimizer they are; empty for that of the others.
+    """
 
     parts: tuple[Transformer, ...]
     axes: Axes
+    group: str = ""
 
     @property
     def whole(self) -> Transformer:

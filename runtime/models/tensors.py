@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import OPTIMIZERS
+from ...planner.model.groups import ParameterGroups
 from ...planner.plan import Plan
 from .build import DTYPES
 from .parts import ModelParts
@@ -26,11 +26,10 @@ def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor
 
 def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> dict[str, Tensor]:
     """`optimizer.<name>.<moment>` → state, made as it begins for parameters that have not been updated yet."""
-    args = plan.node("setup.optimizer").args
-    chosen = OPTIMIZERS.of(args)
+    groups = ParameterGroups.of(plan)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.trained():
-        moments, count = chosen.state(args, name), chosen.scalars(args, name)
+        moments, count = groups.state(name), groups.scalars(name)
         state = optimizer.state[parameter]
         if not state:
             # As optimizers make them at their first step; a count is a tensor of the parameter's device when fused.

@@ -129,6 +129,7 @@ class Program:
             "poller": Poller(report=print),
             "progress": Progress(),
         }
+        self._resources["resources"] = self._resources
 
     @property
     def model(self) -> ModelParts:

@@ -18,6 +18,14 @@ OPTIMIZERS = {
     "muon in bf16": "muon { lr = 0.01, adamw_lr = 0.1, states = bf16",
     "rounded muon": "muon { lr = 0.01, adamw_lr = 0.1, stochastic_rounding = true",
     "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true",
+    "groups": "adamw { lr = 1e-2, eps = 1e-3",
+}
+GROUPS = {
+    "groups": """
+group "embed_tokens" { lr_scale = 0.5, weight_decay = 0.3 }
+group "layers.*.self_attn" { weight_decay = 0.2, optimizer muon { lr = 0.01, adamw_lr = 0.1 } }
+group "layers.1.mlp" { lr_scale = 0.5, optimizer sgd { lr = 0.1, weight_decay = 0.1 } }
+"""
 }
 LAYOUTS = (
     "fsdp 2 (dense)",
@@ -41,7 +49,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_a_layout_updates_as_one_process_does(lab: Laboratory, name: str, layout: str):
     topology = BY_NAME[layout]
-    trial = evolve(topology.trial("fp64", shallow=True), optimizer=OPTIMIZERS[name])
+    trial = evolve(topology.trial("fp64", shallow=True), optimizer=OPTIMIZERS[name], more=GROUPS.get(name, ""))
     alone = lab.alone(trial)
     outcome = lab.run(trial, topology.layout, saves=False)
     found = gaps(outcome, alone)
@@ -67,7 +75,7 @@ def test_weights_are_rounded_alike_on_layouts(lab: Laboratory):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
     params = "bf16" if "rounding" in OPTIMIZERS[name] else "fp64"
-    trial = Trial(optimizer=OPTIMIZERS[name], params=params, steps=4, settings=SHALLOW)
+    trial = Trial(optimizer=OPTIMIZERS[name], params=params, more=GROUPS.get(name, ""), steps=4, settings=SHALLOW)
 
     def train(part: str, *sets: str) -> Outcome:
         return lab.ranks.run(lab.plan(trial, sets), lab.folder, name=f"{name.replace(' ', '-')}-{part}")
@@ -77,3 +85,17 @@ def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
     ended = train("parts")
     assert ended.curve == whole.curve and len(whole.curve) == 4
     assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]
+
+
+def test_groups_move_between_layouts(lab: Laboratory):
+    """What each optimizer keeps for its parameters is found by name on other ranks."""
+    trial = Trial(optimizer=OPTIMIZERS["groups"], more=GROUPS["groups"], steps=4, settings=SHALLOW)
+    layouts = {"fsdp": ("parallel.fsdp=2",), "tp": ("parallel.tp=2", "batch.micro=2")}
+
+    def train(layout: str, part: str, *sets: str) -> Outcome:
+        return lab.ranks.run(lab.plan(trial, (*layouts[layout], *sets)), lab.folder, name=f"groups-{part}")
+
+    whole = train("tp", "stays")
+    train("fsdp", "moves", "experiment.budget=2 steps")
+    ended = train("tp", "moves")
+    assert gaps(evolve(ended, evals=ended.evals[-1:]), whole).worst < TOLERANCE["fp64"]

@@ -75,7 +75,7 @@ def test_every_set_is_one():
 def is_a_set(field):
     shown = PLAIN.field(field)
     found = re.search(r"--set (.*)$", shown, re.MULTILINE)
-    if field.path in ("dataset.name", "phase.name", "hook.name"):
+    if field.path in ("dataset.name", "phase.name", "group.name", "group.optimizer", "hook.name"):
         assert found is None
         return
     family = ""
@@ -88,6 +88,7 @@ def is_a_set(field):
     )
     family = "model mixtral { experts = 8 }" if field.path.startswith("model.router") else family
     family = "phase stdlib { from = 50% }" if field.path.startswith("phase.") else family
+    family = "group stdlib { }" if field.path.startswith("group.") else family
     family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
     others = kind if component and (field.only or field.is_label) else ""
     family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")

@@ -54,6 +54,19 @@ GALLERY = {
         scheduler cosine { warmup = «X602|200 steps» }
         every 10 steps eval «X504|code»
     """,
+    "groups of parameters": """
+        experiment e { budget = 100 steps }
+        model llama { dim = 64, layers = 4, heads = 8 }
+        tokenizer bytes
+        dataset code { source = python_stdlib() }
+        batch { sequence = 256 }
+        optimizer adamw { lr = 1e-3 }
+        group «X436|"layers.9"» { lr_scale = 2 }
+        group "layers.0-1" { lr_scale = 2, weight_decay = «X304|-1» }
+        group «X436|"layers.1.mlp"» { optimizer sgd { lr = 1, «X208|clip» = 2 } }
+        group norm { optimizer «X305|adam» { lr = 1 } }
+        group embed_tokens { «X203|lr» = 2 }
+    """,
     "units, an action, a tick that never fires, a chain, a format": """
         experiment e { budget = 100 steps }
         model llama { dim = 64, layers = 4, heads = 8 }

@@ -46,6 +46,7 @@ ALL_ON = {
     'on finish generate { prompts = ["def "], chat = "plain" } then notify("./done.sh")\n'
     "on sigterm checkpoint then stop\n"
     "on nan(3) skip",
+    "group": "group embed_tokens { lr_scale = 0.5, weight_decay = 0.01, optimizer sgd { lr = 1e-2 } }",
     "scheduler": "scheduler wsd { warmup = 5 steps }",
     "activation": "activation selective",
     "compile": "compile { mode = default }",
@@ -107,6 +108,10 @@ EXEMPT |= {
 }
 
 
+EXEMPT |= {
+    "groups.embed_tokens.name": "the name is the key",
+    "groups.embed_tokens.optimizer.clip": "the optimizer of a group has none",
+}
 EXEMPT["events.2.event"] = "what stands under nan stands nowhere else"
 EXEMPT |= {f"events.{number}.count": "of nan alone, which is the last of them" for number in (0, 1)}
 EXEMPT |= {

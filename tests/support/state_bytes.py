@@ -2,8 +2,8 @@
 
 from math import prod
 
-from xtrain.dsl.schema.training import OPTIMIZERS
 from xtrain.planner.mesh.placement import local_shapes
+from xtrain.planner.model.groups import ParameterGroups
 from xtrain.planner.plan import Plan
 from xtrain.planner.units import BYTES
 
@@ -12,8 +12,7 @@ def state_bytes(plan: Plan, rank: int) -> int:
     """Parameters, gradients, what the optimizer keeps, and averages where there are any; all but these in the format of
     the parameters. Of what is frozen, itself and its average, in the format that the plan says."""
     averages = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.ema")
-    chosen = plan.node("setup.optimizer").args
-    width, optimizer = BYTES[plan.node("setup.build_model").args["params"]], OPTIMIZERS.of(chosen)
+    width, groups = BYTES[plan.node("setup.build_model").args["params"]], ParameterGroups.of(plan)
     still = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.freeze")
     still *= 2 if averages else 1
     trained = {tensor.name for tensor in plan.parameters.tensors if tensor.trained}
@@ -21,7 +20,7 @@ def state_bytes(plan: Plan, rank: int) -> int:
     def of(name: str, shape: tuple[int, ...]) -> int:
         if name not in trained:
             return still * prod(shape)
-        kept = sum(BYTES.get(each.format, width) * prod(each.shape(shape)) for each in optimizer.state(chosen, name))
+        kept = sum(BYTES.get(each.format, width) * prod(each.shape(shape)) for each in groups.state(name))
         return (2 * width + averages) * prod(shape) + kept
 
     return sum(of(name, shape) for name, shape in local_shapes(plan, rank).items())

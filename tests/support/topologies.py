@@ -362,6 +362,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "adamw in bf16": ("tp 2 (dense)",),
     "muon in bf16": ("fsdp 2 · ep 2 (moe)",),
     "plain muon": ("fsdp 2 · ep 2 (moe)",),
+    "groups": ("fsdp 2 · tp 2 (dense)",),
 }
 # Names of the rows that the ordinary tests of the table run, and in which formats: with those above every pair of axes,
 # every axis with every model and with one microbatch and several, every schedule; and the rows in which
