@@ -13,18 +13,26 @@ from ..parallel.collective_errors import CollectiveErrors
 from . import writer
 from .one_file import reader as file_reader
 from .one_file import writer as file_writer
+from .save_planner import CachedSavePlanner
 from .sidecar import TENSORS
 
 Backend = Literal["dcp", "file"]
 
 
 def write_tensors(
-    backend: Backend, tensors: dict[str, Any], folder: Path, collective: CollectiveErrors
+    backend: Backend,
+    tensors: dict[str, Any],
+    folder: Path,
+    collective: CollectiveErrors,
+    planner: CachedSavePlanner | None = None,
 ) -> dict[str, str]:
     """Write name → tensor into an empty folder that all ranks see; name → checksum of all files, which are then on the
-    disk. Collective. Raises StorageFailed on all ranks alike."""
+    disk. Collective. Raises StorageFailed on all ranks alike.
+
+    planner: of a run that saves again and again, which need not plan each `dcp` save anew.
+    """
     if backend == "dcp":
-        return writer.write_tensors(tensors, folder, collective)
+        return writer.write_tensors(tensors, folder, collective, planner or CachedSavePlanner())
     return collective.first(lambda: file_writer.write_file(tensors, folder))
 
 

@@ -8,13 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ...planner.graph.checkpoint_names import Pointer
 from ..parallel.collective_errors import CollectiveErrors
 from .backend import Backend, write_tensors
 from .layout import CheckpointEntry
 from .publish import Publisher, partial_of
+from .save_planner import CachedSavePlanner
 
 
 @frozen(kw_only=True, eq=False)
@@ -25,6 +26,7 @@ class Transaction:
     collective: CollectiveErrors
     keep: int | None
     backend: Backend = "dcp"
+    _planner: CachedSavePlanner = field(factory=CachedSavePlanner, init=False)
 
     def run(self, final: Path, tensors: dict[str, Any], state: dict[str, Any], pointers: tuple[Pointer, ...]) -> None:
         """Save `tensors` as `final`; on return it is durable and named. Collective.
@@ -34,7 +36,7 @@ class Transaction:
         collective, publisher = self.collective, self.publisher
         try:
             collective.first(lambda: publisher.begin(final))
-            checksums = write_tensors(self.backend, tensors, partial_of(final), collective)
+            checksums = write_tensors(self.backend, tensors, partial_of(final), collective, self._planner)
             collective.first(lambda: publisher.publish(final, state, checksums, pointers))
         except BaseException:
             if collective.rank == 0:

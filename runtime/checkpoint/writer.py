@@ -12,6 +12,7 @@ from ..files import durable
 from ..models.tensors import quiet_alone
 from ..parallel.collective_errors import CollectiveErrors
 from .checksums import file_checksums
+from .save_planner import CachedSavePlanner
 
 
 class _Writer(FileSystemWriter):
@@ -37,15 +38,25 @@ def _origin(error: BaseException) -> BaseException:
     return error
 
 
-def write_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveErrors) -> dict[str, str]:
+def write_tensors(
+    tensors: dict[str, Any], folder: Path, collective: CollectiveErrors, planner: CachedSavePlanner
+) -> dict[str, str]:
     """Write every rank's pieces into an empty folder that all see; name → checksum of all files, which are then on the
     disk. Collective. Raises StorageFailed on all ranks alike."""
+    group = collective.group
 
     def write() -> None:
-        save(tensors, storage_writer=_Writer(folder), process_group=collective.group, no_dist=collective.group is None)
+        # The planner has the tensors: of those that are given to `save` it would log each one by one.
+        save({}, storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None)
 
+    saved = False
     with quiet_alone():
-        collective.all(write)
+        planner.begin(tensors, collective)
+        try:
+            collective.all(write)
+            saved = True
+        finally:
+            planner.end(saved=saved)
     parts = collective.all(lambda: _settled(folder, collective.rank))
     return {name: checksum for part in parts for name, checksum in part.items()}
 
