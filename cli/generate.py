@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
     from ..runtime.generation.sampling import Sampling
+    from ..runtime.generation.text_generator import LogitsNotFinite
     from ..runtime.generation.trained import TrainedRun
 
     sampling = Sampling(
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         chat = None if arguments.chat is None else trained.chat(arguments.chat, arguments.system)
         show = as_json(arguments.prompt) if arguments.json else as_text(arguments.prompt, whole=chat is None)
         trained.continue_texts(arguments.prompt, arguments.tokens, sampling, arguments.stop, chat, show)
-    except (EnvironmentFault, DataError, PlanError) as fault:
+    except (EnvironmentFault, DataError, PlanError, LogitsNotFinite) as fault:
         print(f"xtrain generate: {fault}", file=sys.stderr)
         return 3
     return 0
@@ -121,8 +123,8 @@ def as_json(prompts: Sequence[str]) -> "Callable[[list[Continuation]], None]":
 def _problem(arguments: argparse.Namespace) -> str | None:
     if arguments.tokens < 1:
         return "--tokens must be at least 1"
-    if arguments.temperature < 0:
-        return "--temperature must not be negative"
+    if not 0 <= arguments.temperature < math.inf:
+        return "--temperature must be 0 or above, and finite"
     if arguments.top_k is not None and arguments.top_k < 1:
         return "--top-k must be at least 1"
     if not 0 <= arguments.min_p <= 1:

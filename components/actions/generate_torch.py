@@ -11,7 +11,7 @@ from ...runtime.data.documents.chat_template import load_template
 from ...runtime.data.documents.tokenizers import TextTokenizer
 from ...runtime.generation.chat import Chat
 from ...runtime.generation.sampling import Sampling
-from ...runtime.generation.text_generator import TextGenerator, continue_texts, tokens_and_ends
+from ...runtime.generation.text_generator import LogitsNotFinite, TextGenerator, continue_texts, tokens_and_ends
 from ...runtime.models.parts import ModelParts
 from ...runtime.monitoring.heartbeat import HeartbeatWriter
 from ...runtime.ops import op
@@ -50,7 +50,7 @@ def generate(
     """Every rank runs the model, one draws; the draws depend on the seed and the prompt alone.
 
     chat: the template by which prompts are turns of a user, behind one of the `system`. positions: that the cache has
-    at least. averaged: with the averaged weights, once there are any.
+    at least. averaged: with the averaged weights, once there are any. Where no token can be chosen, that is a warning.
     """
     author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
@@ -65,9 +65,14 @@ def generate(
         model.train(False)
         # Rows of one token, and of prompts: a block that is compiled for the rows of a step is of no use for them.
         with weights.in_place() as which, torch.compiler.set_stance("force_eager"):
-            texts = continue_texts(author, tokenizer, ids, ends, tokens, sampling, positions)
-            reshard(model)
-        model.train()
+            try:
+                texts = continue_texts(author, tokenizer, ids, ends, tokens, sampling, positions)
+            except LogitsNotFinite as problem:
+                records.warn(f"no text is generated: {problem}", step=progress.step)
+                return
+            finally:
+                reshard(model)
+                model.train()
         seconds = time.perf_counter() - begin
         samples = [GeneratedText(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
         records.event(GenerateEvent(step=progress.step, node=node_id, weights=which, samples=samples, seconds=seconds))

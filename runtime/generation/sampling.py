@@ -5,11 +5,13 @@ Shapes: B rows, V vocabulary, N candidates.
 
 import random
 from collections.abc import Sequence
-from typing import Self
+from typing import Final, Self
 
 import torch
 from attrs import frozen
 from torch import Tensor
+
+NO_TOKEN: Final = -1
 
 
 @frozen(kw_only=True)
@@ -59,9 +61,17 @@ class Draws:
         return cls(sampling, [random.Random(sampling.seed) for _ in range(rows)])
 
     def next(self, logits_BV: Tensor) -> Tensor:
-        """A token [B] for every row. A row takes one random number, whatever there is to choose from."""
+        """A token [B] for every row; NO_TOKEN where logits are NaN or infinite. A row takes one random number, whatever
+        there is to choose from."""
+        best_B1 = logits_BV.amax(-1, keepdim=True)
+        known_B1 = best_B1.isfinite()  # others may be -inf, as of tokens that never follow
         if self.sampling.temperature == 0:
-            return logits_BV.argmax(-1)
+            tokens_B = logits_BV.argmax(-1)
+        else:  # below the largest, so that none is too large when it is divided by a low temperature
+            tokens_B = self._drawn((logits_BV - best_B1).where(known_B1, 0))
+        return tokens_B.where(known_B1[:, 0], NO_TOKEN)
+
+    def _drawn(self, logits_BV: Tensor) -> Tensor:
         exact = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
         weights_BN, tokens_BN = self.sampling.candidates(exact)
         ends_BN = weights_BN.cumsum(-1, dtype=torch.float64)

@@ -24,7 +24,11 @@ from ..parallelize.pipeline import PipelineSchedule
 from ..state import Rank
 from .chat import Chat
 from .continuation import Continuation, TextEnds
-from .sampling import Draws, Sampling
+from .sampling import NO_TOKEN, Draws, Sampling
+
+
+class LogitsNotFinite(Exception):
+    """Weights of the model are NaN, infinite or so large that no token can be chosen. Every rank raises it."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -52,12 +56,15 @@ class TextGenerator:
 
     def tokens(self, prompts: Sequence[Sequence[int]], sampling: Sampling, length: int) -> Iterator[list[int]]:
         """The next token of every prompt, time and again, while the cache of `length` positions has room: one rank
-        draws, all learn of it."""
+        draws, all learn of it. Raises LogitsNotFinite."""
         rows = Prompts.of(prompts, length, self.rank.device)
         draws = Draws.of(sampling, len(prompts))
         batch = rows.first()
         while True:
             following = self._drawn(draws, self.logits(batch), len(prompts))
+            if NO_TOKEN in following:
+                which = f"prompt {following.index(NO_TOKEN) + 1}"
+                raise LogitsNotFinite(f"no token can be chosen behind {which}: logits of the model are NaN or infinite")
             yield following
             if rows.cache.filled == length:
                 return
@@ -147,7 +154,7 @@ def continue_texts(
 ) -> list[str]:
     """The texts that follow prompts, given as tokens: at most `tokens` tokens each, up to the first of its ends.
 
-    positions: that the cache has at least. show: called after every token. Collective.
+    positions: that the cache has at least. show: called after every token. Collective. Raises LogitsNotFinite.
     """
     if not prompts:
         return []

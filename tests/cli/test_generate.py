@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from small_checkpoints import save
+from small_runs import drawn, make_run, plan_of
+from small_runs import save as save_weights
 
 from xtrain.cli.generate import as_json, as_text
 from xtrain.cli.main import main
@@ -45,7 +47,8 @@ def test_no_run_and_no_checkpoint_yet(run, tmp_path, capsys):
     ("arguments", "said"),
     [
         (("--tokens", "0"), "--tokens must be at least 1"),
-        (("--temperature", "-1"), "--temperature must not be negative"),
+        (("--temperature", "-1"), "--temperature must be 0 or above"),
+        (("--temperature", "nan"), "--temperature must be 0 or above"),
         (("--top-k", "0"), "--top-k must be at least 1"),
         (("--top-p", "0"), "--top-p must lie above 0"),
         (("--min-p", "1.5"), "--min-p must lie between 0 and 1"),
@@ -81,3 +84,11 @@ def test_answers_are_printed_without_the_questions_and_as_json(capsys):
             texts[0].add(token)
             show(texts)
         assert capsys.readouterr().out == expected
+
+
+def test_a_model_whose_weights_are_not_finite(tmp_path, capsys):
+    plan = plan_of()
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save_weights(plan, directory, {name: value * float("nan") for name, value in drawn(plan).items()})
+    assert main(["generate", str(directory), "--prompt", "a", "--top-k", "3"]) == 3
+    assert "no token can be chosen behind prompt 1" in capsys.readouterr().err

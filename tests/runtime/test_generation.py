@@ -1,15 +1,18 @@
 """Texts that a cache continues: the tokens that the whole text gives, those of transformers, and each row its own."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from small_generators import CONFIGS, beside, generator_of, plan_of, recomputed_logits
 
+from xtrain.components.actions.generate_torch import generate
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.dsl.schema.model import FAMILIES, expert_families
 from xtrain.dsl.schema.setting import settings_of
-from xtrain.runtime.generation.sampling import Draws, Sampling
-from xtrain.runtime.generation.text_generator import Prompts
+from xtrain.runtime.generation.sampling import NO_TOKEN, Draws, Sampling
+from xtrain.runtime.generation.text_generator import LogitsNotFinite, Prompts
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[256, *b"def f"], [256, *b"a"], [256, *b"while true:"]]
@@ -120,3 +123,36 @@ def test_draws_have_the_probabilities_of_the_candidates():
     expected = torch.zeros(5).scatter_(0, tokens[0], weights[0] / weights.sum())
     assert expected[4] == 0 == found[4]
     assert (found - expected).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_no_token_is_chosen_by_logits_that_are_not_finite(settings):
+    """In these rows alone; tokens that never follow have -inf."""
+    logits_BV = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    logits_BV[0, 3], logits_BV[1, 2], logits_BV[2] = float("nan"), float("inf"), float("-inf")
+    logits_BV[3, :6] = float("-inf")
+    *wrong, only, chosen = Draws.of(Sampling(**settings), 5).next(logits_BV).tolist()
+    assert wrong == [NO_TOKEN] * 3 and only == 6
+    assert chosen == Draws.of(Sampling(**settings), 1).next(logits_BV[4:]).item()
+
+
+def test_a_very_low_temperature_is_that_of_the_likeliest_token():
+    logits_BV = 30 * torch.randn(9, 50, generator=torch.Generator().manual_seed(0))
+    found = Draws.of(Sampling(temperature=1e-44), 9).next(logits_BV)
+    assert torch.equal(found, logits_BV.argmax(-1))
+
+
+def test_a_model_whose_weights_are_not_finite_ends_texts_and_not_the_run():
+    author = generator_of(plan_of(model_text("llama")))
+    author.model.whole.norm.weight.data[3] = float("nan")
+    with pytest.raises(LogitsNotFinite, match="behind prompt 1: logits of the model are NaN or infinite"):
+        next(author.tokens(PROMPTS, GREEDY, 20))
+    warned: list[str] = []
+    records = SimpleNamespace(warn=lambda message, step: warned.append(f"{step}: {message}"))
+    run = generate(
+        author.model, ByteTokenizer(), author.rank, records, SimpleNamespace(step=7), "tick.0.generate",  # pyright: ignore
+        prompts=["a"], tokens=3, temperature=0.8, top_p=1.0, seed=0,
+    )  # fmt: skip
+    run(None)  # pyright: ignore
+    assert len(warned) == 1 and warned[0].startswith("7: no text is generated: no token can be chosen behind prompt 1")
+    assert author.model.whole.training
