@@ -30,7 +30,7 @@ from ..schema.model_config import (
 )
 from ..schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
 from ..schema.setting import AUTO
-from .config_json import ConfigEntry, ConfigUnreadable, family_of, refuse_unknown, short_json
+from .config_json import CONFIG, ConfigEntry, ConfigUnreadable, family_of, refuse_unknown, short_json
 from .hub_cache import SnapshotMissing, find_snapshot
 
 # Settings that may differ from the file: what is learned from here on, and how weights are drawn.
@@ -45,7 +45,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
     is no label that anything more can be said of.
     """
     label = section.labels[0].value if len(section.labels) == 1 else None
-    if label is None or not isinstance(label.data, str | Called) or label.data in FAMILIES:
+    if label is None or not isinstance(label.data, str | Called) or _is_family(label.data):
         return None
     try:
         folder = _located(label, diagnostics)
@@ -78,9 +78,18 @@ def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:
     return found | lists, diagnostics
 
 
+def _is_family(label: str | Called) -> bool:
+    """Whether a label in quotes, which could mean a folder, means a family: no folder of that name has a model."""
+    return isinstance(label, str) and label in FAMILIES and not (Path(label) / CONFIG).is_file()
+
+
 def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
     """The folder that a label means; None after reporting a call that means none."""
     if isinstance(label.data, str):
+        if label.data in FAMILIES:
+            message = f"`{label.data}` is a family, and a folder with a {CONFIG}"
+            hint = f"write {label.data} without quotes, or \"./{label.data}\" for the folder"
+            raise ConfigUnreadable(message, hint)
         path = os.path.normpath(label.data).replace(os.sep, "/")
         return ModelFolder(path=f"./{path}" if path in FAMILIES else path)  # the name alone would mean the family
     call = label.data

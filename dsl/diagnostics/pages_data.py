@@ -93,9 +93,9 @@ PAGES: Final = (
         "mixture { web = 2 epochs, noise = 1 epoch }"),
     CodePage("X520", "the config.json of a model cannot be read", """
         `model "folder"` takes the family and the sizes of a model from the `config.json` of a folder, as transformers
-        writes it; a label in quotes that is no family is the path of one. `hub("organisation/name", revision = "…")` is
-        a folder in the cache of huggingface_hub (HF_HUB_CACHE, or HF_HOME), which must have that revision: xtrain never
-        downloads anything.
+        writes it; a label in quotes that is no family is the path of one. Where it is both, write `"./llama"` for the
+        folder, or the family without quotes. `hub("organisation/name", revision = "…")` is a folder in the cache of
+        huggingface_hub (HF_HUB_CACHE, or HF_HOME), which must have that revision: xtrain never downloads anything.
         """, 'model "no/such/folder" { }', 'model "models/Llama-3.2-1B" { }'),
     CodePage("X521", "a model of a family that xtrain does not have", """
         `model_type` and `architectures` of a `config.json` say which code computes a model. xtrain has the same

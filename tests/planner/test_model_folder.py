@@ -79,6 +79,8 @@ def test_a_folder_says_what_a_model_is(folder: Folder):
 
 def test_a_folder_with_the_name_of_a_family_stays_a_folder(folder: Folder):
     (folder.path / "model").rename(folder.path / "llama")
+    ((code, text),) = errors(folder.plan('"llama"'))  # it could mean both
+    assert code == "X520" and "`llama` is a family, and a folder" in text
     plan = folder.plan('"./llama"').plan
     assert plan is not None and 'model "./llama"' in plan.spec_text
     again = plan_from_text(plan.spec_text, plan.spec).plan
