@@ -1,6 +1,6 @@
 """Numbers as people read them: bytes, counts, floating-point operations."""
 
-BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}  # of one number of a format
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "uint8": 1}  # of one number of a format
 
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _COUNTS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3))

@@ -64,10 +64,10 @@ def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[Pa
     stored, rounds = run.formats.params, args.get("stochastic_rounding", False)
     width = max(BYTES[stored], BYTES["fp32"])
     weights = 2 if width > BYTES[stored] else 0  # with the gradient
-    largest = 0
+    largest, temporaries = 0, run.spec.optimizer.temporaries
     for parameter in parameters:
         shape = run.cuts.shape(parameter)
         elements = min(shape[0], rows_at_once(shape)) * prod(shape[1:])
         moments = sum(BYTES[each.format or stored] != width for each in run.moments(parameter))
-        largest = max(largest, elements * ((weights + moments) * width + rounds * OF_RANDOM_BITS))
+        largest = max(largest, elements * ((weights + moments + temporaries) * width + rounds * OF_RANDOM_BITS))
     return largest

@@ -88,7 +88,7 @@ def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
     if isinstance(label.data, str):
         if label.data in FAMILIES:
             message = f"`{label.data}` is a family, and a folder with a {CONFIG}"
-            hint = f"write {label.data} without quotes, or \"./{label.data}\" for the folder"
+            hint = f'write {label.data} without quotes, or "./{label.data}" for the folder'
             raise ConfigUnreadable(message, hint)
         path = os.path.normpath(label.data).replace(os.sep, "/")
         return ModelFolder(path=f"./{path}" if path in FAMILIES else path)  # the name alone would mean the family

@@ -95,6 +95,8 @@ PAGES: Final = (
         `stochastic_rounding` rounds new weights at random, so that updates that are smaller than the distance of two
         numbers count on average. Weights in fp32 and fp64 have room for such updates: it is for `precision { params =
         bf16 }` alone.
+        A block of `adamw8bit` lies on one rank: where tensor parallelism cuts rows of a matrix, a rank has a multiple
+        of `block` of each.
         """, "optimizer adamw { lr = 3e-4, stochastic_rounding = true }",
         "precision { params = bf16 }\noptimizer adamw { lr = 3e-4, stochastic_rounding = true }"),
     CodePage("X413", "cp is not ring · ulysses", """

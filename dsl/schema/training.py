@@ -127,6 +127,9 @@ class Optimizer(Component):
     stochastic_rounding: bool = False
     counts: ClassVar[bool] = False
     """Whether it counts the updates of each parameter, as `step` of its state."""
+    temporaries: ClassVar[int] = 0
+    """Numbers for each element that is updated at once, in the format of the update, beside weight, gradient and
+    moments."""
     resuming: ClassVar[Mapping[str, str]] = {}
     """Argument of its node → what becomes of a run that goes on with another value, as a clause. Of those that are not
     here: the optimizer takes the value from the plan."""

@@ -12,7 +12,7 @@ from .loss import Head
 from .parts import ModelParts
 from .transformer import StageSpan, Transformer
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "uint8": torch.uint8}
 
 
 @op("setup.build_model", gives="model")

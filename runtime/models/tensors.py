@@ -3,14 +3,17 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ...dsl.schema.state_tensors import StateTensor
 from ...planner.model.groups import ParameterGroups
 from ...planner.plan import Plan
+from ..parallel.tensor import local
 from .build import DTYPES
 from .parts import ModelParts
 
@@ -44,11 +47,15 @@ def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> di
 
 def first_state(parameter: Tensor, tensor: StateTensor) -> Tensor:
     """What an optimizer begins with: zeros."""
-    return torch.zeros_like(
-        parameter,
-        dtype=DTYPES[tensor.format] if tensor.format else parameter.dtype,
-        memory_format=torch.preserve_format,
-    )
+    own = local(parameter)
+    dtype = DTYPES[tensor.format] if tensor.format else parameter.dtype
+    zeros = torch.zeros(tensor.shape(own.shape), dtype=dtype, device=own.device)
+    if not isinstance(parameter, DTensor):
+        return zeros
+    shape = torch.Size(tensor.shape(parameter.shape))
+    stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(zeros, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 @contextmanager

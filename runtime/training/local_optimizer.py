@@ -80,6 +80,11 @@ class LocalOptimizer(Optimizer):
         super().__init__(params, {"weight_decay": 0.0, **defaults})
         self._storage = storage or Storage()
 
+    @property
+    def converts(self) -> bool:
+        """Whether numbers are brought into another format for an update, some rows at a time."""
+        return self._storage.converts
+
     def update(
         self,
         group: dict[str, Any],
@@ -104,7 +109,7 @@ class LocalOptimizer(Optimizer):
             counts = [self.state[parameter]["step"] for parameter in used] if self.counts else []
             if counts:
                 torch._foreach_add_(counts, 1)  # pyright: ignore[reportPrivateImportUsage]
-            if self._storage.converts:
+            if self.converts:
                 for place, parameter in enumerate(used):
                     self._update_converted(group, parameter, counts[place : place + 1])
                 continue
@@ -117,17 +122,29 @@ class LocalOptimizer(Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         for name in self.moments:
             if name not in state:
-                state[name] = self._storage.first(parameter, name)
+                self.begin(parameter, name)
+
+    def begin(self, parameter: Tensor, moment: str) -> None:
+        """Make a moment as it begins."""
+        self.state[parameter][moment] = self._storage.first(parameter, moment)
+
+    def load(self, parameter: Tensor, moment: str, rows: slice) -> Tensor:
+        """Rows of a moment of this rank's piece of a parameter, in the format of an update."""
+        return wide(local(self.state[parameter][moment])[rows], parameter)
+
+    def store(self, parameter: Tensor, moment: str, rows: slice, value: Tensor) -> None:
+        """Put back what `load` gave, with the numbers of the update."""
+        stored = local(self.state[parameter][moment])[rows]
+        if stored.dtype != value.dtype:  # else the update was in place
+            stored.copy_(value)
 
     def _update_converted(self, group: dict[str, Any], parameter: Tensor, counts: list[Tensor]) -> None:
         """Some rows after the other, in the format of the update meanwhile."""
         weights, gradients = local(parameter), local(parameter.grad)  # pyright: ignore[reportArgumentType]
-        state = [local(self.state[parameter][name]) for name in self.moments]
         for rows in row_ranges(weights):
-            piece, stored = weights[rows], [each[rows] for each in state]
-            moments, weight = [wide(each, piece) for each in stored], wide(piece, piece)
+            piece, moments = weights[rows], [self.load(parameter, name, rows) for name in self.moments]
+            weight = wide(piece, piece)
             self.update(group, [weight], [wide(gradients[rows], piece)], [[each] for each in moments], counts)
-            for each, moment in zip(stored, moments, strict=True):
-                if moment is not each:
-                    each.copy_(moment)
+            for name, moment in zip(self.moments, moments, strict=True):
+                self.store(parameter, name, rows, moment)
             self._storage.write(parameter, rows.start, piece, weight)

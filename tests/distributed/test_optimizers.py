@@ -16,6 +16,7 @@ OPTIMIZERS = {
     "muon": "muon { lr = 0.01, adamw_lr = 0.1",
     "adamw in bf16": "adamw { lr = 1e-2, eps = 1e-3, states = bf16",
     "muon in bf16": "muon { lr = 0.01, adamw_lr = 0.1, states = bf16",
+    "adamw8bit": "adamw8bit { lr = 1e-2, eps = 1e-3, block = 16",
     "rounded muon": "muon { lr = 0.01, adamw_lr = 0.1, stochastic_rounding = true",
     "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true",
     "groups": "adamw { lr = 1e-2, eps = 1e-3",
@@ -27,6 +28,8 @@ group "layers.*.self_attn" { weight_decay = 0.2, optimizer muon { lr = 0.01, ada
 group "layers.1.mlp" { lr_scale = 0.5, optimizer sgd { lr = 0.1, weight_decay = 0.1 } }
 """
 }
+# Settings of the model, where the small ones of the table would leave nothing to do.
+WIDER = {"adamw8bit": ("model.dim=64",)}
 LAYOUTS = (
     "fsdp 2 (dense)",
     "fsdp 4 (dense)",
@@ -38,6 +41,12 @@ LAYOUTS = (
     "pp 2 · fsdp 2 · tp 2 · ep 2 (moe)",
     "fsdp 2 · ring 2 · tp 2 · ep 2 (moe)",
 )
+# Where a run begins and where it goes on.
+MOVES = {
+    "adamw in bf16": ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)"),
+    "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 4 (dense)"),
+    "groups": ("fsdp 2 (dense)", "tp 2 (dense)"),
+}
 CASES = [
     pytest.param(name, layout, marks=() if layout in ELSEWHERE[name] else pytest.mark.matrix)
     for name in OPTIMIZERS
@@ -49,7 +58,9 @@ CASES = [
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_a_layout_updates_as_one_process_does(lab: Laboratory, name: str, layout: str):
     topology = BY_NAME[layout]
-    trial = evolve(topology.trial("fp64", shallow=True), optimizer=OPTIMIZERS[name], more=GROUPS.get(name, ""))
+    trial = topology.trial("fp64", shallow=True)
+    settings = (*trial.settings, *WIDER.get(name, ()))
+    trial = evolve(trial, optimizer=OPTIMIZERS[name], more=GROUPS.get(name, ""), settings=settings)
     alone = lab.alone(trial)
     outcome = lab.run(trial, topology.layout, saves=False)
     found = gaps(outcome, alone)
@@ -75,7 +86,8 @@ def test_weights_are_rounded_alike_on_layouts(lab: Laboratory):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
     params = "bf16" if "rounding" in OPTIMIZERS[name] else "fp64"
-    trial = Trial(optimizer=OPTIMIZERS[name], params=params, more=GROUPS.get(name, ""), steps=4, settings=SHALLOW)
+    settings = (*SHALLOW, *WIDER.get(name, ()))
+    trial = Trial(optimizer=OPTIMIZERS[name], params=params, more=GROUPS.get(name, ""), steps=4, settings=settings)
 
     def train(part: str, *sets: str) -> Outcome:
         return lab.ranks.run(lab.plan(trial, sets), lab.folder, name=f"{name.replace(' ', '-')}-{part}")
@@ -87,15 +99,14 @@ def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
     assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]
 
 
-def test_groups_move_between_layouts(lab: Laboratory):
-    """What each optimizer keeps for its parameters is found by name on other ranks."""
-    trial = Trial(optimizer=OPTIMIZERS["groups"], more=GROUPS["groups"], steps=4, settings=SHALLOW)
-    layouts = {"fsdp": ("parallel.fsdp=2",), "tp": ("parallel.tp=2", "batch.micro=2")}
-
-    def train(layout: str, part: str, *sets: str) -> Outcome:
-        return lab.ranks.run(lab.plan(trial, (*layouts[layout], *sets)), lab.folder, name=f"groups-{part}")
-
-    whole = train("tp", "stays")
-    train("fsdp", "moves", "experiment.budget=2 steps")
-    ended = train("tp", "moves")
-    assert gaps(evolve(ended, evals=ended.evals[-1:]), whole).worst < TOLERANCE["fp64"]
+@pytest.mark.parametrize("name", MOVES)
+def test_a_state_moves_to_another_layout(lab: Laboratory, name: str):
+    """Two steps on one layout and two on the other are four steps on one process."""
+    settings = (*SHALLOW, *WIDER.get(name, ()))
+    trial = Trial(optimizer=OPTIMIZERS[name], more=GROUPS.get(name, ""), steps=4, settings=settings)
+    alone, job = lab.alone(trial), f"{name.replace(' ', '-')}-moves"
+    first, second = (BY_NAME[layout].layout for layout in MOVES[name])
+    lab.ranks.run(lab.plan(trial, (*first, "experiment.budget=2 steps")), lab.folder, name=job)
+    moved = lab.ranks.run(lab.plan(trial, second), lab.folder, name=job)
+    moved = evolve(moved, evals=moved.evals[-1:])  # without that of its first end
+    assert gaps(moved, alone).worst < TOLERANCE["fp64"]

@@ -113,9 +113,13 @@ def test_an_optimizer_that_needs_whole_matrices_costs_what_the_plan_says(name, t
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["adamw { lr = 0.01, states = bf16", pytest.param("muon { lr = 0.01, states = bf16", marks=pytest.mark.matrix)],
+    [
+        "adamw { lr = 0.01, states = bf16",
+        "adamw8bit { lr = 0.01, block = 8",
+        pytest.param("muon { lr = 0.01, states = bf16", marks=pytest.mark.matrix),
+    ],
 )
-def test_moments_in_bf16_cost_what_the_plan_says(optimizer, tmp_path, monkeypatch):
+def test_moments_in_other_formats_cost_what_the_plan_says(optimizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(BY_NAME["fsdp 2 · tp 2 (dense)"], tmp_path, optimizer=optimizer))
 

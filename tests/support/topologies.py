@@ -361,6 +361,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "muon": ("fsdp 2 · tp 2 (dense)",),
     "adamw in bf16": ("tp 2 (dense)",),
     "muon in bf16": ("fsdp 2 · ep 2 (moe)",),
+    "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)"),
     "plain muon": ("fsdp 2 · ep 2 (moe)",),
     "groups": ("fsdp 2 · tp 2 (dense)",),
 }

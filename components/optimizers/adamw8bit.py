@@ -1,0 +1,118 @@
+"""`optimizer adamw8bit { … }`: AdamW with moments in 8 bits (Dettmers et al. 2022, arXiv 2110.02861)."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from attrs import evolve, frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import at_least, momentum_pair, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
+from ...dsl.schema.training import (
+    OPTIMIZERS,
+    Misfit,
+    Optimizer,
+    clip_norm,
+    decoupled_decay,
+    learning_rate,
+    random_rounding,
+)
+from ...planner.mesh.sharding import Cuts, cuts_of
+from ...planner.model.inventory import parameters
+from ...planner.units import plural
+
+if TYPE_CHECKING:
+    from ...dsl.spec import Spec
+    from ...planner.architecture import Architecture, ParameterSpec
+    from ...planner.mesh.layout import Layout
+    from ...planner.resolved import Resolved
+
+SMALLEST: Final = 4096  # elements of a tensor, as the libraries have it
+NAMES: Final = ("exp_avg", "exp_avg_sq")
+
+
+@OPTIMIZERS.register()
+@frozen
+class AdamW8bit(Optimizer):
+    """`optimizer adamw8bit { … }`: AdamW whose two moments take 8 bits each, in blocks along the rows of matrices;
+    vectors and small matrices have moments in the format of the parameters."""
+
+    kind: str = named("adamw8bit")
+    lr: float = learning_rate()
+    betas: tuple[float, ...] = setting("exponential decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
+    eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
+    weight_decay: float = decoupled_decay(0.1)
+    block: int = setting("numbers of a row that share a scale in fp32", default=128, check=at_least(8))
+    clip: float | None = clip_norm()
+    stochastic_rounding: bool = random_rounding()
+
+    counts: ClassVar[bool] = True
+    temporaries: ClassVar[int] = 6
+    resuming: ClassVar[Mapping[str, str]] = {
+        "betas": "the optimizer takes it from the plan, and the moments follow within some steps"
+    }
+
+    def arguments(self, run: "Resolved") -> dict[str, Any]:
+        """quantised: the names of the tensors whose moments are in 8 bits, with `*` for the layer."""
+        found = self._quantised(run.inventory.tensors)
+        return {**super().arguments(run), "quantised": sorted({pattern_of(each.name) for each in found})}
+
+    def _quantised(self, tensors: "Iterable[ParameterSpec]") -> "list[ParameterSpec]":
+        """Whatever the layout, and whatever is trained. Of names that layers share, each must fit."""
+        tensors = list(tensors)
+        others = {pattern_of(each.name) for each in tensors if not self._fits(each.shape)}
+        return [each for each in tensors if pattern_of(each.name) not in others]
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        size = 1
+        for extent in shape:
+            size *= extent
+        return len(shape) > 1 and size >= SMALLEST and shape[-1] % self.block == 0
+
+    def does(self, number_format: str) -> str:
+        return (
+            f"adamw, two moments in 8 bits with a scale for {self.block} numbers, of vectors and small matrices in "
+            f"{self.stored(number_format)}; matrices decay by {self.weight_decay:g}"
+        )
+
+    @classmethod
+    def title(cls, args: Mapping[str, Any]) -> str:
+        return f"{args['kind']} of {plural(len(args['quantised']), 'matrix')} in blocks of {args['block']}"
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        return tuple(each for moment in NAMES for each in tensors_of(moment, args["block"], args["quantised"], name))
+
+    @classmethod
+    def converts(cls, args: Mapping[str, Any]) -> bool:
+        return True
+
+    def misfits(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Misfit]:
+        yield from super().misfits(spec, architecture, layout)
+        cuts, tensors = cuts_of(spec.parallel, layout.mesh, architecture), list(parameters(architecture))
+        if (cut := self._cut(cuts, tensors)) is None:
+            return
+        message = (
+            f"rows of {pattern_of(cut.name)} have {cut.shape[-1]} numbers, of which a rank has {cuts.shape(cut)[-1]}, "
+            f"and a block of {self.block} would lie on two ranks"
+        )
+        smaller = (2**power for power in range(9, 2, -1) if 2**power < self.block)
+        fitting = next((size for size in smaller if evolve(self, block=size)._cut(cuts, tensors) is None), None)
+        yield Misfit("block", message, f"use block {fitting}" if fitting else "use fewer ranks for tp")
+
+    def _cut(self, cuts: Cuts, tensors: "Sequence[ParameterSpec]") -> "ParameterSpec | None":
+        """A tensor of which a block would lie on two ranks."""
+        return next((each for each in self._quantised(tensors) if cuts.shape(each)[-1] % self.block), None)
+
+
+def pattern_of(name: str) -> str:
+    """The name of a parameter with `*` for the layer."""
+    start, _, inside = name.partition(".")
+    return f"layers.*.{inside.partition('.')[2]}" if start == "layers" else name
+
+
+def tensors_of(moment: str, block: int, quantised: Iterable[str], name: str) -> tuple[StateTensor, ...]:
+    """What is stored of a moment of a parameter: codes and scales, or the moment itself."""
+    if pattern_of(name) not in quantised:
+        return (StateTensor(moment),)
+    return (StateTensor(moment, "uint8"), StateTensor(f"{moment}_scale", "fp32", block))

@@ -1,0 +1,135 @@
+"""`setup.optimizer` of adamw8bit: codes, scales and arithmetic are those of torchao's AdamW8bit."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...planner.plan import Plan
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.tensors import first_state
+from ...runtime.ops import op
+from ...runtime.parallel.tensor import local
+from ...runtime.state import Progress
+from ...runtime.training.local_optimizer import LocalOptimizer, Storage, storage_of, wide
+from ...runtime.training.optimizer import groups_of
+from .adamw8bit import NAMES, tensors_of
+
+LEAST_SCALE = 1e-12
+SIGNED = {"exp_avg": True, "exp_avg_sq": False}
+
+
+class AdamW8bitOptimizer(LocalOptimizer):
+    """AdamW whose moments are stored as codes, which with the scale of their block stand for numbers of a fixed map."""
+
+    moments: ClassVar[tuple[str, ...]] = NAMES
+    counts: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        names: dict[int, str],
+        block: int,
+        quantised: Sequence[str],
+        storage: Storage | None = None,
+    ) -> None:
+        """names: of parameters, by their id."""
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage)
+        self._names, self._block, self._quantised = names, block, quantised
+        self._numbers = {moment: numbers_of_codes(signed) for moment, signed in SIGNED.items()}
+
+    @property
+    def converts(self) -> bool:
+        return True
+
+    def begin(self, parameter: Tensor, moment: str) -> None:
+        for each in tensors_of(moment, self._block, self._quantised, self._names[id(parameter)]):
+            self.state[parameter][each.name] = first_state(parameter, each)
+
+    def load(self, parameter: Tensor, moment: str, rows: slice) -> Tensor:
+        scale = self.state[parameter].get(f"{moment}_scale")
+        if scale is None:
+            return super().load(parameter, moment, rows)
+        codes = local(self.state[parameter][moment])[rows]
+        return wide(dequantised(codes, local(scale)[rows], self._numbers[moment].to(codes.device)), parameter)
+
+    def store(self, parameter: Tensor, moment: str, rows: slice, value: Tensor) -> None:
+        scale = self.state[parameter].get(f"{moment}_scale")
+        if scale is None:
+            super().store(parameter, moment, rows, value)
+            return
+        codes, scales = quantised(value, self._block, self._numbers[moment].to(value.device))
+        local(self.state[parameter][moment])[rows].copy_(codes)
+        local(scale)[rows].copy_(scales)
+
+    def update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        counts: list[Tensor],
+    ) -> None:
+        (decay, decay_of_squares), eps = group["betas"], group["eps"]
+        for weight, gradient, average, square, count in zip(weights, gradients, *moments, counts, strict=True):
+            lr, step = weight.new_full((), group["lr"]), count.to(weight.dtype)
+            weight.sub_(lr * group["weight_decay"] * weight)
+            average.lerp_(gradient, 1 - decay)
+            square.lerp_(gradient.square(), 1 - decay_of_squares)
+            root = square.sqrt() / (1 - decay_of_squares**step).sqrt() + eps
+            weight.sub_(lr * (average / (1 - decay**step)) / root)
+
+
+def quantised(value: Tensor, block: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes, and for every `block` numbers of a row their largest in fp32. value: […, columns], a multiple of it.
+    numbers: what codes stand for."""
+    blocks = value.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1).clip(LEAST_SCALE).float()
+    scaled = (blocks / scales[..., None].to(value.dtype)).flatten(-2)
+    numbers = numbers.to(value.dtype)
+    lower = (torch.bucketize(scaled, numbers, out_int32=True, right=True) - 1).clamp(0, 255)
+    upper = (lower + 1).clamp(max=255)
+    nearer = scaled - numbers[lower] >= (numbers[upper] - numbers[lower]) * 0.5
+    return torch.where(nearer, upper, lower).to(torch.uint8), scales
+
+
+def dequantised(codes: Tensor, scales: Tensor, numbers: Tensor) -> Tensor:
+    """The numbers, in fp32, that codes and scales stand for. numbers: what codes stand for at a scale of 1."""
+    found = numbers[codes.int()]
+    return (found.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
+
+
+def numbers_of_codes(signed: bool) -> Tensor:
+    """What the 256 codes stand for at a scale of 1, in ascending order (Dettmers 2016, arXiv 1511.04561): seven
+    decades, of which the higher ones have more numbers."""
+    found = [torch.tensor([0.0, 1.0])]
+    for decade in range(7):
+        bounds = torch.linspace(0.1, 1, 2**decade + 1 if signed else 2 ** (decade + 1) + 1)
+        means = 10 ** (decade - 6) * ((bounds[:-1] + bounds[1:]) / 2.0)
+        found += [means, -means] if signed else [means]
+    return torch.cat(found).sort().values
+
+
+@op("setup.optimizer.adamw8bit", gives="optimizer")
+def build_adamw8bit(
+    plan: Plan,
+    model: ModelParts,
+    progress: Progress,
+    lr: float,
+    betas: list[float],
+    eps: float,
+    weight_decay: float,
+    block: int,
+    quantised: list[str],
+    stochastic_rounding: bool = False,
+) -> Optimizer:
+    """The plan says of every parameter whether it decays, and whether its moments are in 8 bits."""
+    names = {id(parameter): name for name, parameter in model.trained()}
+    storage = storage_of(plan, model, progress, "", stochastic_rounding)
+    groups = groups_of(plan, model, weight_decay)
+    return AdamW8bitOptimizer(groups, lr, (betas[0], betas[1]), eps, names, block, quantised, storage)
