@@ -90,6 +90,7 @@ def is_a_set(field):
     family = "phase stdlib { from = 50% }" if field.path.startswith("phase.") else family
     family = "group stdlib { }" if field.path.startswith("group.") else family
     family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
+    family = "adapter lora" if kind == "adapter" and not field.is_label else family
     others = kind if component and (field.only or field.is_label) else ""
     family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")
     expected = ["X219"] if field.path in OF_USERS else []

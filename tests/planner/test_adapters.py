@@ -117,6 +117,14 @@ def test_other_settings_that_do_not_fit(compiled):
     assert idle.code == "W401" and "`up_proj` means nothing" in idle.message
 
 
+def test_every_setting_makes_another_experiment(make_plan):
+    settings = ("rank = 4, alpha = 8", "alpha = 2", "scaling = rslora", "init = gaussian", 'targets = ["mlp"]')
+    more = ('targets = ["mlp", "q_proj"]', 'train = ["norm"]')
+    plans = [make_plan(model=SHAPE, adapter=adapted(each)) for each in ("rank = 16", *settings, *more)]
+    assert len({plan.config_id for plan in plans}) == len({plan.id for plan in plans}) == len(plans)
+    assert make_plan(model=SHAPE, adapter=adapted("rank = 16, alpha = 16")).config_id == plans[0].config_id
+
+
 def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
     def contents(*settings):
         blocks = {"adapter": adapted(settings[0])} if settings else {}

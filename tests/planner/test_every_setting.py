@@ -87,6 +87,7 @@ EXEMPT = {
     "datasets.asked.source": "sources of the other kinds give no questions: tests/planner/test_mixture.py",
     "ticks.1.actions.1.batches": "all questions are evaluated: tests/planner/test_no_effect.py",
     "optimizer.stochastic_rounding": "of weights in bf16 alone: tests/planner/test_stored_states.py",
+    "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
     "path": "where the spec lies is not part of the experiment",
     "origins": "nor is how it is written",
     "uses": "which files are read shows in the parts that are used",
