@@ -218,6 +218,13 @@ class _Reading:
                 self._check_replaced(found)
             if inside.get("partial_rotary_factor") == 1:
                 inside.pop("partial_rotary_factor")
+            if local is not None and name == ROPE[1] and self._lacks_type(inside):
+                hint = "write it as `rope_type`, or remove the scaling"
+                message = (
+                    f"`{name}` of {self.source.path} gives its type as `type`, and of a {self._model} transformers"
+                )
+                self.diagnostics.error("X522", f"{message} ignores that: it scales nothing", entry.span, hint=hint)
+                continue
             settings = self._scaling(name, entry, inside)
             if settings is None:
                 continue
@@ -233,6 +240,13 @@ class _Reading:
         for key in self.config.rope_keys:
             self._set(key.setting, *beside.get(key.setting, (key.default, None, key.name)))
         return found
+
+    @staticmethod
+    def _lacks_type(scaling: Mapping[str, Any]) -> bool:
+        """Whether only the older key of a scaling says its type. Where layers have rotary positions of their own,
+        version 5 of transformers lays it over an object that has `rope_type`
+        (`Gemma3TextConfig.convert_rope_params_to_dict`)."""
+        return scaling.get("rope_type") is None and scaling.get("type") not in (None, "default")
 
     def _of_layers(self, kind: str, entry: ConfigEntry, local: LocalRope) -> dict[str, Any] | None:
         """What `rope_parameters` says of layers of one type; None after reporting that it is not what it should be."""

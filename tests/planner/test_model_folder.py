@@ -387,6 +387,7 @@ GEMMA3: dict[str, Any] = {
     ("X522", "keep the one", {"rope_local_base_freq": 1e4, "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e5}}}),
     ("X522", "elsewhere", {"rope_theta": 1e5, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
+    ("X522", "scales nothing", {"rope_scaling": {"type": "linear", "factor": 8.0}}),
     ("X522", "longrope", {"rope_parameters": {"full_attention": {"rope_type": "longrope", "factor": 2.0}}}),
     ("X304", "logit_cap", {"final_logit_softcapping": 0}),
     ("X304", "local_theta", {"rope_local_base_freq": 0}),

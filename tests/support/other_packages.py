@@ -30,9 +30,11 @@ def installed(monkeypatch: pytest.MonkeyPatch, package: Path = OTHER_PACKAGE) ->
         for module in modules:
             if not module.endswith(("_torch", "_run")):
                 import_module(module)
-    yield
-    for registry, own in zip(registries, before, strict=True):
-        registry._own.clear()
-        registry._own.update(own)
-    for module in modules:
-        sys.modules.pop(module, None)
+    try:
+        yield
+    finally:  # also where the test fails
+        for registry, own in zip(registries, before, strict=True):
+            registry._own.clear()
+            registry._own.update(own)
+        for module in modules:
+            sys.modules.pop(module, None)
