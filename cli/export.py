@@ -63,6 +63,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         default=_size("5GB"),
         help="most bytes of weights in a file, as 500MB or 2GiB; several files have an index (default 5GB)",
     )
+    parser.add_argument(
+        "--dequantise",
+        action="store_true",
+        help="write matrices that `precision { base }` of the run stores in codes, with the values of the codes",
+    )
     parser.set_defaults(run=run)
 
 
@@ -97,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             averaged=arguments.ema,
             dtype=arguments.dtype,
             most=arguments.shard_size,
+            dequantise=arguments.dequantise,
         )
         step = f"step {export.state['step']:,}"
         print(f"{export.tensors}: {step}, {export.weights} weights; comparing checksums", file=sys.stderr, flush=True)

@@ -159,8 +159,9 @@ def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
 class ParameterSpec:
     """A parameter: its name, its whole shape, and how the optimizer and a token's path treat it.
 
-    trained: it has a gradient, and the optimizer a state of it. adapter: of what belongs to an
-    adapter, the matrix that it is added to; empty: it is a parameter of the model itself.
+    trained: it has a gradient, and the optimizer a state of it. adapter: of what belongs to an adapter, the matrix that
+    it is added to; empty: it is a parameter of the model itself. quantised: it is stored as the base of the plan says
+    (`precision { base }`).
     """
 
     name: str
@@ -169,6 +170,7 @@ class ParameterSpec:
     expert: bool = False
     trained: bool = True
     adapter: str = ""
+    quantised: bool = False
 
     @property
     def size(self) -> int:

@@ -17,6 +17,7 @@ from .identity import config_of, fingerprint
 from .mesh.cluster import device_kind, resolve_cluster
 from .mesh.layout import Layout
 from .mesh.sharding import cuts_of
+from .model.base import quantised_names
 from .model.frozen import frozen_names
 from .model.inventory import count_parameters
 from .plan import Counted, ElasticWorld, Estimates, Hardware, Plan
@@ -99,7 +100,9 @@ def appraise(spec: Spec, world: int | None = None) -> Appraisal:
 
 def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
     """The spec with nothing left to choose."""
-    arch, mesh = valid.shape.architecture, valid.layout.mesh
+    arch, mesh, base = valid.shape.architecture, valid.layout.mesh, spec.precision.base
+    frozen = frozen_names(arch, spec.model.frozen)
+    quantised = quantised_names(arch, base, frozen)
     return Resolved(
         spec=spec,
         architecture=arch,
@@ -108,8 +111,8 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
         training=trained_on(valid.phases),
         phases=valid.phases,
         formats=resolve_formats(spec.precision, spec.parallel),
-        inventory=count_parameters(arch, frozen_names(arch, spec.model.frozen)),
-        cuts=cuts_of(spec.parallel, mesh, arch),
+        inventory=count_parameters(arch, frozen, quantised),
+        cuts=cuts_of(spec.parallel, mesh, arch, base if base.stores else None),
         staging=valid.staging,
         weights=valid.shape.weights,
     )

@@ -141,6 +141,8 @@ def _json(value: Any) -> Any:
             return {name: _json(item) for name, item in value.items()}
         case tuple():
             return [_json(item) for item in value]
+        case Component():
+            return {"kind": value.kind, **experiment_settings(value)}
         case None | bool() | int() | float() | str():
             return value
     return repr(value)

@@ -20,7 +20,7 @@ from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
 from .mesh.stages import Pipeline, by_coordinate
 from .model.groups import ParameterGroups, group_args
-from .model.inventory import block_tensors, checkpoint_bytes
+from .model.inventory import beside_bytes, block_tensors, checkpoint_bytes
 from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
 from .units import BYTES
@@ -166,7 +166,7 @@ class Resolved:
     def checkpoint_bytes(self) -> int:
         """Bytes of a full checkpoint over all ranks."""
         formats, moments = self.formats, sum(self.moment_bytes(each, each.shape) for each in self.inventory.tensors)
-        return checkpoint_bytes(self.inventory, formats.params, formats.frozen, moments, self.averages)
+        return checkpoint_bytes(self.inventory, formats.params, formats.frozen, moments, self.averages, self.cuts.base)
 
     @cached_property
     def kinds(self) -> tuple[TrainedKind, ...]:
@@ -200,10 +200,13 @@ class Resolved:
 
     def state_bytes(self, tensors: Iterable[ParameterSpec]) -> int:
         """Bytes of parameters on the rank that owns the most of them."""
-        formats = self.formats
-        return sum(
-            BYTES[formats.params if each.trained else formats.frozen] * prod(self.cuts.shape(each)) for each in tensors
-        )
+        return sum(self._state_bytes(each) for each in tensors)
+
+    def _state_bytes(self, parameter: ParameterSpec) -> int:
+        numbers, base = prod(self.cuts.shape(parameter)), self.cuts.base
+        if parameter.quantised and base is not None:
+            return numbers + beside_bytes(base, parameter.shape)
+        return BYTES[self.formats.params if parameter.trained else self.formats.frozen] * numbers
 
     @cached_property
     def parameters_by_pp(self) -> tuple[list[ParameterSpec], ...]:

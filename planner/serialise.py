@@ -48,7 +48,7 @@ LATER: dict[type, tuple[str, ...]] = {
     PlanPhase: ("passes", "epochs"),
     Timeline: ("stop_at_amount", "stop_after_amount"),
     Work: ("windows",),
-    ParameterSpec: ("trained", "adapter"),
+    ParameterSpec: ("trained", "adapter", "quantised"),
     RankClass: ("optimizer_flops",),
 }
 

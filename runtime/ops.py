@@ -37,6 +37,7 @@ MODULES = (
     "parallelize.context",
     "parallelize.experts",
     "models.freeze",
+    "models.quantise",
     "models.activation",
     "parallelize.fsdp",
     "parallelize.pipeline",

@@ -1,11 +1,12 @@
 """`export { to = "…" }`: the model as a folder that transformers reads."""
 
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
+from ...dsl.schema.bases import Base
 from ...dsl.schema.names import file_path
 from ...dsl.schema.setting import Role, at_least, setting
 from ...planner.architecture import Architecture
@@ -16,6 +17,7 @@ from ...planner.weights.config_file import not_written
 from ...planner.weights.files import LOADED
 
 if TYPE_CHECKING:
+    from ...dsl.spec import Spec
     from ...planner.resolved import Resolved
 
 STEP: Final = "{step}"  # in the name of the folder
@@ -50,6 +52,13 @@ class ExportAction(Action):
         role=Role.CADENCE,
     )
 
+    dequantise: bool = setting(
+        "write matrices that `precision { base }` stores in codes, with the values of the codes",
+        default=False,
+        role=Role.CADENCE,
+        added=True,
+    )
+
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         dtype = None if self.dtype == "auto" else self.dtype
         weights = "averaged weights" if run.spec.ema is not None and run.spec.ema.publish else "weights"
@@ -65,12 +74,22 @@ class ExportAction(Action):
             written = f"as {run.formats.params}, {bytes_text(weight_bytes(run.inventory, run.formats.params))}"
         to = portable(self.to)
         does = f"write the {weights} to {to} for transformers, {written}; nothing there is overwritten"
-        args = {"to": to, "dtype": dtype, "most": int(self.shard_size.value)}
+        args: dict[str, Any] = {"to": to, "dtype": dtype, "most": int(self.shard_size.value)}
+        if self.dequantise:
+            args["dequantise"] = True
         return ActionNode("tick.export", args, does)
 
-    def faults(self, event: str, arch: Architecture) -> dict[str, tuple[str, str, str]]:
+    def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
+        if self.dequantise and not spec.precision.base.stores:
+            return {"dequantise": ("no matrix is stored in codes", "remove it")}
+        return {}
+
+    def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
         if (problem := not_written(arch)) is not None:
             return {"": ("X525", *problem)}
+        if base.stores and not self.dequantise:
+            message = f"matrices are stored as {base.words()}, and transformers reads no such folder"
+            return {"": ("X525", message, "write `dequantise = true` to have the values of the codes written")}
         if event or STEP in self.to:
             return {}
         hint = f'to = "{self.to.rstrip("/")}-{STEP}"'

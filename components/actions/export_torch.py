@@ -40,6 +40,7 @@ def export(
     to: str,
     dtype: str | None,
     most: int,
+    dequantise: bool = False,
     beat: HeartbeatWriter | None = None,
 ) -> Callable[[Step], None]:
     """Export the weights as they are, averaged ones if `ema { publish }` says so and there are any.
@@ -71,6 +72,7 @@ def export(
                 state=state,
                 dtype=dtype,
                 most=most,
+                dequantise=dequantise,
             )
             try:
                 return export.write(folder, lambda *progress: beat.mark() if beat is not None else None)

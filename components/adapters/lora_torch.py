@@ -14,7 +14,8 @@ from ...planner.plan import Plan
 from ...runtime.models.adapted import puts_on
 from ...runtime.models.layers import Linear
 from ...runtime.models.parts import ModelParts
-from ...runtime.models.weights import fill, generator_of
+from ...runtime.models.tensors import fill
+from ...runtime.models.weights import generator_of
 from ...runtime.ops import op
 from ...runtime.state import Rank
 from .lora import LoraMatrix

@@ -99,6 +99,12 @@ PAGES: Final = (
         of `block` of each.
         """, "optimizer adamw { lr = 3e-4, stochastic_rounding = true }",
         "precision { params = bf16 }\noptimizer adamw { lr = 3e-4, stochastic_rounding = true }"),
+    CodePage("X438", "matrices that cannot be stored in codes", """
+        `precision { base }` stores matrices of blocks that are not trained as codes with a scale for every `block` of
+        neighbouring numbers, a power of two. There must be such matrices, and a block lies in one row of what a rank
+        has: where tp cuts a matrix by its inputs, and in matrices of experts, `block` divides the width of these rows.
+        """, "model llama { dim = 192, layers = 4, heads = 6 }\nprecision { base nf4 }",
+        'model llama { dim = 192, layers = 4, heads = 6, frozen = ["layers.0-1"] }\nprecision { base nf4 }'),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),

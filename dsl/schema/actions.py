@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from attrs import frozen
 
 from ..quantity import Quantity
+from .bases import Base
 from .component import Component, Registry
 from .setting import Role, at_least, positive, setting
 
@@ -97,9 +98,9 @@ class Action(Component):
         """(message, hint) where it cannot stand, else None. event: "" of a tick. following: the actions behind it."""
         return None
 
-    def faults(self, event: str, arch: Any) -> dict[str, tuple[str, str, str]]:
+    def faults(self, event: str, arch: Any, base: Base) -> dict[str, tuple[str, str, str]]:
         """Why it cannot be done with a model: setting, "" for the action → (code, message, hint). event: "" of a tick.
-        arch: the `Architecture` of the plan."""
+        arch: the `Architecture` of the plan. base: how matrices that are not trained are stored."""
         return {}
 
     def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:

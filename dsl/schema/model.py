@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final, Literal
 import attrs
 from attrs import frozen
 
+from .bases import BASES, Base
 from .component import Component, Registry
 from .model_config import MOST_EXPERTS, MOST_LAYERS, ModelConfig
 from .names import file_path
@@ -413,6 +414,11 @@ class Precision:
     params: Literal["fp32", "fp64", "bf16"] = setting("format of parameters and optimizer state", default="fp32")
     compute: Literal["auto", "fp32", "fp64", "bf16"] = setting(
         "format of forward and backward; auto: that of the parameters", default="auto"
+    )
+    base: Base = setting(
+        "how matrices of blocks that are not trained are stored",
+        default=attrs.Factory(lambda: BASES.default()),
+        added=True,
     )
     matmul: Literal["auto", "highest", "high", "medium"] = setting(
         "fp32 matmul precision; auto: the fastest setting that keeps fp32 accuracy in a test on the device",

@@ -117,7 +117,9 @@ def component_name(registry: Any, *, role: Role) -> Any:
 
 def is_unspoken(attribute: attrs.Attribute, meta: Setting, value: Any) -> bool:
     """Whether plans are silent on a value: the default of a setting that was added when there were plans already."""
-    return meta.added and value == attribute.default
+    default = attribute.default
+    usual = default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+    return meta.added and value == usual
 
 
 def label(*, check: TextCheck) -> Any:

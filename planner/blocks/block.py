@@ -92,7 +92,8 @@ class Layer(BlockPiece):
     family defines itself is built by the module that `torch_module` names.
 
     settings: those of the families that can have it. reads: the settings that it reads which no layer has to.
-    adapts: adapters can be of its matrices, whose products `Tracer.linear` writes down and a `Linear` computes.
+    adapts: adapters can be of its matrices, and these can be stored in codes: their products are computed by the
+    runtime's `Linear` and `Experts`, and written down by `Tracer.linear`.
     attends: it mixes positions, which one layer of a block does. window: of one that attends, how many positions of its
     document a query sees; None: all before it.
     """

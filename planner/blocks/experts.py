@@ -201,9 +201,13 @@ def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) 
     def product(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
         names = [f"{name}.{matrix}", *([f"{name}.{matrix}_bias"] if layer.matrix_bias else [])]
         sizes = [on.bytes_of(each) // parts for each in names]
+        numbers = prod(on.shapes[names[0]])
+        unpacked = on.unpacked(names[0], numbers if local.grouped else numbers // experts)
         if len(names) == 1 or not local.grouped:
-            return ops.linear(x, makes, weight=sum(sizes), flops=flops, parameters=names, added=added)
-        out = ops.linear(x, makes, weight=sizes[0], flops=flops, parameters=names[:1])
+            return ops.linear(
+                x, makes, weight=sum(sizes), flops=flops, parameters=names, added=added, unpacked=unpacked
+            )
+        out = ops.linear(x, makes, weight=sizes[0], flops=flops, parameters=names[:1], unpacked=unpacked)
         more = 2 * experts * (makes // local.width)
         return ops.op(out, makes=makes, fresh=False, weights=sizes[1], parameters=names[1:], saved=MATMUL, flops=more)
 

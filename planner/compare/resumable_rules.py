@@ -100,6 +100,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.parallel.cp": {"ring": None, "ulysses": None, "matches": None},
     "setup.parallel.ep": {"size": None, "pattern": None, "matches": None},
     "setup.freeze": {"parameters": None, "format": None},
+    "setup.quantise": {"base": None, "matrices": None},
     "setup.activation": {
         "mode": _RECOMPUTE,
         "every": _RECOMPUTE,

@@ -1,12 +1,13 @@
 """The op trace of a block: what its pieces (`planner/blocks`) write down, as `runtime/models` runs them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from math import prod
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
 from ..architecture import block_parameters, name_in_block
+from ..model.inventory import block_tensors
 from ..resolved import Resolved, TrainedKind
 from .frozen_trace import without_frozen
 from .local import Local
@@ -49,7 +50,10 @@ def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUni
         for parameter in block_parameters(run.architecture, kind.first)
     }
     trace = OpTrace(TracedTensor(local.stream, local.stream))
-    kind.block.trace(Tracer(trace, run, local, axes_of(run), experts, shapes), trace.input)
+    quantised = frozenset(
+        name_in_block(each.name) for each in block_tensors(run.inventory, kind.first) if each.quantised
+    )
+    kind.block.trace(Tracer(trace, run, local, axes_of(run), experts, shapes, quantised=quantised), trace.input)
     if kind.below and not kind.frozen:
         return trace
     return without_frozen(trace, shapes, kind.frozen, below=kind.below)
@@ -59,8 +63,8 @@ def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUni
 class Tracer:
     """What the pieces of a block write on, and what they have in common.
 
-    experts: the FSDP unit of the block's experts. shapes: of its parameters, as a rank computes with them.
-    adapted: name of a matrix → what an adapter adds to its product.
+    experts: the FSDP unit of the block's experts. shapes: of its parameters, as a rank computes with them. quantised:
+    names of those that are computed for each product. adapted: name of a matrix → what an adapter adds to its product.
     """
 
     ops: OpTrace
@@ -70,6 +74,12 @@ class Tracer:
     experts: FsdpUnit | None
     shapes: Mapping[str, tuple[int, ...]]
     adapted: "Mapping[str, AdaptedMatrix]" = field(factory=dict)
+    quantised: Set[str] = frozenset()
+
+    def unpacked(self, name: str, numbers: int) -> int:
+        """Bytes while so many numbers of a matrix are computed for a product; none of one that is not quantised."""
+        base = self.run.cuts.base
+        return 0 if name not in self.quantised or base is None else numbers * self.local.width + base.scratch(numbers)
 
     def linear(self, x: TracedTensor, name: str, tokens: int, *, bias: bool = True) -> TracedTensor:
         """x · Wᵀ of the module `name` on so many tokens, with its bias if it has one."""
@@ -81,6 +91,7 @@ class Tracer:
             weight=self.bytes_of(*names),
             flops=2 * tokens * outputs * inputs,
             parameters=names,
+            unpacked=self.unpacked(names[0], outputs * inputs),
         )
         adapted = self.adapted.get(names[0])
         return out if adapted is None else adapted.trace(self, x, out, tokens)

@@ -10,6 +10,7 @@ from attrs import frozen
 from ..architecture import ParameterSpec
 from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import checkpoint_contents
+from ..mesh.placement import base_of_plan
 from ..model.groups import ParameterGroups
 from ..model.inventory import weight_bytes
 from ..plan import Plan
@@ -79,7 +80,7 @@ def _weights(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     averages = average_args(plan)
     form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]
     frozen = next((node.args["format"] for node in plan.nodes if node.op == "setup.freeze"), "")
-    numbers = weight_bytes(plan.parameters, form, frozen) + _buffer_bytes(contents)
+    numbers = weight_bytes(plan.parameters, form, frozen, base_of_plan(plan)) + _buffer_bytes(contents)
     pieces = _pieces(plan, plan.parameters.tensors) + len(contents["buffers"])
     return numbers + pieces * OF_A_PIECE[backend]
 

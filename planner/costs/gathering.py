@@ -66,8 +66,11 @@ def _unit(
     shapes = [run.cuts.gathered_shape(tensor) for tensor in tensors if tensor.trained]
     elements, padded = [prod(shape) for shape in shapes], padded_elements(shapes)
     compute, reduce = BYTES[run.formats.compute], BYTES[run.formats.reduce]
+    whole = sum(
+        padded_elements([run.cuts.stored_shape(tensor)]) * (1 if tensor.quantised else compute) for tensor in tensors
+    )
     return FsdpUnit(
-        whole=padded_elements(run.cuts.gathered_shape(tensor) for tensor in tensors) * compute,
+        whole=whole,
         gradients=sum(elements) * compute,
         summed=sum(elements) * reduce,
         buffer=padded * reduce,

@@ -208,10 +208,19 @@ class OpTrace:
         flops: int,
         parameters: Sequence[str] = (),
         added: int | None = None,
+        unpacked: int = 0,
     ) -> TracedTensor:
-        """x · Wᵀ, which keeps x; `weight`: bytes of the gradient of W."""
+        """x · Wᵀ, which keeps x; `weight`: bytes of the gradient of W. unpacked: bytes while W is computed."""
         return self.op(
-            x, makes=makes, keeps=(x,), weights=weight, added=added, parameters=parameters, saved=MATMUL, flops=flops
+            x,
+            makes=makes,
+            keeps=(x,),
+            weights=weight,
+            added=added,
+            parameters=parameters,
+            scratch=(unpacked, unpacked),
+            saved=MATMUL,
+            flops=flops,
         )
 
     @property

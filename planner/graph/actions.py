@@ -49,6 +49,6 @@ class ActionNodes:
         run, ema = self._run, self._run.spec.ema
         averaged = ema is not None and ema.publish
         form = run.formats.averages if averaged else run.formats.params
-        size = weight_bytes(run.inventory, form, run.formats.frozen)
+        size = weight_bytes(run.inventory, form, run.formats.frozen, run.cuts.base)
         does = f"save the {'averaged ' if averaged else ''}weights alone, for publishing: {bytes_text(size)}"
         return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))

@@ -10,8 +10,10 @@ from typing import Any, Final
 from attrs import frozen
 
 from ...dsl.schema.adapters import ADAPTERS
+from ...dsl.schema.bases import base_of
 from ...dsl.schema.model import FAMILIES, Model, Resuming
 from ..architecture import Architecture, buffers
+from ..mesh.placement import base_of_plan
 from ..model.groups import ParameterGroups
 from ..plan import Plan
 
@@ -49,6 +51,7 @@ def checkpoint_contents(plan: Plan) -> dict[str, Any]:
             if (frozen := [each.name for each in plan.parameters.tensors if not each.trained])
             else {}
         ),
+        **({"base": base.args()} if (base := base_of_plan(plan)) is not None else {}),
         "optimizer": ParameterGroups.of(plan).title(),
         "loader": {
             "capacity": loader["sequence"],
@@ -69,8 +72,9 @@ def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Checkpoin
     What an old checkpoint does not say is not held against it.
     """
     frozen = _frozen(set(saved.get("frozen", [])), set(planned.get("frozen", [])))
+    base = _base(saved, planned)
     saved = {**planned, **saved}
-    found = [*weight_mismatches(saved, planned), *frozen]
+    found = [*weight_mismatches(saved, planned), *frozen, *base]
     before, after = saved["params"], planned["params"]
     if PRECISION[after] < PRECISION[before]:
         text = f"{before} → {after}: parameters and moments would be rounded"
@@ -97,6 +101,18 @@ def _frozen(before: set[str], after: set[str]) -> list[CheckpointMismatch]:
             text = f"{first}{more}: {text}; begin with its weights alone, by checkpoint.pretrained"
             return [CheckpointMismatch(path="model.frozen", text=text)]
     return []
+
+
+def _base(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> list[CheckpointMismatch]:
+    """Why matrices that are stored in blocks of codes do not fit."""
+    before, after = saved.get("base"), planned.get("base")
+    if before == after:
+        return []
+    words = [base_of(each).words() if each else "none" for each in (before, after)]
+    text = f"{words[0]} → {words[1]}: matrices are stored in another way"
+    if not before:
+        text += "; begin with its weights alone, by checkpoint.pretrained"
+    return [CheckpointMismatch(path="precision.base", text=text)]
 
 
 def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:

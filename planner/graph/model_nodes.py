@@ -1,13 +1,14 @@
-"""The nodes that make a model and prepare its modules: build → loss → tp → cp → ep → freeze → activation →
-routing_replay → compile; and those that give it values."""
+"""The nodes that make a model and prepare its modules: build → loss → tp → cp → ep → freeze → quantise →
+activation → routing_replay → compile; and those that give it values."""
 
 from typing import Any, Final
 
 from ..architecture import EMBEDDING, HEAD, expert_module
 from ..mesh.sharding import tensor_rules
+from ..model.inventory import quantised_bytes
 from ..model.module_names import modules_of
 from ..resolved import Resolved, attention_kernels, resolve_save
-from ..units import bytes_text, count_text, plural
+from ..units import BYTES, bytes_text, count_text, plural
 from ..weights.files import LOADED
 from .builder import Builder
 from .saving import add_pretrained
@@ -25,6 +26,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
         _context_parallel,
         _expert_parallel,
         _freeze,
+        _quantise,
         _activation,
         _routing_replay,
         _compile,
@@ -57,7 +59,10 @@ def _weights(graph: Builder, run: Resolved, last: str) -> str:
     folder = run.spec.model.folder
     assert folder is not None
     does = f"read weights of {folder}: {plural(len(files.files), 'file')} with {size} of {formats}, each "
-    does += "rank its own pieces; where the run goes on they are read from its own checkpoint"
+    does += "rank its own pieces"
+    if run.cuts.base is not None:
+        does += " and all of each matrix that it has a quantised piece of"
+    does += "; where the run goes on they are read from its own checkpoint"
     # A plan is the same wherever the cache of a machine lies, in which ranks find the snapshot again.
     where = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": folder.path}
     args = {**where, "digest": files.digest}
@@ -171,6 +176,22 @@ def _freeze(graph: Builder, run: Resolved, last: str) -> str:
         does += f"; kept in {run.formats.frozen}"
     args = {"parameters": frozen, "format": run.formats.frozen}
     return graph.add("setup", "setup.freeze", does, args=args, after=((last, "model"),))
+
+
+def _quantise(graph: Builder, run: Resolved, last: str) -> str:
+    base = run.cuts.base
+    if base is None:
+        return last
+    own = [each for each in run.inventory.tensors if each.quantised]
+    size, numbers = sum(quantised_bytes(base, each.shape) for each in own), sum(each.size for each in own)
+    before = bytes_text(BYTES[run.formats.frozen] * numbers)
+    does = (
+        f"store {plural(len(own), 'matrix')} that are not trained, {count_text(numbers)} numbers, as {base.words()}: "
+    )
+    does += f"{bytes_text(size)} in place of {before}; computed in {run.formats.compute} for each product, and again "
+    does += "in the backward"
+    args = {"base": base.args(), "matrices": len(own)}
+    return graph.add("setup", "setup.quantise", does, args=args, after=((last, "model"),))
 
 
 def _activation(graph: Builder, run: Resolved, last: str) -> str:

@@ -7,6 +7,7 @@ plan are those of the first rank of every pipeline coordinate, which has the lar
 from math import prod
 from typing import Any
 
+from ...dsl.schema.bases import Base, base_of
 from ..architecture import ParameterSpec
 from ..plan import Mesh, Plan
 from .sharding import CutPlace, Cuts
@@ -47,7 +48,14 @@ def _cuts(plan: Plan) -> Cuts:
         ep_fsdp=_expert_size(plan.mesh, "ep_fsdp") if experts else 1,
         expert_dimension=experts.get("dimension", 0),
         rules=tuple((rule["pattern"], rule["style"]) for rule in tensor.get("rules", ())),
+        base=base_of_plan(plan),
     )
+
+
+def base_of_plan(plan: Plan) -> Base | None:
+    """How quantised parameters are stored; None where there are none."""
+    args = _args(plan, "setup.quantise")
+    return base_of(args["base"]) if args else None
 
 
 def _place(plan: Plan, rank: int) -> CutPlace:

@@ -7,6 +7,7 @@ from typing import Final
 
 from attrs import field, frozen
 
+from ...dsl.schema.bases import Base
 from ...dsl.schema.parallel import Parallel
 from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from ..plan import Mesh
@@ -66,7 +67,8 @@ FIRST: Final = CutPlace()
 
 @frozen(kw_only=True)
 class Cuts:
-    """Into how many pieces the axes cut a parameter: dense ones by tp then fsdp, experts by ep then ep_fsdp."""
+    """Into how many pieces the axes cut a parameter: dense ones by tp then fsdp, experts by ep then ep_fsdp. base: how
+    quantised ones are stored."""
 
     tp: int
     fsdp: int
@@ -74,10 +76,11 @@ class Cuts:
     ep_fsdp: int
     expert_dimension: int
     rules: Rules = field(default=())
+    base: Base | None = None
 
     def shape(self, parameter: ParameterSpec, place: CutPlace = FIRST) -> tuple[int, ...]:
-        """The piece of a parameter that a rank owns."""
-        shape = list(self.gathered_shape(parameter, place))
+        """The piece of a parameter that a rank owns; of a quantised one its bytes."""
+        shape = list(self.stored_shape(parameter, place))
         if parameter.expert:
             shape[self.expert_dimension] = piece(shape[self.expert_dimension], self.ep_fsdp, place.ep_fsdp)
         else:
@@ -92,6 +95,14 @@ class Cuts:
         elif (dim := self.tensor_dim(parameter)) is not None:
             shape[dim] = piece(shape[dim], self.tp, place.tp)
         return tuple(shape)
+
+    def stored_shape(self, parameter: ParameterSpec, place: CutPlace = FIRST) -> tuple[int, ...]:
+        """The same as it is stored: of a quantised parameter its bytes."""
+        shape = self.gathered_shape(parameter, place)
+        if not parameter.quantised:
+            return shape
+        assert self.base is not None
+        return self.base.stored_shape(shape)
 
     def tensor_dim(self, parameter: ParameterSpec) -> int | None:
         """The dim along which tensor parallelism cuts a dense parameter; None where ranks have all of it."""
@@ -122,7 +133,7 @@ def shard_axes(parallel: Parallel, mesh: Mesh) -> tuple[str, ...]:
     return ("fsdp", *(axis for axis in folded_axes(parallel) if mesh.size(axis) > 1))
 
 
-def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture) -> Cuts:
+def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture, base: Base | None = None) -> Cuts:
     """The cuts a mesh makes.
 
     Expert matrices [E, K, N] are cut along K, which leaves whole experts on a rank; torch wants that even, so otherwise
@@ -137,4 +148,5 @@ def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture) -> Cuts:
         ep_fsdp=ep_fsdp,
         expert_dimension=1 if even else 0,
         rules=tensor_rules(architecture),
+        base=base,
     )

@@ -2,18 +2,25 @@
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from math import prod
 
 from attrs import evolve, field, frozen
 
+from ...dsl.schema.bases import Base
 from ..architecture import Architecture, ParameterSpec, block_parameters, parameters
 from ..plan import Parameters, Work
 from ..units import BYTES
 
 
-def count_parameters(architecture: Architecture, frozen: Set[str] = frozenset()) -> Parameters:
+def count_parameters(
+    architecture: Architecture, frozen: Set[str] = frozenset(), quantised: Set[str] = frozenset()
+) -> Parameters:
     """The inventory. A token uses all parameters but the experts it is not sent to. frozen: names of parameters that
-    are not trained."""
-    tensors = tuple(evolve(each, trained=each.name not in frozen) for each in parameters(architecture))
+    are not trained. quantised: of those among them that the base stores."""
+    tensors = tuple(
+        evolve(each, trained=each.name not in frozen, quantised=each.name in quantised)
+        for each in parameters(architecture)
+    )
     total = sum(tensor.size for tensor in tensors)
     experts = sum(tensor.size for tensor in tensors if tensor.expert)
     active = total
@@ -85,19 +92,40 @@ def flops_per_token(architecture: Architecture, sequence: int, less: BackwardLes
     return work.position + work.pair * work.pairs(sequence) // sequence
 
 
-def weight_bytes(inventory: Parameters, number_format: str, frozen: str = "") -> int:
-    """Bytes of all weights in a number format. frozen: that of those that are not trained, if it is another."""
+def weight_bytes(inventory: Parameters, number_format: str, frozen: str = "", base: Base | None = None) -> int:
+    """Bytes of all weights in a number format. frozen: that of those that are not trained, if it is another. base: how
+    quantised ones are stored; None: like the others."""
     trained = inventory.trained
-    return BYTES[number_format] * trained + BYTES[frozen or number_format] * (inventory.total - trained)
+    found = BYTES[number_format] * trained + BYTES[frozen or number_format] * (inventory.total - trained)
+    for each in inventory.tensors:
+        if each.quantised and base is not None:
+            found += quantised_bytes(base, each.shape) - BYTES[frozen or number_format] * each.size
+    return found
+
+
+def quantised_bytes(base: Base, shape: tuple[int, ...]) -> int:
+    """Bytes of all of a matrix, or a stack, that a base stores."""
+    return prod(base.stored_shape(shape)) + beside_bytes(base, shape)
+
+
+def beside_bytes(base: Base, shape: tuple[int, ...]) -> int:
+    """Of these the ones that every rank has whole."""
+    shape = base.scales_shape(shape)
+    return BYTES["fp32"] * prod(shape) if shape else 0
 
 
 def checkpoint_bytes(
-    inventory: Parameters, params_format: str, frozen: str, moments: int, averages: str | None = None
+    inventory: Parameters,
+    params_format: str,
+    frozen: str,
+    moments: int,
+    averages: str | None = None,
+    base: Base | None = None,
 ) -> int:
     """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. frozen: the format of parameters that are not
     trained. moments: bytes of what the optimizer keeps of the others. averages: their format, if any are kept."""
-    averaged = 0 if averages is None else weight_bytes(inventory, averages, frozen)
-    return weight_bytes(inventory, params_format, frozen) + moments + averaged
+    averaged = 0 if averages is None else weight_bytes(inventory, averages, frozen, base)
+    return weight_bytes(inventory, params_format, frozen, base) + moments + averaged
 
 
 def block_tensors(inventory: Parameters, layer: int) -> list[ParameterSpec]:

@@ -24,7 +24,7 @@ def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> N
     for path, action in actions_of(spec):
         kind, number, *_ = path.split(".")
         event = spec.events[int(number)].event if kind == "on" else ""
-        for name, (code, message, hint) in action.faults(event, architecture).items():
+        for name, (code, message, hint) in action.faults(event, architecture, spec.precision.base).items():
             found.fail(f"model.{path}", code, f"{path}.{name}".rstrip("."), message, hint)
 
 

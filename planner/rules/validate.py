@@ -21,6 +21,7 @@ from ..plan import PlanPhase
 from ..schedule.arithmetic import Arithmetic, Counts, derive_arithmetic
 from ..schedule.learning_rate import check_schedule
 from ..schedule.stops import check_events, check_stops
+from .base_rules import check_base
 from .beginning import check_beginning
 from .elastic import Elastic, settle_worlds
 from .idle_rules import check_idle, check_idle_accumulation
@@ -73,6 +74,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     staging = assign_stages(spec, arch, layout, found)
     check_microbatches(spec, layout, batch, found)
     check_topology(spec, arch, layout, batch, found)
+    check_base(spec, arch, layout, found)
     check_stack(spec, found)
     check_modules(spec, arch, layout, found)
     check_optimizer(spec, arch, layout, found)

@@ -7,13 +7,15 @@ from typing import Any, Final, Literal
 
 import torch
 from attrs import frozen
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
 from ...records.start_events import PretrainedEvent, ResumedEvent, WeightsEvent
 from ..errors import ResumeRefused, StorageFailed
 from ..input.feed import Feed
-from ..models.parts import ModelParts
+from ..models.parts import ModelParts, QuantisedParameter
+from ..models.quantise import share_scales, store, store_experts
 from ..models.tensors import model_tensors
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
@@ -40,6 +42,7 @@ from .sources import StartingPoint, begun_from, find, starting_point
 from .staging import HostCopy
 from .stored_weights import WeightReader
 from .transaction import Transaction
+from .whole_tensors import WholeTensors
 
 StepCall = Callable[[Step], None]
 Verify = Literal["content", "sizes"]
@@ -69,7 +72,15 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
     if flaw := flaw_of(entry, collective, content=True):
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
     which = published(entry)
-    read_tensors(model_tensors(model, prefix(entry, which)), entry.path, collective)
+    before = prefix(entry, which)
+    tensors = model_tensors(model, before)
+    plain = [] if "base" in entry.state() else list(model.quantised())
+    for found in plain:
+        tensors.pop(f"{before}{found.name}")
+        tensors.pop(f"{before}{found.name}_scales", None)
+    read_tensors(tensors, entry.path, collective)
+    if plain:
+        collective.all(lambda: store_all(plain, WholeTensors(entry.path), before))
     records.event(PretrainedEvent(step=0, path=str(entry.path), of_step=entry.step, weights=which))
 
 
@@ -101,18 +112,43 @@ def read_weights(
             records.event(WeightsEvent(step=0, path=folder or repo, done=done, total=reader.total(parameters)))
 
         with WeightReader.of(plan, planned_files(digest, folder, repo, revision), report) as reader:
-            parameters = [(name, each) for name, each in model_tensors(model, "").items() if reader.has(name)]
+            quantised = {each.name: each for each in model.quantised()}
+            named = [(name, each) for name, each in model_tensors(model, "").items() if reader.has(name)]
+            parameters = [(name, each) for name, each in named if name not in quantised]
             reader.read(parameters)
+            for each in quantised.values():
+                _read_quantised(reader, each)
         return reader.bytes, time.perf_counter() - begin
 
     try:
         found = CollectiveErrors.of(rank).all(read)
+        share_scales(model)
     except StorageFailed as error:
         raise StorageFailed(str(error), "X524") from error
     own, seconds = [each[0] for each in found], [each[1] for each in found]
     records.event(
         WeightsEvent(step=0, path=folder or repo, done=own[0], total=own[0], rank_bytes=own, rank_seconds=seconds)
     )
+
+
+def _read_quantised(reader: WeightReader, found: QuantisedParameter) -> None:
+    """All of one matrix at a time, in fp32, which the formats of files fit in."""
+
+    def matrix(expert: int | None = None) -> Tensor:
+        whole = torch.empty(found.matrix.shape[-2:], dtype=torch.float32)
+        reader.read_whole(found.name, whole, expert)
+        return whole.to(found.parameter.device)
+
+    if len(found.matrix.shape) == 3:
+        store_experts(found, matrix)
+    else:
+        store(found, matrix())
+
+
+def store_all(quantised: list[QuantisedParameter], source: WholeTensors, before: str) -> None:
+    """Store matrices that a checkpoint has in a number format, one at a time. before: what their names begin with."""
+    for found in quantised:
+        store(found, source.read(f"{before}{found.name}").to(found.parameter.device))
 
 
 @op("setup.resume", gives="begun")

@@ -6,7 +6,6 @@ Shapes: R rows and C columns of a stored matrix; a rank's piece of it has r rows
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -16,13 +15,14 @@ from typing import Any, Final
 import torch
 from attrs import define, field
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from ...planner.plan import Plan
 from ...planner.weights.files import SIZES, StoredTensor, WeightFiles
 from ...planner.weights.fit import Assignment, assign
 from ...planner.weights.stored import EMBEDDING_WEIGHT, StoredPart
 from ..models.build import DTYPES
+from ..models.tensors import own_indices
 
 TYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 # Of a tensor that is in host memory at a time, whatever its size.
@@ -82,6 +82,15 @@ class WeightReader:
             together.setdefault(part.name if part.step > 1 else name, {})[name] = parameter
         for group in together.values():
             self._read(group)
+
+    def read_whole(self, name: str, into: Tensor, expert: int | None = None) -> None:
+        """Fill `into` [R, C] with all of a matrix, or of that of an expert of a stack. Raises OSError."""
+        indices = [torch.arange(extent) for extent in into.shape]
+        for part in self.assignment.parts[name]:
+            if part.expert == expert:
+                self._read_parts([part], [into], indices)
+            elif len(part.shape) == 3 and expert is not None:
+                self._read_parts([part], [into], indices, expert)
 
     def _read(self, parameters: Mapping[str, Tensor]) -> None:
         """The same of one, or of those that lie in turns in the same tensors, which are alike."""
@@ -197,30 +206,6 @@ def _is_finite(values: Tensor) -> bool:
     """Whether no value is NaN or infinite; without memory of its own."""
     least, most = torch.aminmax(values)
     return isfinite(least) and isfinite(most)
-
-
-def own_indices(parameter: Tensor, dim: int) -> Tensor:
-    """int64, in order: which indices of a dimension this rank's piece has, as the parameter itself is cut."""
-    length = parameter.shape[dim]
-    if not isinstance(parameter, DTensor):
-        return torch.arange(length)
-    placements = tuple(
-        _along_first(placement) if getattr(placement, "dim", None) == dim else Replicate()
-        for placement in parameter.placements
-    )
-    return _cut(length, parameter.device_mesh, placements)
-
-
-@cache
-def _cut(length: int, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
-    whole = torch.arange(length, device=mesh.device_type)
-    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local().cpu()
-
-
-def _along_first(placement: Any) -> Any:
-    """The same placement of the first dimension; a strided one, of a shard that is cut again, stays strided."""
-    factor = getattr(placement, "split_factor", None)
-    return type(placement)(0) if factor is None else type(placement)(0, split_factor=factor)
 
 
 def runs(indices: Tensor, most: int | None = None) -> Iterator[tuple[int, int]]:

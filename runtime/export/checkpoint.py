@@ -14,7 +14,14 @@ from .export import Export, check_exportable
 
 
 def export_of(
-    plan: Plan, directory: Path, *, checkpoint: str | None, averaged: bool | None, dtype: str | None, most: int
+    plan: Plan,
+    directory: Path,
+    *,
+    checkpoint: str | None,
+    averaged: bool | None,
+    dtype: str | None,
+    most: int,
+    dequantise: bool = False,
 ) -> Export:
     """The export of a run's checkpoint.
 
@@ -22,7 +29,7 @@ def export_of(
     averaged weights, None: those that the run publishes. Raises EnvironmentFault where there is none, it is of another
     model, or it has no such weights.
     """
-    check_exportable(plan)
+    check_exportable(plan, dequantise=dequantise)
     if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
         raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
     entry = find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
@@ -42,6 +49,7 @@ def export_of(
         state={**entry.state(), "step": entry.step},
         dtype=dtype,
         most=most,
+        dequantise=dequantise,
     )
 
 

@@ -15,6 +15,7 @@ from ...dsl.checking.hub_cache import snapshot_folder
 from ...dsl.checking.model_folder import settings_in_folder
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ...planner.architecture import ParameterSpec, buffers
+from ...planner.mesh.placement import base_of_plan
 from ...planner.plan import Plan
 from ...planner.units import bytes_text
 from ...planner.weights.config_file import (
@@ -37,6 +38,7 @@ from ..generation.chat import Chat
 from ..generation.continuation import TextEnds
 from ..generation.trained import planned_template
 from ..training.ema import Which
+from .dequantised import Dequantised
 from .model_card import last_loss, model_card
 from .new_folder import check_free, new_folder
 from .weights import Report, WeightsWriter
@@ -71,7 +73,8 @@ class Export:
 
     run: the directory of the run. base: the folder that its paths start at. tensors: the folder of the checkpoint;
     prefix: of the names of the weights in it; weights: which these are. state: what the checkpoint says of itself.
-    dtype: number format, None: as `_formats` says. most: bytes of a file with weights.
+    dtype: number format, None: as `_formats` says. most: bytes of a file with weights. dequantise: matrices that the
+    base stores have the values of their codes.
     """
 
     plan: Plan
@@ -83,10 +86,11 @@ class Export:
     state: dict[str, Any]
     dtype: str | None
     most: int
+    dequantise: bool = False
 
     def write(self, to: Path, report: Report) -> Exported:
         """Write the folder `to`. Raises EnvironmentFault or DataError, and then there is none."""
-        check_exportable(self.plan)
+        check_exportable(self.plan, dequantise=self.dequantise)
         check_free(to)
         try:
             return self._write(to, report)
@@ -110,7 +114,8 @@ class Export:
                 (folder / name).parent.mkdir(exist_ok=True)
                 durable.write(folder / name, content)
             self._verify(folder, contents, tokenizer)
-            writer = WeightsWriter(files, WholeTensors(self.tensors), self.prefix, folder, report)
+            source = Dequantised.of(plan, WholeTensors(self.tensors), self.prefix)
+            writer = WeightsWriter(files, source, self.prefix, folder, report)
             writer.write()
             writer.verify()
             self._verify_weights(folder)
@@ -204,10 +209,13 @@ class Export:
             raise ExportFailed(f"what was written is not the model: {problem}") from problem
 
 
-def check_exportable(plan: Plan) -> None:
+def check_exportable(plan: Plan, *, dequantise: bool) -> None:
     """Raise ExportFailed if no folder can hold the model of a plan."""
     if (problem := not_written(plan.architecture)) is not None:
         raise ExportFailed("; ".join(problem), "X525")
+    if (base := base_of_plan(plan)) is not None and not dequantise:
+        message = f"matrices of the run are stored as {base.words()}, and transformers reads no such folder"
+        raise ExportFailed(f"{message}; to have the values of the codes written, add --dequantise", "X525")
 
 
 def _formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:

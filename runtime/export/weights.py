@@ -15,9 +15,9 @@ from torch import Tensor
 from ...planner.weights.files import INDEX, SIZES, StoredTensor, read_weight_files
 from ...planner.weights.written import WrittenFile, WrittenTensor
 from ..checkpoint.stored_weights import CHUNK_BYTES, TYPES
-from ..checkpoint.whole_tensors import WholeTensors
 from ..errors import ExportFailed
 from ..files import durable
+from .dequantised import Dequantised
 
 # What is told of the progress: (what is done, bytes so far, bytes in all, file, files).
 Report = Callable[[str, int, int, int, int], None]
@@ -34,7 +34,7 @@ class WeightsWriter:
     """
 
     files: tuple[WrittenFile, ...]
-    source: WholeTensors
+    source: Dequantised
     prefix: str
     folder: Path
     report: Report

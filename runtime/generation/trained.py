@@ -20,6 +20,7 @@ from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import EnvironmentFault
 from ..models.build import build_model
 from ..models.parts import ModelParts
+from ..models.quantise import quantise
 from ..models.tensors import model_tensors
 from ..provenance.metadata import started_in
 from ..state import Rank
@@ -104,5 +105,8 @@ def whole_model(plan: Plan, rank: Rank) -> ModelParts:
     args = dict(plan.node("setup.build_model").args)
     whole = {"stages": [[0, plan.architecture.layers - 1]], "owners": [[0]]}
     model = build_model(plan, rank, **{**args, **whole, "architecture": plan.architecture})
+    for node in plan.nodes:
+        if node.op == "setup.quantise":
+            quantise(plan, model, **node.args)
     model.whole.to_empty(device=rank.device)
     return model

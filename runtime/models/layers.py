@@ -15,6 +15,7 @@ from ...planner.architecture import RotaryAngles
 from ...planner.mesh.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import column_parallel_input, local, row_parallel_output
+from .quantised import QuantisedMatrix
 from .rms_norm import rms_norm
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
@@ -24,16 +25,24 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 
 class Linear(nn.Linear):
-    """x · Wᵀ, and the bias if there is one. `partial` as in `local`."""
+    """x · Wᵀ, and the bias if there is one. `partial` as in `local`. quantised: how the matrix is stored, if not as it
+    is."""
 
     partial = False
+    quantised: QuantisedMatrix | None = None
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
         bias = None if self.bias is None else local(self.bias, partial=self.partial)
-        return F.linear(input, local(self.weight, partial=self.partial), bias)
+        return self._product(input, bias)
+
+    def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.quantised is None:
+            return F.linear(x, local(self.weight, partial=self.partial), bias)
+        out = self.quantised.product(x, local(self.weight), self.quantised.beside(self), torch.matmul, turned=True)
+        return out if bias is None else out.add_(bias)
 
     def row_parallel(self, x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
         """The same of a matrix that tensor parallel cuts by input: the bias is added once, to the sum over ranks, of
@@ -44,7 +53,7 @@ class Linear(nn.Linear):
         return out_BSD + local(self.bias, partial=tensor.sequence)
 
     def without_bias(self, x_BSD: Tensor) -> Tensor:
-        return F.linear(x_BSD, local(self.weight, partial=self.partial))
+        return self._product(x_BSD)
 
 
 class RMSNorm(nn.Module):

@@ -4,7 +4,7 @@ No expert has a capacity, so no token is dropped. Names are those of Hugging Fac
 Shapes: B rows, S positions, D dim, F width of an expert, E experts, K experts of a token, T = B·S tokens, N rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..parallel.dispatch import even, to_experts
 from ..parallel.fake import capability, device_type, numbers
 from ..parallel.tensor import local
 from .layers import Linear, SwiGLU
+from .quantised import QuantisedMatrix
 from .router import ExpertRouter, attach
 
 
@@ -30,16 +31,20 @@ class ExpertWeights:
     """The weights of experts.
 
     matrices: of gate, up and down, [E, D, F], [E, D, F] and [E, F, D], the last dim being the output. biases: one of
-    each, [E, F], [E, F] and [E, D], or none. limit, alpha: as of an `ExpertsLayer`.
+    each, [E, F], [E, F] and [E, D], or none. limit, alpha: as of an `ExpertsLayer`. quantised: how each of the matrices
+    is stored, if not as it is, with the fp32 numbers beside its bytes.
     """
 
     matrices: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...] = (None, None, None)
+    quantised: tuple[tuple[QuantisedMatrix, Tensor | None] | None, ...] = (None, None, None)
     limit: float | None = None
     alpha: float = 1.0
 
 
 Product = Callable[[Tensor], Tensor]
+Stored = tuple[QuantisedMatrix, Tensor | None] | None
+MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 
 class Experts(nn.Module):
@@ -48,6 +53,7 @@ class Experts(nn.Module):
     def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
         super().__init__()
         self.limit, self.alpha = layer.limit, layer.alpha
+        self.quantised: dict[str, QuantisedMatrix] = {}
         self.gate_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.up_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.down_proj = nn.Parameter(torch.empty(arch.experts, arch.expert_ffn, arch.dim))
@@ -63,18 +69,21 @@ class Experts(nn.Module):
         matrices = tuple(map(local, (self.gate_proj, self.up_proj, self.down_proj)))
         biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
         biases = tuple(None if bias is None else local(bias) for bias in biases)
-        weights = ExpertWeights(matrices, biases, self.limit, self.alpha)
-        return (grouped if can_group(rows_ND, matrices) else one_by_one)(rows_ND, counts_E, weights)
+        stored = tuple(self.quantised.get(name) for name in MATRICES)
+        beside = tuple(None if each is None else (each, each.beside(self)) for each in stored)
+        weights = ExpertWeights(matrices, biases, beside, self.limit, self.alpha)
+        shapes = [m.shape if each is None else each.piece for m, each in zip(matrices, stored, strict=True)]
+        return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
 
 
-def can_group(rows_ND: Tensor, matrices: tuple[Tensor, ...]) -> bool:
+def can_group(rows_ND: Tensor, shapes: Iterable[Sequence[int]]) -> bool:
     """Whether one kernel may do the products of all experts: bf16 on CUDA, strides of whole 16 bytes.
 
     On Hopper alone: on Blackwell experts without rows get weight gradients that are not zero (pytorch #172439).
     """
     if device_type(rows_ND) != "cuda" or rows_ND.dtype != torch.bfloat16 or len(rows_ND) == 0:
         return False
-    aligned = all(extent % 8 == 0 for matrix in matrices for extent in matrix.shape[1:])
+    aligned = all(extent % 8 == 0 for shape in shapes for extent in shape[1:])
     return aligned and capability(rows_ND) == 9
 
 
@@ -83,14 +92,17 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
     ends_E = counts_E.cumsum(0).int()
     one_hot_NE = None if weights.biases[0] is None else _one_hot(ends_E, rows_ND)
 
-    def product(matrix_EKM: Tensor, bias_EM: Tensor | None) -> Product:
+    def multiply(x_NK: Tensor, matrix_EKM: Tensor) -> Tensor:
+        return F.grouped_mm(x_NK, matrix_EKM, offs=ends_E)
+
+    def product(matrix_EKM: Tensor, bias_EM: Tensor | None, stored: Stored) -> Product:
         def call(x_NK: Tensor) -> Tensor:
-            out_NM = F.grouped_mm(x_NK, matrix_EKM, offs=ends_E)
+            out_NM = _times(x_NK, matrix_EKM, stored, multiply)
             return out_NM if bias_EM is None or one_hot_NE is None else torch.addmm(out_NM, one_hot_NE, bias_EM)
 
         return call
 
-    return _swiglu(weights, rows_ND, *map(product, weights.matrices, weights.biases))
+    return _swiglu(weights, rows_ND, *map(product, weights.matrices, weights.biases, weights.quantised))
 
 
 def _one_hot(ends_E: Tensor, rows_ND: Tensor) -> Tensor:
@@ -107,15 +119,37 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Ten
     # Unbound at once: gradients of single slices would each be as large as all experts.
     matrices = zip(*(matrix.unbind(0) for matrix in weights.matrices), strict=True)
     biases = zip(*(repeat(None) if bias is None else bias.unbind(0) for bias in weights.biases), strict=False)
-    experts = zip(parts, matrices, biases, strict=False)
+    experts = enumerate(zip(parts, matrices, biases, strict=False))
     if not torch.is_grad_enabled():
-        experts = [(x, matrix, bias) for x, matrix, bias in experts if len(x)]
+        experts = [(number, each) for number, each in experts if len(each[0])]
 
-    def product(matrix_KM: Tensor, bias_M: Tensor | None) -> Product:
-        return lambda x_NK: x_NK @ matrix_KM if bias_M is None else torch.addmm(bias_M, x_NK, matrix_KM)
+    def product(matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored) -> Product:
+        if stored is None and bias_M is not None:
+            return lambda x_NK: torch.addmm(bias_M, x_NK, matrix_KM)
 
-    out = [_swiglu(weights, x, *map(product, matrix, bias)) for x, matrix, bias in experts]
+        def call(x_NK: Tensor) -> Tensor:
+            out_NM = _times(x_NK, matrix_KM, stored, torch.matmul)
+            return out_NM if bias_M is None else out_NM.add_(bias_M)
+
+        return call
+
+    def own(number: int) -> list[Stored]:
+        return [None if each is None else _expert(each, number) for each in weights.quantised]
+
+    out = [_swiglu(weights, x, *map(product, matrix, bias, own(number))) for number, (x, matrix, bias) in experts]
     return torch.cat(out) if out else rows_ND
+
+
+def _expert(stored: tuple[QuantisedMatrix, Tensor | None], number: int) -> tuple[QuantisedMatrix, Tensor | None]:
+    """How the matrix of one of this rank's experts is stored."""
+    matrix, beside = stored
+    return matrix.expert(number), None if beside is None else beside[matrix.first[0] + number]
+
+
+def _times(x: Tensor, matrix: Tensor, stored: Stored, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    if stored is None:
+        return multiply(x, matrix)
+    return stored[0].product(x, matrix, stored[1], multiply, turned=False)
 
 
 def _swiglu(weights: ExpertWeights, x_ND: Tensor, gate: Product, up: Product, down: Product) -> Tensor:

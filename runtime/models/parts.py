@@ -6,8 +6,26 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ..parallel.axes import Axes
+from .layers import Linear
 from .loss import Term
+from .moe import Experts
+from .quantised import QuantisedMatrix
 from .transformer import Transformer
+
+
+@frozen(eq=False)
+class QuantisedParameter:
+    """A parameter that a module has as bytes. name: in the whole model; key: in the module."""
+
+    name: str
+    module: nn.Module
+    key: str
+    matrix: QuantisedMatrix
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """As FSDP may have put another in its place."""
+        return self.module.get_parameter(self.key)
 
 
 @frozen(eq=False)
@@ -50,6 +68,15 @@ class ModelParts:
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those of the parameters that have gradients, by name."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
+    def quantised(self) -> Iterator[QuantisedParameter]:
+        """Those of the parameters that are stored in blocks of codes."""
+        for path, module in self.named_modules():
+            if isinstance(module, Linear) and module.quantised is not None:
+                yield QuantisedParameter(f"{path}.weight", module, "weight", module.quantised)
+            elif isinstance(module, Experts):
+                for key, matrix in module.quantised.items():
+                    yield QuantisedParameter(f"{path}.{key}", module, key, matrix)
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         for part in self.parts:

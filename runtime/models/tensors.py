@@ -3,11 +3,13 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import Optimizer
 
 from ...dsl.schema.state_tensors import StateTensor
@@ -64,3 +66,37 @@ def quiet_alone() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+def fill(parameter: Tensor, whole: Tensor) -> None:
+    """Copy this rank's piece of `whole` into `parameter`, in its number format."""
+    whole = whole.to(parameter.dtype)
+    if isinstance(parameter, DTensor):
+        cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(cut.to_local())
+    else:
+        parameter.copy_(whole)
+
+
+def own_indices(parameter: Tensor, dim: int) -> Tensor:
+    """int64, in order: which indices of a dimension this rank's piece has, as the parameter itself is cut."""
+    length = parameter.shape[dim]
+    if not isinstance(parameter, DTensor):
+        return torch.arange(length)
+    placements = tuple(
+        _along_first(placement) if getattr(placement, "dim", None) == dim else Replicate()
+        for placement in parameter.placements
+    )
+    return _cut(length, parameter.device_mesh, placements)
+
+
+@cache
+def _cut(length: int, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
+    whole = torch.arange(length, device=mesh.device_type)
+    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local().cpu()
+
+
+def _along_first(placement: Any) -> Any:
+    """The same placement of the first dimension; a strided one, of a shard that is cut again, stays strided."""
+    factor = getattr(placement, "split_factor", None)
+    return type(placement)(0) if factor is None else type(placement)(0, split_factor=factor)

@@ -5,7 +5,6 @@ from hashlib import blake2b
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...planner.architecture import Architecture, Initial
 from ...planner.mesh.placement import local_shapes
@@ -14,6 +13,8 @@ from ..ops import PlanMismatch, op
 from ..parallel.tensor import local
 from ..state import Rank
 from .parts import ModelParts
+from .quantise import store
+from .tensors import fill
 
 
 @op("setup.weights")
@@ -34,12 +35,12 @@ def initialise(
     for part in model.parts:
         part.to_empty(device=device)
     assert_local_shapes(plan, model, rank)
-    if seed is not None and init_std is not None:
-        _draw(plan, model, rank, seed, init_std)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             # Where the work is done, wherever the parameters live.
             setattr(module, name, torch.zeros_like(buffer, device=rank.device))
+    if seed is not None and init_std is not None:
+        _draw(plan, model, rank, seed, init_std)
 
 
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
@@ -47,12 +48,15 @@ def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float)
     kinds, others = initials(arch), {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
     residual_std = init_std / math.sqrt(2 * arch.layers)
+    quantised = {found.name: found for found in model.quantised()}
     for name, parameter in model.named_parameters():
         if name in others:
             continue
-        kind = kinds.get(name, "normal")
+        kind, found = kinds.get(name, "normal"), quantised.get(name)
         std = residual_std if kind == "residual" else init_std
-        fill(parameter, initial_values(name, tuple(parameter.shape), kind, std, seed, rank.device))
+        shape = tuple(parameter.shape) if found is None else found.matrix.shape
+        values = initial_values(name, shape, kind, std, seed, rank.device)
+        fill(parameter, values) if found is None else store(found, values)
 
 
 def initials(arch: Architecture) -> dict[str, Initial]:
@@ -88,13 +92,3 @@ def generator_of(name: str, seed: int, device: torch.device) -> torch.Generator:
     digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     # The top bit stays clear: some generators take signed seeds.
     return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
-
-
-def fill(parameter: Tensor, whole: Tensor) -> None:
-    """Copy this rank's piece of `whole` into `parameter`, in its number format."""
-    whole = whole.to(parameter.dtype)
-    if isinstance(parameter, DTensor):
-        cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.to_local().copy_(cut.to_local())
-    else:
-        parameter.copy_(whole)

@@ -39,7 +39,7 @@ class MemoryOwners:
         """A step begins."""
         self._forwards.clear()
         self.ledger.begin("lasting")
-        self.ledger.assign("parameters", pieces(self.model.parameters()))
+        self.ledger.assign("parameters", pieces(self._parameters()))
         self.ledger.assign("optimizer", pieces(self._moments()))
         self.ledger.assign("averages", pieces(self._averages()))
 
@@ -67,7 +67,7 @@ class MemoryOwners:
         """All categories: each when most of it was alive, but activations after a forward."""
         ledger, parameters = self.ledger, list(self.model.parameters())
         states = {
-            "parameters": bytes_of(pieces(parameters)),
+            "parameters": bytes_of(pieces(self._parameters())),
             "gradients": bytes_of(pieces(p.grad for p in parameters)),
             "optimizer": bytes_of(pieces(self._moments())),
             "averages": bytes_of(pieces(self._averages())),
@@ -78,6 +78,13 @@ class MemoryOwners:
         on_device = sum(rest.values()) + (0 if self.offloaded else sum(states.values()))
         peak = max(ledger.over_time(but=STATES if self.offloaded else ()))
         return Memory(**states, **rest, working=max(0, peak - on_device), offloaded=self.offloaded)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        """With what those that are quantised have beside their bytes."""
+        yield from self.model.parameters()
+        for each in self.model.quantised():
+            if (beside := each.matrix.beside(each.module)) is not None:
+                yield beside
 
     def _moments(self) -> Iterator[Tensor]:
         for state in self.optimizer.state.values():

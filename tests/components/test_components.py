@@ -11,6 +11,7 @@ import pytest
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
+from xtrain.dsl.schema.bases import BASES
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import Component, Offer, Registry, named, variants
@@ -28,6 +29,7 @@ from xtrain.runtime.ops import code_of
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
     ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS, TOKENIZERS, TRACKERS, STACKS,
+    BASES,
 )  # fmt: skip
 # Texts for people, with examples; and what drivers call devices.
 TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "devices.py")
@@ -43,6 +45,8 @@ BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
 COMMANDS = ("planner/graph/graph.py", "runtime/control/inbox.py", "runtime/control/commands.py",
             "runtime/launch/failure_cause.py")  # of `xtrain control`  # fmt: skip
 OTHER_THINGS = {
+    "fp8": ("planner/mesh/hardware_specs.py",),  # a format of products
+    "int8": ("runtime/data/sources/token_files.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
     "log": BLOCKS,
     "checkpoint": (
@@ -95,7 +99,7 @@ def test_no_other_file_names_it(registry: Registry, name: str):
         return
     action = registry is ACTIONS
     rooms = ("dsl", "planner", "runtime") if action else ("dsl", "planner", "runtime", "tui", "cli")
-    others = OTHER_THINGS.get(name, ()) if action or registry is STACKS else ()
+    others = OTHER_THINGS.get(name, ()) if action or registry in (STACKS, BASES) else ()
     found = []
     for room in rooms:
         for path in (ROOT / room).rglob("*.py"):
@@ -218,9 +222,11 @@ def test_each_has_the_module_that_runs_it():
         (PACKINGS, "run"),
         (TOKENIZERS, "run"),
         (TRACKERS, "run"),
+        (BASES, "torch"),
     )
     for registry, end in ends:
-        names = (*registry, *(("user_part",) if registry in (SOURCES, LINKS) else ()))
+        stored = (name for name in registry if name != "none")  # which stores nothing
+        names = (*stored, *(("user_part",) if registry in (SOURCES, LINKS) else ()))
         assert all((ROOT / "components" / registry.folder / f"{name}_{end}.py").is_file() for name in names)
 
 

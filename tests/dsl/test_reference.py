@@ -91,6 +91,7 @@ def is_a_set(field):
     family = "group stdlib { }" if field.path.startswith("group.") else family
     family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
     family = "adapter lora" if kind == "adapter" and not field.is_label else family
+    family = "precision { base nf4 }" if field.path.startswith("precision.base.") and not field.is_label else family
     others = kind if component and (field.only or field.is_label) else ""
     family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")
     expected = ["X219"] if field.path in OF_USERS else []

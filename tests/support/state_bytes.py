@@ -10,16 +10,18 @@ from xtrain.planner.units import BYTES
 
 def state_bytes(plan: Plan, rank: int) -> int:
     """Parameters, gradients, what the optimizer keeps, and averages where there are any; all but these in the format of
-    the parameters. Of what is frozen, itself and its average, in the format that the plan says."""
+    the parameters. Of what is frozen, itself and its average, in the format that the plan says; or the bytes of
+    codes."""
     averages = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.ema")
     width, groups = BYTES[plan.node("setup.build_model").args["params"]], ParameterGroups.of(plan)
     still = sum(BYTES[node.args["format"]] for node in plan.nodes if node.op == "setup.freeze")
-    still *= 2 if averages else 1
+    copies = 2 if averages else 1
     trained = {tensor.name for tensor in plan.parameters.tensors if tensor.trained}
+    quantised = {tensor.name for tensor in plan.parameters.tensors if tensor.quantised}
 
     def of(name: str, shape: tuple[int, ...]) -> int:
         if name not in trained:
-            return still * prod(shape)
+            return copies * (1 if name in quantised else still) * prod(shape)
         kept = sum(BYTES.get(each.format, width) * prod(each.shape(shape)) for each in groups.state(name))
         return (2 * width + averages) * prod(shape) + kept
 

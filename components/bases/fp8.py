@@ -1,0 +1,19 @@
+"""`base fp8 { … }`: 8-bit floating point, e4m3 (Micikevicius et al. 2022, arXiv 2209.05433)."""
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.bases import BASES, Base, block_size
+from ...dsl.schema.component import named
+
+
+@BASES.register()
+@frozen
+class Float8(Base):
+    """`base fp8 { … }`: an e4m3 number from -448 to 448 a number, with a scale for a block."""
+
+    kind: str = named("fp8")
+    block: int = block_size(128)
+
+    bits: ClassVar[int] = 8

@@ -1,0 +1,19 @@
+"""`base int8 { … }`: whole numbers from -127 to 127."""
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.bases import BASES, Base, block_size
+from ...dsl.schema.component import named
+
+
+@BASES.register()
+@frozen
+class Int8(Base):
+    """`base int8 { … }`: a whole number from -127 to 127 a number, with a scale for a block."""
+
+    kind: str = named("int8")
+    block: int = block_size(128)
+
+    bits: ClassVar[int] = 8

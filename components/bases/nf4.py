@@ -1,0 +1,22 @@
+"""`base nf4 { … }`: 4-bit NormalFloat (Dettmers et al. 2023, arXiv 2305.14314, section 3)."""
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.bases import BASES, Base, block_size
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import setting
+
+
+@BASES.register()
+@frozen
+class NormalFloat4(Base):
+    """`base nf4 { … }`: one of 16 levels a number, with a scale for a block; the values are those of bitsandbytes."""
+
+    kind: str = named("nf4")
+    block: int = block_size(64)
+    double: bool = setting("store scales in 8 bits, with a second scale for 256 of them", default=True)
+
+    bits: ClassVar[int] = 4
+    unpacking: ClassVar[int] = 6  # two bytes for the place in the table of levels

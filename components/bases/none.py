@@ -1,0 +1,18 @@
+"""`base none { … }`."""
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.bases import BASES, Base
+from ...dsl.schema.component import named
+
+
+@BASES.register(default=True)
+@frozen
+class PlainBase(Base):
+    """`base none { … }`: matrices that are not trained are stored as other parameters that are not."""
+
+    kind: str = named("none")
+
+    stores: ClassVar[bool] = False

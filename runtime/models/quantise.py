@@ -1,0 +1,107 @@
+"""`setup.quantise`: matrices that are not trained as blocks of codes; and how they get their values."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ...dsl.schema.bases import Base, base_of
+from ...planner.plan import Plan
+from ..ops import PlanMismatch, op
+from ..parallel.tensor import local
+from .layers import Linear
+from .moe import Experts
+from .parts import ModelParts, QuantisedParameter
+from .quantised import QuantisedMatrix
+from .tensors import fill, own_indices
+
+
+@op("setup.quantise")
+def quantise(plan: Plan, model: ModelParts, base: dict[str, Any], matrices: int) -> None:
+    """Put bytes in the place of the planned matrices, which have no memory yet, cut as they are.
+
+    Raises PlanMismatch unless the plan has so many `matrices`, and all of them are of modules that can store them.
+    """
+    names = {tensor.name for tensor in plan.parameters.tensors if tensor.quantised}
+    if len(names) != matrices:
+        raise PlanMismatch(f"the plan stores {len(names):,} matrices, and its node says {matrices:,}")
+    for path, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if f"{path}.{name}" in names:
+                _replace(module, name, parameter, base_of(base))
+
+
+def _replace(module: nn.Module, name: str, parameter: Tensor, base: Base) -> None:
+    whole, own = tuple(parameter.shape), tuple(local(parameter).shape)
+    scales = base.scales_shape(whole)
+    beside = f"{name}_scales" if scales else ""
+    matrix = QuantisedMatrix(base, whole, own, _first(parameter), beside)
+    if isinstance(module, Experts):
+        module.quantised[name] = matrix
+    elif isinstance(module, Linear) and name == "weight":
+        module.quantised = matrix
+    else:
+        raise PlanMismatch(f"{type(module).__name__} cannot store `{name}` as {base.kind}")
+    codes = torch.empty(base.stored_shape(own), dtype=torch.uint8, device=parameter.device)
+    if isinstance(parameter, DTensor):
+        shape = base.stored_shape(whole)
+        stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        codes = DTensor.from_local(
+            codes, parameter.device_mesh, parameter.placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+    module.register_parameter(name, nn.Parameter(codes, requires_grad=False))
+    if beside:
+        module.register_buffer(beside, torch.empty(scales, device=parameter.device))
+
+
+def _first(parameter: Tensor) -> tuple[int, ...]:
+    """The indices at which this rank's piece begins, cut along one axis of ranks at most."""
+    first = [0] * parameter.ndim
+    if isinstance(parameter, DTensor):
+        mesh = parameter.device_mesh
+        for axis, placement in enumerate(parameter.placements):
+            if (dim := getattr(placement, "dim", None)) is not None:
+                first[dim] = -(-parameter.shape[dim] // mesh.size(axis)) * mesh.get_local_rank(axis)
+    return tuple(first)
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def store(found: QuantisedParameter, whole: Tensor) -> None:
+    """Keep this rank's piece of a matrix, or a stack, of which all is given."""
+    codes, scales = found.matrix.pack(whole)
+    fill(found.parameter, codes)
+    if scales is not None:
+        found.module.get_buffer(found.matrix.scales).copy_(scales)
+
+
+@torch.no_grad()
+def store_experts(found: QuantisedParameter, read: Callable[[int], Tensor]) -> None:
+    """The same of a stack, one matrix at a time and only those of this rank's experts; `share_scales` does the rest.
+
+    read: gives all of the matrix of an expert.
+    """
+    matrix, parameter = found.matrix, found.parameter
+    piece, rows = local(parameter), own_indices(parameter, 1).to(parameter.device)
+    places = {expert: place for place, expert in enumerate(own_indices(parameter, 0).tolist())}
+    for expert in range(matrix.first[0], matrix.first[0] + matrix.piece[0]):
+        codes, scales = matrix.expert(0).pack(read(expert))
+        if expert in places:
+            piece[places[expert]].copy_(codes.to(piece.device)[rows.to(piece.device)])
+        if scales is not None:
+            found.module.get_buffer(matrix.scales)[expert].copy_(scales)
+
+
+@torch.no_grad()
+def share_scales(model: ModelParts) -> None:
+    """Let every rank have the scales of all experts, of which each rank of ep has stored its own. Collective."""
+    group = model.axes.experts
+    for found in model.quantised():
+        if group is not None and found.matrix.scales and len(found.matrix.shape) == 3:
+            dist.all_reduce(found.module.get_buffer(found.matrix.scales), group=group)  # zeros but in one place

@@ -1,0 +1,89 @@
+"""Matrices that are not trained, stored in blocks of codes: training on layouts is that of one process, and what is
+stored never changes."""
+
+import numpy as np
+import pytest
+from attrs import evolve
+from topologies import SCHEDULES, ZBV, Topology
+from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
+
+pytestmark = pytest.mark.distributed
+
+# What is trained lies below, between and above what is not.
+PARTS = 'model.frozen=["layers.0-2.self_attn", "layers.*.mlp.down_proj", "layers.1.mlp"]'
+DENSE = (PARTS, "model.ffn=64", "precision.base.kind=nf4", "precision.base.block=32")
+PLAIN = (*DENSE, "precision.base.double=false")
+EXPERTS = (
+    'model.frozen=["layers.0-2.self_attn", "layers.*.mlp.experts", "layers.1.mlp"]',
+    "model.expert_ffn=32",
+    "precision.base.kind=nf4",
+    "precision.base.block=32",
+)
+MOE = {"model": "moe"}
+RECOMPUTED = ("activation.mode=selective",)
+
+
+def kind(name: str) -> tuple[str, ...]:
+    return (PARTS, "model.ffn=64", f"precision.base.kind={name}", "precision.base.block=32")
+
+
+ORDINARY = [
+    Topology(fsdp=2, tp=2, shared=DENSE, note="nf4"),
+    Topology(fsdp=2, ep=2, shared=EXPERTS, note="nf4", **MOE),
+    Topology(pp=2, shared=DENSE, note="nf4"),
+]
+MORE = [
+    Topology(fsdp=4, shared=DENSE, note="nf4"),
+    Topology(fsdp=2, tp=2, shared=PLAIN, note="nf4 with fp32 scales"),
+    Topology(fsdp=2, tp=2, shared=kind("int8"), note="int8"),
+    Topology(fsdp=2, tp=2, shared=kind("fp8"), note="fp8"),
+    Topology(tp=2, shared=DENSE, sets=("parallel.tp.sequence=false",), note="nf4, without sequence"),
+    Topology(fsdp=2, shared=DENSE, sets=RECOMPUTED, note="nf4, selective recomputation"),
+    Topology(fsdp=2, shared=DENSE, sets=("activation.mode=full",), note="nf4, full recomputation"),
+    Topology(replicate=2, shared=DENSE, sets=("parallel.stack=ddp",), note="nf4, ddp"),
+    Topology(ring=2, shared=DENSE, note="nf4"),
+    Topology(pp=2, shared=DENSE, sets=ZBV, note="nf4, zbv"),
+    Topology(pp=2, shared=DENSE, sets=SCHEDULES["zero_bubble"], note="nf4, zero_bubble"),
+    Topology(pp=2, tp=2, fsdp=2, shared=DENSE, note="nf4"),
+    Topology(fsdp=2, tp=2, ep=2, shared=EXPERTS, note="nf4", **MOE),
+    Topology(fsdp=4, ep=2, shared=EXPERTS, note="nf4, experts sharded", **MOE),
+    Topology(fsdp=2, ep=2, shared=EXPERTS, sets=RECOMPUTED, note="nf4, selective recomputation", **MOE),
+]
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [*ORDINARY, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)],
+    ids=lambda topology: topology.name,
+)
+def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topology):
+    trial = evolve(topology.trial("fp64"), steps=2)
+    alone = lab.alone(trial)
+    outcome = lab.run(trial, topology.layout, saves=False)
+    found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
+    assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
+    assert not {name: gap for name, gap in found.tensors.items() if not gap < limit}
+    assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
+    stored = [name for name, value in outcome.tensors.items() if value.dtype == np.uint8]
+    assert len(stored) == sum(each.quantised for each in lab.plan(trial, topology.layout).parameters.tensors) > 0
+    assert not [name for name in stored if not np.array_equal(outcome.tensors[name], alone.tensors[name])]
+
+
+def test_a_run_goes_on_from_what_it_has_stored_on_another_layout(lab: Laboratory):
+    trial = Trial(steps=4, settings=(*DENSE, "model.layers=3"))
+
+    def train(name: str, *sets: str) -> dict[str, np.ndarray]:
+        return lab.ranks.run(lab.plan(trial, sets), lab.folder, name=name).tensors
+
+    whole = train("quantised-whole")
+    train("quantised-parts", "experiment.budget=2 steps")
+    same = train("quantised-parts")
+    assert not [name for name in whole if not np.array_equal(same[name], whole[name])]
+    train("quantised-moved", "experiment.budget=2 steps", "parallel.fsdp=2", "parallel.tp=2", "batch.micro=4")
+    moved = train("quantised-moved", "parallel.pp=2", "batch.micro=2", "parallel.fsdp=1")
+    assert moved.keys() == whole.keys()
+    for name, value in whole.items():
+        if value.dtype == np.uint8:
+            assert np.array_equal(moved[name], value)
+        else:
+            assert np.allclose(moved[name], value, rtol=0, atol=TOLERANCE["fp64"]), name
