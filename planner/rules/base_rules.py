@@ -4,7 +4,7 @@ from typing import Final
 
 from ...dsl.schema.bases import BLOCKS, Base
 from ...dsl.spec import Spec
-from ..architecture import Architecture, BlockParameter
+from ..architecture import Architecture, BlockParameter, name_in_block
 from ..findings import Findings
 from ..mesh.layout import Layout
 from ..model.base import matrices_of, quantised_names
@@ -33,7 +33,8 @@ def check_base(spec: Spec, arch: Architecture, layout: Layout, found: Findings) 
         return
     tp = layout.size("tp")
     for kind in arch.kinds:
-        own = (each for each in matrices_of(arch, kind) if f"layers.{kind.first}.{each.name}" in names)
+        found_in = {name_in_block(name) for name in names if int(name.split(".")[1]) in kind.layers}
+        own = (each for each in matrices_of(arch, kind) if each.name in found_in)
         for each in own:
             if problem := _cut(each, tp, base.block):
                 extents = (

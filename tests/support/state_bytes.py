@@ -2,8 +2,9 @@
 
 from math import prod
 
-from xtrain.planner.mesh.placement import local_shapes
+from xtrain.planner.mesh.placement import base_of_plan, local_shapes
 from xtrain.planner.model.groups import ParameterGroups
+from xtrain.planner.model.inventory import beside_bytes
 from xtrain.planner.plan import Plan
 from xtrain.planner.units import BYTES
 
@@ -26,3 +27,13 @@ def state_bytes(plan: Plan, rank: int) -> int:
         return (2 * width + averages) * prod(shape) + kept
 
     return sum(of(name, shape) for name, shape in local_shapes(plan, rank).items())
+
+
+def scale_bytes(plan: Plan, rank: int) -> int:
+    """What is beside the codes of matrices, whole on every rank that has a piece of them."""
+    base, own = base_of_plan(plan), local_shapes(plan, rank)
+    if base is None:
+        return 0
+    return sum(
+        beside_bytes(base, each.shape) for each in plan.parameters.tensors if each.quantised and each.name in own
+    )

@@ -3,7 +3,7 @@
 from math import prod
 from pathlib import Path
 
-from state_bytes import state_bytes
+from state_bytes import scale_bytes, state_bytes
 from topologies import Topology
 from trials import NoPlan, Trial
 
@@ -34,7 +34,7 @@ def calls(traced: Traced, node: str) -> dict[tuple[str, str], tuple[int, int]]:
 def is_as_planned(plan: Plan, traced: Traced) -> None:
     """A rank holds the states that the plan foresees, and sends along axes of its mesh, for nodes of its graph."""
     memory = traced.memory
-    assert memory.states == state_bytes(plan, traced.rank)
+    assert memory.states == state_bytes(plan, traced.rank) + scale_bytes(plan, traced.rank)
     own, width = local_shapes(plan, traced.rank), BYTES[plan.node("setup.build_model").args["params"]]
     trained = (prod(own[tensor.name]) for tensor in plan.parameters.tensors if tensor.trained and tensor.name in own)
     assert memory.gradients == width * sum(trained)
