@@ -23,6 +23,10 @@ MOE = {"model": "moe"}
 RECOMPUTED = ("activation.mode=selective",)
 
 
+ADAPTED = ("model.ffn=64", "precision.base.kind=nf4", "precision.base.block=32")
+ADAPTER = 'adapter lora { rank = 3, alpha = 12, train = ["norm"] }'
+
+
 def kind(name: str) -> tuple[str, ...]:
     return (PARTS, "model.ffn=64", f"precision.base.kind={name}", "precision.base.block=32")
 
@@ -67,6 +71,24 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     stored = [name for name, value in outcome.tensors.items() if value.dtype == np.uint8]
     assert len(stored) == sum(each.quantised for each in lab.plan(trial, topology.layout).parameters.tensors) > 0
     assert not [name for name in stored if not np.array_equal(outcome.tensors[name], alone.tensors[name])]
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        Topology(fsdp=2, tp=2, shared=ADAPTED, note="nf4 under an adapter"),
+        pytest.param(Topology(pp=2, tp=2, shared=ADAPTED, note="nf4 under an adapter"), marks=pytest.mark.matrix),
+    ],
+    ids=lambda topology: topology.name,
+)
+def test_an_adapter_of_what_is_stored_trains_as_in_one_process(lab: Laboratory, topology: Topology):
+    trial = evolve(topology.trial("fp64"), steps=2, more=ADAPTER)
+    alone = lab.alone(trial)
+    found = gaps(lab.run(trial, topology.layout, saves=False), alone)
+    assert found.loss < TOLERANCE["fp64"] and found.norm < TOLERANCE["fp64"]
+    assert not {name: gap for name, gap in found.tensors.items() if not gap < TOLERANCE["fp64"]}
+    plain = lab.alone(evolve(trial, settings=("model.ffn=64",)))  # the model as it was drawn: what codes cost
+    assert 1e-6 < abs(plain.curve[0][1] - alone.curve[0][1]) < 0.3
 
 
 def test_a_run_goes_on_from_what_it_has_stored_on_another_layout(lab: Laboratory):
