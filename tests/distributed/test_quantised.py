@@ -1,11 +1,20 @@
 """Matrices that are not trained, stored in blocks of codes: training on layouts is that of one process, and what is
 stored never changes."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
 from attrs import evolve
+from safetensors.torch import load_file
 from topologies import SCHEDULES, ZBV, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
+
+from xtrain.cli.main import main
+from xtrain.dsl.schema.bases import BASES
+from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.models.quantised import QuantisedMatrix
 
 pytestmark = pytest.mark.distributed
 
@@ -109,3 +118,69 @@ def test_a_run_goes_on_from_what_it_has_stored_on_another_layout(lab: Laboratory
             assert np.array_equal(moved[name], value)
         else:
             assert np.allclose(moved[name], value, rtol=0, atol=TOLERANCE["fp64"]), name
+
+
+FOLDER = """
+experiment stored {{ seed = 3, budget = 1 steps }}
+model {model}
+tokenizer bytes
+dataset lines {{ source = jsonl("data.jsonl") }}
+batch {{ sequence = 64, micro = 1, rows = 4 }}
+optimizer sgd {{ lr = 1e-300, momentum = 0, clip = none }}
+{more}
+"""
+DRAWN = """qwen3_moe {{ dim = 32, layers = 2, heads = 8, head_dim = 8, experts = 4, expert_ffn = 32, init_std = 0.2,
+  router {{ aux_loss = 0 }}{more} }}"""
+FROZEN = 'frozen = ["layers.*.self_attn", "layers.*.mlp.experts"]'
+BASE = "precision { base nf4 { block = 32 } }"
+
+
+def test_folders_and_checkpoints_are_stored_as_they_are_read_on_every_layout(lab: Laboratory, capsys):
+    """A model of a folder, and the same model of a checkpoint; exported again with the values of its codes."""
+
+    def train(name: str, model: str, more: str, *sets: str):
+        spec = lab.folder / f"{name}.xtrain"
+        spec.write_text(FOLDER.format(model=model, more=more))
+        compiled = plan_from_spec(spec, ("workspace.root=runs", *sets))
+        assert compiled.plan is not None, compiled.diagnostics.render()
+        return lab.ranks.run(compiled.plan, lab.folder, name=name)
+
+    whole = train("stored-whole", DRAWN.format(more=""), 'on finish export { to = "stored" } then checkpoint')
+    folder = f'"{lab.folder / "stored"}" {{ router {{ aux_loss = 0 }}, {FROZEN} }}'
+    values = f'{BASE}\non finish export {{ to = "%s", dequantise = true }} then checkpoint'
+    read = train("stored-read", folder, values % "values")
+    spread = train("stored-spread", folder, values % "spread", "parallel.fsdp=2", "parallel.ep=2", "parallel.tp=2")
+    begun = f'{BASE}\ncheckpoint {{ pretrained = "{whole.directory}" }}'
+    more = train("stored-begun", DRAWN.format(more=f", {FROZEN}"), begun, "parallel.fsdp=2", "parallel.ep=2")
+    assert read.tensors.keys() == spread.tensors.keys() == more.tensors.keys()
+    for name, value in read.tensors.items():
+        assert np.array_equal(value, spread.tensors[name]) and np.array_equal(value, more.tensors[name]), name
+
+    # What was stored is what the codes of each matrix of the file mean, an expert's as its stack has it.
+    before, after = (load_file(lab.folder / each / "model.safetensors") for each in ("stored", "values"))
+    base, count = BASES["nf4"](block=32), 0
+    for name, weight in before.items():
+        expected = weight
+        if ("self_attn" in name and weight.ndim == 2) or ".experts." in name:
+            matrix = weight.t() if ".experts." in name else weight
+            shape = (matrix.shape[0], matrix.shape[1])
+            stored = QuantisedMatrix(base, shape, shape, (0, 0), "")
+            expected, count = stored.values(*stored.pack(matrix), torch.float32), count + 1
+            expected = expected.t() if ".experts." in name else expected
+        assert torch.equal(after[name], expected), name
+    assert count == 2 * (4 + 3 * 4)
+    assert (lab.folder / "values" / "model.safetensors").read_bytes() == (
+        lab.folder / "spread" / "model.safetensors"
+    ).read_bytes()
+
+    (spread.directory / "metadata").mkdir(exist_ok=True)
+    (spread.directory / "metadata" / "environment.json").write_text(json.dumps({"folder": str(lab.folder)}))
+    command = ["export", str(spread.directory), "--to", str(lab.folder / "again")]
+    assert main(command) == 3
+    assert "add --dequantise" in capsys.readouterr().err and not (lab.folder / "again").exists()
+    assert main([*command, "--dequantise"]) == 0
+    assert (lab.folder / "again" / "model.safetensors").read_bytes() == (
+        lab.folder / "values" / "model.safetensors"
+    ).read_bytes()
+    # A model that is generated with reads the codes.
+    assert main(["generate", str(spread.directory), "--prompt", "line", "--tokens", "3"]) == 0
