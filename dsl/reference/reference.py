@@ -118,7 +118,7 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
         head = f"{name} {having}" if having else _head(name, block)
         where = f"{path}.{each}"
         chosen = variant(block, having)
-        if blocks.is_block(attribute.type) and registry_of(attribute.type) is not None:
+        if blocks.is_block(attribute.type) and spelled(attribute) in blocks.KINDS:
             fields.append(_field_of_block(attribute, meta, where, head))
             continue
         if blocks.is_block(attribute.type):
