@@ -56,7 +56,9 @@ def first_state(parameter: Tensor, tensor: StateTensor) -> Tensor:
         return zeros
     shape = torch.Size(tensor.shape(parameter.shape))
     stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
-    mesh, placements = parameter.device_mesh, parameter.placements
+    mesh = parameter.device_mesh
+    whole = parameter.dim() + tensor.single if tensor.single else None  # a dim that every rank has
+    placements = [Replicate() if getattr(each, "dim", -1) == whole else each for each in parameter.placements]
     return DTensor.from_local(zeros, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 

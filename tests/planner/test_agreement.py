@@ -97,16 +97,20 @@ def test_a_loss_that_reads_entropies_costs_what_the_plan_says(name, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "optimizer"),
     [
-        "fsdp 2 · tp 2 (dense)",
-        pytest.param("fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
-        pytest.param("pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
+        ("fsdp 2 · tp 2 (dense)", "muon"),
+        ("fsdp 2 · tp 2 (dense)", "adafactor"),
+        *(
+            pytest.param(name, optimizer, marks=pytest.mark.matrix)
+            for name in ("fsdp 4 · ep 2 (moe)", "pp 2 · fsdp 2 · tp 2 (dense)")
+            for optimizer in ("muon", "adafactor")
+        ),
     ],
 )
-def test_an_optimizer_that_needs_whole_matrices_costs_what_the_plan_says(name, tmp_path, monkeypatch):
+def test_an_optimizer_of_whole_matrices_costs_what_the_plan_says(name, optimizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plan = plan_of(BY_NAME[name], tmp_path, optimizer="muon { lr = 0.01")
+    plan = plan_of(BY_NAME[name], tmp_path, optimizer=f"{optimizer} {{ lr = 0.01")
     assert any(call.node == "step.optimizer" for each in plan.estimates.classes for call in each.traffic)
     hold_against_the_trace(plan)
 

@@ -362,6 +362,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "adamw in bf16": ("tp 2 (dense)",),
     "muon in bf16": ("fsdp 2 · ep 2 (moe)",),
     "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)"),
+    "adafactor": ("fsdp 2 · tp 2 (dense)", "fsdp 4 · ep 2 (moe)"),
     "plain muon": ("fsdp 2 · ep 2 (moe)",),
     "groups": ("fsdp 2 · tp 2 (dense)",),
 }

@@ -1,0 +1,132 @@
+"""`optimizer adafactor { … }`: Adafactor (Shazeer and Stern 2018, arXiv 1804.04235), as torch has it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import Range, momentum_pair, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
+from ...dsl.schema.training import (
+    OPTIMIZERS,
+    Optimizer,
+    clip_norm,
+    decoupled_decay,
+    learning_rate,
+    random_rounding,
+)
+from ...planner.units import BYTES, plural
+from .adamw8bit import pattern_of
+
+if TYPE_CHECKING:
+    from ...planner.architecture import ParameterSpec
+    from ...planner.resolved import Resolved
+    from ...planner.update_work import UpdateWork
+
+NODE: Final = "step.optimizer"
+
+
+@OPTIMIZERS.register()
+@frozen
+class Adafactor(Optimizer):
+    """`optimizer adafactor { … }`: the squares of a matrix's gradients by rows and columns alone; updates in proportion
+    to the size of the weights. Sums over whole matrices are sent."""
+
+    kind: str = named("adafactor")
+    lr: float = learning_rate()
+    beta2_decay: float = setting(
+        "at update t the averages of squares take in a share of t to this power", default=-0.8,
+        check=Range(low=-1, below=0),
+    )  # fmt: skip
+    eps: tuple[float, ...] = setting(
+        "least root of an average of squares, and least size of weights that an update is in proportion to",
+        default=(2**-23, 1e-3), check=momentum_pair,
+    )  # fmt: skip
+    largest: float = setting(
+        "updates with a larger root of the mean square are scaled down to it", default=1.0, check=positive
+    )
+    weight_decay: float = decoupled_decay(0.0)
+    clip: float | None = clip_norm()
+    stochastic_rounding: bool = random_rounding()
+
+    counts: ClassVar[bool] = True
+    temporaries: ClassVar[int] = 4
+    resuming: ClassVar[Mapping[str, str]] = {
+        "beta2_decay": "the optimizer takes it from the plan, and the averages follow within some steps"
+    }
+
+    def arguments(self, run: "Resolved") -> dict[str, Any]:
+        """factored: the names of matrices, with `*` for the layer; of experts each is one. states: the format of
+        averages, where it is not that of the parameters."""
+        names = sorted({pattern_of(each.name) for each in run.inventory.tensors if is_factored(each)})
+        states = {"states": "fp32"} if run.formats.params == "bf16" else {}
+        return {**super().arguments(run), "factored": names, **states}
+
+    def does(self, number_format: str) -> str:
+        form = "fp32" if number_format == "bf16" else number_format
+        rounded = ", weights rounded at random" if self.stochastic_rounding else ""
+        return (
+            f"adafactor, averages of squares by rows and columns in {form}, updates by the size of weights{rounded}; "
+            f"matrices decay by {self.weight_decay:g}"
+        )
+
+    @classmethod
+    def title(cls, args: Mapping[str, Any]) -> str:
+        return f"{args['kind']} of {plural(len(args['factored']), 'matrix')}"
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        form = args.get("states", "")
+        if pattern_of(name) not in args["factored"]:
+            return (StateTensor("variance", form),)
+        return (StateTensor("row_var", form, single=-1), StateTensor("col_var", form, single=-2))
+
+    @classmethod
+    def converts(cls, args: Mapping[str, Any]) -> bool:
+        return True
+
+    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
+        """Three sums along every axis that cuts matrices: of squares of weights, and of gradients by rows and columns;
+        of these by rows; of squares of updates."""
+        from ...planner.costs.op_trace import CollectiveCall
+        from ...planner.update_work import UpdateWork
+
+        sums: Counter[tuple[str, int]] = Counter()
+        for parameter in parameters:
+            shape = run.cuts.shape(parameter)
+            matrices = shape[0] if parameter.expert else 1
+            rows, columns = len(shape) - 2, len(shape) - 1
+            for axis, dim in _cuts(run, parameter):
+                if parameter.expert and dim == 0:
+                    continue  # whole matrices of a stack
+                sums[axis, 0] += matrices
+                sums[axis, 2] += matrices
+                if is_factored(parameter):
+                    sums[axis, 0] += prod(shape) // max(1, shape[dim])
+                    sums[axis, 1] += matrices if dim == rows else 0
+                    assert dim in (rows, columns)
+        width = max(BYTES[run.formats.params], BYTES["fp32"])
+        return UpdateWork(
+            calls=tuple(
+                CollectiveCall(axis, "all_reduce", NODE, count * width) for (axis, _), count in sums.items() if count
+            )
+        )
+
+
+def is_factored(parameter: "ParameterSpec") -> bool:
+    """Whether it is a matrix, or of experts a stack of them."""
+    return len(parameter.shape) == (3 if parameter.expert else 2)
+
+
+def _cuts(run: "Resolved", parameter: "ParameterSpec") -> list[tuple[str, int]]:
+    """The axes that cut a parameter, and which dim."""
+    cuts = run.cuts
+    if parameter.expert:
+        return [("ep_fsdp", cuts.expert_dimension)] if cuts.ep_fsdp > 1 else []
+    found = [(" · ".join(run.wide(*run.shard_axes)), 0)] if cuts.fsdp > 1 else []
+    if (dim := cuts.tensor_dim(parameter)) is not None:
+        found.append(("tp", dim))
+    return found

@@ -1,0 +1,247 @@
+"""`setup.optimizer` of adafactor: torch's formula, over matrices of which each rank has a piece."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ...planner.plan import Plan
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.tensors import first_state
+from ...runtime.ops import op
+from ...runtime.parallel.tensor import local
+from ...runtime.state import Progress, Rank
+from ...runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
+from ...runtime.training.optimizer import groups_of
+from .adafactor import Adafactor
+from .adamw8bit import pattern_of
+
+
+@define(eq=False, kw_only=True)
+class CutMatrices:
+    """A parameter as matrices, or vectors, [M, …] of which this rank has pieces. M: of a stack, else 1.
+
+    cuts: the axes along which others have the rest: name → dim of the parameter. weights_M, updates_M: sums of squares.
+    rows_MR, columns_MC: of gradients by rows and columns. mean_M: of the averages by rows.
+    """
+
+    name: str
+    parameter: Tensor
+    stacked: bool
+    factored: bool
+    cuts: dict[str, int]
+    group: dict[str, Any] = field(init=False)
+    weights_M: Tensor = field(init=False)
+    rows_MR: Tensor = field(init=False)
+    columns_MC: Tensor = field(init=False)
+    mean_M: Tensor = field(init=False)
+    updates_M: Tensor = field(init=False)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Those of a matrix, or vector, by itself."""
+        return tuple(range(1 if self.stacked else 0, self.parameter.dim()))
+
+    @property
+    def numbers(self) -> int:
+        """Of one of them, on all ranks."""
+        found = 1
+        for dim in self.dims:
+            found *= self.parameter.shape[dim]
+        return found
+
+    def parts(self) -> Iterable[tuple[slice, slice, slice]]:
+        """Rows of the local tensor that are looked at together: they, which of the M, and which rows of these."""
+        for rows in row_ranges(local(self.parameter)):
+            yield (rows, rows, slice(None)) if self.stacked else (rows, slice(None), rows)
+
+    def part(self, tensor: Tensor, rows: slice) -> Tensor:
+        """[M, …], in the format of an update."""
+        own = wide(local(tensor)[rows], self.parameter)
+        return own if self.stacked else own[None]
+
+    def averages(self, state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Those by rows [M, R], and by columns [M, C]."""
+        rows, columns = local(state["row_var"])[..., 0], local(state["col_var"])[..., 0, :]
+        return (rows, columns) if self.stacked else (rows[None], columns[None])
+
+
+class AdafactorOptimizer(Optimizer):
+    """With G = g²: R ← (1 − b) R + b · mean of G along rows, C so along columns, b = t^beta2_decay; V = R Cᵀ / mean R,
+    of vectors V ← (1 − b) V + b · G; u = g / √max(V, eps₁²); w ← (1 − lr · decay) w − a · u / max(1, rms u / largest),
+    a = max(eps₂, rms w) · min(lr, 1/√t).
+
+    Means and rms are those of the whole matrix, of experts of each of them. Collective: sums go over the ranks that
+    share it.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        found: list[CutMatrices],
+        lr: float,
+        beta2_decay: float,
+        eps: tuple[float, float],
+        largest: float,
+        device: torch.device,
+        states: str = "",
+        storage: Storage | None = None,
+    ) -> None:
+        """found: all parameters of the groups. device: where sums are sent from. states: format of the averages."""
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0})
+        self._found, self._device = found, device
+        self._beta2_decay, self._eps, self._largest = beta2_decay, eps, largest
+        self._states, self._storage = states, storage or Storage()
+        group_of = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
+        self._axes: dict[str, ProcessGroup] = {}
+        for each in found:
+            each.group = group_of[id(each.parameter)]
+            if isinstance(each.parameter, DTensor):
+                mesh = each.parameter.device_mesh
+                names = mesh.mesh_dim_names or ()
+                self._axes |= {axis: mesh.get_group(names.index(axis)) for axis in each.cuts}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters. closure: not used."""
+        used = [each for each in self._found if each.parameter.grad is not None]
+        for each in used:
+            self._begin(each)
+            self._sum_squares(each)
+        matrices = [each for each in used if each.factored]
+        self._sum_up(
+            [(each.weights_M, each, each.dims) for each in used]
+            + [(each.rows_MR, each, each.dims[-1:]) for each in matrices]
+            + [(each.columns_MC, each, each.dims[-2:-1]) for each in matrices]
+        )
+        for each in matrices:
+            self._average(each)
+        self._sum_up([(each.mean_M, each, each.dims[-2:-1]) for each in matrices])
+        for each in matrices:
+            each.mean_M.div_(each.parameter.shape[-2]).clamp_(min=self._eps[0])
+        for each in used:
+            each.updates_M = torch.zeros_like(each.weights_M)
+            for rows, among, along in each.parts():
+                each.updates_M[among] += self._update(each, rows, among, along).square().flatten(1).sum(1)
+        self._sum_up([(each.updates_M, each, each.dims) for each in used])
+        for each in used:
+            self._write(each)
+
+    def _begin(self, each: CutMatrices) -> None:
+        state = self.state[each.parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=each.parameter.device)
+            args = {"states": self._states, "factored": [pattern_of(each.name)] if each.factored else []}
+            for tensor in Adafactor.state(args, each.name):
+                state[tensor.name] = first_state(each.parameter, tensor)
+        state["step"] += 1
+
+    def _share(self, each: CutMatrices) -> Tensor:
+        """That of this step's squares in their averages."""
+        step = self.state[each.parameter]["step"]
+        return step.to(each.weights_M.dtype) ** self._beta2_decay
+
+    def _sum_squares(self, each: CutMatrices) -> None:
+        """Of the pieces of this rank; of vectors the averages move on."""
+        own, state = local(each.parameter), self.state[each.parameter]
+        count = own.shape[0] if each.stacked else 1
+        like = wide(own[:0], each.parameter)
+        each.weights_M = like.new_zeros(count)
+        if each.factored:
+            each.rows_MR, each.columns_MC = like.new_zeros(count, own.shape[-2]), like.new_zeros(count, own.shape[-1])
+        for rows, among, along in each.parts():
+            each.weights_M[among] += each.part(each.parameter, rows).square().flatten(1).sum(1)
+            squares = each.part(each.parameter.grad, rows).square()  # pyright: ignore[reportArgumentType]
+            if each.factored:
+                each.rows_MR[among, along] = squares.sum(-1)
+                each.columns_MC[among] += squares.sum(-2)
+            else:
+                stored = local(state["variance"])[rows]
+                stored.copy_(wide(stored, each.parameter).lerp(squares.view(stored.shape), self._share(each)))
+
+    def _average(self, each: CutMatrices) -> None:
+        """The averages move on; `mean_M` is the sum of this rank's rows."""
+        rows, columns = each.averages(self.state[each.parameter])
+        share, (count, length) = self._share(each), each.parameter.shape[-2:]
+        for stored, sums in ((rows, each.rows_MR / length), (columns, each.columns_MC / count)):
+            stored.copy_(wide(stored, each.parameter).lerp(sums, share))
+        each.mean_M = wide(rows, each.parameter).sum(-1)
+
+    def _update(self, each: CutMatrices, rows: slice, among: slice, along: slice) -> Tensor:
+        """[M, …] before it is scaled."""
+        state = self.state[each.parameter]
+        gradient = each.part(each.parameter.grad, rows)  # pyright: ignore[reportArgumentType]
+        if each.factored:
+            by_row, by_column = (wide(average, each.parameter) for average in each.averages(state))
+            estimate = by_row[among, along, None] * by_column[among, None] / each.mean_M[among, None, None]
+        else:
+            estimate = each.part(state["variance"], rows)
+        return gradient * estimate.clamp(min=self._eps[0] ** 2).rsqrt()
+
+    def _write(self, each: CutMatrices) -> None:
+        lr, numbers = each.group["lr"], each.numbers
+        step = self.state[each.parameter]["step"].to(each.weights_M.dtype)
+        size_M = (each.weights_M / numbers).sqrt().clamp(min=self._eps[1]) * step.rsqrt().clamp(max=lr)
+        scale_M = size_M / ((each.updates_M / numbers).sqrt() / self._largest).clamp(min=1)
+        for rows, among, along in each.parts():
+            stored = local(each.parameter)[rows]
+            weights, update = wide(stored, each.parameter), self._update(each, rows, among, along)
+            if each.group["weight_decay"]:
+                weights.mul_(1 - lr * each.group["weight_decay"])
+            scale = scale_M[among].view(-1, *(1 for _ in update.shape[1:]))
+            weights.sub_((update * scale).view(stored.shape))
+            self._storage.write(each.parameter, rows.start, stored, weights)
+
+    def _sum_up(self, wanted: Iterable[tuple[Tensor, CutMatrices, Collection[int]]]) -> None:
+        """Over the ranks that share a dim of each, in one call along each axis."""
+        wanted = list(wanted)
+        for axis, group in self._axes.items():
+            tensors = [tensor for tensor, each, dims in wanted if each.cuts.get(axis) in dims]
+            if not tensors:
+                continue
+            sums = torch.cat([tensor.flatten() for tensor in tensors]).to(self._device)
+            dist.all_reduce(sums, group=group)
+            for tensor, total in zip(tensors, sums.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(total.view(tensor.shape))
+
+
+def matrices_of(name: str, parameter: Tensor, *, expert: bool) -> CutMatrices:
+    """expert: it is a stack of the experts' own."""
+    cuts: dict[str, int] = {}
+    if isinstance(parameter, DTensor):
+        mesh = parameter.device_mesh
+        for axis, placement in enumerate(parameter.placements):
+            if mesh.size(axis) > 1 and not placement.is_replicate():
+                cuts[(mesh.mesh_dim_names or ())[axis]] = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
+    factored = parameter.dim() == (3 if expert else 2)
+    return CutMatrices(name=name, parameter=parameter, stacked=expert, factored=factored, cuts=cuts)
+
+
+@op("setup.optimizer.adafactor", gives="optimizer")
+def build_adafactor(
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    progress: Progress,
+    lr: float,
+    beta2_decay: float,
+    eps: list[float],
+    largest: float,
+    weight_decay: float,
+    factored: list[str],
+    states: str = "",
+    stochastic_rounding: bool = False,
+) -> Optimizer:
+    """The plan says of every parameter whether it decays, and which are matrices."""
+    experts = {each.name for each in plan.parameters.tensors if each.expert}
+    found = [matrices_of(name, parameter, expert=name in experts) for name, parameter in model.trained()]
+    groups = groups_of(plan, model, weight_decay)
+    storage = storage_of(plan, model, progress, "", stochastic_rounding)
+    both = (eps[0], eps[1])
+    return AdafactorOptimizer(groups, found, lr, beta2_decay, both, largest, rank.device, states, storage)
