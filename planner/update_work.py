@@ -51,20 +51,20 @@ def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateW
         work = chosen.work(run, own)
         args = run.groups.args(name)
         if chosen.converts(args):
-            converted = _converted(run, args, own)
+            converted = _converted(run, args, own, chosen.temporaries)
             work = evolve(work or UpdateWork(), scratch=(0 if work is None else work.scratch) + converted)
         if work is not None:
             found = work if found is None else found + work
     return found
 
 
-def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec]) -> int:
-    """Bytes of the numbers of some rows in the format of the update: fp32, or finer where weights are. args: of the
-    optimizer."""
+def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec], temporaries: int) -> int:
+    """Bytes of the numbers of some rows in the format of the update: fp32, or finer where weights are. args,
+    temporaries: of the optimizer."""
     stored, rounds = run.formats.params, args.get("stochastic_rounding", False)
     width = max(BYTES[stored], BYTES["fp32"])
     weights = 2 if width > BYTES[stored] else 0  # with the gradient
-    largest, temporaries = 0, run.spec.optimizer.temporaries
+    largest = 0
     for parameter in parameters:
         shape = run.cuts.shape(parameter)
         elements = min(shape[0], rows_at_once(shape)) * prod(shape[1:])

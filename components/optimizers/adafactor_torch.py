@@ -18,7 +18,7 @@ from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
 from ...runtime.state import Progress, Rank
 from ...runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
-from ...runtime.training.optimizer import groups_of
+from ...runtime.training.optimizer import groups_of, updated
 from .adafactor import Adafactor
 from .adamw8bit import pattern_of
 
@@ -240,7 +240,7 @@ def build_adafactor(
 ) -> Optimizer:
     """The plan says of every parameter whether it decays, and which are matrices."""
     experts = {each.name for each in plan.parameters.tensors if each.expert}
-    found = [matrices_of(name, parameter, expert=name in experts) for name, parameter in model.trained()]
+    found = [matrices_of(name, parameter, expert=name in experts) for name, parameter in updated(plan, model)]
     groups = groups_of(plan, model, weight_decay)
     storage = storage_of(plan, model, progress, "", stochastic_rounding)
     both = (eps[0], eps[1])

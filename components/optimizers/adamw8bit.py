@@ -17,14 +17,13 @@ from ...dsl.schema.training import (
     learning_rate,
     random_rounding,
 )
-from ...planner.mesh.sharding import Cuts, cuts_of
-from ...planner.model.inventory import parameters
 from ...planner.units import plural
 
 if TYPE_CHECKING:
     from ...dsl.spec import Spec
     from ...planner.architecture import Architecture, ParameterSpec
     from ...planner.mesh.layout import Layout
+    from ...planner.mesh.sharding import Cuts
     from ...planner.resolved import Resolved
 
 SMALLEST: Final = 4096  # elements of a tensor, as the libraries have it
@@ -88,6 +87,9 @@ class AdamW8bit(Optimizer):
         return True
 
     def misfits(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Misfit]:
+        from ...planner.mesh.sharding import cuts_of
+        from ...planner.model.inventory import parameters
+
         yield from super().misfits(spec, architecture, layout)
         cuts, tensors = cuts_of(spec.parallel, layout.mesh, architecture), list(parameters(architecture))
         if (cut := self._cut(cuts, tensors)) is None:
@@ -100,7 +102,7 @@ class AdamW8bit(Optimizer):
         fitting = next((size for size in smaller if evolve(self, block=size)._cut(cuts, tensors) is None), None)
         yield Misfit("block", message, f"use block {fitting}" if fitting else "use fewer ranks for tp")
 
-    def _cut(self, cuts: Cuts, tensors: "Sequence[ParameterSpec]") -> "ParameterSpec | None":
+    def _cut(self, cuts: "Cuts", tensors: "Sequence[ParameterSpec]") -> "ParameterSpec | None":
         """A tensor of which a block would lie on two ranks."""
         return next((each for each in self._quantised(tensors) if cuts.shape(each)[-1] % self.block), None)
 
