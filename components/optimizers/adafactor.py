@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import Range, momentum_pair, positive, setting
+from ...dsl.schema.setting import Range, positive, setting
 from ...dsl.schema.state_tensors import StateTensor
 from ...dsl.schema.training import (
     OPTIMIZERS,
@@ -41,10 +41,8 @@ class Adafactor(Optimizer):
         "at update t the averages of squares take in a share of t to this power", default=-0.8,
         check=Range(low=-1, below=0),
     )  # fmt: skip
-    eps: tuple[float, ...] = setting(
-        "least root of an average of squares, and least size of weights that an update is in proportion to",
-        default=(2**-23, 1e-3), check=momentum_pair,
-    )  # fmt: skip
+    eps1: float = setting("least root of an average of squares", default=2**-23, check=positive)
+    eps2: float = setting("least size of weights that an update is in proportion to", default=1e-3, check=positive)
     largest: float = setting(
         "updates with a larger root of the mean square are scaled down to it", default=1.0, check=positive
     )

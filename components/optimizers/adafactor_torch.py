@@ -87,7 +87,8 @@ class AdafactorOptimizer(Optimizer):
         found: list[CutMatrices],
         lr: float,
         beta2_decay: float,
-        eps: tuple[float, float],
+        eps1: float,
+        eps2: float,
         largest: float,
         device: torch.device,
         states: str = "",
@@ -96,7 +97,7 @@ class AdafactorOptimizer(Optimizer):
         """found: all parameters of the groups. device: where sums are sent from. states: format of the averages."""
         super().__init__(params, {"lr": lr, "weight_decay": 0.0})
         self._found, self._device = found, device
-        self._beta2_decay, self._eps, self._largest = beta2_decay, eps, largest
+        self._beta2_decay, self._eps1, self._eps2, self._largest = beta2_decay, eps1, eps2, largest
         self._states, self._storage = states, storage or Storage()
         group_of = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
         self._axes: dict[str, ProcessGroup] = {}
@@ -124,7 +125,7 @@ class AdafactorOptimizer(Optimizer):
             self._average(each)
         self._sum_up([(each.mean_M, each, each.dims[-2:-1]) for each in matrices])
         for each in matrices:
-            each.mean_M.div_(each.parameter.shape[-2]).clamp_(min=self._eps[0])
+            each.mean_M.div_(each.parameter.shape[-2]).clamp_(min=self._eps1)
         for each in used:
             each.updates_M = torch.zeros_like(each.weights_M)
             for rows, among, along in each.parts():
@@ -182,12 +183,12 @@ class AdafactorOptimizer(Optimizer):
             estimate = by_row[among, along, None] * by_column[among, None] / each.mean_M[among, None, None]
         else:
             estimate = each.part(state["variance"], rows)
-        return gradient * estimate.clamp(min=self._eps[0] ** 2).rsqrt()
+        return gradient * estimate.clamp(min=self._eps1**2).rsqrt()
 
     def _write(self, each: CutMatrices) -> None:
         lr, numbers = each.group["lr"], each.numbers
         step = self.state[each.parameter]["step"].to(each.weights_M.dtype)
-        size_M = (each.weights_M / numbers).sqrt().clamp(min=self._eps[1]) * step.rsqrt().clamp(max=lr)
+        size_M = (each.weights_M / numbers).sqrt().clamp(min=self._eps2) * step.rsqrt().clamp(max=lr)
         scale_M = size_M / ((each.updates_M / numbers).sqrt() / self._largest).clamp(min=1)
         for rows, among, along in each.parts():
             stored = local(each.parameter)[rows]
@@ -231,7 +232,8 @@ def build_adafactor(
     progress: Progress,
     lr: float,
     beta2_decay: float,
-    eps: list[float],
+    eps1: float,
+    eps2: float,
     largest: float,
     weight_decay: float,
     factored: list[str],
@@ -243,5 +245,4 @@ def build_adafactor(
     found = [matrices_of(name, parameter, expert=name in experts) for name, parameter in updated(plan, model)]
     groups = groups_of(plan, model, weight_decay)
     storage = storage_of(plan, model, progress, "", stochastic_rounding)
-    both = (eps[0], eps[1])
-    return AdafactorOptimizer(groups, found, lr, beta2_decay, both, largest, rank.device, states, storage)
+    return AdafactorOptimizer(groups, found, lr, beta2_decay, eps1, eps2, largest, rank.device, states, storage)

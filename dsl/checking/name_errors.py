@@ -16,6 +16,7 @@ from ..evaluation.sections import Section, SectionEntry, Tree
 from ..evaluation.values import FAILED, Items, Mapping, Value
 from ..schema import later
 from ..schema.collators import LINKS
+from ..schema.component import variant
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from .context import Context
 
@@ -136,6 +137,8 @@ class NameErrors:
         given += [(name, _word(nested.heads[0], name)) for name, nested in section.blocks.items() if nested.heads]
         label = section.labels[0].value.span.text if section.labels else ""
         fields = [name for name, (_, meta) in known.items() if not meta.only or label in meta.only]
+        order = {name: place for place, name in enumerate(settings_of(variant(block, label)))}
+        fields.sort(key=lambda name: order.get(name, len(order)))  # as the component has them
         for name, span in given:
             if name not in known:
                 self._unknown_field(block, section, name, fields, span)

@@ -12,7 +12,7 @@ EPS = 2.0**-52  # that of fp64, which torch takes by default
 def make(parameters: list[Tensor], experts: tuple[int, ...] = (), **options) -> AdafactorOptimizer:
     found = [matrices_of(f"w{i}", each, expert=i in experts) for i, each in enumerate(parameters)]
     groups = [{"params": parameters, "weight_decay": 0.1}]
-    return AdafactorOptimizer(groups, found, 0.01, -0.8, (EPS, 1e-3), 1.0, torch.device("cpu"), **options)
+    return AdafactorOptimizer(groups, found, 0.01, -0.8, EPS, 1e-3, 1.0, torch.device("cpu"), **options)
 
 
 @pytest.mark.parametrize("at_once", [4, 2**24])

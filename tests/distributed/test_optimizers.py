@@ -17,7 +17,7 @@ OPTIMIZERS = {
     "adamw in bf16": "adamw { lr = 1e-2, eps = 1e-3, states = bf16",
     "muon in bf16": "muon { lr = 0.01, adamw_lr = 0.1, states = bf16",
     "adamw8bit": "adamw8bit { lr = 1e-2, eps = 1e-3, block = 16",
-    "adafactor": "adafactor { lr = 0.02, weight_decay = 0.1, eps = [1e-3, 1e-3]",
+    "adafactor": "adafactor { lr = 0.02, weight_decay = 0.1, eps1 = 1e-3",
     "rounded muon": "muon { lr = 0.01, adamw_lr = 0.1, stochastic_rounding = true",
     "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true",
     "groups": "adamw { lr = 1e-2, eps = 1e-3",

@@ -24,7 +24,8 @@ TWO = (
 SIZES: list[tuple[dict[str, str], list[str]]] = [
     ({"model": "model llama { dim = 32, layers = {n}, heads = 4 }"}, ["X304"]),
     ({"model": "model llama { dim = {n}, layers = 2, heads = {n}, head_dim = {n}, ffn = {n}, vocab = {n} }"}, []),
-    ({"model": "model mixtral { dim = 32, layers = 2, heads = 4, experts = {n}, shared_experts = {n} }"}, []),
+    ({"model": "model mixtral { dim = 32, layers = 2, heads = 4, experts = 8, shared_experts = {n} }"}, []),
+    ({"model": "model mixtral { dim = 32, layers = 2, heads = 4, experts = {n} }"}, ["X304"]),
     ({"parallel": "parallel { pp {n} }"}, ["X304"]),
     ({"parallel": "parallel { pp 1000000 }"}, ["X404", "X411"]),
     ({"parallel": "parallel { tp {n} }"}, ["X304"]),

@@ -85,7 +85,7 @@ def test_a_checkpoint_is_of_one_base(make_plan):
 )  # fmt: skip
 def test_what_cannot_be_stored(compiled, blocks, message, hint):
     found = compiled(**{"precision": NF4, **blocks}, world=4 if "tp 4" in str(blocks) else None).diagnostics.errors
-    assert [wrong.code for wrong in found] == ["X436"]
+    assert [wrong.code for wrong in found] == ["X438"]
     assert message in found[0].message and found[0].hint is not None and hint in found[0].hint
 
 
