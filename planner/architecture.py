@@ -3,7 +3,7 @@
 Shapes: D dim, F ffn, H query heads, K key/value heads, A head width, V vocabulary, E experts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -262,6 +262,15 @@ def name_in_block(name: str) -> str:
 def expert_module(arch: Architecture) -> str:
     """The module of a block whose parameters are the experts'. Raises StopIteration where there are none."""
     return next(each.owner for kind in arch.kinds for each in kind.block.parameters(arch) if each.expert)
+
+
+def expert_widths(arch: Architecture) -> Set[int]:
+    """All extents of the matrices of experts, those of an adapter among them."""
+    widths = {arch.dim, arch.expert_ffn}
+    if arch.adapter is None:
+        return widths
+    all_parameters = (each for kind in arch.kinds for each in kind.block.parameters(arch))
+    return widths | {extent for each in all_parameters if each.expert for extent in each.shape[1:]}
 
 
 def pairs_within(length: int, window: int | None) -> int:

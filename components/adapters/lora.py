@@ -1,10 +1,10 @@
 """`adapter lora { … }`: low-rank adaptation (Hu et al. 2021, arXiv 2106.09685)."""
 
 from collections.abc import Iterator, Mapping
-from math import sqrt
+from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.adapters import ADAPTERS, Adapter, trained_in_full
 from ...dsl.schema.component import named
@@ -95,46 +95,63 @@ class LoraMatrix(AdaptedMatrix):
 
     def factors(self) -> tuple[str, str]:
         """The names of A and B inside the block."""
+        if not self.name.endswith(".weight"):  # of routed experts, whose module has the parameters of all
+            return f"{self.name}_lora_A", f"{self.name}_lora_B"
         module = self.name.removesuffix(".weight")
         return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
 
     def parameters(self, matrix: BlockParameter) -> Iterator[BlockParameter]:
         """Where a matrix is cut by output, so is B, and every rank has used all of A for its own outputs; where it is
-        cut by input, so is A, and all of B is multiplied by its own sums."""
-        outputs, inputs = matrix.shape
-        a, b = self.factors()
+        cut by input, so is A, and all of B is multiplied by its own sums. Of routed experts there is a pair for each,
+        [E, inputs, R] and [E, R, outputs]."""
         column, row = matrix.cut == "column", matrix.cut == "row"
-        yield BlockParameter(
-            name=a,
-            shape=(self.rank, inputs),
-            decays=True,
-            initial="zeros",
-            cut="row" if row else None,
-            partial="always" if column else "never" if row else matrix.partial,
-            adapter=self.name,
+        if matrix.expert:
+            experts, inputs, outputs = matrix.shape
+            shapes = (experts, inputs, self.rank), (experts, self.rank, outputs)
+        else:
+            outputs, inputs = matrix.shape
+            shapes = (self.rank, inputs), (outputs, self.rank)
+        a, b = (
+            BlockParameter(
+                name=name, shape=shape, decays=True, initial="zeros", expert=matrix.expert, adapter=self.name
+            )
+            for name, shape in zip(self.factors(), shapes, strict=True)
         )
-        yield BlockParameter(
-            name=b,
-            shape=(outputs, self.rank),
-            decays=True,
-            initial="zeros",
-            cut="column" if column else None,
-            partial="always" if row else "never" if column else matrix.partial,
-            adapter=self.name,
+        yield evolve(a, cut="row" if row else None, partial="always" if column else "never" if row else matrix.partial)
+        yield evolve(
+            b, cut="column" if column else None, partial="always" if row else "never" if column else matrix.partial
         )
 
-    def trace(self, on: "Tracer", x: TracedTensor, out: TracedTensor, tokens: int) -> TracedTensor:
+    def trace(
+        self,
+        on: "Tracer",
+        x: TracedTensor,
+        out: TracedTensor,
+        tokens: int,
+        *,
+        parts: int = 1,
+        added: int | None = None,
+    ) -> TracedTensor:
         a, b = self.factors()
-        outputs, rank = on.shapes[b]
-        inputs = on.shapes[a][1]
+        numbers = [prod(on.shapes[name]) for name in (a, b)]
+        if len(on.shapes[a]) > 2:  # a token is multiplied by those of one expert
+            numbers = [each // on.shapes[a][0] for each in numbers]
         low = on.ops.linear(
             x,
-            tokens * rank * on.local.width,
-            weight=on.bytes_of(a),
-            flops=2 * tokens * rank * inputs,
+            tokens * self.rank * on.local.width // parts,
+            weight=on.bytes_of(a) // parts,
+            flops=2 * tokens * numbers[0] // parts,
             parameters=(a,),
+            added=added,
         )
         if self.scale != 1:
             low = on.ops.op(low, makes=low.size)
-        more = on.ops.linear(low, out.size, weight=on.bytes_of(b), flops=2 * tokens * rank * outputs, parameters=(b,))
+        more = on.ops.linear(
+            low,
+            out.size,
+            weight=on.bytes_of(b) // parts,
+            flops=2 * tokens * numbers[1] // parts,
+            parameters=(b,),
+            added=added,
+        )
         return on.ops.add(out, more)

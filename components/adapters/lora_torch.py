@@ -13,10 +13,12 @@ from ...planner.architecture import BlockParameter
 from ...planner.plan import Plan
 from ...runtime.models.adapted import puts_on
 from ...runtime.models.layers import Linear
+from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
 from ...runtime.models.parts import ModelParts
 from ...runtime.models.tensors import fill
 from ...runtime.models.weights import generator_of
 from ...runtime.ops import op
+from ...runtime.parallel.tensor import local
 from ...runtime.state import Rank
 from .lora import LoraMatrix
 
@@ -47,12 +49,31 @@ def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParame
     """In the place of the module that has the matrix."""
     path = known[matrix.name].owner
     base = block.get_submodule(path)
+    if isinstance(base, Experts):
+        _put_on_experts(matrix, base, known)
+        return
     assert isinstance(base, Linear)
     module = LoraLinear(base, matrix.rank, matrix.scale)
     for factor, name in zip((module.lora_A, module.lora_B), matrix.factors(), strict=True):
         factor.partial = known[name].partial == "always"
     above, _, own = path.rpartition(".")
     setattr(block.get_submodule(above), own, module)
+
+
+def _put_on_experts(matrix: LoraMatrix, experts: Experts, known: Mapping[str, BlockParameter]) -> None:
+    """A [E, D, R] and B [E, R, F] of each expert."""
+    a, b = (name.rpartition(".")[2] for name in matrix.factors())
+    for own, name in zip((a, b), matrix.factors(), strict=True):
+        experts.register_parameter(own, nn.Parameter(torch.empty(known[name].shape)))
+
+    def added(x_ND: Tensor, stacks: tuple[Tensor, ...], times: MatrixProduct) -> Tensor:
+        low_NR = times(x_ND, stacks[0])
+        return times(low_NR if matrix.scale == 1 else low_NR * matrix.scale, stacks[1])
+
+    def make() -> ExpertAdapter:
+        return ExpertAdapter((local(getattr(experts, a)), local(getattr(experts, b))), added)
+
+    experts.adapters[matrix.name.rpartition(".")[2]] = make
 
 
 @op("setup.adapter.lora")
@@ -67,12 +88,13 @@ def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str) -> Non
 
 
 def _values(name: str, shape: tuple[int, ...], init: str, seed: int, device: torch.device) -> Tensor:
-    """Of a whole factor."""
+    """Of a whole factor, A being [R, D], or [E, D, R] of experts."""
+    rank, inputs = (shape[0], shape[1]) if len(shape) == 2 else (shape[2], shape[1])
     whole = torch.zeros(shape, device=device)
     if "lora_A" not in name:
         return whole
     generator = generator_of(name, seed, device)
     if init == "gaussian":
-        return whole.normal_(0.0, 1 / shape[0], generator=generator)
-    bound = 1 / sqrt(shape[1])
+        return whole.normal_(0.0, 1 / rank, generator=generator)
+    bound = 1 / sqrt(inputs)
     return whole.uniform_(-bound, bound, generator=generator)

@@ -29,8 +29,19 @@ class AdaptedMatrix:
         """What it has beside the matrix, in the order in which modules register them."""
         raise NotImplementedError
 
-    def trace(self, on: "Tracer", x: TracedTensor, out: TracedTensor, tokens: int) -> TracedTensor:
-        """Write down what is added to `out`, the product of the matrix and `x`, of so many tokens; the sum."""
+    def trace(
+        self,
+        on: "Tracer",
+        x: TracedTensor,
+        out: TracedTensor,
+        tokens: int,
+        *,
+        parts: int = 1,
+        added: int | None = None,
+    ) -> TracedTensor:
+        """Write down what is added to `out`, the product of the matrix and `x`, of so many tokens; the sum. Of routed
+        experts that are computed one after the other, x and out are those of one of so many `parts`; added: as of
+        `OpTrace.linear`."""
         raise NotImplementedError
 
 

@@ -199,6 +199,10 @@ def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) 
     added = None if local.grouped else 0
 
     def product(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
+        out, adapted = plain(x, matrix, makes), on.adapted.get(f"{name}.{matrix}")
+        return out if adapted is None else adapted.trace(on, x, out, count, parts=parts, added=added)
+
+    def plain(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
         names = [f"{name}.{matrix}", *([f"{name}.{matrix}_bias"] if layer.matrix_bias else [])]
         sizes = [on.bytes_of(each) // parts for each in names]
         numbers = prod(on.shapes[names[0]])

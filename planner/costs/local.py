@@ -3,6 +3,7 @@
 from attrs import frozen
 
 from ...dsl.schema.cluster import CLUSTERS
+from ..architecture import expert_widths
 from ..mesh.cluster import device_kind
 from ..plan import Hardware
 from ..resolved import Resolved, attention_kernels
@@ -87,7 +88,9 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
         exact=exact,
         attention=attention_kernels(spec.model.attention)[device],
         flash=flash,
-        grouped=compute == "bf16" and _capability(cluster) == HOPPER and not (arch.dim % 8 or arch.expert_ffn % 8),
+        grouped=compute == "bf16"
+        and _capability(cluster) == HOPPER
+        and not any(each % 8 for each in expert_widths(arch)),
     )
 
 

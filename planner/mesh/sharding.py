@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from ...dsl.schema.bases import Base
 from ...dsl.schema.parallel import Parallel
-from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
+from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec, expert_widths
 from ..plan import Mesh
 
 # Style of a rule of tensor parallelism → the dimension that it cuts: output features or rows of the table (0), input
@@ -140,7 +140,7 @@ def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture, base: Ba
     along E.
     """
     ep, ep_fsdp = mesh.expert_axes[3].size, mesh.expert_axes[2].size
-    even = all(width % ep_fsdp == 0 for width in (architecture.dim, architecture.expert_ffn))
+    even = all(width % ep_fsdp == 0 for width in expert_widths(architecture))
     return Cuts(
         tp=mesh.size("tp"),
         fsdp=prod(mesh.size(axis) for axis in shard_axes(parallel, mesh)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -31,20 +31,33 @@ class ExpertWeights:
     """The weights of experts.
 
     matrices: of gate, up and down, [E, D, F], [E, D, F] and [E, F, D], the last dim being the output. biases: one of
-    each, [E, F], [E, F] and [E, D], or none. limit, alpha: as of an `ExpertsLayer`. quantised: how each of the matrices
-    is stored, if not as it is, with the fp32 numbers beside its bytes.
+    each, [E, F], [E, F] and [E, D], or none. quantised: how each of the matrices is stored, if not as it is, with the
+    fp32 numbers beside its bytes. added: what an adapter adds to each of the three products. limit, alpha: as of an
+    `ExpertsLayer`.
     """
 
     matrices: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...] = (None, None, None)
     quantised: tuple[tuple[QuantisedMatrix, Tensor | None] | None, ...] = (None, None, None)
+    added: "tuple[ExpertAdapter | None, ...]" = (None, None, None)
     limit: float | None = None
     alpha: float = 1.0
 
 
 Product = Callable[[Tensor], Tensor]
 Stored = tuple[QuantisedMatrix, Tensor | None] | None
+MatrixProduct = Callable[[Tensor, Tensor], Tensor]
+"""Rows [N, K] and a stack of matrices [E, K, M], or one of them [K, M] → [N, M]."""
 MATRICES = ("gate_proj", "up_proj", "down_proj")
+
+
+@frozen(eq=False)
+class ExpertAdapter:
+    """What is added to a product of experts. stacks: of matrices [E, …]. call: given the rows, these stacks or of each
+    the matrix of one expert, and how both are multiplied, what is added."""
+
+    stacks: tuple[Tensor, ...]
+    call: Callable[[Tensor, tuple[Tensor, ...], MatrixProduct], Tensor]
 
 
 class Experts(nn.Module):
@@ -63,6 +76,8 @@ class Experts(nn.Module):
 
         self.gate_proj_bias, self.up_proj_bias = bias(arch.expert_ffn), bias(arch.expert_ffn)
         self.down_proj_bias = bias(arch.dim)
+        # Name of a matrix → what an adapter adds to its product, with this rank's pieces of it.
+        self.adapters: dict[str, Callable[[], ExpertAdapter]] = {}
 
     def forward(self, rows_ND: Tensor, counts_E: Tensor) -> Tensor:
         """Rows in order of expert, `counts_E` of them for each expert of this rank."""
@@ -71,8 +86,10 @@ class Experts(nn.Module):
         biases = tuple(None if bias is None else local(bias) for bias in biases)
         stored = tuple(self.quantised.get(name) for name in MATRICES)
         beside = tuple(None if each is None else (each, each.beside(self)) for each in stored)
-        weights = ExpertWeights(matrices, biases, beside, self.limit, self.alpha)
+        added = tuple(None if (make := self.adapters.get(name)) is None else make() for name in MATRICES)
+        weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
         shapes = [m.shape if each is None else each.piece for m, each in zip(matrices, stored, strict=True)]
+        shapes += [stack.shape for each in added if each is not None for stack in each.stacks]
         return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
 
 
@@ -95,14 +112,17 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
     def multiply(x_NK: Tensor, matrix_EKM: Tensor) -> Tensor:
         return F.grouped_mm(x_NK, matrix_EKM, offs=ends_E)
 
-    def product(matrix_EKM: Tensor, bias_EM: Tensor | None, stored: Stored) -> Product:
+    def product(matrix_EKM: Tensor, bias_EM: Tensor | None, stored: Stored, added: ExpertAdapter | None) -> Product:
         def call(x_NK: Tensor) -> Tensor:
             out_NM = _times(x_NK, matrix_EKM, stored, multiply)
-            return out_NM if bias_EM is None or one_hot_NE is None else torch.addmm(out_NM, one_hot_NE, bias_EM)
+            if bias_EM is not None and one_hot_NE is not None:
+                out_NM = torch.addmm(out_NM, one_hot_NE, bias_EM)
+            return out_NM if added is None else out_NM + added.call(x_NK, added.stacks, multiply)
 
         return call
 
-    return _swiglu(weights, rows_ND, *map(product, weights.matrices, weights.biases, weights.quantised))
+    of_each = zip(weights.matrices, weights.biases, weights.quantised, weights.added, strict=True)
+    return _swiglu(weights, rows_ND, *(product(*each) for each in of_each))
 
 
 def _one_hot(ends_E: Tensor, rows_ND: Tensor) -> Tensor:
@@ -119,25 +139,37 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Ten
     # Unbound at once: gradients of single slices would each be as large as all experts.
     matrices = zip(*(matrix.unbind(0) for matrix in weights.matrices), strict=True)
     biases = zip(*(repeat(None) if bias is None else bias.unbind(0) for bias in weights.biases), strict=False)
-    experts = enumerate(zip(parts, matrices, biases, strict=False))
+    added = zip(*(_one_by_one(each, len(parts)) for each in weights.added), strict=True)
+    experts = enumerate(zip(parts, matrices, biases, added, strict=False))
     if not torch.is_grad_enabled():
         experts = [(number, each) for number, each in experts if len(each[0])]
 
-    def product(matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored) -> Product:
-        if stored is None and bias_M is not None:
-            return lambda x_NK: torch.addmm(bias_M, x_NK, matrix_KM)
-
+    def product(matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored, added: ExpertAdapter | None) -> Product:
         def call(x_NK: Tensor) -> Tensor:
-            out_NM = _times(x_NK, matrix_KM, stored, torch.matmul)
-            return out_NM if bias_M is None else out_NM.add_(bias_M)
+            if stored is None and bias_M is not None:
+                out_NM = torch.addmm(bias_M, x_NK, matrix_KM)
+            else:
+                out_NM = _times(x_NK, matrix_KM, stored, torch.matmul)
+                out_NM = out_NM if bias_M is None else out_NM.add_(bias_M)
+            return out_NM if added is None else out_NM + added.call(x_NK, added.stacks, torch.matmul)
 
         return call
 
     def own(number: int) -> list[Stored]:
         return [None if each is None else _expert(each, number) for each in weights.quantised]
 
-    out = [_swiglu(weights, x, *map(product, matrix, bias, own(number))) for number, (x, matrix, bias) in experts]
+    out = [
+        _swiglu(weights, x, *map(product, matrix, bias, own(number), more))
+        for number, (x, matrix, bias, more) in experts
+    ]
     return torch.cat(out) if out else rows_ND
+
+
+def _one_by_one(added: ExpertAdapter | None, experts: int) -> Iterable[ExpertAdapter | None]:
+    """Of each expert alone."""
+    if added is None:
+        return repeat(None, experts)
+    return [evolve(added, stacks=each) for each in zip(*(stack.unbind(0) for stack in added.stacks), strict=True)]
 
 
 def _expert(stored: tuple[QuantisedMatrix, Tensor | None], number: int) -> tuple[QuantisedMatrix, Tensor | None]:
@@ -146,7 +178,7 @@ def _expert(stored: tuple[QuantisedMatrix, Tensor | None], number: int) -> tuple
     return matrix.expert(number), None if beside is None else beside[matrix.first[0] + number]
 
 
-def _times(x: Tensor, matrix: Tensor, stored: Stored, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _times(x: Tensor, matrix: Tensor, stored: Stored, multiply: MatrixProduct) -> Tensor:
     if stored is None:
         return multiply(x, matrix)
     return stored[0].product(x, matrix, stored[1], multiply, turned=False)

@@ -114,3 +114,30 @@ def test_loss_and_gradients_are_those_of_peft(
     wanted = torch.cat([its[its_name(each)].grad.flatten() for each in gradients])
     found = torch.cat([each.flatten() for each in gradients.values()])
     assert (found - wanted).norm() < 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_adapters_of_experts_are_a_change_of_their_matrices(tmp_path: Path, family: str):
+    """Loss and gradients are those of W + scale · A · B, dA = scale · dW · Bᵀ and dB = scale · Aᵀ · dW."""
+    make(family, "plain", tmp_path / "base")
+    plan, tensors = adapted(tmp_path / "base", 'rank = 3, alpha = 6, targets = ["experts"]')
+    model = model_of(plan, tensors)
+    ids_BS = torch.randint(plan.architecture.vocab, (2, 24), generator=torch.Generator().manual_seed(0))
+    loss = loss_of(model, ids_BS)
+    loss.backward()
+    factors = {each.name: each.adapter for each in plan.parameters.tensors if each.adapter}
+    stacks = dict.fromkeys(factors.values())
+    bare = plan_of(f'"{tmp_path / "base"}"', params="fp64")
+    merged = {name: each for name, each in tensors.items() if name not in factors}
+    for stack in stacks:
+        merged[stack] = tensors[stack] + 2 * tensors[f"{stack}_lora_A"] @ tensors[f"{stack}_lora_B"]
+    whole = model_of(bare, merged)
+    other = loss_of(whole, ids_BS)
+    other.backward()
+    assert loss.item() == pytest.approx(other.item(), rel=1e-12) and len(stacks) == 3 * plan.architecture.layers
+    gradients, its = dict(model.named_parameters()), dict(whole.named_parameters())
+    for stack in stacks:
+        a, b, change = gradients[f"{stack}_lora_A"], gradients[f"{stack}_lora_B"], its[stack].grad
+        assert a.grad is not None and b.grad is not None and change is not None and change.abs().max() > 0
+        torch.testing.assert_close(a.grad, 2 * change @ b.mT, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(b.grad, 2 * a.mT @ change, rtol=1e-9, atol=1e-12)

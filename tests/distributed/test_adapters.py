@@ -12,12 +12,15 @@ pytestmark = pytest.mark.distributed
 ALL = "adapter lora { rank = 3, alpha = 12 }"
 SOME = 'adapter lora { rank = 4, scaling = rslora, targets = ["v_proj", "layers.1-2.mlp", "o_proj"], init = gaussian }'
 BESIDE = 'adapter lora { rank = 3, alpha = 6, targets = ["layers.2.mlp"], train = ["norm", "layers.3.mlp"] }'
+EXPERTS = 'adapter lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }'
+DOWN = 'adapter lora { rank = 4, targets = ["layers.2-3.mlp.experts.down_proj"], train = ["layers.*.mlp.gate"] }'
 MOE = {"model": "moe"}
 
 ORDINARY = [
     (Topology(fsdp=2, note="all"), ALL),
     (Topology(tp=2, note="all"), ALL),
     (Topology(pp=2, note="some"), SOME),
+    (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
 ]
 MORE = [
     (Topology(fsdp=4, note="some"), SOME),
@@ -35,7 +38,11 @@ MORE = [
     (Topology(fsdp=2, sets=("activation.mode=full",), note="all, full recomputation"), ALL),
     (Topology(fsdp=2, sets=("activation.mode=selective",), note="some, selective recomputation"), SOME),
     (Topology(fsdp=2, ep=2, note="all", **MOE), ALL),
-    (Topology(tp=2, ep=2, note="all", **MOE), ALL),
+    (Topology(tp=2, ep=2, note="experts", **MOE), EXPERTS),
+    (Topology(fsdp=4, ep=2, note="down", **MOE), DOWN),
+    (Topology(fsdp=4, ep=2, note="experts", **MOE), EXPERTS),
+    (Topology(pp=2, tp=2, ep=2, note="experts", **MOE), EXPERTS),
+    (Topology(fsdp=2, ep=2, sets=("activation.mode=full",), note="down, full recomputation", **MOE), DOWN),
 ]
 
 

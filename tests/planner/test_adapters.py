@@ -146,7 +146,9 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
 
 LORA = adapted("rank = 4, alpha = 8")
 HIGH = adapted('rank = 4, targets = ["layers.2-3"], train = ["norm"]')
+EXPERTS = adapted('rank = 4, alpha = 8, targets = ["experts", "o_proj"]')
 FEW = [
+    (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(fsdp=2, note="all"), LORA),
     (Topology(tp=2, note="all"), LORA),
     (Topology(pp=2, note="high"), HIGH),
@@ -162,6 +164,8 @@ MORE = [
     (Topology(pp=2, sets=ZBV, note="all, zbv"), LORA),
     (Topology(pp=2, sets=SCHEDULES["interleaved_1f1b"], note="all, interleaved_1f1b"), LORA),
     (Topology(fsdp=2, ep=2, model="moe", note="all"), LORA),
+    (Topology(fsdp=4, ep=2, model="moe", note="experts"), EXPERTS),
+    (Topology(tp=2, ep=2, model="moe", note="experts"), EXPERTS),
 ]
 
 
