@@ -83,7 +83,11 @@ def changed_config(
     same = all(means.get(key.setting) == _value(arch, key.setting) for key in _config(arch).rope_keys)
     if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved() or not same:
         found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
-    if isinstance(context := config.get(CONTEXT), int) and context < (needed := _context(arch, values.context)):
+        # Some classes of transformers scale positions only of heads whose width is written.
+        width = (key for key in _config(arch).keys if key.setting == "head_dim" and config.get(key.name) is None)
+        found |= {name: value for key in width for name, value in _written(arch, key, key.name).items()}
+    context, needed = config.get(CONTEXT), _context(arch, values.context)
+    if arch.rope.scaling == "dynamic" or (isinstance(context, int) and context < needed):
         found[CONTEXT] = needed
     dtype = "dtype" if "dtype" in config else "torch_dtype"
     if config.get(dtype) != DTYPES[values.format]:

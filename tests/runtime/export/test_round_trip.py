@@ -241,6 +241,26 @@ def test_keys_that_say_nothing_of_the_model_stay_and_a_longer_context_is_said(tm
     assert generation == {"top_k": 5, "eos_token_id": 257, "bos_token_id": 256}
 
 
+@pytest.mark.parametrize(
+    ("scaling", "context"), [("yarn, factor = 4, original = 32", 131072), ("dynamic, factor = 2, original = 64", 64)]
+)
+def test_positions_that_a_run_has_scaled_otherwise_are_written(tmp_path: Path, scaling: str, context: int):
+    """Of a mixtral, whose heads transformers only knows the width of where it is written."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "base"
+    make("mixtral", "plain", folder)
+    directory = exported(folder, tmp_path / "out", model=f"rope {{ scaling = {scaling} }}")
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (found["head_dim"], found["max_position_embeddings"]) == (8, context)
+    tokens = torch.tensor([[256, *b"line 7 abc def ghi jkl"]])
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
+    with torch.no_grad():
+        ours, theirs = TrainedRun.load(directory, "cpu").writer.logits(batch), model(tokens).logits[:, -1]
+    assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
 def test_a_folder_that_is_gone_leaves_the_number_format_to_be_said(tmp_path: Path):
     folder = tmp_path / "base"
     make("qwen3", "plain", folder)
