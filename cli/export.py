@@ -37,6 +37,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_arguments(parser)
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="of a run with an `adapter`: that alone, as PEFT reads it; `xtrain merge` writes the whole model",
+    )
+    parser.set_defaults(run=run)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoint is written, where and how."""
     parser.add_argument("run_directory", metavar="RUN", type=Path, help="a run directory")
     parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to write")
     parser.add_argument(
@@ -68,7 +79,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="write matrices that `precision { base }` of the run stores in codes, with the values of the codes",
     )
-    parser.set_defaults(run=run)
 
 
 def _size(text: str) -> int:
@@ -81,32 +91,33 @@ def _size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
+    return write("export", arguments, adapter=arguments.adapter)
+
+
+def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, merges: bool = False) -> int:
+    """Write the folder that a command line asks for; exit status, as the help says. adapter: that alone; merges: with
+    the adapter put into the model."""
     directory: Path = arguments.run_directory
     if not (directory / "plan.json").is_file():
-        print(f"xtrain export: {directory} is not a run directory: it has no plan.json", file=sys.stderr)
+        print(f"xtrain {verb}: {directory} is not a run directory: it has no plan.json", file=sys.stderr)
         return 2
     from ..planner.load import load_plan
     from ..planner.serialise import PlanError
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
-    from ..runtime.export.checkpoint import check_sound, export_of
+    from ..runtime.export.checkpoint import adapter_export_of, check_sound, export_of
     from ..runtime.export.new_folder import check_free
 
     begin = time.monotonic()
     try:
         check_free(arguments.to)
-        export = export_of(
-            load_plan(directory / "plan.json"),
-            directory,
-            checkpoint=arguments.checkpoint,
-            averaged=arguments.ema,
-            dtype=arguments.dtype,
-            most=arguments.shard_size,
-            dequantise=arguments.dequantise,
-        )
+        plan = load_plan(directory / "plan.json")
+        which = {"checkpoint": arguments.checkpoint, "averaged": arguments.ema, "dtype": arguments.dtype}
+        how = {"most": arguments.shard_size, "dequantise": arguments.dequantise, "merges": merges}
+        export = adapter_export_of(plan, directory, **which) if adapter else export_of(plan, directory, **which, **how)
         step = f"step {export.state['step']:,}"
         print(f"{export.tensors}: {step}, {export.weights} weights; comparing checksums", file=sys.stderr, flush=True)
-        check_sound(export)
+        check_sound(export.tensors)
         exported = export.write(arguments.to, _progress())
     except (EnvironmentFault, DataError, PlanError) as fault:
         print(f"error[{fault.code}]: {fault}", file=sys.stderr)
@@ -143,4 +154,9 @@ def _print_result(exported: "Exported", seconds: float) -> None:
         print(f"warning: {remark}", file=sys.stderr)
     formats = " and ".join(f"{bytes_text(size)} of {name}" for name, size in exported.formats.items())
     what = f"{plural(exported.tensors, 'tensor')}, {formats} in {plural(exported.files, 'file')}"
+    if exported.merged:
+        worst = max(exported.merged, key=lambda each: each.error)
+        print(f"{plural(len(exported.merged), 'matrix')} with an adapter; the format keeps least of {worst.name}:")
+        lost = f"of a change of rms {worst.rms:.2g}, {worst.error:.2g} is lost to rounding"
+        print(f"  {lost}, and {worst.unchanged:.1%} of its elements are as they were; merge.json has all")
     print(f"exported to {exported.folder}: {what}, read back and compared, {seconds_text(seconds)}")

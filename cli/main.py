@@ -6,7 +6,7 @@ from importlib import import_module
 
 VERBS = (
     "init", "check", "fmt", "plan", "diff", "run", "watch", "control", "data", "checkpoint", "generate", "export",
-    "docs", "schema", "explain",
+    "merge", "docs", "schema", "explain",
 )  # fmt: skip
 
 

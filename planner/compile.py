@@ -115,6 +115,7 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
         cuts=cuts_of(spec.parallel, mesh, arch, base if base.stores else None),
         staging=valid.staging,
         weights=valid.shape.weights,
+        adapter_files=valid.shape.adapter_files,
     )
 
 

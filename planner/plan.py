@@ -264,7 +264,8 @@ class RankClass:
     """What a step costs on the ranks with one pipeline coordinate, each figure that of the rank with the most.
 
     flops: operations of a step on tokens, without and with what is computed a second time. optimizer_flops: those of
-    an optimizer that multiplies matrices, which `hardware_flops` has too.
+    an optimizer that multiplies matrices, which `hardware_flops` has too. unsaved: bytes of parameters that no
+    checkpoint holds.
     """
 
     pp: int
@@ -274,6 +275,7 @@ class RankClass:
     flops: int = 0
     hardware_flops: int = 0
     optimizer_flops: int = 0
+    unsaved: int = 0
 
 
 @frozen(kw_only=True)
@@ -347,8 +349,8 @@ class Estimates:
     @property
     def copy_bytes(self) -> int:
         """Of a checkpoint what one rank holds, and copies where it is written beside training; of the fullest rank."""
-        memories = (each.memory for each in self.classes)
-        return max(memory.parameters + memory.optimizer + memory.averages for memory in memories)
+        memories = ((each.memory, each.unsaved) for each in self.classes)
+        return max(each.parameters - unsaved + each.optimizer + each.averages for each, unsaved in memories)
 
 
 FORMAT = 6

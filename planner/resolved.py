@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import prod
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..dsl.schema.collators import row_link
 from ..dsl.schema.model import Precision
@@ -21,6 +21,7 @@ from .mesh.sharding import Cuts, shard_axes
 from .mesh.stages import Pipeline, by_coordinate
 from .model.groups import ParameterGroups, group_args
 from .model.inventory import beside_bytes, block_tensors, checkpoint_bytes
+from .model.peft import PeftFolder
 from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
 from .units import BYTES
@@ -111,7 +112,7 @@ class TrainedKind(LayerKind):
 @frozen(kw_only=True)
 class Resolved:
     """What the graph, the timeline and the estimates are derived from. training: the datasets, by name. weights:
-    the files that the model begins with, if its weights are not drawn."""
+    the files that the model begins with, if its weights are not drawn; adapter_files: the same of the adapter."""
 
     spec: Spec
     architecture: Architecture
@@ -124,6 +125,7 @@ class Resolved:
     cuts: Cuts
     staging: StageAssignment
     weights: WeightFiles | None = None
+    adapter_files: PeftFolder | None = None
 
     @property
     def pipeline(self) -> Pipeline:
@@ -166,7 +168,20 @@ class Resolved:
     def checkpoint_bytes(self) -> int:
         """Bytes of a full checkpoint over all ranks."""
         formats, moments = self.formats, sum(self.moment_bytes(each, each.shape) for each in self.inventory.tensors)
-        return checkpoint_bytes(self.inventory, formats.params, formats.frozen, moments, self.averages, self.cuts.base)
+        return checkpoint_bytes(self.saved, formats.params, formats.frozen, moments, self.averages, self.cuts.base)
+
+    @property
+    def saves_base(self) -> bool:
+        """Whether checkpoints hold what is not trained: not beside an adapter."""
+        return self.architecture.adapter is None
+
+    @property
+    def saved(self) -> Parameters:
+        """The parameters that checkpoints hold."""
+        if self.saves_base:
+            return self.inventory
+        tensors = tuple(tensor for tensor in self.inventory.tensors if tensor.trained)
+        return evolve(self.inventory, total=self.inventory.trained, tensors=tensors)
 
     @cached_property
     def kinds(self) -> tuple[TrainedKind, ...]:

@@ -49,7 +49,7 @@ LATER: dict[type, tuple[str, ...]] = {
     Timeline: ("stop_at_amount", "stop_after_amount"),
     Work: ("windows",),
     ParameterSpec: ("trained", "adapter", "quantised"),
-    RankClass: ("optimizer_flops",),
+    RankClass: ("optimizer_flops", "unsaved"),
 }
 
 # Fields whose key in the file is another: plans of before, and their ids, stay what they are.

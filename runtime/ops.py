@@ -49,6 +49,7 @@ MODULES = (
     "training.scheduler",
     "training.observe",
     "monitoring.alerts",
+    "checkpoint.base",
     "checkpoint.ops",
     "input.horizon",
     "hooks.calls",

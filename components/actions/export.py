@@ -9,7 +9,7 @@ from ...dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
 from ...dsl.schema.bases import Base
 from ...dsl.schema.names import file_path
 from ...dsl.schema.setting import Role, at_least, setting
-from ...planner.architecture import Architecture
+from ...planner.architecture import Architecture, parameters
 from ...planner.canonical import portable
 from ...planner.graph.action_node import ActionNode, ActionPlace
 from ...planner.units import bytes_text
@@ -58,9 +58,17 @@ class ExportAction(Action):
         role=Role.CADENCE,
         added=True,
     )
+    adapter: bool = setting(
+        "of a run with an adapter, that alone, as PEFT reads it",
+        default=False,
+        role=Role.CADENCE,
+        added=True,
+    )
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         dtype = None if self.dtype == "auto" else self.dtype
+        if self.adapter:
+            return self._adapter_node(run, dtype)
         weights = "averaged weights" if run.spec.ema is not None and run.spec.ema.publish else "weights"
         if dtype is not None:
             written = f"as {dtype}, {bytes_text(run.inventory.total * _BYTES[dtype])}"
@@ -79,21 +87,38 @@ class ExportAction(Action):
             args["dequantise"] = True
         return ActionNode("tick.export", args, does)
 
+    def _adapter_node(self, run: "Resolved", dtype: str | None) -> ActionNode:
+        weights = "averaged adapter" if run.spec.ema is not None and run.spec.ema.publish else "adapter"
+        size = run.inventory.trained * _BYTES[dtype or run.formats.params]
+        to = portable(self.to)
+        does = f"write the {weights} to {to} for PEFT, {bytes_text(size)}; nothing there is overwritten"
+        args = {"to": to, "dtype": dtype, "most": int(self.shard_size.value), "adapter": True}
+        return ActionNode("tick.export", args, does)
+
     def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
         if self.dequantise and not spec.precision.base.stores:
             return {"dequantise": ("no matrix is stored in codes", "remove it")}
         return {}
 
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
-        if (problem := not_written(arch)) is not None:
+        problem = _adapter_problem(arch) if self.adapter else not_written(arch)
+        if problem is not None:
             return {"": ("X525", *problem)}
-        if base.stores and not self.dequantise:
+        if base.stores and not self.dequantise and not self.adapter:
             message = f"matrices are stored as {base.words()}, and transformers reads no such folder"
             return {"": ("X525", message, "write `dequantise = true` to have the values of the codes written")}
         if event or STEP in self.to:
             return {}
         hint = f'to = "{self.to.rstrip("/")}-{STEP}"'
         return {"to": ("X304", f"every export would be written to {self.to}, and the second finds it there", hint)}
+
+
+def _adapter_problem(arch: Architecture) -> tuple[str, str] | None:
+    from ...planner.model.frozen import frozen_names
+    from ...planner.model.peft import not_written_for_peft
+
+    frozen = frozen_names(arch, ())
+    return not_written_for_peft(arch, [each for each in parameters(arch) if each.name not in frozen])
 
 
 _BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}

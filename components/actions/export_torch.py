@@ -7,6 +7,7 @@ removes. Nobody ever has the whole model in memory.
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ...planner.plan import Plan
@@ -15,6 +16,7 @@ from ...runtime.checkpoint.backend import write_tensors
 from ...runtime.checkpoint.ops import Beginning
 from ...runtime.data.errors import DataError
 from ...runtime.errors import EnvironmentFault, StorageFailed
+from ...runtime.export.adapter import AdapterExport
 from ...runtime.export.export import Export, Exported
 from ...runtime.files import durable
 from ...runtime.models.parts import ModelParts
@@ -41,9 +43,11 @@ def export(
     dtype: str | None,
     most: int,
     dequantise: bool = False,
+    adapter: bool = False,
     beat: HeartbeatWriter | None = None,
 ) -> Callable[[Step], None]:
-    """Export the weights as they are, averaged ones if `ema { publish }` says so and there are any.
+    """Export the weights as they are, averaged ones if `ema { publish }` says so and there are any. adapter: that
+    alone, for PEFT.
 
     An export that fails is a warning: training goes on, and a checkpoint can be exported later.
     """
@@ -61,18 +65,16 @@ def export(
         tensors, said = begun.state.weights()
 
         def convert() -> Exported:
-            state = {**begun.state.described(), "made_by": written_by(records.directory)}
-            export = Export(
+            make = AdapterExport if adapter else partial(Export, most=most, dequantise=dequantise)
+            export = make(
                 plan=plan,
                 run=records.directory,
                 base=Path.cwd(),
                 tensors=shards,
                 prefix="model.",
                 weights=said["weights"],
-                state=state,
+                state={**begun.state.described(), "made_by": written_by(records.directory)},
                 dtype=dtype,
-                most=most,
-                dequantise=dequantise,
             )
             try:
                 return export.write(folder, lambda *progress: beat.mark() if beat is not None else None)

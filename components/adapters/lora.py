@@ -1,12 +1,14 @@
 """`adapter lora { … }`: low-rank adaptation (Hu et al. 2021, arXiv 2106.09685)."""
 
+import json
 from collections.abc import Iterator, Mapping
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.adapters import ADAPTERS, Adapter, trained_in_full
+from ...dsl.evaluation.values import is_number
+from ...dsl.schema.adapters import ADAPTERS, Adapter, begun_from, trained_in_full
 from ...dsl.schema.component import named
 from ...dsl.schema.model import Resuming
 from ...dsl.schema.setting import AUTO, Auto, at_least, positive, setting
@@ -14,7 +16,8 @@ from ...planner.architecture import Architecture, BlockParameter
 from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from ...planner.blocks.block import BlockPiece
 from ...planner.costs.op_trace import TracedTensor
-from ...planner.model.targets import ALL_LINEAR, is_target, matrices_of
+from ...planner.model.peft import PeftFolder, PeftUnreadable
+from ...planner.model.targets import ALL_LINEAR, is_target, matrices_of, targets_of
 
 if TYPE_CHECKING:
     from ...planner.costs.block_trace import Tracer
@@ -48,6 +51,7 @@ class Lora(Adapter):
         default="default",
     )
     train: tuple[str, ...] = trained_in_full()
+    from_: str | None = begun_from()
 
     resuming: ClassVar[Mapping[str, Resuming]] = {
         "rank": "shape",
@@ -60,6 +64,52 @@ class Lora(Adapter):
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         return {"alpha": (float(self.rank), f"rank {self.rank}")}
+
+    peft_keys = frozenset({"r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"})
+    free = frozenset({"init"})
+
+    def of_peft(self, folder: PeftFolder, arch: Architecture) -> dict[str, tuple[Any, str]]:
+        for key in ("r", "lora_alpha"):
+            self._positive(folder, key, folder.config.get(key, 8))
+        for key in ("rank_pattern", "alpha_pattern"):
+            for value in folder.config.get(key, {}).values():
+                self._positive(folder, key, value)
+        ranks = {matrix.rank for matrix in folder.matrices}
+        alphas = {self._alpha(folder, matrix.module) for matrix in folder.matrices}
+        for values, key, what in ((ranks, "rank_pattern", "ranks"), (alphas, "alpha_pattern", "alphas")):
+            if len(values) > 1:
+                shown = ", ".join(f"{each:g}" for each in sorted(values))
+                message = f"matrices of {folder.folder} have different {what}: {shown}"
+                raise PeftUnreadable("X522", message, f"give an adapter without `{key}`")
+        return {
+            "rank": (min(ranks), "r"),
+            "alpha": (float(min(alphas)), "lora_alpha"),
+            "scaling": ("rslora" if folder.config.get("use_rslora") else "standard", "use_rslora"),
+            "targets": (targets_of(arch, {matrix.parameter for matrix in folder.matrices}), "target_modules"),
+            "train": (folder.full, "modules_to_save"),
+        }
+
+    @staticmethod
+    def _positive(folder: PeftFolder, key: str, value: Any) -> None:
+        if not is_number(value) or value <= 0:
+            message = f"`{key}` is {json.dumps(value)} in {folder.place(key)}"
+            raise PeftUnreadable("X522", message, "it must be a number above 0")
+
+    @staticmethod
+    def _alpha(folder: PeftFolder, module: str) -> float:
+        own = folder.pattern("alpha_pattern", module)
+        return folder.config.get("lora_alpha", 8) if own is None else own
+
+    def for_peft(self) -> dict[str, Any]:
+        alpha = self.alpha
+        assert not isinstance(alpha, Auto)
+        return {
+            "r": self.rank,
+            "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+            "lora_dropout": 0.0,
+            "use_dora": False,
+            "use_rslora": self.scaling == "rslora",
+        }
 
     @property
     def scale(self) -> float:

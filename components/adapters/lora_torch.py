@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...planner.architecture import BlockParameter
 from ...planner.plan import Plan
-from ...runtime.models.adapted import puts_on
+from ...runtime.models.adapted import merges, puts_on
 from ...runtime.models.layers import Linear
 from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
 from ...runtime.models.parts import ModelParts
@@ -74,6 +74,13 @@ def _put_on_experts(matrix: LoraMatrix, experts: Experts, known: Mapping[str, Bl
         return ExpertAdapter((local(getattr(experts, a)), local(getattr(experts, b))), added)
 
     experts.adapters[matrix.name.rpartition(".")[2]] = make
+
+
+@merges(LoraMatrix)
+def merge(matrix: LoraMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> Tensor:
+    """W + scale · B · A; of experts, whose matrices are [E, D, F], W + scale · A · B."""
+    a, b = (beside[name] for name in matrix.factors())
+    return weight + (a @ b if weight.dim() == 3 else b @ a) * matrix.scale
 
 
 @op("setup.adapter.lora")

@@ -7,6 +7,7 @@ import attrs
 
 from .component import Component, Registry
 from .model import Resuming
+from .names import file_path
 from .setting import Auto, Role, is_unspoken, setting, settings_of
 
 ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters")
@@ -21,6 +22,18 @@ def trained_in_full() -> Any:
     )
 
 
+def begun_from() -> Any:
+    """The setting `from` of adapters that PEFT can have written."""
+    return setting(
+        "folder with an adapter that PEFT has saved, for its settings and first values; relative paths start at the "
+        "working folder",
+        default=None,
+        check=file_path,
+        added=True,
+        example='"adapters/chat"',
+    )
+
+
 @ADAPTERS.base
 class Adapter(Component):
     """`adapter NAME { … }`: small matrices that are trained beside those of a model; without this block there are
@@ -30,6 +43,11 @@ class Adapter(Component):
     train: tuple[str, ...]
     resuming: ClassVar[Mapping[str, Resuming]] = {}
     """Setting → what another value means for going on with a checkpoint; `shape` of those that are not here."""
+    from_: str | None
+    peft_keys: ClassVar[frozenset[str]] = frozenset()
+    """The keys of PEFT's `adapter_config.json` that `of_peft` reads."""
+    free: ClassVar[frozenset[str]] = frozenset()
+    """Settings that may differ from those of a folder."""
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         """The values of settings that may be `auto`, each with the reason."""
@@ -48,6 +66,15 @@ class Adapter(Component):
             if meta.role is Role.EXPERIMENT and not is_unspoken(attribute, meta, value):
                 values[name] = list(value) if isinstance(value, tuple) else value
         return values
+
+    def of_peft(self, folder: Any, arch: Any) -> dict[str, tuple[Any, str]]:
+        """Its settings as a `PeftFolder` has them, each with the key that says it. arch: the `Architecture` without
+        adapter. Raises PeftUnreadable."""
+        raise NotImplementedError
+
+    def for_peft(self) -> dict[str, Any]:
+        """What `adapter_config.json` says of it beside the names of matrices."""
+        raise NotImplementedError
 
     def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:
         """The decoder blocks of every layer with what it adds to them. arch: the `Architecture` without adapter."""

@@ -101,6 +101,11 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.parallel.ep": {"size": None, "pattern": None, "matches": None},
     "setup.freeze": {"parameters": None, "format": None},
     "setup.quantise": {"base": None, "matrices": None},
+    "setup.base": {"parameters": None},
+    "setup.read_adapter": {
+        "digest": Rule("adapter.from", "learning", _FIRST),
+        "folder": Rule("adapter.from", "none", "it is only read at the start of a run"),
+    },
     "setup.activation": {
         "mode": _RECOMPUTE,
         "every": _RECOMPUTE,

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..architecture import ParameterSpec
 from ..graph.averaging import average_args
-from ..graph.checkpoint_fit import checkpoint_contents
+from ..graph.checkpoint_fit import checkpoint_contents, saved_parameters
 from ..mesh.placement import base_of_plan
 from ..model.groups import ParameterGroups
 from ..model.inventory import weight_bytes
@@ -66,7 +66,7 @@ def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     trained = [tensor for tensor in plan.parameters.tensors if tensor.trained]
     counters = sum(len(groups.scalars(tensor.name)) for tensor in trained)
     moments = (tensor for tensor in trained for _ in groups.state(tensor.name))
-    weights = _pieces(plan, plan.parameters.tensors) + len(contents["buffers"])
+    weights = _pieces(plan, saved_parameters(plan)) + len(contents["buffers"])
     pieces = (1 + (averages is not None)) * weights + _pieces(plan, moments) + counters
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
     buffers = (1 + (averages is not None)) * _buffer_bytes(contents)
@@ -80,8 +80,10 @@ def _weights(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     averages = average_args(plan)
     form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]
     frozen = next((node.args["format"] for node in plan.nodes if node.op == "setup.freeze"), "")
-    numbers = weight_bytes(plan.parameters, form, frozen, base_of_plan(plan)) + _buffer_bytes(contents)
-    pieces = _pieces(plan, plan.parameters.tensors) + len(contents["buffers"])
+    saved = saved_parameters(plan)
+    kept = evolve(plan.parameters, total=sum(each.size for each in saved), tensors=saved)
+    numbers = weight_bytes(kept, form, frozen, base_of_plan(plan)) + _buffer_bytes(contents)
+    pieces = _pieces(plan, saved) + len(contents["buffers"])
     return numbers + pieces * OF_A_PIECE[backend]
 
 

@@ -82,6 +82,7 @@ def _classes(
                 flops=flops,
                 hardware_flops=flops + run.batch.accumulate * sum(sum(_again(play)) for play in plays) + own,
                 optimizer_flops=own,
+                unsaved=0 if run.saves_base else memory[pp].parameters - memory[pp].gradients,
             )
         )
     return tuple(found)

@@ -146,14 +146,13 @@ def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
 def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
     persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
+    frozen = states.parameters - states.trained if run.saves_base else 0  # which have no average then
     peak = max(peak, persistent + _norms(run, states), persistent + updating)
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,
         optimizer=states.moments,
-        averages=0
-        if run.averages is None
-        else states.elements * BYTES[run.averages] + states.parameters - states.trained,
+        averages=0 if run.averages is None else states.elements * BYTES[run.averages] + frozen,
         working=max(0, peak - persistent - sum(parts.values())),
         offloaded=run.spec.parallel.fsdp.offload,
         **parts,

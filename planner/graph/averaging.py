@@ -24,7 +24,7 @@ def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, st
         "eval": ema.eval,
         "publish": ema.publish,
     }
-    size = bytes_text(weight_bytes(run.inventory, run.formats.averages, run.formats.frozen, run.cuts.base))
+    size = bytes_text(weight_bytes(run.saved, run.formats.averages, run.formats.frozen, run.cuts.base))
     wider = "" if run.formats.averages == run.formats.params else f", as {run.formats.params} would round updates away"
     does = f"begin an average of the weights, cut over ranks as they are: {size} in {run.formats.averages}{wider}"
     if ema.publish:

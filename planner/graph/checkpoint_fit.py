@@ -5,6 +5,7 @@ same of two plans. What only the data can tell, whether rows hold the same text,
 """
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, Final
 
 from attrs import frozen
@@ -12,13 +13,22 @@ from attrs import frozen
 from ...dsl.schema.adapters import ADAPTERS
 from ...dsl.schema.bases import base_of
 from ...dsl.schema.model import FAMILIES, Model, Resuming
-from ..architecture import Architecture, buffers
+from ..architecture import Architecture, ParameterSpec, buffers, parameters
 from ..mesh.placement import base_of_plan
 from ..model.groups import ParameterGroups
 from ..plan import Plan
 
 # Bits of a number that are kept, the leading one included.
 PRECISION: Final = {"bf16": 8, "fp32": 24, "fp64": 53}
+# Of a checkpoint that holds what is trained beside a base, and not the base.
+ADAPTER_ALONE: Final = "adapter_alone"
+_OF_ADAPTER: Final = (
+    "the checkpoint holds an adapter without the model under it; `xtrain merge` writes both as one model, and "
+    "`xtrain export --adapter` a folder for `adapter { from }`"
+)
+_WITHOUT_ADAPTER: Final = (
+    "the checkpoint is of a model without adapter; put one on its weights by checkpoint.pretrained"
+)
 # Of the loader's state: name → setting, and what another value of it means.
 STREAM: Final = {
     "capacity": ("batch.sequence", "rows have another length"),
@@ -41,16 +51,14 @@ class CheckpointMismatch:
 def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
+    saved = saved_parameters(plan)
     return {
-        "tensors": {tensor.name: list(tensor.shape) for tensor in plan.parameters.tensors},
+        "tensors": {tensor.name: list(tensor.shape) for tensor in saved},
         "buffers": {each.name: list(each.shape) for each in buffers(arch)},
         "model": arch.to_json(),
         "params": build["params"],
-        **(
-            {"frozen": frozen}
-            if (frozen := [each.name for each in plan.parameters.tensors if not each.trained])
-            else {}
-        ),
+        **({ADAPTER_ALONE: True} if base_names(plan) else {}),
+        **({"frozen": frozen} if (frozen := [each.name for each in saved if not each.trained]) else {}),
         **({"base": base.args()} if (base := base_of_plan(plan)) is not None else {}),
         "optimizer": ParameterGroups.of(plan).title(),
         "loader": {
@@ -59,6 +67,40 @@ def checkpoint_contents(plan: Plan) -> dict[str, Any]:
             "seed": loader["seed"],
         },
     }
+
+
+def base_names(plan: Plan) -> frozenset[str]:
+    """Parameters that no checkpoint of a plan holds: what is not trained beside an adapter. It is read again as the run
+    has begun with it, and its content must be the same."""
+    return frozenset(base_sizes(plan))
+
+
+def base_sizes(plan: Plan) -> dict[str, int]:
+    """How many numbers each of them has, or bytes of codes; the scales beside these have names of their own."""
+    if all(node.op != "setup.base" for node in plan.nodes):
+        return {}
+    base, found = base_of_plan(plan), dict[str, int]()
+    for tensor in plan.parameters.tensors:
+        if not tensor.trained:
+            stored = tensor.quantised and base is not None
+            found[tensor.name] = prod(base.stored_shape(tensor.shape)) if stored and base else tensor.size
+            if stored and base and (scales := base.scales_shape(tensor.shape)):
+                found[f"{tensor.name}_scales"] = prod(scales)
+    return found
+
+
+def saved_parameters(plan: Plan) -> tuple[ParameterSpec, ...]:
+    """Parameters that checkpoints of a plan hold."""
+    base = base_names(plan)
+    return tuple(tensor for tensor in plan.parameters.tensors if tensor.name not in base)
+
+
+def origin_contents(plan: Plan) -> dict[str, Any]:
+    """What a checkpoint says of itself whose weights alone a plan can begin with: the model without adapter."""
+    arch = plan.architecture.base
+    whole = {tensor.name: list(tensor.shape) for tensor in parameters(arch)}
+    contents = {name: value for name, value in checkpoint_contents(plan).items() if name != ADAPTER_ALONE}
+    return {**contents, "tensors": whole, "model": arch.to_json()}
 
 
 def alignment(plan: Plan) -> int:
@@ -71,6 +113,8 @@ def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Checkpoin
 
     What an old checkpoint does not say is not held against it.
     """
+    if (found := _alone(saved, planned)) is not None:
+        return [found]
     frozen = _frozen(set(saved.get("frozen", [])), set(planned.get("frozen", [])))
     base = _base(saved, planned)
     saved = {**planned, **saved}
@@ -87,6 +131,14 @@ def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Checkpoin
         if before != after:
             found.append(CheckpointMismatch(path=path, text=f"{before} → {after}: {meaning}"))
     return found
+
+
+def _alone(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> CheckpointMismatch | None:
+    """Why a checkpoint does not fit that holds an adapter without the model under it, or a model without adapter."""
+    alone = bool(saved.get(ADAPTER_ALONE))
+    if alone == bool(planned.get(ADAPTER_ALONE)):
+        return None
+    return CheckpointMismatch(path="adapter", text=_OF_ADAPTER if alone else _WITHOUT_ADAPTER)
 
 
 def _frozen(before: set[str], after: set[str]) -> list[CheckpointMismatch]:
@@ -117,6 +169,8 @@ def _base(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> list[Checkpoi
 
 def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
     """Why the weights alone of a checkpoint do not fit; their format may be any."""
+    if (alone := _alone(saved, planned)) is not None:
+        return [alone]
     saved = {**planned, **saved}
     found = [*_model(saved, planned)]
     if bool(saved["buffers"]) != bool(planned["buffers"]):

@@ -4,6 +4,7 @@ activation → routing_replay → compile; and those that give it values."""
 from typing import Any, Final
 
 from ..architecture import EMBEDDING, HEAD, expert_module
+from ..canonical import portable
 from ..mesh.sharding import tensor_rules
 from ..model.inventory import quantised_bytes
 from ..model.module_names import modules_of
@@ -11,7 +12,7 @@ from ..resolved import Resolved, attention_kernels, resolve_save
 from ..units import BYTES, bytes_text, count_text, plural
 from ..weights.files import LOADED
 from .builder import Builder
-from .saving import add_pretrained
+from .saving import add_base, add_pretrained
 from .shard_nodes import add_pipeline
 
 BLOCKS: Final = "layers.*"
@@ -33,7 +34,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     ):
         last = part(graph, run, last)
     last = add_pipeline(graph, run, run.stack.shard(graph, run, last))
-    last = add_pretrained(graph, run, _weights(graph, run, last))
+    last = add_base(graph, run, add_pretrained(graph, run, _weights(graph, run, last)))
     return run.stack.wrap(graph, run, _adapter(graph, run, last))
 
 
@@ -42,6 +43,11 @@ def _adapter(graph: Builder, run: Resolved, last: str) -> str:
     adapter = run.architecture.adapter
     if adapter is None:
         return last
+    if (files := run.adapter_files) is not None:
+        does = f"read the adapter of {files.folder}: {plural(len(files.files.tensors), 'tensor')}, each rank its own "
+        does += "pieces; where the run goes on they are read from its own checkpoint"
+        args: dict[str, Any] = {"folder": portable(files.folder), "digest": files.digest}
+        return graph.add("setup", "setup.read_adapter", does, args=args, after=((last, "model"),))
     args = {"kind": adapter.kind, "seed": run.spec.experiment.seed, **adapter.args()}
     return graph.add("setup", "setup.adapter", adapter.does(), args=args, after=((last, "model"),))
 

@@ -13,7 +13,7 @@ from ..plan import Estimates
 from ..resolved import Resolved
 from ..schedule.arithmetic import Arithmetic
 from ..schedule.counts import is_due, steps_due, times_due
-from ..units import bytes_text
+from ..units import bytes_text, count_text
 from .builder import Builder
 from .nonfinite import on_nan
 from .timeline import Schedule, recurring
@@ -23,9 +23,9 @@ OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "model", "fai
 
 
 def pretrained(spec: Spec) -> str | None:
-    """Whose weights a run begins with; a full state takes their place."""
+    """Whose weights a run begins with; a full state takes their place, unless it is that of an adapter alone."""
     chosen = spec.checkpoint
-    return chosen.pretrained if chosen.from_ is None else None
+    return chosen.pretrained if chosen.from_ is None or spec.adapter is not None else None
 
 
 # Saves of one file that must be kept and wait while another is written; the next one waits for room.
@@ -74,6 +74,17 @@ def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
         return last
     does = f"begin with the weights of {path} instead; where the run goes on they are read from its own checkpoint"
     return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
+
+
+def add_base(graph: Builder, run: Resolved, last: str) -> str:
+    """The node that names what no checkpoint holds, once all of it has its values."""
+    if run.saves_base:
+        return last
+    count = run.inventory.total - run.inventory.trained
+    does = f"name {count_text(count)} parameters that are not trained by their content; a checkpoint has their digest "
+    does += "in their place, and is refused on another base"
+    args = {"parameters": count}
+    return graph.add("setup", "setup.base", does, args=args, axes=run.wide(*AXES), after=((last, "model"),))
 
 
 def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple[str | tuple[str, str], ...]) -> str:

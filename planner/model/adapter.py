@@ -9,7 +9,7 @@ from ..architecture import EMBEDDING, HEAD, Architecture, BlockParameter, name_i
 from ..findings import Findings
 from ..units import plural
 from .frozen import covers
-from .targets import ALL_LINEAR, is_target, matrices_of, means
+from .targets import ALL_LINEAR, all_matrices, is_target, matrices_of, means
 
 RULE: Final = "model.adapter"
 TARGETS: Final = "adapter.targets"
@@ -45,17 +45,11 @@ def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
     found.passed(RULE, f"{plural(count, 'matrix')} with an adapter")
 
 
-def _matrices(arch: Architecture) -> list[tuple[int, BlockParameter]]:
-    """(layer, matrix) of all that an adapter can be of."""
-    found = {layer: tuple(matrices_of(kind.block, arch)) for kind in arch.base.kinds for layer in kind.layers}
-    return [(layer, matrix) for layer in sorted(found) for matrix in found[layer]]
-
-
 def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
     """The setting at fault, what is wrong, and what to do."""
     if not targets:
         return TARGETS, "no matrix has an adapter", f"name matrices, or leave targets out: {ALL_LINEAR}"
-    matrices = _matrices(arch)
+    matrices = [*all_matrices(arch)]
     for target in targets:
         if any(is_target(target, layer, matrix) for layer, matrix in matrices):
             continue
@@ -114,7 +108,7 @@ def _wrong_module(arch: Architecture, patterns: tuple[str, ...]) -> tuple[str, s
 
 def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> str | None:
     """A target whose matrices those before it mean already."""
-    matrices, before = _matrices(arch), set[tuple[int, str]]()
+    matrices, before = [*all_matrices(arch)], set[tuple[int, str]]()
     for target in targets:
         meant = {(layer, matrix.name) for layer, matrix in matrices if is_target(target, layer, matrix)}
         if meant <= before:

@@ -14,18 +14,21 @@ from ..findings import Findings
 from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
 from .adapter import check_adapter
+from .adapter_folder import check_adapter_files, read_adapter
 from .frozen import check_frozen
 from .groups import check_groups
+from .peft import PeftFolder
 
 
 @frozen
 class Shape:
     """The model, and for every number that was derived its reason (by path in the spec). weights: the files that it
-    begins with; None where weights are drawn."""
+    begins with; None where weights are drawn. adapter_files: the same of the adapter."""
 
     architecture: Architecture
     reasons: dict[str, str] = field(factory=dict)
     weights: WeightFiles | None = None
+    adapter_files: PeftFolder | None = None
 
 
 def derive_architecture(spec: Spec, found: Findings) -> Shape:
@@ -41,9 +44,11 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
         lambda wrong: found.fail("model.block", "X223", "model.family", wrong.message, wrong.hint, span=wrong.span),
     )
     architecture = evolve(architecture, own={**architecture.own, **composed})
+    adapter_files: PeftFolder | None = None
     if spec.adapter is not None:
-        architecture = evolve(architecture, adapter=spec.adapter.resolved())
-        reasons |= {f"adapter.{name}": why for name, why in _reasons(spec.adapter)}
+        adapter, adapter_files, why = read_adapter(spec, spec.adapter, architecture, found)
+        reasons |= why | {f"adapter.{name}": reason for name, reason in _reasons(adapter)}
+        architecture = evolve(architecture, adapter=evolve(adapter.resolved(), from_=None))
     if architecture.is_moe:
         _check_routing(architecture, found)
     if (unfit := spec.model.unfit()) is not None:
@@ -54,8 +59,10 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     check_frozen(spec, architecture, found)
     check_adapter(spec, architecture, found)
     check_groups(spec, architecture, found)
+    if adapter_files is not None:
+        check_adapter_files(architecture, adapter_files, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None
-    return Shape(architecture, reasons, weights)
+    return Shape(architecture, reasons, weights, adapter_files)
 
 
 def _reasons(adapter: Adapter) -> Iterator[tuple[str, str]]:
@@ -67,7 +74,7 @@ def _reasons(adapter: Adapter) -> Iterator[tuple[str, str]]:
 
 def loads_weights(spec: Spec) -> bool:
     """Whether a run begins with the weights of the model's folder, and not with those of another run."""
-    other = spec.checkpoint.pretrained is not None and spec.checkpoint.from_ is None
+    other = spec.checkpoint.pretrained is not None and (spec.checkpoint.from_ is None or spec.adapter is not None)
     return spec.model.folder is not None and spec.model.weights == "auto" and not other
 
 

@@ -1,6 +1,6 @@
 """Which matrices of a model an adapter is of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
 from ..architecture import Architecture, BlockParameter
@@ -19,6 +19,13 @@ def matrices_of(block: "BlockPiece", arch: Architecture) -> Iterator[BlockParame
             yield from (each for each in layer.parameters(arch) if each.is_matrix and not each.router)
 
 
+def all_matrices(arch: Architecture) -> Iterator[tuple[int, BlockParameter]]:
+    """(layer, matrix) of all that an adapter can be of."""
+    found = {layer: tuple(matrices_of(kind.block, arch)) for kind in arch.base.kinds for layer in kind.layers}
+    for layer in sorted(found):
+        yield from ((layer, matrix) for matrix in found[layer])
+
+
 def is_target(pattern: str, layer: int, matrix: BlockParameter) -> bool:
     """Whether a pattern means a matrix of the block of a layer. Of routed experts only one that names their module
     does."""
@@ -33,3 +40,34 @@ def means(pattern: str, layer: int | None, name: str) -> bool:
     place = [] if layer is None else ["layers", str(layer)]
     wanted, parts = pattern.split("."), [*place, *name.removesuffix(".weight").split(".")]
     return any(all(map(fits_part, wanted, parts[start:])) for start in range(len(parts) - len(wanted) + 1))
+
+
+def targets_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
+    """Patterns that mean these matrices and no other. names: of parameters."""
+    layers: dict[str, list[int]] = {}
+    every: dict[str, list[int]] = {}
+    experts: set[str] = set()
+    for layer, matrix in all_matrices(arch):
+        every.setdefault(matrix.name, []).append(layer)
+        if f"layers.{layer}.{matrix.name}" in names:
+            layers.setdefault(matrix.name, []).append(layer)
+        experts |= {matrix.name} if matrix.expert else set()
+    dense = every.keys() - experts
+    found: list[str] = []
+    if dense and all(layers.get(name) == every[name] for name in dense):
+        found.append(ALL_LINEAR)
+        layers = {name: each for name, each in layers.items() if name in experts}
+    for name, own in layers.items():
+        matrix = name.removesuffix(".weight")
+        found += [matrix] if own == every[name] else [f"layers.{each}.{matrix}" for each in _ranges(own)]
+    return tuple(found)
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    """`0-3`, `7`: of numbers in order."""
+    first = last = numbers[0]
+    for number in (*numbers[1:], numbers[-1] + 2):
+        if number != last + 1:
+            yield f"{first}-{last}" if last > first else str(first)
+            first = number
+        last = number

@@ -17,8 +17,18 @@ ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters")
 TOKENS: Final = ("bos_token_id", "eos_token_id")
 
 
+# Why a run with an adapter has no whole model to export, and what to do.
+ADAPTER_ALONE: Final = (
+    "the run trains an adapter, and its checkpoints hold that without the model under it",
+    "`xtrain export --adapter` and `export { adapter = true }` write the adapter for PEFT; `xtrain merge` adds it to "
+    "the model and writes that as a whole",
+)
+
+
 def not_written(arch: Architecture) -> tuple[str, str] | None:
     """(why, what to do) if transformers has no model that computes what this one does; else None."""
+    if arch.adapter is not None:
+        return ADAPTER_ALONE
     family = None if "user" in arch.own else FAMILIES.get(arch.family)
     if family is None or family.config is None or family.stored is None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)

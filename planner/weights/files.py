@@ -95,6 +95,15 @@ def read_weight_files(folder: str) -> WeightFiles:
     return _read(folder, names, listed, tuple(_stamp(path / name) for name in (CONFIG, *names)))
 
 
+def read_file(folder: str, name: str) -> WeightFiles:
+    """The same of one file, whatever else is in the folder. Raises WeightsUnreadable."""
+    path = Path(folder) / name
+    _stamp(path)
+    header, start, size = _header(path)
+    digest = blake2b(f"{name}\0{size}\0".encode() + header, digest_size=16)
+    return WeightFiles(folder, _tensors(path, header, start, size), (name,), digest.hexdigest())
+
+
 @lru_cache(maxsize=8)  # of many layouts that are compared, each asks
 def _read(
     folder: str, names: tuple[str, ...], listed: tuple[tuple[str, str], ...], stamps: tuple[Any, ...]

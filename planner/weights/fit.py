@@ -38,15 +38,22 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     if twin and EMBEDDING_WEIGHT in found:
         used[twin] = found[EMBEDDING_WEIGHT][0].shape
     surplus = [name for name in files.tensors if name not in used and not names.is_ignored(name, arch, files.tensors)]
-    placed = [f"`{name}` of {files.tensors[name].file}" for name in surplus]
-    problems = [
-        *_listed([f"`{name}`" for name in missing], "missing"),
-        *_listed(placed, "not of this model"),
-        *_mismatches(used, files),
-    ]
-    if problems:
+    if problems := misfits(files, used, missing, surplus):
         raise ValueError("; ".join(problems))
     return Assignment(found, twin)
+
+
+def misfits(
+    files: WeightFiles, used: Mapping[str, tuple[int, ...]], missing: Sequence[str], surplus: Sequence[str]
+) -> list[str]:
+    """What is wrong, in words. used: tensor → its shape in the model. missing: those of them that no file has; surplus:
+    those that belong to nothing."""
+    placed = [f"`{name}` of {files.tensors[name].file}" for name in surplus]
+    return [
+        *_listed([f"`{name}`" for name in missing], "missing"),
+        *_listed(placed, "not of this model"),
+        *_mismatches({name: shape for name, shape in used.items() if name not in missing}, files),
+    ]
 
 
 def _as_stored(part: StoredPart, own: Mapping[str, str]) -> StoredPart:
@@ -54,7 +61,7 @@ def _as_stored(part: StoredPart, own: Mapping[str, str]) -> StoredPart:
     return part if name == part.name else evolve(part, name=name)
 
 
-def _mismatches(used: dict[str, tuple[int, ...]], files: WeightFiles) -> Iterator[str]:
+def _mismatches(used: Mapping[str, tuple[int, ...]], files: WeightFiles) -> Iterator[str]:
     """Tensors of another shape than planned, or in a format that is none of weights."""
     shapes = [name for name, shape in used.items() if files.tensors[name].shape != shape]
     if shapes:

@@ -16,7 +16,7 @@ from ..data.loading.loader_state import Remarks
 from ..errors import ResumeRefused
 from ..input.feed import Feed
 from ..models.parts import ModelParts
-from ..models.tensors import model_tensors, optimizer_tensors
+from ..models.tensors import optimizer_tensors, saved_tensors
 from ..parallel.collective_errors import CollectiveErrors
 from ..parallelize.fsdp import reshard
 from ..state import Progress, Rank
@@ -44,7 +44,8 @@ class Restored:
 
 @frozen(kw_only=True, eq=False)
 class FullState:
-    """The live state of a run on this rank. ema: None where the plan keeps no average."""
+    """The live state of a run on this rank. ema: None where the plan keeps no average. base: the digest of what
+    checkpoints do not hold, None where they hold all."""
 
     plan: Plan
     rank: Rank
@@ -53,6 +54,7 @@ class FullState:
     optimizer: Optimizer
     feed: Feed
     progress: Progress
+    base: str | None = None
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +63,7 @@ class FullState:
         own = {self._stream(name): state for name, state in streams.streams(self.rank.device).items()}
         averages = self.ema.tensors() if self.ema is not None else {}
         return {
-            **model_tensors(self.model),
+            **saved_tensors(self.model, self.plan),
             **averages,
             **optimizer_tensors(self.model, self.optimizer, self.plan),
             **own,
@@ -71,7 +73,7 @@ class FullState:
         """The weights for publishing under the names of a model, and what is said of them."""
         if self.ema is not None and self.ema.publishes and self.ema.updates:
             return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.described()}
-        return model_tensors(self.model), {"weights": "trained"}
+        return saved_tensors(self.model, self.plan), {"weights": "trained"}
 
     def described(self) -> dict[str, Any]:
         """What is known of the state besides its tensors, as JSON."""
@@ -91,6 +93,7 @@ class FullState:
             **({"ema": self.ema.described()} if self.ema is not None else {}),
             "rng": self._described_streams(streams.streams(self.rank.device)),
             **checkpoint_contents(self.plan),
+            **({"base_content": self.base} if self.base is not None else {}),
             "loader": self.feed.loader.state(step),
         }
 
@@ -130,7 +133,7 @@ class FullState:
             return "read"
 
         put_back: dict[str, Callable[[], str]] = {
-            "model": lambda: read(model_tensors(self.model)),
+            "model": lambda: read(saved_tensors(self.model, self.plan)),
             "ema": lambda: self._restore_ema(state, read),
             "optimizer": lambda: read(optimizer_tensors(self.model, self.optimizer, self.plan)),
             "loader": loader,

@@ -1,19 +1,22 @@
 """The folder of a model as it is when a run begins, held against the plan that was made of it."""
 
 from ...dsl.checking.hub_cache import SnapshotMissing, find_snapshot
+from ...planner.model.peft import PeftFolder, PeftUnreadable, read_peft
 from ...planner.plan import Plan
 from ...planner.weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..errors import EnvironmentFault
 
 
 def check_folder(plan: Plan) -> None:
-    """Raise EnvironmentFault if a plan begins with the weights of a folder and they are not those it was made for."""
-    args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), None)
-    if args is not None:
-        try:
-            planned_files(**args)
-        except OSError as error:
-            raise EnvironmentFault("X524", str(error)) from error
+    """Raise EnvironmentFault if a plan begins with the files of a folder and they are not those it was made for."""
+    try:
+        for node in plan.nodes:
+            if node.op == "setup.read_weights":
+                planned_files(**node.args)
+            elif node.op == "setup.read_adapter":
+                planned_adapter(plan, **node.args)
+    except OSError as error:
+        raise EnvironmentFault("X524", str(error)) from error
 
 
 def planned_files(digest: str, folder: str = "", repo: str = "", revision: str = "") -> WeightFiles:
@@ -27,3 +30,16 @@ def planned_files(digest: str, folder: str = "", repo: str = "", revision: str =
     if files.digest != digest:
         raise OSError(f"{found} has other files, or another config.json, than when the plan was made; plan again")
     return files
+
+
+def planned_adapter(plan: Plan, folder: str, digest: str) -> PeftFolder:
+    """The adapter in a folder that PEFT has saved. Raises OSError where it is not that of the plan."""
+    adapter = plan.architecture.adapter
+    assert adapter is not None
+    try:
+        found = read_peft(folder, plan.architecture.base, adapter.peft_keys)
+    except PeftUnreadable as problem:
+        raise OSError(f"{problem}; {problem.hint}") from problem
+    if found.digest != digest:
+        raise OSError(f"{folder} has another adapter than when the plan was made; plan again")
+    return found

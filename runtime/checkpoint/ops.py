@@ -1,4 +1,5 @@
-"""`setup.read_weights`, `setup.pretrained`, `setup.resume`, `setup.checkpoint`, and what writes checkpoints."""
+"""`setup.read_weights`, `setup.pretrained`, `setup.read_adapter`, `setup.resume`, `setup.checkpoint`, and what writes
+checkpoints."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +11,11 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...planner.graph.checkpoint_fit import base_names
+from ...planner.model.peft import assign_peft
 from ...planner.plan import Plan
+from ...planner.weights.files import WeightFiles
+from ...planner.weights.fit import Assignment, assign
 from ...records.start_events import PretrainedEvent, ResumedEvent, WeightsEvent
 from ..errors import ResumeRefused, StorageFailed
 from ..input.feed import Feed
@@ -33,8 +38,8 @@ from .file_saver import FileSaver
 from .file_snapshots import Snapshots
 from .full_state import FullState, Restored
 from .layout import CheckpointEntry, CheckpointFolder
-from .model_check import check_model, check_weights
-from .model_folder import planned_files
+from .model_check import check_base, check_model, check_origin
+from .model_folder import planned_adapter, planned_files
 from .publish import Publisher
 from .rollback_state import finish_rollback
 from .saver import Mode, Overlap, Saver
@@ -64,16 +69,17 @@ class Beginning:
 @op("setup.pretrained")
 def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records, path: str) -> None:
     """Take over the weights of another run, and nothing else of it; where this run goes on, they are read there."""
-    if starting_point(plan, records.directory).entry is not None:
+    if not _begins(plan, records):
         return
     entry = find(Path(path), weights=True)
     collective = CollectiveErrors.of(rank)
-    check_weights(plan, entry)
+    check_origin(plan, entry)
     if flaw := flaw_of(entry, collective, content=True):
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
     which = published(entry)
     before = prefix(entry, which)
-    tensors = model_tensors(model, before)
+    beside = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
+    tensors = {f"{before}{name}": each for name, each in model_tensors(model, "").items() if name not in beside}
     plain = [] if "base" in entry.state() else list(model.quantised())
     for found in plain:
         tensors.pop(f"{before}{found.name}")
@@ -101,18 +107,55 @@ def read_weights(
 
     Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
     """
+    if not _begins(plan, records):
+        return
+
+    def files() -> tuple[WeightFiles, Assignment]:
+        found = planned_files(digest, folder, repo, revision)
+        return found, assign(plan.architecture, found)
+
+    _read_files(files, folder or repo, model, rank, records, beat)
+
+
+@op("setup.read_adapter")
+@torch.no_grad()
+def read_adapter(
+    plan: Plan, model: ModelParts, rank: Rank, records: Records, beat: HeartbeatWriter, folder: str, digest: str
+) -> None:
+    """Read this rank's pieces of an adapter that PEFT has saved; a run that goes on reads its checkpoint instead.
+
+    Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
+    """
     if starting_point(plan, records.directory).entry is not None:
         return
+
+    def files() -> tuple[WeightFiles, Assignment]:
+        found = planned_adapter(plan, folder, digest)
+        trained = tuple(tensor for tensor in plan.parameters.tensors if tensor.trained)
+        return found.files, assign_peft(plan.architecture, trained, found.files)
+
+    _read_files(files, folder, model, rank, records, beat)
+
+
+def _read_files(
+    files: Callable[[], tuple[WeightFiles, Assignment]],
+    path: str,
+    model: ModelParts,
+    rank: Rank,
+    records: Records,
+    beat: HeartbeatWriter,
+) -> None:
+    """Read this rank's pieces of all that is in some files. Raises StorageFailed on all ranks."""
 
     def read() -> tuple[int, float]:
         begin = time.perf_counter()
 
         def report(done: int) -> None:
             beat.mark()
-            records.event(WeightsEvent(step=0, path=folder or repo, done=done, total=reader.total(parameters)))
+            records.event(WeightsEvent(step=0, path=path, done=done, total=reader.total(parameters)))
 
-        with WeightReader.of(plan, planned_files(digest, folder, repo, revision), report) as reader:
-            quantised = {each.name: each for each in model.quantised()}
+        with WeightReader(*files(), report) as reader:
+            quantised = {each.name: each for each in model.quantised() if reader.has(each.name)}
             named = [(name, each) for name, each in model_tensors(model, "").items() if reader.has(name)]
             parameters = [(name, each) for name, each in named if name not in quantised]
             reader.read(parameters)
@@ -126,9 +169,12 @@ def read_weights(
     except StorageFailed as error:
         raise StorageFailed(str(error), "X524") from error
     own, seconds = [each[0] for each in found], [each[1] for each in found]
-    records.event(
-        WeightsEvent(step=0, path=folder or repo, done=own[0], total=own[0], rank_bytes=own, rank_seconds=seconds)
-    )
+    records.event(WeightsEvent(step=0, path=path, done=own[0], total=own[0], rank_bytes=own, rank_seconds=seconds))
+
+
+def _begins(plan: Plan, records: Records) -> bool:
+    """Whether the run reads the weights that it begins with: those that checkpoints do not hold each time."""
+    return bool(base_names(plan)) or starting_point(plan, records.directory).entry is None
 
 
 def _read_quantised(reader: WeightReader, found: QuantisedParameter) -> None:
@@ -165,9 +211,12 @@ def resume(
     origin: str | None,
     verify: Verify,
     ema: WeightAverages | None = None,
+    base: str | None = None,
 ) -> Beginning:
     """Take over the full state that the run begins with, if there is one: the one named, or the latest of the run."""
-    state = FullState(plan=plan, rank=rank, model=model, ema=ema, optimizer=optimizer, feed=feed, progress=progress)
+    state = FullState(
+        plan=plan, rank=rank, model=model, ema=ema, optimizer=optimizer, feed=feed, progress=progress, base=base
+    )
     window.clear()
     collective = CollectiveErrors.of(rank)
     collective.first(lambda: finish_rollback(records.directory))
@@ -179,6 +228,7 @@ def resume(
     if start.entry is None:
         return Beginning(start, state)
     check_model(plan, start.entry)
+    check_base(start.entry, base)
     restored = state.restore(start.entry, collective)
     if start.own and (record := start.entry.state().get("record")):
         records.go_on_with(record, start.step)

@@ -6,15 +6,18 @@ All is written beside the folder, read back, and only then gets its name.
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import asdict, frozen
+from torch import Tensor
 
 from ...dsl.checking.hub_cache import snapshot_folder
 from ...dsl.checking.model_folder import settings_in_folder
 from ...dsl.schema.tokenizers import tokenizer_kind
-from ...planner.architecture import ParameterSpec, buffers
+from ...planner.architecture import Architecture, ParameterSpec, buffers
 from ...planner.mesh.placement import base_of_plan
 from ...planner.plan import Plan
 from ...planner.units import bytes_text
@@ -39,6 +42,7 @@ from ..generation.continuation import TextEnds
 from ..generation.trained import planned_template
 from ..training.ema import Which
 from .dequantised import Dequantised
+from .merging import MergedMatrix, Merging
 from .model_card import last_loss, model_card
 from .new_folder import check_free, new_folder
 from .weights import Report, WeightsWriter
@@ -46,6 +50,7 @@ from .weights import Report, WeightsWriter
 GENERATION: Final = "generation_config.json"
 TEMPLATE: Final = "chat_template.jinja"
 CARD: Final = "README.md"
+MERGED: Final = "merge.json"
 # Of everything that is written beside weights and tokenizer.
 SMALL_BYTES: Final = 2**20
 # Number format → what safetensors calls it.
@@ -54,13 +59,15 @@ FORMATS: Final = {ours: theirs for theirs, ours in LOADED.items()}
 
 @frozen(kw_only=True)
 class Exported:
-    """formats: number format → bytes of weights in it. files: with weights. remarks: what a person should know."""
+    """formats: number format → bytes of weights in it. files: with weights. remarks: what a person should know. merged:
+    matrices with an adapter in them."""
 
     folder: Path
     tensors: int
     files: int
     formats: dict[str, int]
     remarks: tuple[str, ...]
+    merged: tuple[MergedMatrix, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -74,7 +81,8 @@ class Export:
     run: the directory of the run. base: the folder that its paths start at. tensors: the folder of the checkpoint;
     prefix: of the names of the weights in it; weights: which these are. state: what the checkpoint says of itself.
     dtype: number format, None: as `_formats` says. most: bytes of a file with weights. dequantise: matrices that the
-    base stores have the values of their codes.
+    base stores have the values of their codes. merging: puts the adapter of the checkpoint into the matrices of the
+    model under it; None for a checkpoint of a whole model.
     """
 
     plan: Plan
@@ -87,10 +95,11 @@ class Export:
     dtype: str | None
     most: int
     dequantise: bool = False
+    merging: Merging | None = None
 
     def write(self, to: Path, report: Report) -> Exported:
         """Write the folder `to`. Raises EnvironmentFault or DataError, and then there is none."""
-        check_exportable(self.plan, dequantise=self.dequantise)
+        check_exportable(self.plan, dequantise=self.dequantise, merges=self.merging is not None)
         check_free(to)
         try:
             return self._write(to, report)
@@ -100,31 +109,55 @@ class Export:
 
     def _write(self, to: Path, report: Report) -> Exported:
         plan = self.plan
+        if self.merging is not None:
+            self.merging.check()
         tokenizer, ends, contents = self._tokenizer()
         origin = self._origin()
-        files = lay_out(plan.architecture, self._formats(origin), self.most)
-        formats = _formats_of(files)
+        format_of = self._formats(origin)
+        files = lay_out(self._arch, format_of, self.most)
+        formats = formats_of(files)
         contents |= self._configs(origin, tokenizer, ends, next(iter(formats)))
         loss = last_loss(self.run, self.state["step"])
         contents[CARD] = model_card(plan, self.state, self.weights, formats, loss).encode()
         total = sum(formats.values())
-        _check_room(to, total + sum(map(len, contents.values())) + SMALL_BYTES)
+        check_room(to, total + sum(map(len, contents.values())) + SMALL_BYTES)
         with new_folder(to) as folder:
             for name, content in contents.items():
                 (folder / name).parent.mkdir(exist_ok=True)
                 durable.write(folder / name, content)
             self._verify(folder, contents, tokenizer)
-            source = Dequantised.of(plan, WholeTensors(self.tensors), self.prefix)
-            writer = WeightsWriter(files, source, self.prefix, folder, report)
-            writer.write()
+            with self._whole(files) as whole:
+                writer = WeightsWriter(files, whole, folder, report)
+                writer.write()
             writer.verify()
             self._verify_weights(folder)
+            merged = self.merging.matrices if self.merging is not None else []
+            if merged:
+                durable.write(folder / MERGED, _text({each.name: asdict(each) for each in merged}))
         tensors = sum(len(file.tensors) for file in files)
         remarks: tuple[str, ...] = ()
         if origin is not None and not (origin / CONFIG).is_file():
             message = f"{origin}, from which the run has read its model, is gone, and with it the rest of its {CONFIG}"
             remarks = (message,)
-        return Exported(folder=to, tensors=tensors, files=len(files), formats=formats, remarks=remarks)
+        return Exported(
+            folder=to, tensors=tensors, files=len(files), formats=formats, remarks=remarks, merged=tuple(merged)
+        )
+
+    @property
+    def _arch(self) -> Architecture:
+        """The model that the folder has."""
+        return self.plan.architecture.base
+
+    @contextmanager
+    def _whole(self, files: tuple[WrittenFile, ...]) -> Iterator[Callable[[str], Tensor]]:
+        """What gives all of a parameter by its name."""
+        tensors = WholeTensors(self.tensors)
+        if self.merging is None:
+            source = Dequantised.of(self.plan, tensors, self.prefix)
+            yield lambda name: source.read(f"{self.prefix}{name}")
+        else:
+            with self.merging.into(lambda name: tensors.read(f"{self.prefix}{name}"), files) as merged:
+                yield merged
 
     # What it is made of -----------------------------------------------------------------------------------------------
 
@@ -144,7 +177,7 @@ class Export:
             return lambda parameter, number: FORMATS["fp32"] if parameter.name in beside else one
         try:
             files: WeightFiles = read_weight_files(str(origin))
-            parts = assign(self.plan.architecture, files).parts
+            parts = assign(self._arch, files).parts
         except (WeightsUnreadable, ValueError) as problem:
             message = f"the run has read its weights from {origin}, and their number formats are not known any more"
             raise ExportFailed(f"{message} ({problem}); say which one to write, as --dtype bf16") from problem
@@ -157,7 +190,7 @@ class Export:
 
     def _configs(self, origin: Path | None, tokenizer: TextTokenizer, ends: list[int], format: str) -> dict[str, bytes]:
         """ends: the tokens that end what the model writes."""
-        arch, begin = self.plan.architecture, tokenizer.bos
+        arch, begin = self._arch, tokenizer.bos
         context = self.plan.node("setup.loader").args["sequence"]
         values = ConfigValues(format=format, context=context, begin=begin, end=tokenizer.eos)
         begun = _json(origin / CONFIG) if origin is not None else None
@@ -191,11 +224,10 @@ class Export:
     def _verify(self, folder: Path, contents: dict[str, bytes], tokenizer: TextTokenizer) -> None:
         """Read the files beside the weights, config and tokenizer as `model "folder"` and `tokenizer "folder"` do.
         Raises ExportFailed."""
-        arch = self.plan.architecture
         if changed := [name for name, content in contents.items() if (folder / name).read_bytes() != content]:
             raise ExportFailed(f"{changed[0]} is not what was written: the disk has changed it")
         means, diagnostics = settings_in_folder(str(folder))
-        if wrong := [error.message for error in diagnostics.errors] or read_differences(arch, means):
+        if wrong := [error.message for error in diagnostics.errors] or read_differences(self._arch, means):
             raise ExportFailed(f"{CONFIG} cannot say what this model is: {'; '.join(wrong[:3])}", "X525")
         again = load_tokenizer(str(folder), Path())
         if (again.bos, again.eos, again.vocab_size) != (tokenizer.bos, tokenizer.eos, tokenizer.vocab_size):
@@ -204,21 +236,23 @@ class Export:
     def _verify_weights(self, folder: Path) -> None:
         """Hold the tensors of the folder against the model, as `model "folder"` does. Raises ExportFailed."""
         try:
-            assign(self.plan.architecture, read_weight_files(str(folder)))
+            assign(self._arch, read_weight_files(str(folder)))
         except (WeightsUnreadable, ValueError) as problem:
             raise ExportFailed(f"what was written is not the model: {problem}") from problem
 
 
-def check_exportable(plan: Plan, *, dequantise: bool) -> None:
-    """Raise ExportFailed if no folder can hold the model of a plan."""
-    if (problem := not_written(plan.architecture)) is not None:
+def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> None:
+    """Raise ExportFailed if no folder can hold the model of a plan. merges: its adapter is put into the model."""
+    if merges and plan.architecture.adapter is None:
+        raise ExportFailed("the run trains no adapter; `xtrain export` writes its model", "X525")
+    if (problem := not_written(plan.architecture.base if merges else plan.architecture)) is not None:
         raise ExportFailed("; ".join(problem), "X525")
     if (base := base_of_plan(plan)) is not None and not dequantise:
         message = f"matrices of the run are stored as {base.words()}, and transformers reads no such folder"
         raise ExportFailed(f"{message}; to have the values of the codes written, add --dequantise", "X525")
 
 
-def _formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:
+def formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:
     """Number format → bytes, the most frequent first."""
     found: Counter[str] = Counter()
     for tensor in (tensor for file in files for tensor in file.tensors):
@@ -226,7 +260,7 @@ def _formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def _check_room(to: Path, size: int) -> None:
+def check_room(to: Path, size: int) -> None:
     there = next(parent for parent in to.absolute().parents if parent.exists())
     if (free := shutil.disk_usage(there).free) < size:
         message = f"the export takes {bytes_text(size)}, and {bytes_text(free)} are free in {there}"

@@ -12,12 +12,11 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ...planner.weights.files import INDEX, SIZES, StoredTensor, read_weight_files
+from ...planner.weights.files import INDEX, SIZES, StoredTensor, read_file
 from ...planner.weights.written import WrittenFile, WrittenTensor
 from ..checkpoint.stored_weights import CHUNK_BYTES, TYPES
 from ..errors import ExportFailed
 from ..files import durable
-from .dequantised import Dequantised
 
 # What is told of the progress: (what is done, bytes so far, bytes in all, file, files).
 Report = Callable[[str, int, int, int, int], None]
@@ -29,13 +28,12 @@ READING_BACK: Final = "reading back"
 class WeightsWriter:
     """Writes the files of a model into a folder.
 
-    prefix: of the names of its parameters in the checkpoint. Of the whole model the parameters of one tensor are in
-    memory at a time, and of what is written one chunk.
+    whole: gives all of a parameter by its name, or raises OSError. Of the whole model the parameters of one tensor are
+    in memory at a time, and of what is written one chunk.
     """
 
     files: tuple[WrittenFile, ...]
-    source: Dequantised
-    prefix: str
+    whole: Callable[[str], Tensor]
     folder: Path
     report: Report
     _sums: dict[str, int] = field(factory=dict)
@@ -67,7 +65,9 @@ class WeightsWriter:
 
     def verify(self) -> None:
         """Read the files and hold every tensor against what was written. Raises ExportFailed or OSError."""
-        found = read_weight_files(str(self.folder)).tensors
+        found: dict[str, StoredTensor] = {}
+        for file in self.files:
+            found |= read_file(str(self.folder), file.name).tensors
         if found.keys() != self._sums.keys():
             raise ExportFailed(f"{self.folder} has other tensors than were written")
         numbers, done = {file.name: number for number, file in enumerate(self.files, start=1)}, 0
@@ -112,7 +112,7 @@ class WeightsWriter:
         found = []
         for name, part in tensor.parts:
             if name not in self._read:
-                self._read[name] = self.source.read(f"{self.prefix}{name}")
+                self._read[name] = self.whole(name)
             value = self._read[name] if part.expert is None else self._read[name][part.expert]
             found.append(value.transpose(-1, -2) if part.transposed else value)
         return found

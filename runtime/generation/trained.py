@@ -7,12 +7,15 @@ from pathlib import Path
 import torch
 from attrs import frozen
 
+from ...planner.graph.checkpoint_fit import base_names
 from ...planner.mesh.mesh import AXES
 from ...planner.plan import Plan
 from ...planner.serialise import from_json
 from ..bootstrap import choose_device, set_matmul, use_threads
 from ..checkpoint.backend import read_tensors
+from ..checkpoint.base_weights import BaseWeights
 from ..checkpoint.chosen_weights import evaluated, prefix
+from ..checkpoint.layout import CheckpointEntry
 from ..checkpoint.model_check import check_weights
 from ..checkpoint.sources import find, find_named
 from ..data.documents.chat_template import load_template
@@ -21,7 +24,7 @@ from ..errors import EnvironmentFault
 from ..models.build import build_model
 from ..models.parts import ModelParts
 from ..models.quantise import quantise
-from ..models.tensors import model_tensors
+from ..models.tensors import model_tensors, saved_tensors
 from ..provenance.metadata import started_in
 from ..state import Rank
 from .chat import Chat
@@ -53,9 +56,10 @@ class TrainedRun:
         rank = alone(chosen)
         check_weights(plan, entry)
         model = whole_model(plan, rank)
-        read_tensors(model_tensors(model, prefix(entry, evaluated(entry))), entry.path)
-        # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
+        # Folders are relative to where the run was started, not to where it is sampled.
         folder = started_in(directory)
+        _read_base(plan, model, entry, folder, chosen)
+        read_tensors(saved_tensors(model, plan, prefix(entry, evaluated(entry))), entry.path)
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], folder)
         model.train(False)
         return cls(plan, folder, TextGenerator(model=model, rank=rank), tokenizer)
@@ -85,6 +89,19 @@ def planned_template(plan: Plan) -> str:
     reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
     found = {each["template"] for each in reads if "template" in each}
     return found.pop() if len(found) == 1 else "auto"
+
+
+@torch.no_grad()
+def _read_base(plan: Plan, model: ModelParts, entry: CheckpointEntry, folder: Path, device: torch.device) -> None:
+    """What the checkpoint does not hold. Raises EnvironmentFault where it is not what the run has begun with."""
+    if not base_names(plan):
+        return
+    tensors = model_tensors(model, "")
+    try:
+        with BaseWeights.of(plan, folder, device) as base:
+            base.check(entry, lambda name, whole: tensors[name].copy_(whole))
+    except OSError as error:
+        raise EnvironmentFault("X524", str(error)) from error
 
 
 def alone(device: torch.device) -> Rank:

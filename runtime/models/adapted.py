@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...planner.architecture import Architecture, BlockParameter
 from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
@@ -36,3 +36,25 @@ def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture) -> None:
         if kind not in _PUTS_ON:
             raise PlanMismatch(f"`{kind.torch_module()}` puts no {kind.__name__} into a block")
         _PUTS_ON[kind](matrix, module, known)
+
+
+Merge = Callable[[Any, Tensor, Mapping[str, Tensor]], Tensor]
+"""(matrix, its whole weight, what it has beside that by name in the block) → the weight that computes the same."""
+
+_MERGES: Final[dict[type[AdaptedMatrix], Merge]] = {}
+
+
+def merges(matrix: type[AdaptedMatrix]) -> Callable[[Merge], Merge]:
+    """Registers what puts one class of adapters into the matrix itself."""
+
+    def add(function: Merge) -> Merge:
+        _MERGES[matrix] = function
+        return function
+
+    return add
+
+
+def merged(matrix: AdaptedMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> Tensor:
+    """A weight with its adapter in it, in the format of both."""
+    importlib.import_module(type(matrix).torch_module())
+    return _MERGES[type(matrix)](matrix, weight, beside)

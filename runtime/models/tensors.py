@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import Optimizer
 
 from ...dsl.schema.state_tensors import StateTensor
+from ...planner.graph.checkpoint_fit import base_names
 from ...planner.model.groups import ParameterGroups
 from ...planner.plan import Plan
 from ..parallel.tensor import local
@@ -27,6 +28,13 @@ def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor
         saved = part.state_dict().keys()
         tensors |= {f"{prefix}{name}": buffer for name, buffer in part.named_buffers() if name in saved}
     return tensors
+
+
+def saved_tensors(model: ModelParts, plan: Plan, prefix: str = "model.") -> dict[str, Tensor]:
+    """Those of `model_tensors` that checkpoints of a plan hold."""
+    base = base_names(plan)
+    found = model_tensors(model, prefix)
+    return {name: tensor for name, tensor in found.items() if name.removeprefix(prefix) not in base}
 
 
 def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """`setup.weights`: initial values that depend on the seed and the parameter's name alone, not on the layout."""
 
 import math
+from collections.abc import Callable
 from hashlib import blake2b
 
 import torch
@@ -44,19 +45,31 @@ def initialise(
 
 
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
-    arch = plan.architecture
-    kinds, others = initials(arch), {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
-    # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
-    residual_std = init_std / math.sqrt(2 * arch.layers)
+    others = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
+    draw = drawing(plan.architecture, seed, init_std, rank.device)
     quantised = {found.name: found for found in model.quantised()}
     for name, parameter in model.named_parameters():
         if name in others:
             continue
-        kind, found = kinds.get(name, "normal"), quantised.get(name)
-        std = residual_std if kind == "residual" else init_std
-        shape = tuple(parameter.shape) if found is None else found.matrix.shape
-        values = initial_values(name, shape, kind, std, seed, rank.device)
-        fill(parameter, values) if found is None else store(found, values)
+        if (found := quantised.get(name)) is not None:
+            store(found, draw(name, found.matrix.shape))
+        else:
+            fill(parameter, draw(name, tuple(parameter.shape)))
+
+
+def drawing(
+    arch: Architecture, seed: int, init_std: float, device: torch.device
+) -> Callable[[str, tuple[int, ...]], Tensor]:
+    """What gives the first values of a parameter, by its name and whole shape, in fp32."""
+    kinds = initials(arch)
+    # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
+    residual_std = init_std / math.sqrt(2 * arch.layers)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Tensor:
+        kind = kinds.get(name, "normal")
+        return initial_values(name, shape, kind, residual_std if kind == "residual" else init_std, seed, device)
+
+    return draw
 
 
 def initials(arch: Architecture) -> dict[str, Initial]:

@@ -14,9 +14,10 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from ...planner.plan import Plan
 from ..models.build import DTYPES
 from ..models.parts import ModelParts
-from ..models.tensors import model_tensors
+from ..models.tensors import model_tensors, saved_tensors
 from ..ops import op
 from ..parallel.tensor import local
 from ..parallelize.fsdp import reshard
@@ -154,13 +155,15 @@ def trade_halves(average: Tensor, weight: Tensor, *, back: bool) -> None:
 
 
 @op("setup.ema", gives="ema")
-def keep_average(model: ModelParts, decay: float, every: int, format: str, eval: bool, publish: bool) -> WeightAverages:
+def keep_average(
+    plan: Plan, model: ModelParts, decay: float, every: int, format: str, eval: bool, publish: bool
+) -> WeightAverages:
     """Begin at the weights as they are. format: of the averages; bf16 would round a small share of new weights away.
-    Weights that are not trained keep theirs."""
+    Weights that are not trained keep theirs; those that no checkpoint holds have no average."""
     still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     averages = {
         name: value.to(value.dtype if name in still else torch.promote_types(value.dtype, torch.float32), copy=True)
-        for name, value in model_tensors(model, "").items()
+        for name, value in saved_tensors(model, plan, "").items()
     }
     assert all(averages[name].dtype == DTYPES[format] for name, _ in model.named_parameters() if name not in still)
     return WeightAverages(model=model, decay=decay, every=every, evaluates=eval, publishes=publish, averages=averages)

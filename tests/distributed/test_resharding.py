@@ -26,6 +26,9 @@ checkpoint {{ mode = sync, keep = none, model = false }}
 # Documents are laid into rows alike everywhere: a ring of two wants them at multiples of four.
 ALIGN = "collate=to_tensor -> flatten -> shift_tokens -> pack(sequential, align = 4)"
 ROUTER = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2", "model.shared_experts=1")
+# Checkpoints then hold the adapter and what is trained in full beside it.
+ADAPTER = 'adapter lora { rank = 3, alpha = 6, train = ["layers.1.input_layernorm"] }'
+ADAPTED = "adapter, "
 moe = partial(Topology, model="moe", shared=(*ROUTER, ALIGN))
 dense = partial(Topology, shared=(ALIGN,))
 
@@ -44,20 +47,29 @@ LAYOUTS = {
     "dense, one process": dense(accumulate=1),
     "dense, tp and pp": dense(tp=2, pp=2, sets=("parallel.tp.sequence=false",)),
     "dense, ddp": dense(replicate=2, sets=("parallel.stack=ddp",)),
+    "adapter, one process": dense(accumulate=1),
+    "adapter, fsdp": dense(fsdp=2),
+    "adapter, tp and pp": dense(tp=2, pp=2),
 }
 ORDINARY = (
     ("one process, one file", "zbv"),
     ("zbv", "two ranks, ep and tp"),
+    ("adapter, fsdp", "adapter, tp and pp"),
 )
 
 
 def moves() -> list:
-    """Every pair of layouts that train the same model: 90 of the MoE model, 6 of the dense one."""
-    pairs = [pair for pair in permutations(LAYOUTS, 2) if LAYOUTS[pair[0]].model == LAYOUTS[pair[1]].model]
+    """Every pair of layouts that train the same: 90 of the MoE model, 6 of the dense one, 6 of an adapter of that."""
+    pairs = [pair for pair in permutations(LAYOUTS, 2) if len({trains(name) for name in pair}) == 1]
     return [
         pytest.param(*pair, id=" to ".join(pair), marks=() if pair in ORDINARY else pytest.mark.matrix)
         for pair in pairs
     ]
+
+
+def trains(name: str) -> tuple[str, bool]:
+    """The model, and whether an adapter of it is trained."""
+    return LAYOUTS[name].model, name.startswith(ADAPTED)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +87,8 @@ def stayed(lab: Laboratory):
 
 def plan_of(lab: Laboratory, name: str):
     layout = LAYOUTS[name]
-    trial = evolve(layout.trial("fp64"), steps=STEPS, more=MORE, align=1)
+    more = f"{ADAPTER}\n{MORE}" if name.startswith(ADAPTED) else MORE
+    trial = evolve(layout.trial("fp64"), steps=STEPS, more=more, align=1)
     return lab.plan(trial, layout.layout)
 
 

@@ -140,8 +140,14 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
     ):
         (wrong,) = mismatches(lora, other)
         assert wrong.path == path
-    assert {each.path for each in mismatches(contents(), lora)} == {"adapter", "model.frozen"}
-    assert {each.path for each in mismatches(lora, contents('rank = 8, train = ["norm"]'))} == {"model.frozen"}
+    for before, after, said in (
+        (contents(), lora, "of a model without adapter"),
+        (lora, contents(), "an adapter without"),
+    ):
+        (wrong,) = mismatches(before, after)
+        assert wrong.path == "adapter" and said in wrong.text
+    (wrong,) = mismatches(lora, contents('rank = 8, train = ["norm"]'))
+    assert wrong.path == "adapter.train" and "norm.weight is not in the checkpoint" in wrong.text
 
 
 LORA = adapted("rank = 4, alpha = 8")

@@ -22,7 +22,8 @@ class Toy(nn.Module):
 
 def average_of(model: Any, decay: float = 0.999, format: str = "fp32", **given: Any) -> Any:
     options = {"every": 1, "eval": True, "publish": True} | given
-    return keep_average(model, decay=decay, format=format, **options)
+    plan = SimpleNamespace(nodes=())
+    return keep_average(plan, model, decay=decay, format=format, **options)
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.999, 1 - 1e-9])

@@ -41,7 +41,7 @@ def export(
     most: int = 10**9,
 ) -> Exported:
     found = export_of(plan, directory, checkpoint=checkpoint, averaged=averaged, dtype=dtype, most=most)
-    check_sound(found)
+    check_sound(found.tensors)
     return found.write(to, lambda *progress: None)
 
 

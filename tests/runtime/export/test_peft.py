@@ -1,0 +1,250 @@
+"""Adapters of PEFT through a run and back: the same bytes; merged into the model as PEFT merges them."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from reference_models import make
+from safetensors.torch import load_file, save_file
+from small_runs import make_run, plan_of, save
+from torch import Tensor
+
+from xtrain.cli.main import main
+from xtrain.planner.load import plan_from_text
+from xtrain.planner.model.peft import PEFT_CONFIG, PEFT_WEIGHTS, assign_peft
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.base_weights import BaseWeights
+from xtrain.runtime.checkpoint.model_folder import planned_adapter
+from xtrain.runtime.checkpoint.stored_weights import WeightReader
+
+# Name → (family, its model, what PEFT is asked for).
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "odd heads, tied", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}),
+    "rslora": ("qwen3", "plain", {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": ["q_proj", "v_proj"]}),
+    "some layers": (
+        "llama",
+        "odd heads, tied",
+        {"r": 2, "target_modules": ["up_proj", "o_proj"], "layers_to_transform": [1]},
+    ),
+    "beside a head": ("qwen3", "plain", {"r": 2, "target_modules": ["k_proj"], "modules_to_save": ["lm_head"]}),
+}
+
+
+def made(family: str, name: str, asked: dict[str, Any], folder: Path) -> Any:
+    """A model of PEFT with random A and B, saved with its base; folder: gets `base` and `adapter`."""
+    base = make(family, name, folder / "base")
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **asked))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0.0, 0.1, generator=generator)
+    model.save_pretrained(str(folder / "adapter"))
+    return model
+
+
+def plan_on(folder: Path, more: str = "") -> Plan:
+    return plan_of(f'"{folder / "base"}"', more=f'adapter lora {{ from = "{folder / "adapter"}" }}\n{more}')
+
+
+def run_of(plan: Plan, folder: Path) -> Path:
+    """A run with a checkpoint of the adapter that it has begun with."""
+    args = plan.node("setup.read_adapter").args
+    trained = tuple(each for each in plan.parameters.tensors if each.trained)
+    found = {each.name: torch.empty(each.shape) for each in trained}
+    files = planned_adapter(plan, **args).files
+    with WeightReader(files, assign_peft(plan.architecture, trained, files), lambda done: None) as reader:
+        reader.read(found.items())
+    directory = make_run(plan, folder / "run", folder)
+    with BaseWeights.of(plan, folder, torch.device("cpu")) as base:
+        digest = base.digest
+    save(plan, directory, found, base_content=digest)
+    return directory
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: Path, name: str, capsys):
+    family, model, asked = CASES[name]
+    reference = made(family, model, asked, tmp_path)
+    plan = plan_on(tmp_path)
+    adapter = plan.architecture.adapter
+    assert (adapter.rank, adapter.alpha) == (asked["r"], asked.get("lora_alpha", 8))
+    assert adapter.scaling == ("rslora" if asked.get("use_rslora") else "standard")
+    directory = run_of(plan, tmp_path)
+    assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / "out")]) == 0
+    for file in (PEFT_WEIGHTS, PEFT_CONFIG):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
+
+    assert main(["merge", str(directory), "--to", str(tmp_path / "merged")]) == 0
+    assert "read back and compared" in capsys.readouterr().out
+    merged, theirs = load_file(tmp_path / "merged" / "model.safetensors"), reference.merge_and_unload().state_dict()
+    assert merged.keys() <= theirs.keys() and merged
+    for key, tensor in merged.items():
+        torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=1e-6)
+    report = json.loads((tmp_path / "merged" / "merge.json").read_text())
+    assert len(report) == sum("lora_A" in key for key in load_file(tmp_path / "adapter" / PEFT_WEIGHTS))
+    assert all(each["rms"] > 0 and each["error"] == 0 for each in report.values())
+
+
+def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
+    """Of an adapter that began here, so that its config is written anew."""
+    from transformers import AutoModelForCausalLM
+
+    base = make("llama", "odd heads, tied", tmp_path / "base")
+    for number, text in enumerate(
+        ("rank = 3, alpha = 7", 'rank = 2, targets = ["layers.0.self_attn.q_proj", "mlp.up_proj"], scaling = rslora')
+    ):
+        plan = plan_of(f'"{tmp_path / "base"}"', more=f"adapter lora {{ {text} }}")
+        folder = tmp_path / str(number)
+        trained = {each.name: torch.randn(each.shape) / 10 for each in plan.parameters.tensors if each.trained}
+        directory = make_run(plan, folder / "run", folder)
+        with BaseWeights.of(plan, folder, torch.device("cpu")) as weights:
+            digest = weights.digest
+        save(plan, directory, trained, base_content=digest)
+        assert main(["export", str(directory), "--adapter", "--to", str(folder / "out")]) == 0
+        assert main(["merge", str(directory), "--to", str(folder / "merged")]) == 0
+        fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT's own
+            model = PeftModel.from_pretrained(fresh, str(folder / "out"))
+        ids_BS = torch.arange(12).view(2, 6)
+        ours = AutoModelForCausalLM.from_pretrained(folder / "merged")
+        torch.testing.assert_close(model(ids_BS).logits, ours(ids_BS).logits, rtol=0, atol=1e-5)
+        assert not torch.allclose(base(ids_BS).logits, ours(ids_BS).logits, atol=1e-3)
+
+
+def test_another_base_is_refused_and_little_is_kept_by_bf16(tmp_path: Path, capsys):
+    made("llama", "odd heads, tied", {"r": 2, "target_modules": ["v_proj"]}, tmp_path)
+    directory = run_of(plan_on(tmp_path), tmp_path)
+    assert main(["merge", str(directory), "--to", str(tmp_path / "coarse"), "--dtype", "bf16"]) == 0
+    said = capsys.readouterr().out
+    assert "the format keeps least of layers." in said and "merge.json has all" in said
+    report = json.loads((tmp_path / "coarse" / "merge.json").read_text())
+    assert all(0 < each["error"] < 1 and each["unchanged"] < 1 for each in report.values())
+
+    file = tmp_path / "base" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] += 1
+    save_file(tensors, file, {"format": "pt"})
+    assert main(["merge", str(directory), "--to", str(tmp_path / "other")]) == 3
+    assert "error[X705]" in (said := capsys.readouterr().err) and "was trained on the base" in said
+    assert main(["generate", str(directory), "--prompt", "a", "--tokens", "1"]) == 3
+    assert "was trained on the base" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "base")
+    assert main(["merge", str(directory), "--to", str(tmp_path / "other")]) == 3
+    assert "error[X524]: the model under the adapter cannot be read" in capsys.readouterr().err
+
+
+def test_an_export_says_which_of_both_is_meant(tmp_path: Path, capsys):
+    made("llama", "odd heads, tied", {"r": 2, "target_modules": ["v_proj"]}, tmp_path)
+    directory = run_of(plan_on(tmp_path), tmp_path)
+    assert main(["export", str(directory), "--to", str(tmp_path / "out")]) == 3
+    said = capsys.readouterr().err
+    assert "error[X525]: the run trains an adapter" in said and "xtrain merge" in said
+    whole = plan_of(f'"{tmp_path / "base"}"')
+    other = make_run(whole, tmp_path / "whole", tmp_path)
+    assert main(["export", str(other), "--adapter", "--to", str(tmp_path / "out")]) == 3
+    assert "error[X525]: the run trains no adapter" in capsys.readouterr().err
+    assert main(["merge", str(other), "--to", str(tmp_path / "out")]) == 3
+    assert "error[X525]: the run trains no adapter" in capsys.readouterr().err
+
+
+# What is wrong with a folder ------------------------------------------------------------------------------------------
+
+Change = Callable[[Path], object]
+
+
+def config(**keys: Any) -> Change:
+    def change(folder: Path) -> None:
+        file = folder / PEFT_CONFIG
+        file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+
+    return change
+
+
+def weights(change: Callable[[dict[str, Tensor]], object]) -> Change:
+    def run(folder: Path) -> None:
+        tensors = load_file(folder / PEFT_WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / PEFT_WEIGHTS, {"format": "pt"})
+
+    return run
+
+
+A = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
+WRONG: dict[str, tuple[Change, str, str]] = {
+    "no config": (lambda folder: (folder / PEFT_CONFIG).unlink(), "X520", "adapter_config.json cannot be read"),
+    "no JSON": (lambda folder: (folder / PEFT_CONFIG).write_text("{"), "X520", "is not a JSON object"),
+    "a list": (lambda folder: (folder / PEFT_CONFIG).write_text("[]"), "X520", "is not a JSON object"),
+    "no type": (lambda folder: (folder / PEFT_CONFIG).write_text("{}"), "X520", "has no `peft_type`"),
+    "another method": (config(peft_type="IA3"), "X522", '`peft_type` is "IA3"'),
+    "biases": (config(bias="all"), "X522", '`bias` is "all"'),
+    "conv1d": (config(fan_in_fan_out=True), "X522", "`fan_in_fan_out` is true"),
+    "pissa": (config(init_lora_weights="pissa"), "X522", '`init_lora_weights` is "pissa"'),
+    "an unknown key": (config(new_thing=2), "X522", "`new_thing` of"),
+    "words for numbers": (config(lora_alpha="eight"), "X522", "`lora_alpha` is"),
+    "several alphas": (config(alpha_pattern={"layers.1.self_attn.v_proj": 3}), "X522", "different alphas: 3, 8"),
+    "no weights": (lambda folder: (folder / PEFT_WEIGHTS).unlink(), "X524", "cannot be read"),
+    "a pickle": (
+        lambda folder: (folder / PEFT_WEIGHTS).rename(folder / "adapter_model.bin"),
+        "X524",
+        "has its adapter as a pickle",
+    ),
+    "cut off": (
+        lambda folder: (folder / PEFT_WEIGHTS).write_bytes((folder / PEFT_WEIGHTS).read_bytes()[:-8]),
+        "X524",
+        "is cut off",
+    ),
+    "no B": (weights(lambda found: found.pop(A.replace("lora_A", "lora_B"))), "X524", "is missing"),
+    "no A": (weights(lambda found: found.pop(A)), "X524", "is not of this model"),
+    "another shape": (weights(lambda found: found.update({A: torch.zeros(2, 7)})), "X524", "is 2 × 7 in"),
+    "whole numbers": (weights(lambda found: found.update({A: found[A].int()})), "X524", "is stored as I32"),
+    "another model": (
+        weights(lambda found: [found.update({name.replace("v_proj", "c_attn"): found.pop(name)}) for name in [*found]]),
+        "X524",
+        "has A and B of no matrix of this model",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("peft")
+    made("llama", "odd heads, tied", {"r": 2, "target_modules": ["v_proj"]}, folder)
+    return folder
+
+
+def diagnosed(folder: Path, adapter: str) -> tuple[str, str]:
+    """(code, text) of the one mistake of a spec with this adapter."""
+    text = f"""experiment small {{ seed = 1, budget = 40 steps }}
+model "{folder / "base"}"
+tokenizer bytes
+adapter lora {{ {adapter} }}
+dataset lines {{ source = text("*.txt") }}
+batch {{ sequence = 64 }}
+optimizer adamw {{ lr = 1e-3 }}
+"""
+    (found,) = plan_from_text(text, "small.xtrain").diagnostics.errors
+    return found.code, found.message
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_damaged_adapter_is_a_diagnostic(good: Path, tmp_path: Path, what: str):
+    change, code, said = WRONG[what]
+    shutil.copytree(good / "adapter", tmp_path / "adapter")
+    change(tmp_path / "adapter")
+    found = diagnosed(good, f'from = "{tmp_path / "adapter"}"')
+    assert found[0] == code and said in found[1], found
+
+
+def test_a_setting_beside_a_folder_agrees_with_it(good: Path):
+    named = f'from = "{good / "adapter"}"'
+    code, text = diagnosed(good, f"{named}, rank = 4")
+    assert code == "X523" and "`rank` is 4, and `r` of" in text and text.endswith("says 2")
