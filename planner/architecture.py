@@ -65,7 +65,7 @@ class Architecture:
     router_z_loss: float = 0.0
     rope: Rope = field(factory=Rope)
     own: Mapping[str, Any] = field(factory=dict, hash=False)
-    adapter: Adapter | None = None
+    adapter: Adapter | None = field(default=None, hash=False)
 
     @property
     def base(self) -> "Architecture":

@@ -16,8 +16,9 @@ from ...planner.architecture import Architecture, BlockParameter
 from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from ...planner.blocks.block import BlockPiece
 from ...planner.costs.op_trace import TracedTensor
+from ...planner.model.frozen import fits_part
 from ...planner.model.peft import PeftFolder, PeftUnreadable
-from ...planner.model.targets import ALL_LINEAR, is_target, matrices_of, targets_of
+from ...planner.model.targets import ALL_LINEAR, all_matrices, is_target, matrices_of, targets_of
 
 if TYPE_CHECKING:
     from ...planner.costs.block_trace import Tracer
@@ -46,6 +47,20 @@ class Lora(Adapter):
         default=(ALL_LINEAR,),
         example='["q_proj", "v_proj", "mlp.experts"]',
     )
+    layers: tuple[str, ...] = setting(
+        "blocks whose matrices have one: `0-3` is the numbers 0 to 3; none are named: all",
+        default=(),
+        example='["16-31"]',
+    )
+    ranks: dict[str, int] = setting(
+        "other ranks, by names of matrices as in `targets`; the first that means a matrix holds for it",
+        default={},
+        check=at_least(1),
+        example='{ v_proj: 8, "layers.0-3.mlp": 32 }',
+    )
+    alphas: dict[str, float] = setting(
+        "other values of alpha, in the same way", default={}, check=positive, example="{ v_proj: 16 }"
+    )
     init: Literal["default", "gaussian"] = setting(
         "first values of A. default: uniform within ± 1 / √inputs; gaussian: normal with deviation 1 / rank. B is zero",
         default="default",
@@ -54,9 +69,8 @@ class Lora(Adapter):
     from_: str | None = begun_from()
 
     resuming: ClassVar[Mapping[str, Resuming]] = {
-        "rank": "shape",
-        "targets": "shape",
-        "alpha": "meaning",
+        **dict.fromkeys(("rank", "ranks", "targets", "layers"), "shape"),
+        **dict.fromkeys(("alpha", "alphas"), "meaning"),
         "scaling": "meaning",
         "init": "elsewhere",
         "train": "elsewhere",
@@ -111,29 +125,44 @@ class Lora(Adapter):
             "use_rslora": self.scaling == "rslora",
         }
 
-    @property
-    def scale(self) -> float:
-        """What the product of both matrices is multiplied by."""
-        assert not isinstance(self.alpha, Auto)
-        return self.alpha / (sqrt(self.rank) if self.scaling == "rslora" else self.rank)
+    def unfit(self, arch: Architecture) -> tuple[str, str, str] | None:
+        for name in self.layers:
+            if not any(fits_part(name, str(layer)) for layer in range(arch.layers)):
+                message = f"the model has no block `{name}`: the {arch.layers} blocks are 0 to {arch.layers - 1}"
+                return "layers", message, "name blocks that there are"
+        matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
+        if not matrices:
+            return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"
+        for own, patterns in (("ranks", self.ranks), ("alphas", self.alphas)):
+            for name in patterns:
+                if not any(is_target(name, layer, matrix) for layer, matrix in matrices):
+                    return own, f"no matrix with an adapter is meant by `{name}`", "name matrices as targets do"
+        return None
+
+    def _means(self, layer: int, matrix: BlockParameter) -> bool:
+        inside = not self.layers or any(fits_part(each, str(layer)) for each in self.layers)
+        return inside and any(is_target(each, layer, matrix) for each in self.targets)
 
     def args(self) -> dict[str, Any]:
         return {"init": self.init}
 
     def does(self) -> str:
-        values = "uniform by its inputs" if self.init == "default" else f"normal with deviation 1 / {self.rank}"
+        values = "uniform by its inputs" if self.init == "default" else "normal with deviation 1 / rank"
         return f"draw A of every adapter, {values}, each from its name and the seed; B is zero"
 
     def on(self, blocks: tuple[BlockPiece, ...], arch: Architecture) -> tuple[BlockPiece, ...]:
         return tuple(self._on(block, layer, arch) for layer, block in enumerate(blocks))
 
     def _on(self, block: BlockPiece, layer: int, arch: Architecture) -> BlockPiece:
-        found = tuple(
-            LoraMatrix(matrix.name, self.rank, self.scale)
-            for matrix in matrices_of(block, arch)
-            if any(is_target(each, layer, matrix) for each in self.targets)
-        )
+        found = tuple(self._of(layer, matrix) for matrix in matrices_of(block, arch) if self._means(layer, matrix))
         return AdaptedBlock((block,), found) if found else block
+
+    def _of(self, layer: int, matrix: BlockParameter) -> "LoraMatrix":
+        def first(patterns: Mapping[str, Any], usual: Any) -> Any:
+            return next((each for name, each in patterns.items() if is_target(name, layer, matrix)), usual)
+
+        rank, alpha = first(self.ranks, self.rank), first(self.alphas, self.alpha)
+        return LoraMatrix(matrix.name, rank, alpha / (sqrt(rank) if self.scaling == "rslora" else rank))
 
 
 @frozen

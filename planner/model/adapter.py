@@ -49,7 +49,7 @@ def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, st
     """The setting at fault, what is wrong, and what to do."""
     if not targets:
         return TARGETS, "no matrix has an adapter", f"name matrices, or leave targets out: {ALL_LINEAR}"
-    matrices = [*all_matrices(arch)]
+    matrices = all_matrices(arch)
     for target in targets:
         if any(is_target(target, layer, matrix) for layer, matrix in matrices):
             continue
@@ -108,7 +108,7 @@ def _wrong_module(arch: Architecture, patterns: tuple[str, ...]) -> tuple[str, s
 
 def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> str | None:
     """A target whose matrices those before it mean already."""
-    matrices, before = [*all_matrices(arch)], set[tuple[int, str]]()
+    matrices, before = all_matrices(arch), set[tuple[int, str]]()
     for target in targets:
         meant = {(layer, matrix.name) for layer, matrix in matrices if is_target(target, layer, matrix)}
         if meant <= before:

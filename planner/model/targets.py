@@ -19,11 +19,10 @@ def matrices_of(block: "BlockPiece", arch: Architecture) -> Iterator[BlockParame
             yield from (each for each in layer.parameters(arch) if each.is_matrix and not each.router)
 
 
-def all_matrices(arch: Architecture) -> Iterator[tuple[int, BlockParameter]]:
-    """(layer, matrix) of all that an adapter can be of."""
+def all_matrices(arch: Architecture) -> list[tuple[int, BlockParameter]]:
+    """(layer, matrix) of all of a model that an adapter can be of, in its order."""
     found = {layer: tuple(matrices_of(kind.block, arch)) for kind in arch.base.kinds for layer in kind.layers}
-    for layer in sorted(found):
-        yield from ((layer, matrix) for matrix in found[layer])
+    return [(layer, matrix) for layer in sorted(found) for matrix in found[layer]]
 
 
 def is_target(pattern: str, layer: int, matrix: BlockParameter) -> bool:

@@ -27,6 +27,20 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         'rank = 4, alpha = 4, scaling = rslora, targets = ["q_proj", "layers.1.mlp.down_proj"]',
         {"r": 4, "lora_alpha": 4, "use_rslora": True, "target_modules": r".*\.(q_proj|layers\.1\.mlp\.down_proj)"},
     ),
+    (
+        "qwen3",
+        "plain",
+        'rank = 2, alpha = 5, layers = ["1"], targets = ["q_proj", "v_proj", "mlp"], '
+        'ranks = { v_proj: 3, "up_proj": 4 }, alphas = { v_proj: 9, gate_proj: 1 }',
+        {
+            "r": 2,
+            "lora_alpha": 5,
+            "target_modules": ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"],
+            "layers_to_transform": [1],
+            "rank_pattern": {"v_proj": 3, "up_proj": 4},
+            "alpha_pattern": {"v_proj": 9, "gate_proj": 1},
+        },
+    ),
     ("gemma3", "plain", "rank = 2, alpha = 3", {"r": 2, "lora_alpha": 3, "target_modules": LINEAR}),
     (
         "deepseek_v3",

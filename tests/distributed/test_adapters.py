@@ -11,6 +11,7 @@ pytestmark = pytest.mark.distributed
 
 ALL = "adapter lora { rank = 3, alpha = 12 }"
 SOME = 'adapter lora { rank = 4, scaling = rslora, targets = ["v_proj", "layers.1-2.mlp", "o_proj"], init = gaussian }'
+RANKS = "adapter lora { rank = 4, alpha = 8, ranks = { down_proj: 2, self_attn: 5 }, alphas = { mlp: 3 } }"
 BESIDE = 'adapter lora { rank = 3, alpha = 6, targets = ["layers.2.mlp"], train = ["norm", "layers.3.mlp"] }'
 EXPERTS = 'adapter lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }'
 DOWN = 'adapter lora { rank = 4, targets = ["layers.2-3.mlp.experts.down_proj"], train = ["layers.*.mlp.gate"] }'
@@ -26,6 +27,7 @@ MORE = [
     (Topology(fsdp=4, note="some"), SOME),
     (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="all, without sequence"), ALL),
     (Topology(tp=2, fsdp=2, note="some"), SOME),
+    (Topology(tp=2, fsdp=2, note="ranks"), RANKS),
     (Topology(tp=2, note="beside norms"), BESIDE),
     (Topology(pp=2, shared=TIED, note="beside norms, tied"), BESIDE),
     (Topology(pp=2, sets=ZBV, note="all, zbv"), ALL),

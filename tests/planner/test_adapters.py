@@ -52,7 +52,6 @@ def test_without_an_adapter_the_plan_says_nothing_of_any(make_plan):
 )
 def test_the_scale_follows_from_rank_and_alpha(make_plan, settings, scale):
     plan = make_plan(model=SHAPE, adapter=adapted(settings))
-    assert plan.architecture.adapter.scale == scale
     assert {each.matrices[0].scale for each in (kind.block for kind in plan.architecture.kinds)} == {scale}
 
 
@@ -84,6 +83,10 @@ def test_only_an_adapter_has_states(make_plan):
         ('targets = ["lm_head"]', "is meant by `lm_head`", '`train = ["lm_head"]` trains it in full'),
         ('targets = ["norm"]', "is meant by `norm`", '`train = ["norm"]`'),
         ('targets = ["input_layernorm"]', "is meant by", '`train = ["layers.*.input_layernorm"]`'),
+        ('layers = ["4-5"]', "the model has no block `4-5`", "name blocks that there are"),
+        ('layers = ["0"], targets = ["layers.1"]', "no matrix that targets name is in these blocks", "name others"),
+        ("ranks = { mlp: 3, norm: 2 }", "no matrix with an adapter is meant by `norm`", "as targets do"),
+        ('targets = ["mlp"], alphas = { q_proj: 2 }', "is meant by `q_proj`", "as targets do"),
         ("targets = []", "no matrix has an adapter", "leave targets out"),
         ('train = ["norms"]', "no parameter of the model is in `norms`", "did you mean `norm`?"),
     ],
@@ -119,7 +122,13 @@ def test_other_settings_that_do_not_fit(compiled):
 
 def test_every_setting_makes_another_experiment(make_plan):
     settings = ("rank = 4, alpha = 8", "alpha = 2", "scaling = rslora", "init = gaussian", 'targets = ["mlp"]')
-    more = ('targets = ["mlp", "q_proj"]', 'train = ["norm"]')
+    more = (
+        'targets = ["mlp", "q_proj"]',
+        'train = ["norm"]',
+        "ranks = { mlp: 4 }",
+        "alphas = { mlp: 4 }",
+        'layers = ["0"]',
+    )
     plans = [make_plan(model=SHAPE, adapter=adapted(each)) for each in ("rank = 16", *settings, *more)]
     assert len({plan.config_id for plan in plans}) == len({plan.id for plan in plans}) == len(plans)
     assert make_plan(model=SHAPE, adapter=adapted("rank = 16, alpha = 16")).config_id == plans[0].config_id
@@ -137,6 +146,8 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
         (contents("rank = 8, scaling = rslora"), "adapter.scaling"),
         (contents('rank = 8, targets = ["q_proj"]'), "adapter.targets"),
         (contents("rank = 4, alpha = 8"), "adapter.rank"),
+        (contents("rank = 8, ranks = { mlp: 4 }"), "adapter.ranks"),
+        (contents("rank = 8, alphas = { mlp: 4 }"), "adapter.alphas"),
     ):
         (wrong,) = mismatches(lora, other)
         assert wrong.path == path
