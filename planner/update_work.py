@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
 
+from ..dsl.schema.training import OPTIMIZERS
 from .architecture import ParameterSpec
 from .model.groups import optimizers_of
 from .units import BYTES
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 2**24
 # Of 64 random bits of an element, and of what they are computed from.
 OF_RANDOM_BITS: Final = 24
+# Numbers for each element while signs are compared: of the update, both signs and their product.
+OF_SIGNS: Final = 4
 
 
 @frozen(kw_only=True)
@@ -50,24 +53,26 @@ def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateW
         own = [each for each in parameters if each.trained and run.groups.owner(each.name) == name]
         work = chosen.work(run, own)
         args = run.groups.args(name)
-        if chosen.converts(args):
-            converted = _converted(run, args, own, chosen.temporaries)
+        if chosen.converts(args) or args.get("cautious_decay", False):
+            converted = _converted(run, args, own)
             work = evolve(work or UpdateWork(), scratch=(0 if work is None else work.scratch) + converted)
         if work is not None:
             found = work if found is None else found + work
     return found
 
 
-def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec], temporaries: int) -> int:
-    """Bytes of the numbers of some rows in the format of the update: fp32, or finer where weights are. args,
-    temporaries: of the optimizer."""
+def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec]) -> int:
+    """Bytes of the numbers of some rows in the format of the update, which is fp32, or finer where weights are, and of
+    what says which of them decay. args: of the optimizer."""
     stored, rounds = run.formats.params, args.get("stochastic_rounding", False)
+    cautious = OF_SIGNS if args.get("cautious_decay", False) else 0
     width = max(BYTES[stored], BYTES["fp32"])
     weights = 2 if width > BYTES[stored] else 0  # with the gradient
-    largest = 0
+    largest, chosen = 0, OPTIMIZERS.of(args)
     for parameter in parameters:
         shape = run.cuts.shape(parameter)
         elements = min(shape[0], rows_at_once(shape)) * prod(shape[1:])
         moments = sum(BYTES[each.format or stored] != width for each in run.moments(parameter))
-        largest = max(largest, elements * ((weights + moments + temporaries) * width + rounds * OF_RANDOM_BITS))
+        numbers = (weights + moments + chosen.temporaries) * width if chosen.converts(args) else 0
+        largest = max(largest, elements * (numbers + cautious * width + rounds * OF_RANDOM_BITS))
     return largest

@@ -1,10 +1,11 @@
 """What ops share while a plan runs: who this rank is, how far the run has come, and the step under way."""
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 from torch import Tensor
 
 from .data.collate.batch import Microbatch
@@ -75,6 +76,39 @@ class BadSteps:
 
 
 @define
+class NormStatistics:
+    """Mean and variance of gradient norms that were not spikes: of the first steps of all, then moving averages.
+
+    Those of ZClip (Kumar et al. 2025, arXiv 2504.02507): μ ← a μ + (1 − a) n; σ² ← a σ² + (1 − a) (n − μ)², n being the
+    norm after it was scaled down.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def limit(self, norm: float, deviations: float, decay: float, first: int) -> float:
+        """What a norm is scaled down to, infinite if it is no spike; the statistics take it in.
+
+        One whose distance from the mean is z standard deviations, more than d = `deviations`, comes down to
+        μ + d² σ / z: the further it lies out, the nearer to the mean. decay: a; first: of how many steps mean and
+        variance are taken as they are, with nothing scaled down.
+        """
+        self.count += 1
+        if self.count <= first:  # Welford's sums
+            before = norm - self.mean
+            self.mean += before / self.count
+            self.variance += (before * (norm - self.mean) - self.variance) / self.count
+            return math.inf
+        deviation = math.sqrt(self.variance)
+        z = (norm - self.mean) / (deviation + 1e-6)
+        limit = self.mean + deviations**2 * deviation / z if z > deviations else math.inf
+        self.mean = decay * self.mean + (1 - decay) * min(norm, limit)
+        self.variance = decay * self.variance + (1 - decay) * (min(norm, limit) - self.mean) ** 2
+        return limit
+
+
+@define
 class Progress:
     """How far the run has come. `step` counts optimizer steps that have ended, `tokens` the positions they saw.
 
@@ -85,15 +119,18 @@ class Progress:
     tokens: int = 0
     measured: dict[str, tuple[int, float]] = field(factory=dict)
     bad: BadSteps = field(factory=BadSteps)
+    norms: NormStatistics = field(factory=NormStatistics)
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON."""
-        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters()}
+        norms = {"gradient_norms": asdict(self.norms)} if self.norms.count else {}
+        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **norms}
 
     def take(self, state: dict[str, Any]) -> None:
         """Go on from what a checkpoint has kept; what was measured later is of steps that are yet to come."""
         self.step, self.tokens = state["step"], state["tokens"]
         self.bad = BadSteps.of(state.get("nonfinite", {"last_good": self.step}))
+        self.norms = NormStatistics(**state.get("gradient_norms", {}))
         self.measured = {name: found for name, found in self.measured.items() if found[0] <= self.step}
         self.measured |= {name: (self.step, value) for name, value in state.get("metrics", {}).items()}
 
@@ -114,6 +151,8 @@ class Step:
     loss: float = float("nan")
     objective: float | None = None
     grad_norm: float = float("nan")
+    clipped: float = 1.0
+    """What its gradients were multiplied with."""
     lr: float = 0.0
     began: float = 0.0
     warms_up: bool = False

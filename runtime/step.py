@@ -6,6 +6,7 @@ schedule → optimizer → router_bias → measure; the plan has those of them t
 
 import time
 from collections.abc import Callable
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ from .monitoring.heartbeat import HeartbeatWriter
 from .monitoring.poller import Poller
 from .ops import op
 from .parallel.mesh import Meshes
-from .parallelize.gradients import GradientNorm
+from .parallel.tensor import local
+from .parallelize.gradients import GradientNorm, clip_factor
 from .parallelize.outline import Outlines
 from .parallelize.pipeline import PipelineSchedule
 from .parallelize.wrapped import WrappedModel
@@ -188,13 +190,40 @@ def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int) -> StepCa
 
 
 @op("step.clip")
-def clip(model: ModelParts, rank: Rank, max_norm: float) -> StepCall:
-    """Scale gradients so that their norm over all ranks is at most `max_norm`."""
+def clip(
+    model: ModelParts,
+    rank: Rank,
+    progress: Progress,
+    max_norm: float | None = None,
+    deviations: float | None = None,
+    decay: float = 0.0,
+    first: int = 0,
+) -> StepCall:
+    """Scale gradients so that their norm over all ranks is at most `max_norm`, and that which `NormStatistics` allow
+    for `deviations`, with `decay` and `first`."""
     norm = GradientNorm(model, rank)
 
     def run(step: Step) -> None:
         _reduce(step, norm, rank)
-        norm.scale(max_norm)
+        limit = float("inf") if max_norm is None else max_norm
+        if deviations is not None and isfinite(step.loss) and isfinite(step.grad_norm):
+            limit = min(limit, progress.norms.limit(step.grad_norm, deviations, decay, first))
+        step.clipped = clip_factor(step.grad_norm, limit)
+        norm.scale(limit)
+
+    return run
+
+
+@op("step.clip_value")
+def clip_value(model: ModelParts, largest: float) -> StepCall:
+    """Limit every element of the gradients to `largest`, up and down."""
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        gradients = [local(parameter.grad) for _, parameter in model.trained() if parameter.grad is not None]
+        if gradients:
+            torch._foreach_clamp_max_(gradients, largest)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_clamp_min_(gradients, -largest)  # pyright: ignore[reportPrivateImportUsage]
 
     return run
 

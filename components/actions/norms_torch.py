@@ -17,7 +17,7 @@ from ...runtime.execution.node_order import DueTicks
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
-from ...runtime.parallelize.gradients import clip_factor, copies_of
+from ...runtime.parallelize.gradients import copies_of
 from ...runtime.reporting.records import Records
 from ...runtime.state import Rank, Step
 from .norms import WHOLE, group_of
@@ -46,7 +46,6 @@ def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, 
     """Measure, on all ranks together, and add the norms to the record of the step. Where no step has been trained since
     the start there are no gradients, and none of them are recorded."""
     sums = GroupSums(plan, model, rank, by)
-    max_norm = next((node.args["max_norm"] for node in plan.nodes if node.op == "step.clip"), None)
 
     @torch.no_grad()
     def run(step: Step) -> None:
@@ -63,9 +62,8 @@ def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, 
             changes = [_norm(local(now) - before) for now, before in pairs]
             pieces["updates"] = torch.stack(changes).double().cpu() if changes else torch.zeros(0)
         found = sums.norms(pieces)
-        if "gradients" in found and max_norm is not None:
-            clipped = clip_factor(step.grad_norm, max_norm)
-            found["gradients"] = {name: norm / clipped for name, norm in found["gradients"].items()}
+        if "gradients" in found and step.clipped != 1.0:
+            found["gradients"] = {name: norm / step.clipped for name, norm in found["gradients"].items()}
         records.measured({f"{KEYS[each]}/{name}": norm for each, of in found.items() for name, norm in of.items()})
 
     return run

@@ -12,7 +12,10 @@ from ...dsl.schema.training import (
     OPTIMIZERS,
     Optimizer,
     States,
+    cautious_decay,
     clip_norm,
+    clip_spikes,
+    clip_value,
     decoupled_decay,
     learning_rate,
     random_rounding,
@@ -30,7 +33,10 @@ class AdamW(Optimizer):
     betas: tuple[float, ...] = setting("exponential decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
     weight_decay: float = decoupled_decay(0.1)
+    cautious_decay: bool = cautious_decay()
     clip: float | None = clip_norm()
+    clip_spikes: float | None = clip_spikes()
+    clip_value: float | None = clip_value()
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 
@@ -40,7 +46,7 @@ class AdamW(Optimizer):
     }
 
     def does(self, number_format: str) -> str:
-        return f"adamw, two moments in {self.stored(number_format)}, matrices decay by {self.weight_decay:g}"
+        return f"adamw, two moments in {self.stored(number_format)}, matrices {self.decayed(self.weight_decay)}"
 
     @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:

@@ -12,7 +12,10 @@ from ...dsl.schema.training import (
     OPTIMIZERS,
     Misfit,
     Optimizer,
+    cautious_decay,
     clip_norm,
+    clip_spikes,
+    clip_value,
     decoupled_decay,
     learning_rate,
     random_rounding,
@@ -42,7 +45,10 @@ class AdamW8bit(Optimizer):
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
     weight_decay: float = decoupled_decay(0.1)
     block: int = setting("numbers of a row that share a scale in fp32", default=128, check=at_least(8))
+    cautious_decay: bool = cautious_decay()
     clip: float | None = clip_norm()
+    clip_spikes: float | None = clip_spikes()
+    clip_value: float | None = clip_value()
     stochastic_rounding: bool = random_rounding()
 
     counts: ClassVar[bool] = True
@@ -71,7 +77,7 @@ class AdamW8bit(Optimizer):
     def does(self, number_format: str) -> str:
         return (
             f"adamw, two moments in 8 bits with a scale for {self.block} numbers, of vectors and small matrices in "
-            f"{self.stored(number_format)}; matrices decay by {self.weight_decay:g}"
+            f"{self.stored(number_format)}; matrices {self.decayed(self.weight_decay)}"
         )
 
     @classmethod

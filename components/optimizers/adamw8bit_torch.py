@@ -13,7 +13,7 @@ from ...runtime.models.tensors import first_state
 from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
 from ...runtime.state import Progress
-from ...runtime.training.local_optimizer import LocalOptimizer, Storage, storage_of, wide
+from ...runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of, wide
 from ...runtime.training.optimizer import groups_of
 from .adamw8bit import NAMES, tensors_of
 
@@ -37,9 +37,10 @@ class AdamW8bitOptimizer(LocalOptimizer):
         block: int,
         quantised: Sequence[str],
         storage: Storage | None = None,
+        cautious_decay: bool = False,
     ) -> None:
         """names: of parameters, by their id."""
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage, cautious_decay)
         self._names, self._block, self._quantised = names, block, quantised
         self._numbers = {moment: numbers_of_codes(signed) for moment, signed in SIGNED.items()}
 
@@ -78,8 +79,11 @@ class AdamW8bitOptimizer(LocalOptimizer):
         (decay, decay_of_squares), eps = group["betas"], group["eps"]
         for weight, gradient, average, square, count in zip(weights, gradients, *moments, counts, strict=True):
             lr, step = weight.new_full((), group["lr"]), count.to(weight.dtype)
-            weight.sub_(lr * group["weight_decay"] * weight)
             average.lerp_(gradient, 1 - decay)
+            if self._cautious_decay and group["weight_decay"]:
+                decay_cautiously(weight, average, group["lr"] * group["weight_decay"])
+            else:
+                weight.sub_(lr * group["weight_decay"] * weight)
             square.lerp_(gradient.square(), 1 - decay_of_squares)
             root = square.sqrt() / (1 - decay_of_squares**step).sqrt() + eps
             weight.sub_(lr * (average / (1 - decay**step)) / root)
@@ -127,9 +131,10 @@ def build_adamw8bit(
     block: int,
     quantised: list[str],
     stochastic_rounding: bool = False,
+    cautious_decay: bool = False,
 ) -> Optimizer:
     """The plan says of every parameter whether it decays, and whether its moments are in 8 bits."""
     names = {id(parameter): name for name, parameter in model.trained()}
     storage = storage_of(plan, model, progress, "", stochastic_rounding)
     groups = groups_of(plan, model, weight_decay)
-    return AdamW8bitOptimizer(groups, lr, (betas[0], betas[1]), eps, names, block, quantised, storage)
+    return AdamW8bitOptimizer(groups, lr, (betas[0], betas[1]), eps, names, block, quantised, storage, cautious_decay)

@@ -11,7 +11,7 @@ from ...planner.plan import Plan
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
 from ...runtime.state import Progress
-from ...runtime.training.local_optimizer import LocalOptimizer, Storage, storage_of
+from ...runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of
 from ...runtime.training.optimizer import groups_of
 
 
@@ -23,9 +23,15 @@ class LocalAdamW(LocalOptimizer):
     counts: ClassVar[bool] = True
 
     def __init__(
-        self, params: Any, lr: float, betas: tuple[float, float], eps: float, storage: Storage | None = None
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        storage: Storage | None = None,
+        cautious_decay: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage, cautious_decay)
 
     def update(
         self,
@@ -35,6 +41,12 @@ class LocalAdamW(LocalOptimizer):
         moments: Sequence[list[Tensor]],
         counts: list[Tensor],
     ) -> None:
+        decay = group["weight_decay"]
+        if decay and self._cautious_decay:
+            for weight, gradient, average in zip(weights, gradients, moments[0], strict=True):
+                # Of the sign of the update, whose denominator is positive.
+                decay_cautiously(weight, torch.lerp(average, gradient, 1 - group["betas"][0]), group["lr"] * decay)
+            decay = 0.0
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
             weights,
             gradients,
@@ -45,7 +57,7 @@ class LocalAdamW(LocalOptimizer):
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
+            weight_decay=decay,
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
@@ -63,7 +75,8 @@ def build_adamw(
     weight_decay: float,
     states: str = "",
     stochastic_rounding: bool = False,
+    cautious_decay: bool = False,
 ) -> Optimizer:
     """The plan says of every parameter whether it decays."""
     storage = storage_of(plan, model, progress, states, stochastic_rounding)
-    return LocalAdamW(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), eps, storage)
+    return LocalAdamW(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), eps, storage, cautious_decay)

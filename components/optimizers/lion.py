@@ -12,7 +12,10 @@ from ...dsl.schema.training import (
     OPTIMIZERS,
     Optimizer,
     States,
+    cautious_decay,
     clip_norm,
+    clip_spikes,
+    clip_value,
     decoupled_decay,
     learning_rate,
     random_rounding,
@@ -32,12 +35,15 @@ class Lion(Optimizer):
         check=momentum_pair,
     )  # fmt: skip
     weight_decay: float = decoupled_decay(1.0)
+    cautious_decay: bool = cautious_decay()
     clip: float | None = clip_norm()
+    clip_spikes: float | None = clip_spikes()
+    clip_value: float | None = clip_value()
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 
     def does(self, number_format: str) -> str:
-        return f"lion, one average in {self.stored(number_format)}, matrices decay by {self.weight_decay:g}"
+        return f"lion, one average in {self.stored(number_format)}, matrices {self.decayed(self.weight_decay)}"
 
     @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:

@@ -11,7 +11,7 @@ from ...planner.plan import Plan
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
 from ...runtime.state import Progress
-from ...runtime.training.local_optimizer import LocalOptimizer, Storage, storage_of
+from ...runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of
 from ...runtime.training.optimizer import groups_of
 
 
@@ -20,8 +20,15 @@ class LionOptimizer(LocalOptimizer):
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg",)
 
-    def __init__(self, params: Any, lr: float, betas: tuple[float, float], storage: Storage | None = None) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas}, storage)
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float],
+        storage: Storage | None = None,
+        cautious_decay: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas}, storage, cautious_decay)
 
     def update(
         self,
@@ -34,7 +41,9 @@ class LionOptimizer(LocalOptimizer):
         (stays, stays_next), lr = group["betas"], group["lr"]
         for weight, gradient, average in zip(weights, gradients, moments[0], strict=True):
             update = torch.lerp(average, gradient, 1 - stays).sign_()
-            if group["weight_decay"]:
+            if group["weight_decay"] and self._cautious_decay:
+                decay_cautiously(weight, update, lr * group["weight_decay"])
+            elif group["weight_decay"]:
                 weight.mul_(1 - lr * group["weight_decay"])
             weight.add_(update, alpha=-lr)
             average.lerp_(gradient, 1 - stays_next)
@@ -50,7 +59,8 @@ def build_lion(
     weight_decay: float,
     states: str = "",
     stochastic_rounding: bool = False,
+    cautious_decay: bool = False,
 ) -> Optimizer:
     """The plan says of every parameter whether it decays."""
     storage = storage_of(plan, model, progress, states, stochastic_rounding)
-    return LionOptimizer(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), storage)
+    return LionOptimizer(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), storage, cautious_decay)

@@ -13,7 +13,10 @@ from ...dsl.schema.training import (
     OPTIMIZERS,
     Optimizer,
     States,
+    cautious_decay,
     clip_norm,
+    clip_spikes,
+    clip_value,
     decoupled_decay,
     learning_rate,
     random_rounding,
@@ -50,7 +53,10 @@ class Muon(Optimizer):
     adamw_lr: float = setting("learning rate of AdamW, as a share of `lr`", default=1.0, check=positive)
     betas: tuple[float, ...] = setting("of AdamW: decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
     eps: float = setting("of AdamW: added to the denominator", default=1e-8, check=positive)
+    cautious_decay: bool = cautious_decay()
     clip: float | None = clip_norm()
+    clip_spikes: float | None = clip_spikes()
+    clip_value: float | None = clip_value()
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 
@@ -79,7 +85,7 @@ class Muon(Optimizer):
     def does(self, number_format: str) -> str:
         return (
             f"muon: matrices of blocks by a momentum in {self.stored(number_format)}, made orthogonal in "
-            f"{plural(self.ns_steps, 'step')} ({self.scale}), decay by {self.weight_decay:g}; adamw for the others"
+            f"{plural(self.ns_steps, 'step')} ({self.scale}), {self.decayed(self.weight_decay)}; adamw for the others"
         )
 
     @classmethod

@@ -16,7 +16,7 @@ from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
 from ...runtime.parallel.whole_matrices import Compute, WholeMatrices
 from ...runtime.state import Progress, Rank
-from ...runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
+from ...runtime.training.local_optimizer import Storage, decay_cautiously, row_ranges, storage_of, wide
 from ...runtime.training.optimizer import groups_of, updated
 from .adamw_torch import LocalAdamW
 from .muon import in_matrices
@@ -47,6 +47,7 @@ class MuonOptimizer(Optimizer):
         betas: tuple[float, float],
         eps: float,
         storage: Storage | None = None,
+        cautious_decay: bool = False,
     ) -> None:
         """matrices: the parameters of `groups`, by name. rest: groups of those that AdamW updates, with `betas` and
         `eps`. number_format: of what is made orthogonal. device: where that is done."""
@@ -56,8 +57,8 @@ class MuonOptimizer(Optimizer):
         self._group_of = {id(parameter): group for group in own for parameter in group["params"]}
         self._momentum, self._nesterov = momentum, nesterov
         self._orthogonal, self._scale, self._format = orthogonal, scale, number_format
-        self._storage = storage or Storage()
-        self._rest = LocalAdamW(others, lr, betas, eps, self._storage)
+        self._storage, self._cautious_decay = storage or Storage(), cautious_decay
+        self._rest = LocalAdamW(others, lr, betas, eps, self._storage, cautious_decay)
         self._rest.state = self.state  # those who save and load know of one optimizer
 
     @torch.no_grad()
@@ -73,7 +74,9 @@ class MuonOptimizer(Optimizer):
             for rows in self._rows(part):
                 stored = part[rows]
                 weights = wide(stored, parameter) if self._storage.converts else stored
-                if group["weight_decay"]:
+                if group["weight_decay"] and self._cautious_decay:
+                    decay_cautiously(weights, update[rows].to(weights), group["lr"] * group["weight_decay"])
+                elif group["weight_decay"]:
                     weights.mul_(1 - group["lr"] * group["weight_decay"])
                 weights.add_(update[rows].to(weights), alpha=-group["lr"] * scale_of(self._scale, parameter.shape))
                 self._storage.write(parameter, first + rows.start, stored, weights)
@@ -152,6 +155,7 @@ def build_muon(
     format: str,
     states: str = "",
     stochastic_rounding: bool = False,
+    cautious_decay: bool = False,
 ) -> Optimizer:
     """The plan says of every parameter which of the two updates it, and whether it decays."""
     found = {name: parameter for name, parameter in updated(plan, model) if in_matrices(matrices, name)}
@@ -170,4 +174,5 @@ def build_muon(
         betas=(betas[0], betas[1]),
         eps=eps,
         storage=storage_of(plan, model, progress, states, stochastic_rounding),
+        cautious_decay=cautious_decay,
     )

@@ -13,6 +13,8 @@ from ...dsl.schema.training import (
     Optimizer,
     States,
     clip_norm,
+    clip_spikes,
+    clip_value,
     learning_rate,
     not_negative,
     random_rounding,
@@ -34,6 +36,8 @@ class Sgd(Optimizer):
         "weight decay of matrices, added to their gradients (L2)", default=0.0, check=not_negative
     )
     clip: float | None = clip_norm()
+    clip_spikes: float | None = clip_spikes()
+    clip_value: float | None = clip_value()
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 

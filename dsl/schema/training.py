@@ -75,9 +75,48 @@ def clip_norm() -> Any:
     return setting("gradients are clipped to this global norm; none: no clipping", default=1.0, check=positive)
 
 
+def clip_spikes() -> Any:
+    """The setting `clip_spikes` that every optimizer of xtrain has."""
+    return setting(
+        "gradients whose norm lies more than so many standard deviations above the mean of those before are scaled "
+        "down (ZClip, arXiv 2504.02507); none: not",
+        default=None,
+        check=positive,
+        example="2.5",
+        added=True,
+    )
+
+
+def clip_value() -> Any:
+    """The setting `clip_value` that every optimizer of xtrain has."""
+    return setting(
+        "every element of the gradients is limited to this size, after the norm; none: not",
+        default=None,
+        check=positive,
+        added=True,
+    )
+
+
+# Those of ZClip (Kumar et al. 2025, arXiv 2504.02507): what stays of mean and variance in a step, and of how many steps
+# both are taken first.
+SPIKE_DECAY: Final = 0.97
+SPIKE_STEPS: Final = 25
+CLIPPING: Final = ("clip", "clip_spikes", "clip_value")
+"""What is done with gradients before the optimizer is called: nodes of their own."""
+
+
 def decoupled_decay(default: float) -> Any:
     """The setting `weight_decay` of optimizers that decay weights beside the gradient."""
     return setting("decoupled weight decay of matrices", default=default, check=not_negative)
+
+
+def cautious_decay() -> Any:
+    """The setting `cautious_decay` of optimizers that decay weights beside the gradient."""
+    return setting(
+        "only weights that the update brings nearer to 0 decay (cautious weight decay, arXiv 2510.12402)",
+        default=False,
+        added=True,
+    )
 
 
 States = Literal["auto", "bf16"]
@@ -123,6 +162,9 @@ class Optimizer(Component):
 
     lr: float
     clip: float | None
+    clip_spikes: float | None = None
+    clip_value: float | None = None
+    cautious_decay: bool = False
     states: States = "auto"
     stochastic_rounding: bool = False
     counts: ClassVar[bool] = False
@@ -142,8 +184,8 @@ class Optimizer(Component):
         return found
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node beside `kind` and `lr`: all of its settings but `lr` and `clip`, which other
-        nodes take, and those of which plans are silent."""
+        """The JSON arguments of its node beside `kind` and `lr`: all of its settings but `lr` and those of clipping,
+        which other nodes take, and those of which plans are silent."""
         values = {
             name: getattr(self, attribute.name)
             for name, (attribute, meta) in settings_of(type(self)).items()
@@ -152,13 +194,24 @@ class Optimizer(Component):
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in values.items()
-            if name not in ("lr", "clip")
+            if name not in ("lr", *CLIPPING)
         }
+
+    def clip_args(self) -> dict[str, Any]:
+        """The JSON arguments of the node that scales gradients by their norm; empty where that is only measured."""
+        args: dict[str, Any] = {} if self.clip is None else {"max_norm": self.clip}
+        if self.clip_spikes is not None:
+            args |= {"deviations": self.clip_spikes, "decay": SPIKE_DECAY, "first": SPIKE_STEPS}
+        return args
 
     def stored(self, number_format: str) -> str:
         """In which format its moments are, and how weights are rounded, in words. number_format: of the parameters."""
         form = number_format if self.states == "auto" else self.states
         return f"{form}, weights rounded at random" if self.stochastic_rounding else form
+
+    def decayed(self, weight_decay: float) -> str:
+        """By how much matrices decay, in words."""
+        return f"decay by {weight_decay:g}" + (" where the update makes them smaller" if self.cautious_decay else "")
 
     def misfits(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Misfit]:
         """Settings that do not fit the rest of the spec. architecture, layout: of its model and its ranks, as the
@@ -226,7 +279,7 @@ class ParameterGroup:
         check=not_negative,
     )
     optimizer: Optimizer = setting(
-        "an optimizer of its own; without it that of the other parameters", default=None, added=True, without=("clip",)
+        "an optimizer of its own; without it that of the other parameters", default=None, added=True, without=CLIPPING
     )
 
 

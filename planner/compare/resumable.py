@@ -33,6 +33,7 @@ _SWITCHES: Final = (
     "setup.read_weights",
     "setup.checkpoint",
     "step.clip",
+    "step.clip_value",
 )
 
 

@@ -218,7 +218,15 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.tensor_grad_sync": {"axes": None},
     "step.tied_grad_sync": {"axes": None},
     "step.context_grad_sync": {"axes": None},
-    "step.clip": {"max_norm": Rule("optimizer.clip", "learning", "gradients are scaled by it from here on")},
+    "step.clip": {
+        "max_norm": Rule("optimizer.clip", "learning", "gradients are scaled by it from here on"),
+        "deviations": Rule("optimizer.clip_spikes", "learning", "gradients are scaled by it from here on"),
+        "decay": None,
+        "first": None,
+    },
+    "step.clip_value": {
+        "largest": Rule("optimizer.clip_value", "learning", "gradients are limited by it from here on")
+    },
     "step.gradient_norm": {},
     "step.check_finite": {"limit": Rule("on.nan", "none", f"it only concerns non-finite steps, {_STAYS}")},
     "step.schedule": {},

@@ -136,7 +136,7 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
         CollectiveCall(
             world,
             "all_reduce",
-            "step.gradient_norm" if spec.optimizer.clip is None else "step.clip",
+            "step.clip" if spec.optimizer.clip_args() else "step.gradient_norm",
             (2 if spec.loss.plain else 3) * 8,
         )
     )

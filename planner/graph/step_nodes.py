@@ -1,5 +1,6 @@
 """The nodes of one optimizer step, in the order in which they run."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...dsl.schema.actions import ACTIONS
@@ -76,11 +77,11 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
     _add_syncs(run, then)
     hooks("after_backward")
-    clip = spec.optimizer.clip
-    if clip is None:
-        then("step.gradient_norm", "global gradient norm, for the record; nothing is clipped", axes=everyone)
-    else:
-        then("step.clip", f"global gradient norm, scaled down to {clip:g}", {"max_norm": clip}, everyone)
+    args = spec.optimizer.clip_args()
+    then("step.clip" if args else "step.gradient_norm", f"global gradient norm, {_clip_text(args)}", args, everyone)
+    if (largest := spec.optimizer.clip_value) is not None:
+        does = f"limit every element of the gradients to {largest:g}, up and down"
+        then("step.clip_value", does, {"largest": largest})
     policy = on_nan(spec)
     then("step.check_finite", bad_step_text(policy), {"limit": policy.limit})
     then("step.schedule", "learning rate of this step, a closed form of its number")
@@ -103,6 +104,16 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     if keeps:
         then("step.let_go", "release the rows of the step")
     return last
+
+
+def _clip_text(args: Mapping[str, Any]) -> str:
+    parts = [f"scaled down to {args['max_norm']:g}"] if "max_norm" in args else []
+    if "deviations" in args:
+        parts.append(
+            f"scaled down where it is {args['deviations']:g} standard deviations above the mean of those before "
+            f"({args['decay']:g} of both stays in a step), behind the first {args['first']} steps"
+        )
+    return "; and ".join(parts) or "for the record; nothing is clipped"
 
 
 def _of_actions(run: Resolved, schedule: Schedule) -> list[StepNode]:

@@ -65,6 +65,15 @@ def row_ranges(tensor: Tensor) -> Iterator[slice]:
     return (slice(first, first + rows) for first in range(0, max(1, tensor.shape[0]), rows))
 
 
+def decay_cautiously(weights: Tensor, updates: Tensor, share: float) -> None:
+    """w ← w − share · w where `updates`, which will be subtracted from the weights, do not move them away from 0
+    (Chen et al. 2025, arXiv 2510.12402)."""
+    for rows in row_ranges(weights):
+        weight, update = weights[rows], updates[rows]
+        toward_zero = (weight.sign() * update.sign() >= 0).to(weight.dtype)
+        weight.mul_(toward_zero.mul_(-share).add_(1))
+
+
 class LocalOptimizer(Optimizer):
     """An optimizer whose update of an element needs that element alone: a rank updates its pieces, as plain tensors,
     and nothing is sent.
@@ -76,9 +85,11 @@ class LocalOptimizer(Optimizer):
     moments: ClassVar[tuple[str, ...]] = ()
     counts: ClassVar[bool] = False
 
-    def __init__(self, params: Any, defaults: dict[str, Any], storage: Storage | None = None) -> None:
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], storage: Storage | None = None, cautious_decay: bool = False
+    ) -> None:
         super().__init__(params, {"weight_decay": 0.0, **defaults})
-        self._storage = storage or Storage()
+        self._storage, self._cautious_decay = storage or Storage(), cautious_decay
 
     @property
     def converts(self) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from xtrain.components.optimizers.adamw_torch import LocalAdamW
 from xtrain.components.optimizers.lion_torch import LionOptimizer
 from xtrain.components.optimizers.muon_torch import MuonOptimizer, newton_schulz
 
@@ -117,3 +118,39 @@ def test_muon_without_matrices_is_adamw():
         ours.step()
         theirs.step()
     assert torch.equal(norm, expected) and norm[0] != 1
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
+def test_cautious_decay_is_its_formula(kind: str):
+    """w ← w − lr · (u + decay · w where u · w ≥ 0), u being what the optimizer without decay subtracts (Chen et al.
+    2025)."""
+    generator = torch.Generator().manual_seed(8)
+    start = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+
+    def optimizer(weight: Tensor, decay: float, cautious: bool) -> torch.optim.Optimizer:
+        groups = [{"params": [weight], "weight_decay": decay}]
+        if kind == "adamw":
+            return LocalAdamW(groups, 0.1, (0.9, 0.95), 1e-8, cautious_decay=cautious)
+        if kind == "lion":
+            return LionOptimizer(groups, 0.1, (0.9, 0.99), cautious_decay=cautious)
+        made = muon({"w": weight}, [{"params": []}], torch.float64, scale="original", nesterov=True,
+                    cautious_decay=cautious)  # fmt: skip
+        made.param_groups[0].update(weight_decay=decay, lr=0.1)
+        return made
+
+    ours, plain = (nn.Parameter(start.clone()) for _ in range(2))
+    cautious, without = optimizer(ours, 0.3, True), optimizer(plain, 0.0, False)
+    some = 0
+    for _ in range(10):
+        gradient = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            plain.copy_(ours)
+        before = ours.detach().clone()
+        ours.grad, plain.grad = gradient.clone(), gradient.clone()
+        cautious.step()
+        without.step()
+        update = before - plain.detach()
+        decays = update * before >= 0
+        some += int(decays.sum())
+        torch.testing.assert_close(ours.detach(), plain.detach() - 0.1 * 0.3 * before * decays, rtol=1e-12, atol=1e-14)
+    assert 50 < some < 250

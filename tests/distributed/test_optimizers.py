@@ -7,6 +7,8 @@ from forked_ranks import Outcome
 from topologies import BY_NAME, ELSEWHERE, SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
+from xtrain.dsl.schema import training
+
 pytestmark = pytest.mark.distributed
 
 OPTIMIZERS = {
@@ -20,6 +22,8 @@ OPTIMIZERS = {
     "adafactor": "adafactor { lr = 0.02, weight_decay = 0.1, eps1 = 1e-3",
     "rounded muon": "muon { lr = 0.01, adamw_lr = 0.1, stochastic_rounding = true",
     "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true",
+    "cautious muon": "muon { lr = 0.01, adamw_lr = 0.1, weight_decay = 1, cautious_decay = true",
+    "cautious lion": "lion { lr = 1e-3, weight_decay = 5, cautious_decay = true",
     "groups": "adamw { lr = 1e-2, eps = 1e-3",
 }
 GROUPS = {
@@ -112,3 +116,27 @@ def test_a_state_moves_to_another_layout(lab: Laboratory, name: str):
     moved = lab.ranks.run(lab.plan(trial, second), lab.folder, name=job)
     moved = evolve(moved, evals=moved.evals[-1:])  # without that of its first end
     assert gaps(moved, alone).worst < TOLERANCE["fp64"]
+
+
+CLIPPED = "none, clip_spikes = 0.1, clip_value = 2e-3"
+
+
+def test_spikes_and_elements_are_clipped_alike_on_layouts(lab: Laboratory, monkeypatch: pytest.MonkeyPatch):
+    """Statistics are those of all ranks, and a run goes on with them: the norm of the second step is a spike against
+    that of the first."""
+    monkeypatch.setattr(training, "SPIKE_STEPS", 1)
+    trial = Trial(optimizer="sgd { lr = 1e-4", clip=CLIPPED, steps=3, settings=SHALLOW)
+    layout = BY_NAME["fsdp 2 · tp 2 (dense)"].layout
+    whole = lab.run(trial, layout)
+    assert gaps(whole, lab.alone(trial)).worst < TOLERANCE["fp64"]
+    unclipped = lab.alone(evolve(trial, clip="none"))
+    for each in ("clip_spikes = 0.1", "clip_value = 2e-3"):
+        assert gaps(lab.alone(evolve(trial, clip=f"none, {each}")), unclipped).worst > 1e-6, each
+
+    def train(*sets: str) -> Outcome:
+        return lab.ranks.run(lab.plan(trial, (*layout, *sets)), lab.folder, name="clipped-parts")
+
+    train("experiment.budget=1 steps")
+    ended = train()
+    assert ended.curve == whole.curve
+    assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]

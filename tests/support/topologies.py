@@ -364,6 +364,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)"),
     "adafactor": ("fsdp 2 · tp 2 (dense)", "fsdp 4 · ep 2 (moe)"),
     "plain muon": ("fsdp 2 · ep 2 (moe)",),
+    "cautious muon": ("fsdp 2 (dense)",),
+    "cautious lion": ("fsdp 2 (dense)",),
     "groups": ("fsdp 2 · tp 2 (dense)",),
 }
 # Names of the rows that the ordinary tests of the table run, and in which formats: with those above every pair of axes,

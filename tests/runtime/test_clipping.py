@@ -1,0 +1,49 @@
+"""Clipping of gradients by their norms so far, and of their elements."""
+
+import math
+import random
+
+import pytest
+
+from xtrain.runtime.state import NormStatistics, Progress
+
+
+def as_published(norms: list[float], deviations: float, decay: float, first: int) -> list[float]:
+    """What ZClip scales norms down to, as its authors write it: a buffer first, then moving averages."""
+    found, mean, variance = [], 0.0, 0.0
+    for number, norm in enumerate(norms, start=1):
+        if number <= first:
+            found.append(norm)
+            if number == first:
+                mean = sum(found) / first
+                variance = sum((each - mean) ** 2 for each in found) / first
+            continue
+        z = (norm - mean) / (variance**0.5 + 1e-6)
+        scaled = mean + deviations * variance**0.5 / (z / deviations) if z > deviations else norm
+        mean = decay * mean + (1 - decay) * scaled
+        variance = decay * variance + (1 - decay) * (scaled - mean) ** 2
+        found.append(scaled)
+    return found
+
+
+def test_spikes_are_scaled_down_as_published():
+    draw = random.Random(7)
+    norms = [abs(draw.gauss(1.0, 0.2)) + (8.0 if number % 17 == 16 else 0.0) for number in range(120)]
+    statistics = NormStatistics()
+    ours = [min(norm, statistics.limit(norm, 2.5, 0.97, 25)) for norm in norms]
+    assert ours == pytest.approx(as_published(norms, 2.5, 0.97, 25), rel=1e-12)
+    spikes = [number for number, norm in enumerate(norms) if ours[number] < norm]
+    assert {33, 50, 67, 84, 101, 118} <= set(spikes) and 16 not in spikes and len(spikes) < 15
+    assert max(ours[25:]) < 3.0
+
+
+def test_statistics_go_on_where_a_checkpoint_was_taken():
+    before = Progress(step=30)
+    for number in range(30):
+        before.norms.limit(1.0 + number % 3, 2.5, 0.97, 25)
+    after = Progress()
+    after.take(before.counters())
+    assert after.norms == before.norms and after.norms is not before.norms
+    assert after.norms.limit(9.0, 2.5, 0.97, 25) == before.norms.limit(9.0, 2.5, 0.97, 25) < math.inf
+    after.take({"step": 1, "tokens": 2})  # of a run without them
+    assert after.norms == NormStatistics() and "gradient_norms" not in after.counters()
