@@ -149,8 +149,9 @@ def leaves(block: type, path: str) -> Iterator[str]:
 
 def stand_in(attribute: attrs.Attribute, meta: Setting | None = None) -> Any:
     """A value of the type of an attribute: its default, else any."""
-    if attribute.default is not attrs.NOTHING:
-        return attribute.default
+    default = attribute.default
+    if default is not attrs.NOTHING:
+        return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
     return stand_in_of(attribute.type, meta)
 
 

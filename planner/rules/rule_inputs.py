@@ -25,6 +25,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.block": ("model.*",),
     "model.frozen": ("model.*", "adapter.*", "tokenizer.source"),
     "model.adapter": ("model.*", "adapter", "adapter.*", "tokenizer.source"),
+    "model.adapter_files": ("model.*", "adapter", "adapter.*", "tokenizer.source"),
     "group": (
         "group",
         "group.*.name",

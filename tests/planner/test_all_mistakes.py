@@ -54,6 +54,16 @@ GALLERY = {
         scheduler cosine { warmup = «X602|200 steps» }
         every 10 steps eval «X504|code»
     """,
+    "an adapter, and how what is under it is stored": """
+        experiment e { «X203|sed» = 1, budget = 100 steps }
+        model llama { dim = 64, layers = 4, heads = 8 }
+        adapter lora { rank = 4, targets = «X435|["q_prj"]» }
+        tokenizer bytes
+        dataset code { source = python_stdlib() }
+        batch { sequence = «X301|"512"» }
+        optimizer adamw { lr = «X304|-1» }
+        precision { «X210|base = nf4» }
+    """,
     "groups of parameters": """
         experiment e { budget = 100 steps }
         model llama { dim = 64, layers = 4, heads = 8 }
