@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from attrs import evolve
-from forked_ranks import Outcome
+from forked_ranks import Mutation, Outcome
 from topologies import SCHEDULES, TIED, ZBV, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
@@ -72,6 +72,27 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
     assert not {name: gap for name, gap in found.tensors.items() if not gap < limit}
     assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
+
+
+FAULTS = [
+    (Topology(tp=2, note="summands"), ALL, Mutation("own_summands")),
+    (Topology(fsdp=2, note="averaged"), ALL, Mutation("average")),
+    (Topology(fsdp=2, ep=2, note="experts divided", **MOE), EXPERTS, Mutation("divide_experts", by=2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("topology", "adapter", "fault"),
+    [
+        pytest.param(*each, id=each[0].name, marks=pytest.mark.matrix if place else ())
+        for place, each in enumerate(FAULTS)
+    ],
+)
+def test_faults_of_layouts_are_seen(lab: Laboratory, topology: Topology, adapter: str, fault: Mutation):
+    trial = trial_of(topology, adapter)
+    found = gaps(lab.run(trial, topology.layout, mutation=fault, saves=False), lab.alone(trial))
+    wrong = {name for name, gap in found.tensors.items() if not gap < TOLERANCE["fp64"]}
+    assert any("lora_" in name for name in wrong)
 
 
 def test_the_model_under_an_adapter_stays_as_it_was(lab: Laboratory):

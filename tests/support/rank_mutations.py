@@ -76,7 +76,8 @@ def divide_experts(by: int) -> None:
             for name, parameter in given["model"].named_parameters():
                 if ".experts." in name:
                     with torch.no_grad():
-                        parameter.grad.to_local().div_(by)
+                        if parameter.grad is not None:
+                            parameter.grad.to_local().div_(by)
 
         return run
 
