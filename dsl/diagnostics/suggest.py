@@ -49,8 +49,8 @@ def certain(word: str, candidates: Iterable[str]) -> str | None:
         return meant if len(alike) == 1 else None
     if re.findall(r"\d", word) != re.findall(r"\d", meant):
         return None  # another number is seldom a slip: `qwen4` is not `qwen3`
-    steps = distance(lower, meant.lower(), len(lower))
-    rivals = [n for n in names if n != meant and distance(lower, n.lower(), len(lower)) == steps]
+    steps = distance(lower, meant.lower(), len(lower)) or 0
+    rivals = [n for n in names if n != meant and distance(lower, n.lower(), steps) == steps]
     if rivals and sorted(lower.split("_")) != sorted(meant.lower().split("_")):
         return None
     return meant if len(word) > 2 or sorted(lower) == sorted(meant.lower()) else None
@@ -75,4 +75,6 @@ def distance(left: str, right: str, limit: int) -> int | None:
             if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:
                 cost = min(cost, before[j - 2] + 1)
             row.append(cost)
+        if min(row) > limit and min(last) >= limit:
+            return None  # it never gets less: a swap starts from the row before
     return row[-1] if row[-1] <= limit else None

@@ -2,6 +2,7 @@
 
 import random
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -369,9 +370,14 @@ MISTAKES = [
 SPEC = str(Path(__file__).parents[2] / "specs" / "s.xtrain")
 
 
+@cache
 def judged(text):
-    """What the whole checker says, the planner's rules included."""
+    """What the whole checker says, the planner's rules included; of each text once."""
     return check_from_spec(SPEC, (), {SPEC: text})
+
+
+def fixed(bad):
+    return apply_fixes(lambda texts: judged({SPEC: bad, **texts}[SPEC]))
 
 
 @drawn(8, 1000)
@@ -384,7 +390,7 @@ def test_a_known_mistake_is_put_back(name, mistake, seed):
     except IndexError:  # nothing of the kind in this spec
         return
     before = judged(bad)
-    found = apply_fixes(lambda texts: check_from_spec(SPEC, (), {SPEC: bad, **texts}))
+    found = fixed(bad)
     after = found.texts.get(SPEC, bad)
     if not before.has_errors:
         assert not found.texts  # the mistake has another meaning, as `a - b` has without its comma
@@ -407,7 +413,7 @@ def test_most_known_mistakes_are_fixed(mistake):
         except IndexError:
             continue
         if judged(bad).has_errors:
-            found = apply_fixes(lambda texts, bad=bad: check_from_spec(SPEC, (), {SPEC: bad, **texts}))
+            found = fixed(bad)
             tried, whole = tried + 1, whole + (not found.diagnostics.has_errors)
     # Behind `(` a setting of the block may be an argument: mostly nobody knows where such a bracket is missing.
     share = 0.3 if mistake is break_bracket else 0.8
