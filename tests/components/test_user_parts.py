@@ -40,7 +40,9 @@ def call(tmp_path):
         user = {"module": "parts.py", "function": function, "digest": digest, "arguments": arguments}
         tensors = [SimpleNamespace(name="w", decays=True), SimpleNamespace(name="b", decays=False)]
         spec = str(tmp_path / "spec.xtrain")
-        return user, SimpleNamespace(spec=spec, parameters=SimpleNamespace(tensors=tensors))
+        node = SimpleNamespace(op="setup.optimizer", args={})
+        parameters = SimpleNamespace(tensors=tensors)
+        return user, SimpleNamespace(spec=spec, parameters=parameters, nodes=[node], node=lambda op: node)
 
     return write
 
@@ -51,7 +53,7 @@ def built(call):
         weight.grad = torch.ones_like(weight)
     user, plan = call
     named = list(weights.items())
-    model = SimpleNamespace(named_parameters=lambda: named, trained=lambda: named)
+    model = SimpleNamespace(named_parameters=lambda: named, trained=lambda: named, group="")
     return build_user_optimizer(plan, model, 0.5, user, ["average"], ["step"]), weights
 
 
