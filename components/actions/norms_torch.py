@@ -15,6 +15,7 @@ from torch import Tensor
 from ...planner.plan import Plan
 from ...runtime.execution.node_order import DueTicks
 from ...runtime.models.parts import ModelParts
+from ...runtime.models.quantise import values_of
 from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
 from ...runtime.parallelize.gradients import copies_of
@@ -53,7 +54,7 @@ def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, 
         gradients = [local(parameter.grad) for parameter in trained if parameter.grad is not None]
         pieces: dict[str, Tensor] = {}
         if "parameters" in of:
-            pieces["parameters"] = _norms([local(parameter) for parameter in model.parameters()])
+            pieces["parameters"] = _parameter_norms(model)
         if "gradients" in of and len(gradients) == len(trained):
             pieces["gradients"] = _norms(gradients)
         if "updates" in of and TAKEN in step.taken:
@@ -104,6 +105,15 @@ class GroupSums:
 
 def _roots(squares: dict[str, float]) -> dict[str, float]:
     return {name: math.sqrt(square) if square >= 0 else math.nan for name, square in squares.items()}
+
+
+def _parameter_norms(model: ModelParts) -> Tensor:
+    """The norms of this rank's pieces of all parameters; those that are stored in codes are computed one by one."""
+    stored = {each.name: each for each in model.quantised()}
+    named = list(model.named_parameters())
+    others = iter(_norms([local(parameter) for name, parameter in named if name not in stored]))
+    norms = [_norm(values_of(stored[name])).double().cpu() if name in stored else next(others) for name, _ in named]
+    return torch.stack(norms)
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:

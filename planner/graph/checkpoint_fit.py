@@ -116,7 +116,7 @@ def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Checkpoin
     if (found := _alone(saved, planned)) is not None:
         return [found]
     frozen = _frozen(set(saved.get("frozen", [])), set(planned.get("frozen", [])))
-    base = _base(saved, planned)
+    base = [] if saved.get("base") else _base(saved, planned)  # else it is among those of weights
     saved = {**planned, **saved}
     found = [*weight_mismatches(saved, planned), *frozen, *base]
     before, after = saved["params"], planned["params"]
@@ -156,23 +156,27 @@ def _frozen(before: set[str], after: set[str]) -> list[CheckpointMismatch]:
 
 
 def _base(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> list[CheckpointMismatch]:
-    """Why matrices that are stored in blocks of codes do not fit."""
+    """Why matrices that are stored in codes do not fit."""
     before, after = saved.get("base"), planned.get("base")
     if before == after:
-        return []
+        if not before or saved.get("frozen") == planned.get("frozen"):
+            return []
+        text = f"other parameters are frozen, and so other matrices are stored as {base_of(before).words()}"
+        return [CheckpointMismatch(path="model.frozen", text=text)]
     words = [base_of(each).words() if each else "none" for each in (before, after)]
-    text = f"{words[0]} → {words[1]}: matrices are stored in another way"
-    if not before:
-        text += "; begin with its weights alone, by checkpoint.pretrained"
+    text = f"{words[0]} → {words[1]}: matrices are stored in another way; begin with "
+    text += "a folder that `xtrain export --dequantise` writes" if before else "its weights alone, by "
+    text += "" if before else "checkpoint.pretrained"
     return [CheckpointMismatch(path="precision.base", text=text)]
 
 
 def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
-    """Why the weights alone of a checkpoint do not fit; their format may be any."""
+    """Why the weights alone of a checkpoint do not fit; their format may be any, but for matrices in codes."""
     if (alone := _alone(saved, planned)) is not None:
         return [alone]
+    codes = _base(saved, planned) if saved.get("base") else []
     saved = {**planned, **saved}
-    found = [*_model(saved, planned)]
+    found = [*_model(saved, planned), *codes]
     if bool(saved["buffers"]) != bool(planned["buffers"]):
         before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
         has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -105,3 +106,23 @@ def share_scales(model: ModelParts) -> None:
     for found in model.quantised():
         if group is not None and found.matrix.scales and len(found.matrix.shape) == 3:
             dist.all_reduce(found.module.get_buffer(found.matrix.scales), group=group)  # zeros but in one place
+
+
+def values_of(found: QuantisedParameter) -> Tensor:
+    """What the codes of this rank's own piece mean, in fp32; zeros where a block is filled up."""
+    matrix, parameter = found.matrix, found.parameter
+    packed, beside, base = local(parameter), matrix.beside(found.module), matrix.base
+    if not packed.numel():
+        return packed.new_zeros(0, dtype=torch.float32)
+    rows = own_indices(parameter, parameter.ndim - 2)
+    if len(matrix.shape) == 3:
+        part = evolve(matrix.expert(0), piece=(len(rows), matrix.shape[2]), first=(int(rows[0]), 0))
+        places = enumerate(own_indices(parameter, 0).tolist())
+        own = [part.values(packed[at], None if beside is None else beside[e], torch.float32) for at, e in places]
+        return torch.stack(own)
+    if base.in_rows(matrix.shape):
+        piece, first = (len(rows), matrix.piece[1]), (int(rows[0]), matrix.first[1])
+        return evolve(matrix, piece=piece, first=first).values(packed, beside, torch.float32)
+    blocks = (parameter.shape[0], base.block)
+    piece = (len(rows), base.block)
+    return evolve(matrix, shape=blocks, piece=piece, first=(int(rows[0]), 0)).values(packed, beside, torch.float32)

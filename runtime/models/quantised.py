@@ -77,6 +77,8 @@ class QuantisedMatrix:
 
     def values(self, packed: Tensor, beside: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The piece [R, C] or [E, R, C] of its bytes. beside: the fp32 numbers of the whole matrix, or stack."""
+        # Versions of torch before 2.13 may gather bytes in the format of the computation, which has all of them.
+        packed = packed.to(torch.uint8)
         if len(self.piece) == 3:
             out_ERC = packed.new_empty(self.piece, dtype=dtype)
             for number in range(len(packed)):

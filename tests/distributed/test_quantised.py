@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from projects import records
 from safetensors.torch import load_file
 from topologies import SCHEDULES, ZBV, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
@@ -91,9 +92,16 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     ids=lambda topology: topology.name,
 )
 def test_an_adapter_of_what_is_stored_trains_as_in_one_process(lab: Laboratory, topology: Topology):
-    trial = evolve(topology.trial("fp64"), steps=2, more=ADAPTER)
+    trial = evolve(topology.trial("fp64"), steps=2, more=f"{ADAPTER}\nevery 1 step norms {{ of = [parameters] }}")
     alone = lab.alone(trial)
-    found = gaps(lab.run(trial, topology.layout, saves=False), alone)
+    outcome = lab.run(trial, topology.layout, saves=False)
+    found = gaps(outcome, alone)
+    ours, theirs = (
+        [(key, value) for line in records(each.directory, "metrics") for key, value in line.items() if "param" in key]
+        for each in (outcome, alone)
+    )
+    assert len(ours) == len(theirs) > 2 * 4
+    assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-6 * b[1] for a, b in zip(ours, theirs, strict=True))
     assert found.loss < TOLERANCE["fp64"] and found.norm < TOLERANCE["fp64"]
     assert not {name: gap for name, gap in found.tensors.items() if not gap < TOLERANCE["fp64"]}
     plain = lab.alone(evolve(trial, settings=("model.ffn=64",)))  # the model as it was drawn: what codes cost

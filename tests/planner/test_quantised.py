@@ -6,7 +6,7 @@ from attrs import evolve
 from topologies import Topology
 from traces import is_as_planned, plan_of
 
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches, weight_mismatches
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.report.render import render
 from xtrain.planner.serialise import dumps, from_json, to_json
@@ -64,7 +64,13 @@ def test_a_checkpoint_is_of_one_base(make_plan):
     (begun,) = mismatches(none, nf4)
     assert "checkpoint.pretrained" in begun.text
     (back,) = mismatches(nf4, none)
-    assert back.path == "precision.base" and "pretrained" not in back.text
+    assert back.path == "precision.base" and "export --dequantise" in back.text
+    # Weights alone: those in a number format are stored, those in codes are as they are.
+    assert not weight_mismatches(none, nf4) and not weight_mismatches(nf4, nf4)
+    assert [each.path for each in weight_mismatches(nf4, int8)] == ["precision.base"]
+    assert [each.path for each in weight_mismatches(nf4, none)] == ["precision.base"]
+    less = checkpoint_contents(make_plan(model=SHAPE % '"layers.*.self_attn"', precision=NF4))
+    assert [each.path for each in weight_mismatches(nf4, less)] == ["model.frozen"]
 
 
 @pytest.mark.parametrize(
