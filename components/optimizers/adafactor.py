@@ -14,6 +14,8 @@ from ...dsl.schema.training import (
     OPTIMIZERS,
     Optimizer,
     clip_norm,
+    clip_spikes,
+    clip_value,
     decoupled_decay,
     learning_rate,
     random_rounding,
@@ -48,6 +50,8 @@ class Adafactor(Optimizer):
     )
     weight_decay: float = decoupled_decay(0.0)
     clip: float | None = clip_norm()
+    clip_spikes: float | None = clip_spikes()
+    clip_value: float | None = clip_value()
     stochastic_rounding: bool = random_rounding()
 
     counts: ClassVar[bool] = True
