@@ -103,7 +103,7 @@ class Makes:
 def only_tensor(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """All there is to save from now on, besides random numbers."""
     found = torch.zeros(1000)
-    monkeypatch.setattr(full_state, "model_tensors", lambda model: {"model.w": found})
+    monkeypatch.setattr(full_state, "saved_tensors", lambda model, plan: {"model.w": found})
     monkeypatch.setattr(full_state, "optimizer_tensors", lambda model, optimizer, plan: {})
     return found
 

@@ -37,7 +37,7 @@ def calls(monkeypatch) -> list[str]:
     found: list[str] = []
     monkeypatch.setattr(full_state, "read_tensors", lambda tensors, path, collective: found.append(kind_of(tensors)))
     monkeypatch.setattr(full_state, "reshard", lambda model: None)
-    monkeypatch.setattr(full_state, "model_tensors", lambda model: {"model.w": torch.zeros(1)})
+    monkeypatch.setattr(full_state, "saved_tensors", lambda model, plan: {"model.w": torch.zeros(1)})
     own = {"optimizer.w.step": torch.zeros(1)}
     monkeypatch.setattr(full_state, "optimizer_tensors", lambda model, optimizer, plan: own)
     return found
