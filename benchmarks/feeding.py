@@ -111,10 +111,8 @@ def flattened(documents: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def documents_of(feed: RowLoader, step: int) -> list[int]:
-    rows = feed.datasets[0].reader.rows
-    return np.concatenate(
-        [rows.document[rows.row_offsets[row] : rows.row_offsets[row + 1]] for row in feed.row_indices(step).flatten()]
-    ).tolist()
+    rows, own = feed.datasets[0].reader.rows, feed.step_rows(step).rows.flatten()
+    return np.concatenate([rows.document[rows.row_offsets[row] : rows.row_offsets[row + 1]] for row in own]).tolist()
 
 
 def rows_of_lists(store: TokenStore, feed: RowLoader) -> Call:

@@ -15,7 +15,6 @@ class SectionEntry:
 
     name_span: Span
     value: Value
-    written_as: str = "="  # or `--set`
 
 
 @define(eq=False)

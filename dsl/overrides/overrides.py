@@ -129,7 +129,7 @@ def _set_field(
     if name == "collate" and not rest:
         value = value_of(override.value, reading, evaluator, diagnostics)
         if value is not None:
-            tree.root.entries["collate"] = SectionEntry(span, value, PATH)
+            tree.root.entries["collate"] = SectionEntry(span, value)
         return
     if name in ("every", "on"):
         apply = set_tick if name == "every" else set_event

@@ -55,7 +55,7 @@ def descend(
     if name not in known and free is not None and len(rest) == 1:
         value = value_of(override.value, reading, evaluator, diagnostics)
         if value is not None:
-            section.entries[name] = SectionEntry(span, value, PATH)
+            section.entries[name] = SectionEntry(span, value)
             section.lost.discard(name)
         return
     if name not in known:
@@ -76,7 +76,7 @@ def descend(
     takes_text = (str in _parts(attribute.type) or is_word) and not automatic
     value = (text_of if takes_text else value_of)(override.value, reading, evaluator, diagnostics)
     if value is not None:
-        section.entries[name] = SectionEntry(span, value, PATH)
+        section.entries[name] = SectionEntry(span, value)
         section.lost.discard(name)
 
 

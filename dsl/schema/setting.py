@@ -39,10 +39,6 @@ class Role(StrEnum):
     EXECUTION = "execution"  # which kernel, how many threads: the same experiment
 
 
-class Required:
-    """Marks a setting without default."""
-
-
 @attrs.frozen(kw_only=True)
 class Setting:
     """Metadata of one field, stored under `attrs` metadata key `setting`.

@@ -79,10 +79,6 @@ class RowLoader:
         places = np.arange(self.rows_per_step, dtype=np.int64)
         return places.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
 
-    def row_indices(self, step: int) -> np.ndarray:
-        """Rows that this rank takes in `step`, each of its dataset, int64 [accumulate, micro]."""
-        return self.step_rows(step).rows
-
     def _taken(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The dataset of each row of a step, and which row of it that is, int64 [rows per step] both."""
         datasets, cursors = self.curriculum.rows(step)
@@ -162,19 +158,12 @@ class RowLoader:
             },
         }
 
-    def check_state(self, state: dict[str, Any]) -> Remarks:
-        """What is new and gone of the data beside a state, if it can be gone on from.
-
-        Raises DataError naming every difference that would make the steps from `state["step"]` on see other rows than
-        those that are due.
-        """
-        return position_of(self._by_key(state), self.state(self.curriculum.start.step))[1]
-
     def restore(self, state: dict[str, Any], steps: int) -> Remarks:
         """Go on from where `state` was written, in a run of `steps` steps; what there is to say of it.
 
         Its phases and its rows per step may have been others: what was taken is taken, what comes is by the curriculum.
-        Raises DataError as `check_state` does.
+        Raises DataError naming every difference that would make the steps from `state["step"]` on see other rows than
+        those that are due.
         """
         position, remarks = position_of(self._by_key(state), self.state(self.curriculum.start.step))
         self._left = remarks.left

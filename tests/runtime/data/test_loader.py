@@ -266,7 +266,7 @@ def test_a_state_of_other_data_is_refused_with_the_difference(change: dict, mess
 
 def test_the_same_numbers_from_another_store_are_refused(store: TokenStore):
     with pytest.raises(DataError, match="content of the rows") as caught:
-        loader(evolve(store, key="other")).check_state(loader(store).state(3))
+        loader(evolve(store, key="other")).restore(loader(store).state(3), 1000)
     assert "number of packed rows" not in str(caught.value)
 
 
@@ -277,19 +277,19 @@ def test_a_state_under_another_name_of_the_same_data_is_gone_on_from(store: Toke
     assert now.restore(old, 1000).renamed == {"before": "one"}
     assert now.rows_taken(3) == {"one": 12} and now.state(3)["datasets"] == loader(store).state(3)["datasets"]
     with pytest.raises(DataError, match="content of the rows"):
-        loader(evolve(store, aliases=("older",))).check_state(loader(evolve(store, key="old")).state(3))
+        loader(evolve(store, aliases=("older",))).restore(loader(evolve(store, key="old")).state(3), 1000)
 
 
 def test_other_documents_that_pack_alike_are_refused(make_store):
     alike = make_store([6] * len(LENGTHS))
     with pytest.raises(DataError, match="content of the rows"):
-        loader(alike, documents=DOCUMENTS - 1).check_state(loader(alike).state(3))
+        loader(alike, documents=DOCUMENTS - 1).restore(loader(alike).state(3), 1000)
 
 
 @pytest.mark.parametrize("state", [{"step": 3}, {"step": 3, "format": 1}, {"format": 99}])
 def test_a_state_of_another_format_is_refused(store: TokenStore, state: dict):
     with pytest.raises(DataError, match="the data cannot be resumed"):
-        loader(store).check_state(state)
+        loader(store).restore(state, 1000)
 
 
 def test_a_dataset_that_is_called_otherwise_goes_on_where_it_was(store: TokenStore):
@@ -438,7 +438,7 @@ def test_a_state_of_shares_says_nothing_of_epochs(readers):
 def test_a_dataset_of_the_same_name_with_other_rows_is_refused(readers):
     state = over(readers).state(6)
     with pytest.raises(DataError, match="dataset web, content of the rows") as caught:
-        over({**readers, "web": readers["code"]}).check_state(state)
+        over({**readers, "web": readers["code"]}).restore(state, 1000)
     assert "dataset chat" not in str(caught.value)
 
 
