@@ -1,6 +1,7 @@
 """`adapter lora { … }`: low-rank adaptation (Hu et al. 2021, arXiv 2106.09685)."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -35,7 +36,10 @@ class Lora(Adapter):
     kind: str = named("lora")
     rank: int = setting("rows of A and columns of B", default=16, check=at_least(1))
     alpha: float | Auto = setting(
-        "what they are multiplied by, times the rank; auto: the rank", default=AUTO, check=positive, example="32"
+        "s is alpha / rank, or alpha / √rank where scaling is rslora; auto: the rank",
+        default=AUTO,
+        check=positive,
+        example="32",
     )
     scaling: Literal["standard", "rslora"] = setting(
         "what alpha is divided by. standard: the rank; rslora: its square root (arXiv 2312.03732)", default="standard"
@@ -88,16 +92,13 @@ class Lora(Adapter):
         for key in ("rank_pattern", "alpha_pattern"):
             for value in folder.config.get(key, {}).values():
                 self._positive(folder, key, value)
-        ranks = {matrix.rank for matrix in folder.matrices}
-        alphas = {self._alpha(folder, matrix.module) for matrix in folder.matrices}
-        for values, key, what in ((ranks, "rank_pattern", "ranks"), (alphas, "alpha_pattern", "alphas")):
-            if len(values) > 1:
-                shown = ", ".join(f"{each:g}" for each in sorted(values))
-                message = f"matrices of {folder.folder} have different {what}: {shown}"
-                raise PeftUnreadable("X522", message, f"give an adapter without `{key}`")
+        rank, ranks = self._most(arch, {each.parameter: each.rank for each in folder.matrices})
+        alpha, alphas = self._most(arch, {each.parameter: self._alpha(folder, each.module) for each in folder.matrices})
         return {
-            "rank": (min(ranks), "r"),
-            "alpha": (float(min(alphas)), "lora_alpha"),
+            "rank": (rank, "r"),
+            "ranks": (ranks, "rank_pattern"),
+            "alpha": (float(alpha), "lora_alpha"),
+            "alphas": ({name: float(each) for name, each in alphas.items()}, "alpha_pattern"),
             "scaling": ("rslora" if folder.config.get("use_rslora") else "standard", "use_rslora"),
             "targets": (targets_of(arch, {matrix.parameter for matrix in folder.matrices}), "target_modules"),
             "train": (folder.full, "modules_to_save"),
@@ -110,16 +111,31 @@ class Lora(Adapter):
             raise PeftUnreadable("X522", message, "it must be a number above 0")
 
     @staticmethod
+    def _most(arch: Architecture, values: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The value that most matrices have, and those of the others by names as in `targets`."""
+        (usual, _), *others = Counter(values.values()).most_common()
+        found: dict[str, Any] = {}
+        for other, _ in others:
+            names = {name for name, value in values.items() if value == other}
+            found |= dict.fromkeys(targets_of(arch, names), other)
+        return usual, found
+
+    @staticmethod
     def _alpha(folder: PeftFolder, module: str) -> float:
         own = folder.pattern("alpha_pattern", module)
         return folder.config.get("lora_alpha", 8) if own is None else own
 
-    def for_peft(self) -> dict[str, Any]:
+    def for_peft(self, matrices: Mapping[str, tuple[int, BlockParameter]]) -> dict[str, Any]:
         alpha = self.alpha
         assert not isinstance(alpha, Auto)
+        own = {module: self._rank_and_alpha(*each) for module, each in matrices.items()}
+        ranks = {module: each for module, (each, _) in own.items() if each != self.rank}
+        alphas = {module: _whole(each) for module, (_, each) in own.items() if each != alpha}
         return {
             "r": self.rank,
-            "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+            "lora_alpha": _whole(alpha),
+            **({"rank_pattern": ranks} if ranks else {}),
+            **({"alpha_pattern": alphas} if alphas else {}),
             "lora_dropout": 0.0,
             "use_dora": False,
             "use_rslora": self.scaling == "rslora",
@@ -157,12 +173,20 @@ class Lora(Adapter):
         found = tuple(self._of(layer, matrix) for matrix in matrices_of(block, arch) if self._means(layer, matrix))
         return AdaptedBlock((block,), found) if found else block
 
-    def _of(self, layer: int, matrix: BlockParameter) -> "LoraMatrix":
+    def _rank_and_alpha(self, layer: int, matrix: BlockParameter) -> tuple[int, float]:
         def first(patterns: Mapping[str, Any], usual: Any) -> Any:
             return next((each for name, each in patterns.items() if is_target(name, layer, matrix)), usual)
 
-        rank, alpha = first(self.ranks, self.rank), first(self.alphas, self.alpha)
+        return first(self.ranks, self.rank), first(self.alphas, self.alpha)
+
+    def _of(self, layer: int, matrix: BlockParameter) -> "LoraMatrix":
+        rank, alpha = self._rank_and_alpha(layer, matrix)
         return LoraMatrix(matrix.name, rank, alpha / (sqrt(rank) if self.scaling == "rslora" else rank))
+
+
+def _whole(number: float) -> int | float:
+    """As PEFT writes it."""
+    return int(number) if number == int(number) else number
 
 
 @frozen

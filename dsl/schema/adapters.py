@@ -72,8 +72,9 @@ class Adapter(Component):
         adapter. Raises PeftUnreadable."""
         raise NotImplementedError
 
-    def for_peft(self) -> dict[str, Any]:
-        """What `adapter_config.json` says of it beside the names of matrices."""
+    def for_peft(self, matrices: Mapping[str, tuple[int, Any]]) -> dict[str, Any]:
+        """What `adapter_config.json` says of it beside the names of matrices. matrices: module in files → the layer and
+        the `BlockParameter` of each that it is of."""
         raise NotImplementedError
 
     def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:

@@ -283,6 +283,12 @@ def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str 
         for name in dict.fromkeys(each.adapter for each in trained if each.adapter)
         for part in names.of(specs[name])[0]
     }
+    matrices = {
+        part.name.removesuffix(".weight"): (layer, matrix)
+        for layer, matrix in all_matrices(arch)
+        for part in names.of(specs[f"layers.{layer}.{matrix.name}"])[0]
+    }
+    matrices = {module: each for module, each in matrices.items() if module in adapted}
     full = {names.of(each)[0][0].name.rpartition(".")[0]: None for each in trained if not each.adapter}
     tied = arch.tie_embeddings and any(each.name == EMBEDDING_WEIGHT and not each.adapter for each in trained)
     return {
@@ -296,7 +302,7 @@ def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str 
         "peft_type": "LORA",
         "target_modules": _target_modules(arch, names, adapted),
         "task_type": "CAUSAL_LM",
-        **arch.adapter.for_peft(),
+        **arch.adapter.for_peft(matrices),
     }
 
 
