@@ -248,13 +248,20 @@ def _reduce(step: Step, norm: GradientNorm, rank: Rank) -> None:
 
 
 @op("step.schedule")
-def schedule_lr(optimizer: Optimizer, schedule: Schedule) -> StepCall:
-    """Set the learning rate of this step."""
+def schedule_lr(plan: Plan, optimizer: Optimizer, schedule: Schedule, decay: str | None = None) -> StepCall:
+    """Set the learning rate of this step. decay: what weight decay is in proportion to as well: `lr`, as a share of its
+    peak (Defazio 2025, arXiv 2506.02285); None: it is what it is."""
+    assert decay in (None, "lr")
+    peak = plan.node("setup.scheduler").args["lr"]
+    decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
 
     def run(step: Step) -> None:
         step.lr = schedule(step.index)
         for group in optimizer.param_groups:
             group["lr"] = step.lr * group.get("lr_scale", 1.0)
+        if decay is not None:
+            for group, whole in zip(optimizer.param_groups, decays, strict=True):
+                group["weight_decay"] = whole * (step.lr / peak)
 
     return run
 

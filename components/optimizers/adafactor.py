@@ -19,6 +19,7 @@ from ...dsl.schema.training import (
     decoupled_decay,
     learning_rate,
     random_rounding,
+    scheduled_decay,
 )
 from ...planner.units import BYTES, plural
 from .adamw8bit import pattern_of
@@ -49,6 +50,7 @@ class Adafactor(Optimizer):
         "updates with a larger root of the mean square are scaled down to it", default=1.0, check=positive
     )
     weight_decay: float = decoupled_decay(0.0)
+    scheduled_decay: bool = scheduled_decay()
     clip: float | None = clip_norm()
     clip_spikes: float | None = clip_spikes()
     clip_value: float | None = clip_value()

@@ -19,6 +19,7 @@ from ...dsl.schema.training import (
     decoupled_decay,
     learning_rate,
     random_rounding,
+    scheduled_decay,
     state_format,
 )
 
@@ -34,6 +35,7 @@ class AdamW(Optimizer):
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
     weight_decay: float = decoupled_decay(0.1)
     cautious_decay: bool = cautious_decay()
+    scheduled_decay: bool = scheduled_decay()
     clip: float | None = clip_norm()
     clip_spikes: float | None = clip_spikes()
     clip_value: float | None = clip_value()

@@ -19,6 +19,7 @@ from ...dsl.schema.training import (
     decoupled_decay,
     learning_rate,
     random_rounding,
+    scheduled_decay,
 )
 from ...planner.units import plural
 
@@ -46,6 +47,7 @@ class AdamW8bit(Optimizer):
     weight_decay: float = decoupled_decay(0.1)
     block: int = setting("numbers of a row that share a scale in fp32", default=128, check=at_least(8))
     cautious_decay: bool = cautious_decay()
+    scheduled_decay: bool = scheduled_decay()
     clip: float | None = clip_norm()
     clip_spikes: float | None = clip_spikes()
     clip_value: float | None = clip_value()

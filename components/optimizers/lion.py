@@ -19,6 +19,7 @@ from ...dsl.schema.training import (
     decoupled_decay,
     learning_rate,
     random_rounding,
+    scheduled_decay,
     state_format,
 )
 
@@ -36,6 +37,7 @@ class Lion(Optimizer):
     )  # fmt: skip
     weight_decay: float = decoupled_decay(1.0)
     cautious_decay: bool = cautious_decay()
+    scheduled_decay: bool = scheduled_decay()
     clip: float | None = clip_norm()
     clip_spikes: float | None = clip_spikes()
     clip_value: float | None = clip_value()

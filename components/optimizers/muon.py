@@ -20,6 +20,7 @@ from ...dsl.schema.training import (
     decoupled_decay,
     learning_rate,
     random_rounding,
+    scheduled_decay,
     state_format,
 )
 from ...planner.units import BYTES, plural
@@ -54,6 +55,7 @@ class Muon(Optimizer):
     betas: tuple[float, ...] = setting("of AdamW: decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
     eps: float = setting("of AdamW: added to the denominator", default=1e-8, check=positive)
     cautious_decay: bool = cautious_decay()
+    scheduled_decay: bool = scheduled_decay()
     clip: float | None = clip_norm()
     clip_spikes: float | None = clip_spikes()
     clip_value: float | None = clip_value()

@@ -18,6 +18,7 @@ from ...dsl.schema.training import (
     learning_rate,
     not_negative,
     random_rounding,
+    scheduled_decay,
     state_format,
 )
 
@@ -35,6 +36,7 @@ class Sgd(Optimizer):
     weight_decay: float = setting(
         "weight decay of matrices, added to their gradients (L2)", default=0.0, check=not_negative
     )
+    scheduled_decay: bool = scheduled_decay()
     clip: float | None = clip_norm()
     clip_spikes: float | None = clip_spikes()
     clip_value: float | None = clip_value()

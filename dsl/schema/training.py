@@ -101,13 +101,24 @@ def clip_value() -> Any:
 # both are taken first.
 SPIKE_DECAY: Final = 0.97
 SPIKE_STEPS: Final = 25
-CLIPPING: Final = ("clip", "clip_spikes", "clip_value")
-"""What is done with gradients before the optimizer is called: nodes of their own."""
+OF_STEP: Final = ("clip", "clip_spikes", "clip_value", "scheduled_decay")
+"""What is done for all parameters together before the optimizer is called, by nodes of their own."""
+OF_OTHER_NODES: Final = ("lr", *OF_STEP)
 
 
 def decoupled_decay(default: float) -> Any:
     """The setting `weight_decay` of optimizers that decay weights beside the gradient."""
     return setting("decoupled weight decay of matrices", default=default, check=not_negative)
+
+
+def scheduled_decay() -> Any:
+    """The setting `scheduled_decay` of optimizers that decay weights."""
+    return setting(
+        "weight decay, which the learning rate multiplies anyway, is also multiplied by that rate as a share of its "
+        "peak (AdamC, arXiv 2506.02285)",
+        default=False,
+        added=True,
+    )
 
 
 def cautious_decay() -> Any:
@@ -165,6 +176,7 @@ class Optimizer(Component):
     clip_spikes: float | None = None
     clip_value: float | None = None
     cautious_decay: bool = False
+    scheduled_decay: bool = False
     states: States = "auto"
     stochastic_rounding: bool = False
     counts: ClassVar[bool] = False
@@ -184,8 +196,8 @@ class Optimizer(Component):
         return found
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node beside `kind` and `lr`: all of its settings but `lr` and those of clipping,
-        which other nodes take, and those of which plans are silent."""
+        """The JSON arguments of its node beside `kind` and `lr`: all of its settings but those that
+        other nodes take, and those of which plans are silent."""
         values = {
             name: getattr(self, attribute.name)
             for name, (attribute, meta) in settings_of(type(self)).items()
@@ -194,7 +206,7 @@ class Optimizer(Component):
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in values.items()
-            if name not in ("lr", *CLIPPING)
+            if name not in OF_OTHER_NODES
         }
 
     def clip_args(self) -> dict[str, Any]:
@@ -279,7 +291,7 @@ class ParameterGroup:
         check=not_negative,
     )
     optimizer: Optimizer = setting(
-        "an optimizer of its own; without it that of the other parameters", default=None, added=True, without=CLIPPING
+        "an optimizer of its own; without it that of the other parameters", default=None, added=True, without=OF_STEP
     )
 
 

@@ -84,7 +84,9 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         then("step.clip_value", does, {"largest": largest})
     policy = on_nan(spec)
     then("step.check_finite", bad_step_text(policy), {"limit": policy.limit})
-    then("step.schedule", "learning rate of this step, a closed form of its number")
+    scheduled = {"decay": "lr"} if spec.optimizer.scheduled_decay else None
+    also = ", and weight decay as the same share of its own" if scheduled else ""
+    then("step.schedule", f"learning rate of this step, a closed form of its number{also}", scheduled)
     if saves_beside(spec, schedule):
         then("step.await_copy", "the copy of a state that is being saved is complete before anything writes to it")
     hooks("before_optimizer")

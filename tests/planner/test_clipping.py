@@ -19,6 +19,17 @@ def test_every_way_of_clipping_is_in_the_plan(make_plan):
     assert alone.node("step.clip").args.keys() == {"deviations", "decay", "first"}
 
 
+def test_scheduled_decay_is_in_the_node_of_the_schedule(make_plan):
+    before, after = (
+        make_plan(optimizer=f"optimizer sgd {{ lr = 1, weight_decay = 0.1{more} }}")
+        for more in ("", ", scheduled_decay = true")
+    )
+    assert before.node("step.schedule").args == {} and after.node("step.schedule").args == {"decay": "lr"}
+    assert "scheduled_decay" not in after.node("setup.optimizer").args and before.id != after.id
+    (change,) = resumable(before, after).reasons
+    assert (change.path, change.kind, change.effect) == ("optimizer.scheduled_decay", "safe", "learning")
+
+
 def test_plans_without_them_are_those_of_before(make_plan):
     plan = make_plan()
     written = make_plan(

@@ -13,7 +13,7 @@ from xtrain.planner.compile import compile_plan
 from xtrain.planner.plan import Plan
 from xtrain.runtime.models.tensors import optimizer_tensors
 from xtrain.runtime.ops import PlanMismatch, load_ops, op_of
-from xtrain.runtime.state import Progress
+from xtrain.runtime.state import Progress, Step
 from xtrain.runtime.training.optimizer import set_group
 
 SPEC = """
@@ -114,6 +114,25 @@ def test_every_group_is_updated_as_if_it_were_alone(plan):
     kept = {name.rpartition(".")[2] for name in saved if ".layers.1.mlp." in name}
     assert kept == {"momentum_buffer"} and saved["optimizer.norm.weight.step"] == 5
     assert saved["optimizer.layers.0.self_attn.q_proj.weight.exp_avg"].abs().sum() > 0
+
+
+def test_weight_decay_follows_the_schedule_in_every_group(tmp_path):
+    path = tmp_path / "spec.xtrain"
+    path.write_text(
+        SPEC.replace("weight_decay = 0.1 }", "weight_decay = 0.1, scheduled_decay = true }\nscheduler cosine { }")
+    )
+    plan = compile_plan(load_spec(path).require()).plan
+    assert plan is not None and plan.node("step.schedule").args == {"decay": "lr"}
+    optimizer, rates = built(plan, parameters_of(plan)), [1e-2, 4e-3, 0.0, 1e-2]
+    before = [(group.get("lr_scale", 1.0), group["weight_decay"]) for group in optimizer.param_groups]
+    assert {decay for _, decay in before} == {0.1, 0.0, 0.3, 0.2}
+    node, resources = plan.node("step.schedule"), {"plan": plan, "optimizer": optimizer, "schedule": rates.__getitem__}
+    run = op_of(node).bind(node, resources)()
+    for index, rate in enumerate(rates):
+        run(Step(index=index))
+        now = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+        for (lr, decay), (scale, whole) in zip(now, before, strict=True):
+            assert (lr, decay) == (rate * scale, whole * (rate / 1e-2))
 
 
 def test_an_optimizer_that_joins_groups_is_refused(plan):
