@@ -1,7 +1,8 @@
 """The step, node by node. Each op takes what it needs once and returns the callable that the loop runs.
 
-Order: fetch → share_outline → agree → zero_gradients → forward_backward → sums of gradients → clip → check_finite →
-schedule → optimizer → router_bias → measure; the plan has those of them that its topology needs.
+Order: fetch → share_outline → agree → zero_gradients → training_point → forward_backward → sums of
+gradients → clip → check_finite → schedule → optimizer → router_bias → measure; the plan has those of them that its
+optimizer and its topology need.
 """
 
 import time
@@ -33,6 +34,7 @@ from .parallelize.wrapped import WrappedModel
 from .reporting.records import Records
 from .state import NothingLearned, Progress, Rank, SkipStep, Step
 from .training.observe import Window
+from .training.optimizer import MovesWeights, SeveralOptimizers
 from .training.scheduler import Schedule
 
 StepCall = Callable[[Step], None]
@@ -262,6 +264,19 @@ def schedule_lr(plan: Plan, optimizer: Optimizer, schedule: Schedule, decay: str
         if decay is not None:
             for group, whole in zip(optimizer.param_groups, decays, strict=True):
                 group["weight_decay"] = whole * (step.lr / peak)
+
+    return run
+
+
+@op("step.training_point")
+def to_training_point(optimizer: Optimizer) -> StepCall:
+    """Move the weights to where gradients are taken; the update of the step moves them back."""
+    several = optimizer.optimizers if isinstance(optimizer, SeveralOptimizers) else (optimizer,)
+    moving = [each for each in several if isinstance(each, MovesWeights)]
+
+    def run(step: Step) -> None:
+        for each in moving:
+            each.to_training_point()
 
     return run
 

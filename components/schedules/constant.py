@@ -1,7 +1,7 @@
 """`scheduler constant { … }`: the peak, from the warm-up to the end."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -18,6 +18,8 @@ class Constant(Scheduler):
 
     kind: str = named("constant")
     warmup: Quantity = warm_up()
+
+    falls: ClassVar[bool] = False
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: int) -> Rate:

@@ -17,6 +17,7 @@ class UserSchedule(UserComponent, Scheduler):
 
     kind: str = named("")
 
+    falls: ClassVar[bool] = False  # nobody knows before the run
     computed: ClassVar[bool] = False
 
     def lengths(self) -> dict[str, Quantity]:

@@ -97,6 +97,7 @@ PAGES: Final = (
         bf16 }` alone.
         A block of `adamw8bit` lies on one rank: where tensor parallelism cuts rows of a matrix, a rank has a multiple
         of `block` of each.
+        `schedule_free` averages weights in place of a learning rate that falls, and goes with `scheduler constant`.
         """, "optimizer adamw { lr = 3e-4, stochastic_rounding = true }",
         "precision { params = bf16 }\noptimizer adamw { lr = 3e-4, stochastic_rounding = true }"),
     CodePage("X438", "matrices that cannot be stored in codes", """

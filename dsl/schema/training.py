@@ -181,6 +181,8 @@ class Optimizer(Component):
     stochastic_rounding: bool = False
     counts: ClassVar[bool] = False
     """Whether it counts the updates of each parameter, as `step` of its state."""
+    before_forward: ClassVar[str] = ""
+    """What it does to the weights before a step computes with them, in words; empty: nothing."""
     temporaries: ClassVar[int] = 0
     """Numbers for each element that is updated at once, in the format of the update, beside weight, gradient and
     moments."""
@@ -329,6 +331,8 @@ class Scheduler(Component):
         """The JSON arguments of its node beside `kind`, `lr`, `steps` and those that `lengths` names."""
         return {}
 
+    falls: ClassVar[bool] = True
+    """Whether rates get smaller on the way."""
     computed: ClassVar[bool] = True
     """Whether its rates can be computed without a run."""
 

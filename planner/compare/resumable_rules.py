@@ -230,6 +230,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.gradient_norm": {},
     "step.check_finite": {"limit": Rule("on.nan", "none", f"it only concerns non-finite steps, {_STAYS}")},
     "step.schedule": {"decay": Rule("optimizer.scheduled_decay", "learning", "weights decay by it from here on")},
+    "step.training_point": {},
     "step.optimizer": {},
     "step.router_bias": {"speed": Rule("model.router.bias_speed", "learning", "biases move by it from here on")},
     "step.ema": {},

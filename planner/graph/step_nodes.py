@@ -1,13 +1,14 @@
 """The nodes of one optimizer step, in the order in which they run."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ...dsl.schema.actions import ACTIONS
 from ...dsl.user_parts.places import Place
 from ..architecture import EMBEDDING
 from ..mesh.mesh import AXES
 from ..mesh.sharding import folded_axes
+from ..model.groups import optimizers_of
 from ..plan import Estimates
 from ..resolved import Resolved
 from ..schedule.stops import agree_args
@@ -19,6 +20,8 @@ from .hook_nodes import hook_text
 from .nonfinite import bad_step_text, on_nan
 from .saving import put_off_text, saves_beside
 from .timeline import Schedule
+
+AWAITS: Final = "the copy of a state that is being saved is complete before anything writes to it"
 
 
 def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, schedule: Schedule) -> str:
@@ -63,6 +66,12 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         then("step.put_off_save", put_off)
     hooks("before_step")
     then("step.zero_gradients", "release the gradients of the step before")
+    waits = saves_beside(spec, schedule)
+    moves = [chosen.before_forward for chosen in optimizers_of(spec).values() if chosen.before_forward]
+    if moves:
+        if waits:
+            then("step.await_copy", AWAITS)
+        then("step.training_point", moves[0])
     hooks("before_backward")
     share = estimates.flops_per_step / run.layout.mesh.world_size
     does = f"{plural(batch.accumulate, 'microbatch')}, loss summed and divided by the tokens of the whole step"
@@ -87,8 +96,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     scheduled = {"decay": "lr"} if spec.optimizer.scheduled_decay else None
     also = ", and weight decay as the same share of its own" if scheduled else ""
     then("step.schedule", f"learning rate of this step, a closed form of its number{also}", scheduled)
-    if saves_beside(spec, schedule):
-        then("step.await_copy", "the copy of a state that is being saved is complete before anything writes to it")
+    if waits and not moves:
+        then("step.await_copy", AWAITS)
     hooks("before_optimizer")
     kinds = dict.fromkeys((spec.optimizer.kind, *(each["own"]["kind"] for each in run.groups.groups if "own" in each)))
     update = f"{' and '.join(kinds)} {'updates' if len(kinds) == 1 else 'update'}"

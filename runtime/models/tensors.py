@@ -56,18 +56,21 @@ def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> di
 
 
 def first_state(parameter: Tensor, tensor: StateTensor) -> Tensor:
-    """What an optimizer begins with: zeros."""
+    """What an optimizer begins with: zeros, or a copy of the parameter."""
     own = local(parameter)
     dtype = DTYPES[tensor.format] if tensor.format else parameter.dtype
-    zeros = torch.zeros(tensor.shape(own.shape), dtype=dtype, device=own.device)
+    if tensor.begins == "weights":
+        first = own.detach().to(dtype, copy=True)
+    else:
+        first = torch.zeros(tensor.shape(own.shape), dtype=dtype, device=own.device)
     if not isinstance(parameter, DTensor):
-        return zeros
+        return first
     shape = torch.Size(tensor.shape(parameter.shape))
     stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
     mesh = parameter.device_mesh
     whole = parameter.dim() + tensor.single if tensor.single else None  # a dim that every rank has
     placements = [Replicate() if getattr(each, "dim", -1) == whole else each for each in parameter.placements]
-    return DTensor.from_local(zeros, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(first, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 @contextmanager

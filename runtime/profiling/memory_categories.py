@@ -69,7 +69,7 @@ def memory_by_category(
 
 def _moments(optimizer: Optimizer) -> Iterator[Tensor]:
     for state in optimizer.state.values():
-        yield from (tensor for name, tensor in state.items() if name != "step")
+        yield from (tensor for tensor in state.values() if tensor.dim())
 
 
 def _gathered(model: ModelParts) -> Iterator[Tensor]:

@@ -88,7 +88,7 @@ class MemoryOwners:
 
     def _moments(self) -> Iterator[Tensor]:
         for state in self.optimizer.state.values():
-            yield from (tensor for name, tensor in state.items() if name != "step")
+            yield from (tensor for tensor in state.values() if tensor.dim())
 
     def _averages(self) -> Iterator[Tensor]:
         """Those of parameters: the others are as small as what they are of."""

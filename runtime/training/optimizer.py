@@ -1,7 +1,7 @@
 """What optimizers are built from: the parameters of a rank in groups. Optimizers stand in `components/optimizers/`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from attrs import evolve
@@ -46,6 +46,15 @@ def groups_of(
         {"params": parameters, "weight_decay": weight_decay if decay else 0.0}
         for (decay, _, _), parameters in groups.items()
     ]
+
+
+@runtime_checkable
+class MovesWeights(Protocol):
+    """An optimizer whose gradients are taken elsewhere than at the weights that it leaves behind."""
+
+    def to_training_point(self) -> None:
+        """Move the weights there; the update of the step moves them back."""
+        ...
 
 
 class SeveralOptimizers(Optimizer):

@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "muon in bf16": "muon { lr = 0.01, adamw_lr = 0.1, states = bf16",
     "adamw8bit": "adamw8bit { lr = 1e-2, eps = 1e-3, block = 16",
     "adafactor": "adafactor { lr = 0.02, weight_decay = 0.1, eps1 = 1e-3",
+    "schedule_free": "schedule_free { lr = 1e-2, eps = 1e-3",
     "rounded muon": "muon { lr = 0.01, adamw_lr = 0.1, stochastic_rounding = true",
     "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true",
     "cautious muon": "muon { lr = 0.01, adamw_lr = 0.1, weight_decay = 1, cautious_decay = true",
@@ -48,6 +49,7 @@ LAYOUTS = (
 )
 # Where a run begins and where it goes on.
 MOVES = {
+    "schedule_free": ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)"),
     "adafactor": ("fsdp 2 · tp 2 (dense)", "replicate 2 · fsdp 2 (dense)"),
     "adamw in bf16": ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)"),
     "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 4 (dense)"),

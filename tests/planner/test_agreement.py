@@ -120,6 +120,7 @@ def test_an_optimizer_of_whole_matrices_costs_what_the_plan_says(name, optimizer
     [
         "adamw { lr = 0.01, states = bf16",
         "adamw8bit { lr = 0.01, block = 8",
+        "schedule_free { lr = 0.01",
         pytest.param("muon { lr = 0.01, states = bf16", marks=pytest.mark.matrix),
     ],
 )

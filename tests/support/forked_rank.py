@@ -67,7 +67,8 @@ def save(
         keep(name, parameter.detach())
         tensors = [parameter.detach(), parameter.grad]
         for moment in sorted(optimizer.state[parameter].keys() - {"step"}):
-            tensors.append(optimizer.state[parameter][moment])
+            if optimizer.state[parameter][moment].dim():  # else a single number
+                tensors.append(optimizer.state[parameter][moment])
             keep(f"optimizer.{name}.{moment}", optimizer.state[parameter][moment])
         if averages is not None:
             tensors.append(averages.averages[name])

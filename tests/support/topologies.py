@@ -363,6 +363,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "muon in bf16": ("fsdp 2 · ep 2 (moe)",),
     "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)"),
     "adafactor": ("fsdp 2 · tp 2 (dense)", "fsdp 4 · ep 2 (moe)"),
+    "schedule_free": ("fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)"),
     "plain muon": ("fsdp 2 · ep 2 (moe)",),
     "cautious muon": ("fsdp 2 (dense)",),
     "cautious lion": ("fsdp 2 (dense)",),

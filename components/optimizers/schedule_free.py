@@ -1,0 +1,81 @@
+"""`optimizer schedule_free { … }`: AdamW without a schedule (Defazio et al. 2024, arXiv 2405.15682)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import momentum_pair, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
+from ...dsl.schema.training import (
+    OPTIMIZERS,
+    Misfit,
+    Optimizer,
+    clip_norm,
+    clip_spikes,
+    clip_value,
+    decoupled_decay,
+    learning_rate,
+)
+
+
+@OPTIMIZERS.register()
+@frozen
+class ScheduleFree(Optimizer):
+    """`optimizer schedule_free { … }`: AdamW that averages its weights in place of a falling learning rate; gradients
+    are taken between the average and the newest weights."""
+
+    kind: str = named("schedule_free")
+    lr: float = learning_rate()
+    betas: tuple[float, ...] = setting(
+        "share of the average in the weights of which gradients are taken; decay of squared gradients",
+        default=(0.9, 0.95), check=momentum_pair,
+    )  # fmt: skip
+    eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
+    weight_decay: float = decoupled_decay(0.1)
+    clip: float | None = clip_norm()
+    clip_spikes: float | None = clip_spikes()
+    clip_value: float | None = clip_value()
+
+    counts: ClassVar[bool] = True
+    temporaries: ClassVar[int] = 3
+    before_forward: ClassVar[str] = "gradients are taken between the averaged weights and the newest"
+    resuming: ClassVar[Mapping[str, str]] = {
+        "betas": "the optimizer takes it from the plan, and gradients are taken elsewhere from here on"
+    }
+
+    def does(self, number_format: str) -> str:
+        return (
+            f"schedule_free: adamw, the weights are an average; the newest weights and a moment in {number_format}, "
+            f"matrices decay by {self.weight_decay:g}"
+        )
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        return (StateTensor("z", begins="weights"), StateTensor("exp_avg_sq"))
+
+    @classmethod
+    def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
+        return ("step", "weight_sum", "largest_lr")
+
+    @classmethod
+    def converts(cls, args: Mapping[str, Any]) -> bool:
+        return True
+
+    def misfits(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Misfit]:
+        from ...planner.graph.nonfinite import on_nan
+
+        if spec.scheduler.falls:
+            message = (
+                f"`{self.kind}` averages weights in place of a learning rate that falls, as {spec.scheduler.kind} does"
+            )
+            yield Misfit("kind", message, "use scheduler constant, with a warm-up")
+        if not self.betas[0]:
+            yield Misfit("betas", "gradients would be taken without the average", "use betas [0.9, 0.95]")
+        if spec.precision.params == "bf16":
+            message = "an average of weights takes in small shares of new ones, which bf16 has no room for"
+            yield Misfit("kind", message, "use precision { params = fp32, compute = bf16 }")
+        if on_nan(spec).limit > 1:
+            message = "a step that is left out would leave the weights where its gradients were taken"
+            yield Misfit("kind", message, "leave out `on nan … skip`, or use optimizer adamw")

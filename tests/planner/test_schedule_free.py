@@ -1,0 +1,39 @@
+"""`optimizer schedule_free` in a plan: where weights move, what it keeps, and what it cannot be combined with."""
+
+import pytest
+
+MODEL = "model qwen3 { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 64, tie_embeddings = false }"
+BLOCK = "optimizer schedule_free { lr = 1e-3 }"
+CONSTANT = "scheduler constant { warmup = 5 steps }"
+
+
+def test_weights_move_before_the_forward(make_plan):
+    plan = make_plan(model=MODEL, optimizer=BLOCK, scheduler=CONSTANT)
+    steps = [node.op for node in plan.nodes if node.kind == "step"]
+    assert steps.index("step.training_point") < steps.index("step.forward_backward") < steps.index("step.optimizer")
+    (only,) = plan.estimates.classes
+    assert only.memory.optimizer == 2 * 4 * plan.parameters.total
+    adamw = make_plan(model=MODEL, optimizer="optimizer adamw { lr = 1e-3 }", scheduler=CONSTANT)
+    assert not [node for node in adamw.nodes if node.op == "step.training_point"]
+
+
+def test_a_state_that_is_being_copied_is_not_moved(make_plan):
+    blocks = {"checkpoint": "checkpoint { mode = async }", "every": "every 10 steps checkpoint"}
+    plan = make_plan(model=MODEL, optimizer=BLOCK, scheduler=CONSTANT, **blocks)
+    steps = [node.op for node in plan.nodes if node.kind == "step"]
+    assert steps.count("step.await_copy") == 1
+    assert steps.index("step.await_copy") < steps.index("step.training_point")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ({"scheduler": "scheduler cosine {}"}, "as cosine does"),
+        ({"scheduler": CONSTANT, "precision": "precision { params = bf16 }"}, "bf16 has no room"),
+        ({"scheduler": CONSTANT, "optimizer": BLOCK.replace("1e-3", "1e-3, betas = [0, 0.9]")}, "the average"),
+        ({"scheduler": CONSTANT, "every": "every 10 steps log\non nan(3) skip"}, "a step that is left out"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_be_combined_with_is_named(compiled, blocks: dict[str, str], message: str):
+    (error,) = compiled(**{"model": MODEL, "optimizer": BLOCK, **blocks}).diagnostics.errors
+    assert error.code == "X437" and message in error.message
