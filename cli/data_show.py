@@ -13,6 +13,7 @@ from .flowing import TextPart, flow, plain, width
 if TYPE_CHECKING:
     from ..planner.plan import Plan
     from ..planner.report.text import Page
+    from ..planner.schedule.step_sizes import StepSizes
     from ..runtime.data.loading.curriculum import Curriculum
     from ..runtime.data.loading.prepared import PreparedDataset
     from ..runtime.data.look import DocumentSpan, Segment, SegmentInRow, ShownRow
@@ -55,6 +56,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
     """
     from ..dsl.diagnostics.diagnostic import shows_color
     from ..planner.report.text import Page
+    from ..planner.schedule.arithmetic import arithmetic_of
     from ..runtime.data.loading.prepared import prepared_from
     from ..runtime.data.loading.training_rows import curriculum_of
     from ..runtime.data.look import data_nodes, laid_out, tokenizer_of, written_out
@@ -89,7 +91,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
     view = _View(page, color=color, tokens=arguments.tokens, full=arguments.full)
     own = [node.args["function"] for node in plan.of_kind("collate") if node.op == "collate.user"]
     behind = _behind(plan) if own else None
-    any_row = False
+    any_row, sizes = False, arithmetic_of(plan).row_sizes
     for name, reader, index, place in chosen:
         any_row = True
         row = written_out(reader, index, tokenizer, dataset=name, place=place, each=arguments.tokens)
@@ -98,7 +100,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(_as_json(row, tokens=arguments.tokens)))
         else:
-            view.add(row, loader["rows"])
+            view.add(row, sizes)
     if not any_row:
         which = "is held out" if held_out else f"is trained on from step {arguments.step or 1:,} on"
         print(f"xtrain data: no row of {', '.join(wanted)} {which}", file=sys.stderr)
@@ -163,13 +165,14 @@ class _View:
         self._width = width()
         self._marked = False
 
-    def add(self, row: "ShownRow", rows_per_step: int) -> None:
-        """Header, fill, and every segment."""
+    def add(self, row: "ShownRow", sizes: "StepSizes") -> None:
+        """Header, fill, and every segment. sizes: rows of every step."""
         self._page.line()
         where = f"  row {row.index:,}"
         if row.place is not None:
-            step, within = divmod(row.place, rows_per_step)
-            where += f" · step {step + 1:,}, row {within + 1:,} of {rows_per_step:,}"
+            step = sizes.steps_of(row.place + 1)
+            within = row.place - sizes.before(step - 1)
+            where += f" · step {step:,}, row {within + 1:,} of {sizes.at(step - 1):,}"
         flow(self._page, [TextPart(row.dataset, "bold"), TextPart(where, "dim")], self._width, rest="  ")
         padding = row.capacity - row.filled
         usage = f" {row.filled / row.capacity:.1%} of {row.capacity:,} positions filled"

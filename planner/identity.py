@@ -6,9 +6,11 @@ therefore change neither.
 
 from typing import Any
 
+from attrs import evolve, fields_dict
+
 from ..dsl.quantity import Quantity
 from ..dsl.schema.component import Component, UserComponent
-from ..dsl.schema.data import Dataset, Phase
+from ..dsl.schema.data import Batch, Dataset, Phase
 from ..dsl.schema.setting import Role, is_unspoken, settings_of
 from ..dsl.schema.tokenizers import tokenizer_kind
 from ..dsl.schema.training import ParameterGroup
@@ -46,7 +48,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},
         "collate": [link.identity(run.align) for link in spec.collate if not link.by_layout],
-        "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
+        "batch": {**experiment_settings(_in_effect(spec.batch)), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
         **({"groups": {name: _group(each) for name, each in spec.groups.items()}} if spec.groups else {}),
@@ -64,6 +66,11 @@ def config_of(run: Resolved) -> dict[str, Any]:
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
     weights = {"weights": run.weights.digest} if run.weights is not None else {}
     return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {}), **weights})
+
+
+def _in_effect(batch: Batch) -> Batch:
+    """Without a ramp its length changes nothing."""
+    return batch if batch.ramp_from is not None else evolve(batch, ramp=fields_dict(Batch)["ramp"].default)
 
 
 def _frozen(run: Resolved) -> list[str]:

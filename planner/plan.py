@@ -145,12 +145,23 @@ class PlanPhase:
 
 
 @frozen(kw_only=True)
+class StepStretch:
+    """Steps of a ramp that are alike, from index `first` up to the next stretch: each takes so many rows and tokens.
+    tokens_before: those of all steps before `first`."""
+
+    first: int
+    rows: int
+    tokens: int
+    tokens_before: int
+
+
+@frozen(kw_only=True)
 class Timeline:
     """The optimizer steps of the run and what happens along them; `steps` is None until the data has been counted.
 
     phases: at least one, in order; the first begins with step 0. stop_at: the step after which the run stops;
     stop_after: how many steps each start of it trains. stop_at_amount, stop_after_amount: the same in what is not
-    counted yet.
+    counted yet. stretches: with a ramp how many rows each step takes, the last stretch behind the ramp; else empty.
     """
 
     steps: int | None
@@ -164,6 +175,14 @@ class Timeline:
     commands: tuple[Command, ...] = ()
     stop_at_amount: Uncounted | None = None
     stop_after_amount: Uncounted | None = None
+    stretches: tuple[StepStretch, ...] = ()
+
+    @property
+    def full_steps(self) -> float | None:
+        """The steps of the run, those of a ramp counted by their tokens: how often the work of a full step is done."""
+        if self.tokens is None or not self.stretches:
+            return self.steps
+        return self.tokens / self.stretches[-1].tokens
 
 
 TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]

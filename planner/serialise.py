@@ -46,7 +46,7 @@ OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "trac
 LATER: dict[type, tuple[str, ...]] = {
     PlanTick: ("epochs", "fraction"),
     PlanPhase: ("passes", "epochs"),
-    Timeline: ("stop_at_amount", "stop_after_amount"),
+    Timeline: ("stop_at_amount", "stop_after_amount", "stretches"),
     Work: ("windows",),
     ParameterSpec: ("trained", "adapter", "quantised"),
     RankClass: ("optimizer_flops", "unsaved"),

@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ..planner.graph.alerts import ALERTS
 from ..planner.plan import Node, Plan
+from ..planner.schedule.arithmetic import arithmetic_of
 from ..records.end_status import EndStatus
 from ..records.run_events import RunEndEvent
 from ..records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
@@ -74,7 +75,7 @@ class Executor:
         self.under_way = UnderWay()
         self.notifier = Notifier(self.records, self.progress, plan.timeline.steps)
         self.alert_actions = AlertActions.of(plan, ALERTS)
-        due_ticks = DueTicks(self.progress, self.clocks, plan.estimates.tokens_per_step)
+        due_ticks = DueTicks(self.progress, self.clocks, arithmetic_of(plan).sizes)
         self.resources |= {
             "plan": plan,
             "records": self.records,

@@ -140,6 +140,10 @@ class Step:
     """One optimizer step under way. `index` counts from 0; sums are over valid tokens of all ranks once reduced."""
 
     index: int
+    rows: int = 0
+    """Those that it takes, on all ranks."""
+    share: float = 1.0
+    """Its rows as a share of those of a step behind the ramp."""
     phase: str = ""
     """The name of the phase that it lies in."""
     microbatches: list[Microbatch] = field(factory=list)

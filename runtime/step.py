@@ -21,6 +21,7 @@ from .data.collate.documents import DocumentSums
 from .input.feed import Feed
 from .models.batch import ModelBatch
 from .models.parts import ModelParts
+from .models.router import ExpertRouter
 from .monitoring.alerts import AlertMonitor
 from .monitoring.heartbeat import HeartbeatWriter
 from .monitoring.poller import Poller
@@ -78,7 +79,7 @@ def outline(plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int) -> 
     assert outlines.readers[0] == source
 
     def run(step: Step) -> None:
-        step.microbatches = outlines.share(step.microbatches, feed.loader.accumulate)
+        step.microbatches = outlines.share(step.microbatches, feed.loader.num_microbatches(step.index))
 
     return run
 
@@ -145,6 +146,21 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
     return run
 
 
+@op("step.router_rows")
+def router_rows(model: ModelParts, rank: Rank) -> StepCall:
+    """Losses of routers are means over the rows of a step: where it has fewer than a step behind the ramp, each counts
+    for more."""
+    factor = torch.ones((), dtype=torch.float64, device=rank.device)
+    for module in model.modules():
+        if isinstance(module, ExpertRouter):
+            module.row_factor = factor
+
+    def run(step: Step) -> None:
+        factor.fill_(1 / step.share)
+
+    return run
+
+
 @op("step.forward_backward")
 def forward_backward(
     model: ModelParts,
@@ -157,17 +173,19 @@ def forward_backward(
     """Sum of token losses over the step's valid tokens, microbatch by microbatch.
 
     The division is by the tokens of all ranks and microbatches, so gradients only ever add. Ranks exchange them in the
-    backward of the last microbatch, and where `sync` is `microbatch` in that of every one.
+    backward of the last microbatch, and where `sync` is `microbatch` in that of every one. accumulate: how many
+    microbatches a step has; in a ramp steps have fewer.
     """
     wrapped = wrapped or WrappedModel.of(model)
     beat = beat or HeartbeatWriter()  # nobody looks at that one
 
     def run(step: Step) -> None:
-        assert len(step.microbatches) == accumulate
+        count = len(step.microbatches)
+        assert 1 <= count <= accumulate
         scale = 1.0 / step.valid_tokens
         sums: list[Tensor] = []
         for number, microbatch in enumerate(step.microbatches, start=1):
-            wrapped.sync_gradients(number == accumulate or sync == "microbatch")
+            wrapped.sync_gradients(number == count or sync == "microbatch")
             beat.mark()
             batch = ModelBatch.of(microbatch, rank.device)
             (wrapped.forward(None, batch) * scale).sum().backward()
@@ -183,7 +201,7 @@ def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int) -> StepCa
     """The same over the stages of a pipeline: its schedule decides which microbatch goes when."""
 
     def run(step: Step) -> None:
-        assert len(step.microbatches) == accumulate
+        assert 1 <= len(step.microbatches) <= accumulate
         batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
         step.loss_sums = pipeline.train(batches, 1.0 / step.valid_tokens)
         step.row_losses = [batch.row_losses for batch in batches if batch.row_losses is not None]

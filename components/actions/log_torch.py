@@ -59,7 +59,7 @@ def log(
         rates = window.rates.of(window.counted, seconds * window.timed) if timed else {}
         taken = feed.rows_taken(progress.step)
         rows = {f"rows/{name}": count for name, count in taken.items()}
-        routed = routers.take(window.steps) if window.steps else {}
+        routed = routers.take(window.rows) if window.steps else {}
         metrics = StepMetrics(
             step=progress.step,
             time=now,
@@ -69,7 +69,7 @@ def log(
             lr=step.lr if learned else None,
             tokens=progress.tokens,
             epoch=feed.epoch(progress.step),
-            tokens_per_second=window.tokens_per_step / seconds if timed else None,
+            tokens_per_second=window.counted.positions / window.timed / seconds if timed else None,
             step_seconds=seconds if timed else None,
             data_seconds=data_seconds if timed else None,
             memory_bytes=int(memory),

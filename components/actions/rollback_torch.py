@@ -58,6 +58,7 @@ def roll_back(
         begin, steps = time.perf_counter(), feed.steps
         number = len(bad.went_back) + 1
         loader = {**feed.loader.state(step.index + 1), "step": entry.step}
+        left_out = feed.loader.curriculum.rows_per_step.between(entry.step, step.index + 1)
         counts = BadSteps(total=bad.total, last_good=min(bad.last_good, entry.step), went_back=[*bad.went_back])
         counts.went_back.append((step.index + 1, entry.step))
         collective.first(lambda: _write(saver.folder, entry, step, loader, counts))
@@ -77,7 +78,7 @@ def roll_back(
                 checkpoint=entry.name,
                 number=number,
                 of=times,
-                rows_left_out=(step.index + 1 - entry.step) * feed.loader.rows_per_step,
+                rows_left_out=left_out,
                 seconds=time.perf_counter() - begin,
             )
         )

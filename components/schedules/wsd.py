@@ -1,7 +1,7 @@
 """`scheduler wsd { … }`: warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395)."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
@@ -24,6 +24,8 @@ class Wsd(Scheduler):
         "length of the final decay", default=Quantity(10, "%"), units=("steps", "epochs", "%"), check=share
     )
     shape: Literal["linear", "cosine", "sqrt"] = setting("shape of the final decay", default="linear")
+
+    at_end: ClassVar[tuple[str, ...]] = ("decay",)
 
     def lengths(self) -> dict[str, Quantity]:
         return {"warmup": self.warmup, "decay": self.decay}

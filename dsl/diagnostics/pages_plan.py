@@ -190,13 +190,14 @@ PAGES: Final = (
         A preset of `cluster` names the device of its machines, and `launch.device` asks for one of another kind.
         """, "cluster h100 { nodes = 1 }\nlaunch { device = cpu }", "cluster h100 { nodes = 1 }"),
     CodePage("X601", "rows is not micro · accumulate · data ranks", """
-        A step takes micro · accumulate · data ranks rows. If `rows` is given as well, it must be that product.
+        A step takes micro · accumulate · data ranks rows. If `rows` is given as well, it must be that product. With
+        `ramp_from`, the rows of the first step, these must be fewer, and a multiple of micro · data ranks as well.
         """, "batch { sequence = 512, micro = 8, accumulate = 1, rows = 30 }",
         "batch { sequence = 512, micro = 8, rows = 32 }"),
     CodePage("X602", "warm-up and decay are longer than the training", """
         Warm-up and decay of the learning rate have to fit into the budget. If one of them is given in epochs, this is
         checked by the plan if the tokenized data is in the cache, and otherwise by the run before its first step, which
-        then ends with exit code 3.
+        then ends with exit code 3. The `ramp` of `batch` must fit into the budget, too.
         """, "experiment try { budget = 100 steps }\nscheduler cosine { warmup = 200 steps }",
         "experiment try { budget = 1k steps }\nscheduler cosine { warmup = 200 steps }"),
     CodePage("X605", "a stop event that does not stop the run", """

@@ -143,6 +143,21 @@ class Batch:
         default=AUTO,
         check=at_least(1),
     )
+    ramp_from: int | None = setting(
+        "rows of the first step, from which the rows of a step grow to `rows` over `ramp`; none: no ramp",
+        default=None,
+        check=at_least(1),
+        example="32",
+        added=True,
+    )
+    ramp: Quantity = setting(
+        "with `ramp_from`, the length of the ramp: a number of steps or tokens, or a share of the steps of the run",
+        default=Quantity(10, "%"),
+        units=("steps", "tokens", "%"),
+        check=share,
+        example="10%",
+        added=True,
+    )
     prefetch: int = setting(
         "steps to read ahead while a step computes; 0: none",
         default=2,

@@ -323,6 +323,9 @@ class Scheduler(Component):
         """The settings that are lengths, which have to fit into the budget together."""
         return {"warmup": self.warmup}
 
+    at_end: ClassVar[tuple[str, ...]] = ()
+    """Those of them that are counted back from the end of the run, not from its beginning."""
+
     def idle(self) -> dict[str, str]:
         """The settings that change nothing beside the others, whatever the budget, and why."""
         return {}

@@ -179,9 +179,10 @@ def _amounts(a: Plan, b: Plan) -> tuple[Amount, ...]:
 def _amount_rows(plan: Plan) -> list[tuple[str, str, float | None]]:
     estimates, timeline, times = plan.estimates, known_timeline(plan), plan.estimates.times
     world, price = plan.mesh.world_size, plan.cluster.price
-    seconds = times.step * timeline.steps if times is not None and timeline.steps is not None else None
+    full = timeline.full_steps
+    seconds = times.step * full if times is not None and full is not None else None
     hours = None if seconds is None else seconds * world / 3600
-    compute = None if timeline.steps is None else estimates.flops_per_step * timeline.steps
+    compute = None if full is None else estimates.flops_per_step * full
     return [
         ("ranks", "count", world),
         ("parameters", "count", plan.parameters.total),

@@ -198,12 +198,19 @@ def _called(node: Node) -> dict[str, Any]:
     return node.args if node.op == "collate.user" else {}
 
 
+def _ramp_text(args: dict[str, Any]) -> str:
+    ramp = args.get("ramp")
+    return "" if ramp is None else f" from {ramp['rows']:,} over {plural(ramp['steps'], 'step')}"
+
+
 def _dealing(a: Plan, b: Plan) -> Iterator[Reason]:
     """How the rows of a step are dealt to ranks and microbatches, where they are the same rows."""
     before, after = a.node("setup.loader").args, b.node("setup.loader").args
-    if before["rows"] != after["rows"]:
-        text = f"{before['rows']:,} → {after['rows']:,}: a step takes a different number of rows; no row is lost or "
-        text += "repeated, as each dataset continues at its own position"
+    ramps = [_ramp_text(args) for args in (before, after)]
+    if before["rows"] != after["rows"] or ramps[0] != ramps[1]:
+        change = f"{before['rows']:,}{ramps[0]} → {after['rows']:,}{ramps[1]}"
+        text = f"{change}: a step takes a different number of rows; no row is lost or repeated, as each dataset "
+        text += "continues at its own position"
         yield Reason(kind="safe", path="batch.rows", text=text, effect="learning")
         return
     ranks_a, ranks_b = a.mesh.data_ranks, b.mesh.data_ranks

@@ -168,7 +168,9 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "collate.shard": {"ring": None, "ulysses": None},
     "collate.microbatches": {"micro": None, "accumulate": None},
     "setup.loader": {
-        **dict.fromkeys(("datasets", "micro", "accumulate", "rows", "sequence", "seed", "steps", "epochs", "balance")),
+        **dict.fromkeys(
+            ("datasets", "micro", "accumulate", "rows", "sequence", "seed", "steps", "epochs", "balance", "ramp")
+        ),
         "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
         "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
     },
@@ -205,6 +207,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         ),
     },
     "step.zero_gradients": {},
+    "step.router_rows": {},
     "step.forward_backward": {
         "accumulate": None,
         "sync": Rule("parallel.fsdp.sync", "rounding", "gradients of microbatches are added up on one rank or on all"),

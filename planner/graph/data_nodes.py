@@ -9,6 +9,7 @@ from ..data.chain import node_ids, resolve_chain
 from ..data.data_rules import evaluated
 from ..data.source_args import form_text, source_args
 from ..resolved import Resolved
+from ..schedule.arithmetic import microbatches_text
 from ..units import count_text, plural
 from .builder import Builder
 
@@ -35,6 +36,8 @@ def add_data(graph: Builder, run: Resolved) -> str:
         "prefetch": run.spec.batch.prefetch,
         "workers": run.spec.batch.workers if run.spec.batch.prefetch else 0,
     }
+    if batch.ramp:
+        args["ramp"] = {"rows": batch.first_rows, "steps": batch.ramp}
     dealt = ""
     if row_link(run.spec.collate).packing.balances:
         args["balance"] = True
@@ -46,6 +49,10 @@ def add_data(graph: Builder, run: Resolved) -> str:
         by = "shares" if run.phases[0].passes is None else "epochs"
         drawn = f"draw rows of {plural(len(run.training), 'dataset')} by their {by}, each shuffled by seed"
     does = f"{drawn}; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
+    if batch.ramp:
+        sizes = batch.row_sizes
+        does += f"; {sizes.first:,} in the first step, growing evenly by {plural(sizes.grows_by, 'row')} "
+        does += f"over {plural(batch.ramp, 'step')}"
     axes = run.wide("replicate", "fsdp")
     return graph.add("setup", "setup.loader", does, args=args, axes=axes, after=((last, "microbatches"),))
 
@@ -96,7 +103,7 @@ def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) ->
     return graph.add(
         "collate",
         "collate.microbatches",
-        f"{plural(batch.accumulate, 'microbatch')} of {rows} on each data rank",
+        f"{microbatches_text(batch)} of {rows} on each data rank",
         args={"micro": batch.micro, "accumulate": batch.accumulate},
         after=after,
     )

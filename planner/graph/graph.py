@@ -172,8 +172,10 @@ def _resume(
         alerts,
     ]
     if run.size("pp") > 1:
-        counts = [run.batch.accumulate]
-        does = f"lay out the schedule for {plural(counts[0], 'microbatch')} and let stages agree on shapes"
+        counts = [*run.batch.microbatches]
+        numbers = f"each of {len(counts)} numbers of microbatches, {counts[0]} to {counts[-1]}"
+        numbers = numbers if len(counts) > 1 else plural(counts[0], "microbatch")
+        does = f"lay out the schedule for {numbers} and let stages agree on shapes"
         after = (("setup.parallel.pp", "pipeline"), (loader, "loader"))
         before.append(
             graph.add("setup", "setup.schedule_cache", does, args={"counts": counts}, axes=("pp",), after=after)

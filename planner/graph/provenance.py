@@ -19,7 +19,7 @@ from ..data.chain import resolve_chain
 from ..data.source_args import reads
 from ..plan import Provenance
 from ..resolved import Resolved, resolve_align, resolve_save
-from ..units import bytes_text
+from ..units import bytes_text, plural
 from .alerts import alert_reasons
 from .timeline import Schedule
 
@@ -193,6 +193,7 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
         "world_size": layout.mesh.world_size,
         "batch.accumulate": batch.accumulate,
         "batch.rows": batch.rows,
+        "batch.ramp": plural(batch.ramp, "step"),
         "steps": batch.steps,
         "tokens_per_step": f"{batch.tokens_per_step:,}",
         "precision.compute": formats.compute,

@@ -179,12 +179,12 @@ def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Ari
         return True
     ends = any(action.held_out() == dataset for action in schedule.events["finish"])
     known = [tick for each in measures if (tick := recurring(each, batch)).steps or tick.tokens]
-    return ends or any(is_due(tick, batch.steps, batch.tokens_per_step) for tick in known)
+    return ends or any(is_due(tick, batch.steps, batch.sizes) for tick in known)
 
 
 def _share_a_step(one: TickSpec, other: TickSpec, batch: Arithmetic) -> bool:
     """Whether two ticks ever fire in the same step; yes where that hangs on the clock."""
-    steps, each = batch.steps or 0, batch.tokens_per_step
+    steps, each = batch.steps or 0, batch.sizes
     known = [tick for tick in (recurring(one, batch), recurring(other, batch)) if tick.steps or tick.tokens]
     if len(known) < 2:
         return True

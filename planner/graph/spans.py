@@ -93,6 +93,7 @@ def _steps_between(tick: Tick, batch: Arithmetic) -> Fraction | None:
     every = counted(tick.every, batch)
     if every is None or every.unit == "seconds":
         return None
+    # Steps of a ramp have fewer tokens, so that more of them lie between.
     return max(Fraction(every.value) / (1 if every.unit == "steps" else batch.tokens_per_step), Fraction(1))
 
 

@@ -11,6 +11,7 @@ from ..mesh.sharding import folded_axes
 from ..model.groups import optimizers_of
 from ..plan import Estimates
 from ..resolved import Resolved
+from ..schedule.arithmetic import microbatches_text
 from ..schedule.stops import agree_args
 from ..units import count_text, flops_text, plural, seconds_text
 from .action_node import StepNode
@@ -44,8 +45,9 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
                 then("step.hook", hook_text(hook), hook.args(), everyone, f"hook.{hook.name}")
 
     readers = run.pipeline.readers
-    rows = plural(batch.rows // run.layout.mesh.data_ranks, "row")
-    does = f"take {rows} a data rank from the loader"
+    ranks, sizes = run.layout.mesh.data_ranks, batch.row_sizes
+    rows = plural(sizes.full // ranks, "row")
+    does = f"take {f'{sizes.first // ranks:,} to ' if sizes.ramp else ''}{rows} a data rank from the loader"
     if len(readers) < run.size("pp"):
         does += f", on pp {' and '.join(map(str, readers))}, which hold the ends of the model"
     then("step.fetch", does, {"readers": readers}, run.wide("replicate", "fsdp"))
@@ -73,8 +75,11 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
             then("step.await_copy", AWAITS)
         then("step.training_point", moves[0])
     hooks("before_backward")
+    if batch.ramp and run.architecture.is_moe:
+        does = f"losses of routers are means over the rows of the step: weights × {batch.rows:,} / its rows"
+        then("step.router_rows", does)
     share = estimates.flops_per_step / run.layout.mesh.world_size
-    does = f"{plural(batch.accumulate, 'microbatch')}, loss summed and divided by the tokens of the whole step"
+    does = f"{microbatches_text(batch)}, loss summed and divided by the tokens of the whole step"
     op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}
     if run.size("pp") > 1:
         op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"

@@ -10,7 +10,7 @@ from ...dsl.schema.actions import Tick as TickSpec
 from ...dsl.schema.experiment import Launch
 from ...dsl.spec import Spec
 from ..findings import Findings
-from ..plan import PlanPhase, PlanTick, Timeline, Trigger
+from ..plan import PlanPhase, PlanTick, StepStretch, Timeline, Trigger
 from ..schedule.arithmetic import Arithmetic
 from ..schedule.counts import next_due, times_due, with_counts
 from ..schedule.order import in_order
@@ -133,7 +133,7 @@ def _check_fires(
     tick: TickSpec, known: PlanTick, batch: Arithmetic, launch: Launch, rule: str, path: str, found: Findings
 ) -> None:
     """A tick in steps or tokens should come before the budget is used up, a profile with steps left to record."""
-    steps, each = batch.steps or 0, batch.tokens_per_step
+    steps, each = batch.steps or 0, batch.sizes
     first, before = next_due(known, 0, each), _unrecorded(tick)
     if first > steps:
         message = f"every {tick.every} never happens: the run has {steps:,} steps, {batch.tokens:,} tokens"
@@ -193,9 +193,20 @@ def build_timeline(
         phases=phases,
         ticks=tuple(ticks),
         triggers=triggers,
+        stretches=_stretches(batch),
         **limit_args(launch, batch),
     )
-    return with_counts(timeline, [_unrecorded(tick) for tick in in_turn], batch.tokens_per_step)
+    return with_counts(timeline, [_unrecorded(tick) for tick in in_turn], batch.sizes)
+
+
+def _stretches(batch: Arithmetic) -> tuple[StepStretch, ...]:
+    if not batch.ramp:
+        return ()
+    tokens, sequence = batch.sizes, batch.sequence
+    return tuple(
+        StepStretch(first=first, rows=rows, tokens=rows * sequence, tokens_before=tokens.before(first))
+        for first, rows in batch.row_sizes.stretches()
+    )
 
 
 def _commands(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) -> tuple[str, ...]:

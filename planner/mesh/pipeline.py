@@ -147,28 +147,43 @@ def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Fin
 
     torch.distributed.pipelining 2.13: n microbatches make n // pp rounds, which must divide n.
     """
-    size, count, pp = layout.size("pp"), batch.accumulate, spec.parallel.pp
+    size = layout.size("pp")
     if size == 1 or (layout.unsettled and isinstance(spec.batch.accumulate, Auto)):
         return
-    rule, rounds = "mesh.pp.microbatches", max(count // size, 1)
+    for count in reversed(batch.microbatches):
+        if wrong := _wrong_microbatches(spec, layout, batch, count):
+            found.fail("mesh.pp.microbatches", "X411", *wrong)
+            return
+    numbers = " to ".join(str(count) for count in dict.fromkeys((batch.microbatches[0], batch.accumulate)))
+    found.passed("mesh.pp.microbatches", f"{numbers} microbatches for {size} pipeline ranks")
+
+
+def _wrong_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, count: int) -> tuple[str, str, str] | None:
+    """(path, message, hint) if the pipeline cannot run steps of `count` microbatches."""
+    size, pp = layout.size("pp"), spec.parallel.pp
+    rounds = max(count // size, 1)
     if count < size:
         message = f"{count} microbatches of a step cannot fill a pipeline of {size} ranks"
-        found.fail(rule, "X411", *_more(spec, layout, batch, message, f"{size}", " or more"))
-    elif count > MOST_MICROBATCHES:
+        return _more(spec, layout, batch, count, message, f"{size}", " or more")
+    if count > MOST_MICROBATCHES:
         message = f"{count} microbatches of a step are more than the {MOST_MICROBATCHES} that a pipeline may have"
-        found.fail(rule, "X411", *_more(spec, layout, batch, message, f"{MOST_MICROBATCHES}", " or fewer"))
-    elif pp.schedule in IN_ROUNDS and count % rounds:
+        return _more(spec, layout, batch, count, message, f"{MOST_MICROBATCHES}", " or fewer")
+    if pp.schedule in IN_ROUNDS and count % rounds:
         wanted = f"{count} // pp {size} = {rounds} equal rounds"
         message = f"schedule {pp.schedule} runs microbatches in {wanted}, not {count}"
-        found.fail(rule, "X411", *_more(spec, layout, batch, message, nearest_multiples(count, size)))
-    else:
-        found.passed(rule, f"{count} microbatches for {size} pipeline ranks")
+        return _more(spec, layout, batch, count, message, nearest_multiples(count, size))
+    return None
 
 
 def _more(
-    spec: Spec, layout: Layout, batch: Arithmetic, message: str, counts: str, rest: str = ""
+    spec: Spec, layout: Layout, batch: Arithmetic, count: int, message: str, counts: str, rest: str = ""
 ) -> tuple[str, str, str]:
-    """(path, message, hint): other microbatches, asked for by the setting that is written."""
+    """(path, message, hint): other microbatches than `count`, asked for by the setting that is written."""
+    if count < batch.accumulate:
+        each = batch.micro * layout.mesh.data_ranks
+        rows = layout.size("pp") * each
+        hint = f"use multiples of {rows} rows for `ramp_from` and `rows`"
+        return "batch.ramp_from", f"in the ramp, with {count * each} rows a step: {message}", hint
     if isinstance(spec.batch.accumulate, Auto) and not isinstance(spec.batch.rows, Auto):
         each = batch.micro * layout.mesh.data_ranks
         rows = " or ".join(str(int(count) * each) for count in counts.split(" or "))

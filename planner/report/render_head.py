@@ -92,7 +92,7 @@ def _run_text(plan: Plan) -> str:
     amount = f"{plural(timeline.steps, 'step')}, {count_text(timeline.tokens)} tokens"
     if times is None:
         return f"{amount}; how long is unknown"
-    seconds = timeline.steps * times.step
+    seconds = (timeline.full_steps or 0) * times.step
     hours = seconds * plan.mesh.world_size / 3600
     price = plan.cluster.price
     cost = "" if price is None else f" · cost {amount_text(hours * price)}"

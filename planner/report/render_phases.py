@@ -2,6 +2,7 @@
 
 from ..compare.resumable_phases import mix_text, start_text
 from ..plan import Plan, PlanPhase
+from ..schedule.arithmetic import arithmetic_of
 from ..schedule.learning_curve import computed, learning_rate
 from ..schedule.mixture_sampler import MixtureSampler
 from ..schedule.phases import in_order
@@ -43,6 +44,7 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
     begins = in_order(plan.timeline.phases, steps)
     ends = [first for first, _ in begins[1:]] + [steps]
     table: list[tuple[str, ...]] = []
+    sizes = arithmetic_of(plan).row_sizes
     taken = dict.fromkeys(loader["datasets"], 0)
     for (first, phase), end in zip(begins, ends, strict=True):
         scale = f" (× {phase.lr_scale:g})" if phase.lr_scale != 1 else ""
@@ -56,7 +58,7 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
                     head = ("", "", "")
             continue
         sampler = MixtureSampler.of(tuple(phase.shares.values()), loader["seed"], phase.name)
-        sampled = sampler.counts(0, (end - first) * loader["rows"])
+        sampled = sampler.counts(0, sizes.between(first, end))
         for (name, share), rows in zip(phase.shares.items(), sampled, strict=True):
             taken[name] += rows
             if share > 0:
@@ -65,7 +67,7 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
     if len(begins) > 1 and not any(phase.passes for _, phase in begins):
         head = ("all", f"{steps:,}", "")
         for name, rows in taken.items():
-            table.append((*head, *_amounts(name, rows / (steps * loader["rows"]), rows, loader["sequence"])))
+            table.append((*head, *_amounts(name, rows / sizes.before(steps), rows, loader["sequence"])))
             head = ("", "", "")
     return table
 

@@ -10,6 +10,7 @@ from ..costs.disk import disk_of
 from ..costs.headroom import no_times
 from ..graph.averaging import average_args
 from ..plan import Node, Plan, PlanTick
+from ..schedule.arithmetic import arithmetic_of
 from ..schedule.counts import count_node, count_saves, saves, unrecorded
 from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
 from .render_data import epoch_text
@@ -42,6 +43,7 @@ def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
         f"{micro * sequence:,} a microbatch · {loader['accumulate']} · {plural(plan.mesh.data_ranks, 'data rank')}"
     )
     table = [("tokens a step", f"{rows * sequence:,}", f"{plural(rows, 'row')} of {sequence:,}; {product}")]
+    table += _ramp(plan)
     if timeline.steps is None or timeline.tokens is None:
         epochs = amount_in_epochs(timeline.epochs or 0.0)
         return [*table, ("steps", "unknown", f"{epochs} of data that has not been counted yet")]
@@ -57,6 +59,18 @@ def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
         ("steps", f"{timeline.steps:,}", how),
         ("tokens", count_text(timeline.tokens), f"{ratio:.3g} a parameter{active}"),
     ]
+
+
+def _ramp(plan: Plan) -> list[tuple[str, str, str]]:
+    """How the first steps grow."""
+    batch = arithmetic_of(plan)
+    if not batch.ramp:
+        return []
+    sizes, each = batch.row_sizes, batch.micro * plan.mesh.data_ranks
+    tokens = count_text(batch.sizes.before(batch.ramp))
+    counts = f"{sizes.first // each:,} to {plural(sizes.full // each, 'microbatch')}"
+    how = f"from {plural(sizes.first, 'row')} by {sizes.grows_by:,}, {counts} of the same shape; {tokens} tokens in it"
+    return [("ramp", plural(batch.ramp, "step"), how)]
 
 
 def _learning_rate(plan: Plan) -> tuple[str, str, str]:
@@ -121,7 +135,7 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _duration(plan: Plan) -> list[tuple[str, str, str]]:
     """Wall time, device-hours and cost; evaluations and checkpoints come on top."""
-    times, steps = plan.estimates.times, plan.timeline.steps
+    times, steps = plan.estimates.times, plan.timeline.full_steps
     if times is None or steps is None:
         why = no_times(plan) if times is None else "steps are not known"
         return [("wall time", "unknown", why)]

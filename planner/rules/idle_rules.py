@@ -33,6 +33,9 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
     for name, why in spec.scheduler.idle().items():
         _warn(spec, f"scheduler.{name}", why, "remove it", found)
     _check_idle_axes(spec, layout, batch, found)
+    if spec.batch.ramp_from is None:
+        why = "every step has the same rows without `ramp_from`"
+        _warn(spec, "batch.ramp", why, "set ramp_from, or remove it", found)
     if spec.batch.workers and not spec.batch.prefetch:
         _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or remove it", found)
     if spec.activation.mode == "none":

@@ -92,7 +92,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "mesh.pp.schedule": ("parallel.pp.size", "parallel.pp.schedule", "parallel.pp.stages_per_rank"),
     "mesh.pp.layers": ("{stages}", "parallel.pp.layers", "model.layers"),
     "mesh.pp.costs": ("parallel.pp.size", "parallel.pp.layers", "parallel.pp.embedding_cost", "parallel.pp.head_cost"),
-    "mesh.pp.microbatches": ("parallel.pp.size", "parallel.pp.schedule", "{accumulate}"),
+    "mesh.pp.microbatches": ("parallel.pp.size", "parallel.pp.schedule", "{accumulate}", "{ramp}"),
     "mesh.pp.reshard": ("parallel.pp.size", "parallel.pp.schedule", "parallel.fsdp.reshard"),
     "mesh.pp.sync": ("parallel.pp.size", "parallel.fsdp.sync"),
     "mesh.pp.tied": ("parallel.pp.size", "parallel.pp.schedule", "model.tie_embeddings"),
@@ -122,6 +122,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "elastic.use": ("fault_tolerance.elastic", "fault_tolerance.restarts"),
     "health.stuck": ("*",),  # of the time that a step takes, which hangs on everything
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
+    "batch.ramp": ("{ramp}", "batch.micro", "batch.sequence", "{data_ranks}"),
     "schedule.phase.*.start": ("phase.{}.from", "{steps}", "batch.sequence", "{rows}"),
     "schedule.phases": ("phase.*.from", "{steps}"),
     "schedule.phase.*.order": ("phase", "phase.*.from", "{steps}", "batch.sequence", "{rows}"),
@@ -258,7 +259,9 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
             return ("batch.accumulate", *rest)
         case "rows":
             rest = ("batch.micro", "batch.accumulate", "{data_ranks}") if isinstance(batch.rows, Auto) else ()
-            return ("batch.rows", *rest)
+            return ("batch.rows", *rest, *(("{ramp}",) if batch.ramp_from is not None else ()))
+        case "ramp":
+            return ("batch.ramp_from", "batch.ramp", "batch.rows", "experiment.budget")
         case "steps":
             return ("experiment.budget", *(("{tokens}",) if spec.experiment.budget.unit == "tokens" else ()))
         case "tokens":

@@ -1,7 +1,8 @@
 """Rows, tokens, steps and epochs: what one optimizer step takes, and how many there are."""
 
+from collections.abc import Callable
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 
 from attrs import evolve, field, frozen
 
@@ -9,9 +10,10 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..findings import Findings
-from ..plan import Mesh
-from ..units import count_text
-from .epochs import exact, steps_of_epochs
+from ..plan import Mesh, Plan
+from ..units import count_text, plural
+from .epochs import exact
+from .step_sizes import StepSizes
 
 
 @frozen(kw_only=True)
@@ -25,7 +27,8 @@ class Counts:
 
 @frozen(kw_only=True)
 class Arithmetic:
-    """One step: `rows` rows of `sequence` tokens, `micro` at a time on each data rank, `accumulate` times.
+    """One step: `rows` rows of `sequence` tokens, `micro` at a time on each data rank, `accumulate` times. The steps
+    before `ramp` have fewer rows, the first one `first_rows`, and so fewer microbatches.
 
     `steps` is None while the budget is in epochs and the data has not been counted. `reasons` by path in the spec.
     epoch_rows: of one epoch, once the data is counted. done_steps, done_rows: steps that the run has behind it, and the
@@ -42,14 +45,33 @@ class Arithmetic:
     epoch_rows: Fraction | None = None
     done_steps: int = 0
     done_rows: int = 0
+    first_rows: int | None = None
+    ramp: int = 0
+
+    @property
+    def row_sizes(self) -> StepSizes:
+        """The rows of every step."""
+        return StepSizes(self.rows, self.rows if self.first_rows is None else self.first_rows, self.ramp)
+
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        """How many of them the steps have on a data rank, each number once and ascending."""
+        each = self.rows // self.accumulate
+        return tuple(rows // each for _, rows in self.row_sizes.stretches()) if self.ramp else (self.accumulate,)
+
+    @property
+    def sizes(self) -> StepSizes:
+        """The tokens of every step."""
+        return self.row_sizes.times(self.sequence)
 
     @property
     def tokens_per_step(self) -> int:
+        """Of a step behind the ramp, if there is one."""
         return self.rows * self.sequence
 
     @property
     def tokens(self) -> int | None:
-        return None if self.steps is None else self.steps * self.tokens_per_step
+        return None if self.steps is None else self.sizes.before(self.steps)
 
     @property
     def declared_steps(self) -> int | None:
@@ -61,12 +83,12 @@ class Arithmetic:
         where more rows were taken than a budget in epochs has."""
         steps = self.steps
         if self.epochs is not None:
-            steps = max(0, done_steps + steps_of_epochs(self.epochs, epoch_rows, self.rows, done_rows))
+            steps = _step_behind(self.row_sizes, exact(self.epochs) * epoch_rows, done_steps, done_rows)
         return evolve(self, steps=steps, epoch_rows=epoch_rows, done_steps=done_steps, done_rows=done_rows)
 
     def rows_before(self, step: int) -> int:
         """Rows of this data that are taken before a step (from 0) that is still to come."""
-        return self.done_rows + (step - self.done_steps) * self.rows
+        return self.done_rows + self.row_sizes.between(self.done_steps, step)
 
     def epochs_before(self, step: int) -> float | None:
         """The same in epochs; None until the data is counted."""
@@ -79,7 +101,7 @@ class Arithmetic:
             return None
         taken = self.rows_before(step)
         ended = int(taken // self.epoch_rows)
-        return ended if ended > (taken - self.rows) // self.epoch_rows else None
+        return ended if ended > (taken - self.row_sizes.at(step - 1)) // self.epoch_rows else None
 
     def step_behind(self, epochs: float) -> int | None:
         """The first step (from 0) that comes behind so many epochs; None until the data is counted."""
@@ -89,11 +111,31 @@ class Arithmetic:
         if rows <= self.done_rows:
             # Of steps that had other rows only their number is known: they are taken to be alike.
             return ceil(rows * self.done_steps / self.done_rows) if rows else 0
-        return self.done_steps + ceil((rows - self.done_rows) / self.rows)
+        return _step_behind(self.row_sizes, rows, self.done_steps, self.done_rows)
 
     def steps_in(self, epochs: float) -> int | None:
-        """So many epochs as a number of steps, rounded up; None until the data is counted."""
+        """So many epochs as a number of steps, rounded up, behind the ramp if there is one; None until the data is
+        counted."""
         return None if self.epoch_rows is None else ceil(exact(epochs) * self.epoch_rows / self.rows)
+
+    def steps_at_begin(self, epochs: float) -> int | None:
+        """The same of the first steps of the run."""
+        return None if self.epoch_rows is None else self.row_sizes.steps_of(exact(epochs) * self.epoch_rows)
+
+    def steps_at_end(self, epochs: float) -> int | None:
+        """The same of the last steps of the run."""
+        if self.epoch_rows is None or self.steps is None:
+            return None
+        before = floor(self.row_sizes.before(self.steps) - exact(epochs) * self.epoch_rows)
+        return self.steps_in(epochs) if before < 0 else self.steps - self.row_sizes.steps_of(before + 1) + 1
+
+
+def arithmetic_of(plan: Plan) -> Arithmetic:
+    """The rows of a step and the budget of a plan, with nothing counted."""
+    args = plan.node("setup.loader").args
+    names = ("micro", "accumulate", "rows", "sequence", "steps", "epochs")
+    ramp = args.get("ramp", {"rows": None, "steps": 0})
+    return Arithmetic(**{name: args[name] for name in names}, first_rows=ramp["rows"], ramp=ramp["steps"])
 
 
 def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts | None = None) -> Arithmetic:
@@ -101,15 +143,17 @@ def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts |
 
     counted: what is known of the data, if it has been counted.
     """
-    shares = _share_rows(spec, mesh, found)
+    shares = _with_ramp(spec, _share_rows(spec, mesh, found), mesh, found)
     reasons = dict(shares.reasons)
     budget = spec.experiment.budget
     steps, epochs = None, None
     if budget.unit == "steps":
         steps = ceil(budget.value)
     elif budget.unit == "tokens":
-        steps = ceil(budget.value / shares.tokens_per_step)
+        steps = shares.sizes.steps_of(ceil(budget.value))
         reasons["steps"] = f"{count_text(budget.value)} tokens / {shares.tokens_per_step:,} a step, rounded up"
+        if shares.ramp:
+            reasons["steps"] += f", and {plural(shares.ramp, 'smaller step')} of the ramp"
     else:
         epochs = float(budget.value)
     batch = evolve(shares, steps=steps, epochs=epochs, reasons=reasons)
@@ -118,8 +162,16 @@ def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts |
     if batch.steps is None:
         found.unknown("schedule.budget", f"{budget}: the number of steps is known only when the data has been counted")
     else:
-        found.passed("schedule.budget", f"{budget} = {batch.steps:,} steps of {shares.tokens_per_step:,} tokens")
+        smaller = f", of which a ramp makes the first {batch.ramp:,} smaller" if batch.ramp else ""
+        evidence = f"{budget} = {batch.steps:,} steps of {shares.tokens_per_step:,} tokens{smaller}"
+        found.passed("schedule.budget", evidence)
     return batch
+
+
+def microbatches_text(batch: Arithmetic) -> str:
+    """`4 microbatches`, with a ramp `1 to 4 microbatches`: how many a step has on a data rank."""
+    least, most = batch.microbatches[0], plural(batch.accumulate, "microbatch")
+    return most if least == batch.accumulate else f"{least:,} to {most}"
 
 
 def _share_rows(spec: Spec, mesh: Mesh, found: Findings) -> Arithmetic:
@@ -156,11 +208,91 @@ def _share_rows(spec: Spec, mesh: Mesh, found: Findings) -> Arithmetic:
     return Arithmetic(micro=micro, accumulate=accumulate, rows=rows, sequence=batch.sequence, reasons=reasons)
 
 
-def length_of(quantity: Quantity, batch: Arithmetic) -> int | None:
+def _with_ramp(spec: Spec, batch: Arithmetic, mesh: Mesh, found: Findings) -> Arithmetic:
+    """The same with the first steps smaller, if that is asked for; a ramp that is impossible is reported."""
+    first, path = spec.batch.ramp_from, "batch.ramp_from"
+    each = batch.micro * mesh.data_ranks
+    if first is None or batch.rows != each * batch.accumulate:  # the latter is reported
+        return batch
+    if first >= batch.rows:
+        message = f"ramp_from {first} is not below the {plural(batch.rows, 'row')} that steps grow to"
+        hint = f"use {batch.rows // 2 // each * each or each} or fewer" if batch.rows > each else "remove it"
+        found.fail("batch.ramp", "X601", path, message, hint)
+    elif first % each:
+        low = first // each * each
+        message = f"ramp_from {first} is not a multiple of micro {batch.micro} · data ranks {mesh.data_ranks} = {each}"
+        found.fail("batch.ramp", "X601", path, message, f"use {f'{low} or {low + each}' if low else each} rows")
+    elif (steps := _ramp_steps(spec, batch, first)) is None:
+        message = f"ramp {spec.batch.ramp} is a share of a budget in epochs, whose steps are not known before the run"
+        found.fail("batch.ramp", "X302", "batch.ramp", message, "give it in steps or tokens, as `ramp = 100 steps`")
+    elif steps == 0:
+        message = f"ramp {spec.batch.ramp} is not a step long"
+        found.fail("batch.ramp", "X304", "batch.ramp", message, "make it longer, or remove `ramp_from`")
+    else:
+        return _checked_ramp(spec, evolve(batch, first_rows=first, ramp=steps), found)
+    return batch
+
+
+def _checked_ramp(spec: Spec, batch: Arithmetic, found: Findings) -> Arithmetic:
+    """`batch` with its ramp, if that fits into the budget."""
+    sizes, budget = batch.row_sizes, spec.experiment.budget
+    total = ceil(budget.value) if budget.unit == "steps" else batch.sizes.steps_of(ceil(budget.value))
+    length = plural(batch.ramp, "step")
+    if budget.unit != "epochs" and batch.ramp > total:
+        message = f"ramp {spec.batch.ramp} = {length}, longer than the {total:,} steps of the budget"
+        found.fail("batch.ramp", "X602", "batch.ramp", message, f"use {plural(max(total // 2, 1), 'step')} or fewer")
+    else:
+        by = plural(sizes.grows_by, "row")
+        found.passed("batch.ramp", f"{sizes.first} → {plural(sizes.full, 'row')} a step, by {by}, over {length}")
+        why = f"{length}, in which {sizes.before(batch.ramp):,} rows are taken"
+        reasons = batch.reasons if spec.batch.ramp.unit == "steps" else batch.reasons | {"batch.ramp": why}
+        return evolve(batch, reasons=reasons)
+    return evolve(batch, first_rows=None, ramp=0)
+
+
+def _ramp_steps(spec: Spec, batch: Arithmetic, first: int) -> int | None:
+    """The length of the ramp in steps; None where that hangs on data that is not counted."""
+    length, budget = spec.batch.ramp, spec.experiment.budget
+
+    def sizes(ramp: int) -> StepSizes:
+        """Of tokens, with a ramp of so many steps."""
+        return evolve(batch, first_rows=first, ramp=ramp).sizes
+
+    if length.unit == "steps":
+        return ceil(length.value)
+    if length.unit == "tokens":
+        most = ceil(Fraction(length.value) / (first * batch.sequence))
+        return _least(most, lambda steps: sizes(steps).before(steps) >= length.value)
+    if budget.unit == "epochs":
+        return None
+    if budget.unit == "steps":
+        return round(ceil(budget.value) * length.fraction)
+    # The longer the ramp, the more steps the tokens are, of which it is a share.
+    most = ceil(Fraction(budget.value) / (first * batch.sequence))
+    return _least(most, lambda steps: steps >= round(sizes(steps).steps_of(ceil(budget.value)) * length.fraction))
+
+
+def _least(most: int, enough: Callable[[int], bool]) -> int:
+    """The least number up to `most` that is enough, where all larger ones are too."""
+    low = 0
+    while low < most:
+        middle = (low + most) // 2
+        low, most = (low, middle) if enough(middle) else (middle + 1, most)
+    return low
+
+
+def _step_behind(sizes: StepSizes, rows: Fraction, done_steps: int, done_rows: int) -> int:
+    """The first step (from 0) before which `rows` rows of this data are taken, of which `done_rows` were taken in the
+    steps before `done_steps`."""
+    return max(0, sizes.steps_of(rows - done_rows + sizes.before(done_steps)))
+
+
+def length_of(quantity: Quantity, batch: Arithmetic, *, at_end: bool = False) -> int | None:
     """A length in steps: as it is, a share of the budget rounded to the nearest, or epochs rounded up; None while that
-    is not known."""
+    is not known. at_end: of the run, not at its beginning."""
     if quantity.unit == "steps":
         return ceil(quantity.value)
     if quantity.unit == "epochs":
-        return batch.steps_in(float(quantity.value))
+        epochs = float(quantity.value)
+        return batch.steps_at_end(epochs) if at_end else batch.steps_at_begin(epochs)
     return None if batch.steps is None else round(batch.steps * quantity.fraction)

@@ -12,73 +12,78 @@ from attrs import evolve, frozen
 
 from ...dsl.schema.actions import action_of
 from ..plan import Node, Plan, PlanTick, Timeline
+from .arithmetic import arithmetic_of
+from .step_sizes import StepSizes
 
 # So many steps are looked at one by one before a count is given up.
 MOST_LOOKED_AT = 1_000_000
 
 
-def is_due(tick: PlanTick, step: int, tokens_per_step: int) -> bool:
+def is_due(tick: PlanTick, step: int, sizes: StepSizes) -> bool:
     """Whether a tick in steps or tokens fires after a step (from 1): in tokens, where these pass a multiple."""
     if tick.steps is not None:
         return step % tick.steps == 0
     assert tick.tokens is not None
-    return passes(step * tokens_per_step, tokens_per_step, tick.tokens)
+    return passes(sizes.before(step), sizes.at(step - 1), tick.tokens)
 
 
-def passes(tokens: int, tokens_per_step: int, period: int | Fraction) -> bool:
-    """Whether the last step of those that took so many tokens has reached another multiple of a period."""
-    return tokens // period > (tokens - tokens_per_step) // period
+def passes(tokens: int, of_step: int, period: int | Fraction) -> bool:
+    """Whether the last step of those that took so many tokens, `of_step` of them in it, has reached another multiple of
+    a period."""
+    return tokens // period > (tokens - of_step) // period
 
 
-def times_due(tick: PlanTick, step: int, tokens_per_step: int) -> int:
+def times_due(tick: PlanTick, step: int, sizes: StepSizes) -> int:
     """How often a tick in steps or tokens is due up to a step, that one counted."""
     if tick.steps is not None:
         return step // tick.steps
     assert tick.tokens is not None
-    return min(step, step * tokens_per_step // tick.tokens)
+    # Steps of a whole period or more are all due, of smaller ones those that reach a multiple.
+    smaller = step if (first := sizes.reached(tick.tokens)) is None else min(step, first)
+    return sizes.before(smaller) // tick.tokens + step - smaller
 
 
-def next_due(tick: PlanTick, step: int, tokens_per_step: int) -> int:
+def next_due(tick: PlanTick, step: int, sizes: StepSizes) -> int:
     """The first step behind `step` after which a tick in steps or tokens is due."""
     if tick.steps is not None:
         return step // tick.steps * tick.steps + tick.steps
     assert tick.tokens is not None
-    if tick.tokens <= tokens_per_step:
-        return step + 1
-    multiple = step * tokens_per_step // tick.tokens + 1
-    return -(-multiple * tick.tokens // tokens_per_step)
+    multiple = sizes.before(step) // tick.tokens + 1
+    return sizes.steps_of(multiple * tick.tokens)
 
 
-def steps_due(ticks: Sequence[PlanTick], steps: int, tokens_per_step: int) -> int | None:
+def steps_due(ticks: Sequence[PlanTick], steps: int, sizes: StepSizes) -> int | None:
     """The number of steps up to `steps` in which any of some ticks is due; None where it is too long to count."""
-    whole = lcm(*(tick.steps or (Fraction(tick.tokens or 1) / tokens_per_step).numerator for tick in ticks))
-    if whole >= steps:
-        return _steps_due(ticks, steps, tokens_per_step)
+    if len(ticks) == 1:
+        return times_due(ticks[0], steps, sizes)
+    whole = lcm(*(tick.steps or (Fraction(tick.tokens or 1) / sizes.full).numerator for tick in ticks))
+    if sizes.ramp or whole >= steps:
+        return _steps_due(ticks, steps, sizes)
     # From there on it is all the same again.
-    once, rest = (_steps_due(ticks, number, tokens_per_step) for number in (whole, steps % whole))
+    once, rest = (_steps_due(ticks, number, sizes) for number in (whole, steps % whole))
     return None if once is None or rest is None else steps // whole * once + rest
 
 
-def _steps_due(ticks: Sequence[PlanTick], steps: int, tokens_per_step: int) -> int | None:
-    often, *rarer = sorted(ticks, key=lambda tick: -times_due(tick, steps, tokens_per_step))
-    found = times_due(often, steps, tokens_per_step)
-    if sum(times_due(tick, steps, tokens_per_step) for tick in rarer) > MOST_LOOKED_AT:
+def _steps_due(ticks: Sequence[PlanTick], steps: int, sizes: StepSizes) -> int | None:
+    often, *rarer = sorted(ticks, key=lambda tick: -times_due(tick, steps, sizes))
+    found = times_due(often, steps, sizes)
+    if sum(times_due(tick, steps, sizes) for tick in rarer) > MOST_LOOKED_AT:
         return None
     for number, tick in enumerate(rarer):
         before = (often, *rarer[:number])
-        for step in _all_due(tick, steps, tokens_per_step):
-            found += not any(is_due(other, step, tokens_per_step) for other in before)
+        for step in _all_due(tick, steps, sizes):
+            found += not any(is_due(other, step, sizes) for other in before)
     return found
 
 
-def _all_due(tick: PlanTick, steps: int, tokens_per_step: int) -> Iterator[int]:
-    step = next_due(tick, 0, tokens_per_step)
+def _all_due(tick: PlanTick, steps: int, sizes: StepSizes) -> Iterator[int]:
+    step = next_due(tick, 0, sizes)
     while step <= steps:
         yield step
-        step = next_due(tick, step, tokens_per_step)
+        step = next_due(tick, step, sizes)
 
 
-def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], tokens_per_step: int) -> Timeline:
+def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], sizes: StepSizes) -> Timeline:
     """How often each tick does something.
 
     unrecorded: of each tick that does nothing but profile, the steps that pass before one is recorded.
@@ -89,8 +94,8 @@ def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], tokens_per
         if last is None or tick.seconds is not None or _is_uncounted(tick):
             return None
         if before is not None:
-            return count_profiles([tick], timeline, tokens_per_step, before)
-        return times_due(tick, last, tokens_per_step)
+            return count_profiles([tick], timeline, sizes, before)
+        return times_due(tick, last, sizes)
 
     pairs = zip(timeline.ticks, unrecorded, strict=True)
     return evolve(timeline, ticks=tuple(evolve(tick, count=count(tick, before)) for tick, before in pairs))
@@ -106,7 +111,7 @@ class CountStart:
     by_limit: bool
 
 
-def starts(timeline: Timeline, tokens_per_step: int) -> Iterator[CountStart]:
+def starts(timeline: Timeline, sizes: StepSizes) -> Iterator[CountStart]:
     """All starts of the run; none where its steps are not known. A clock that stops it is not among the causes."""
     last = last_step(timeline)
     if timeline.steps is None or last is None:
@@ -115,8 +120,8 @@ def starts(timeline: Timeline, tokens_per_step: int) -> Iterator[CountStart]:
     begin = 0
     while begin < last:
         limit = last if timeline.stop_after is None else min(last, begin + timeline.stop_after)
-        end = min([limit, *(next_due(tick, begin, tokens_per_step) for tick in stopping)])
-        stopped = end < timeline.steps and any(is_due(tick, end, tokens_per_step) for tick in stopping)
+        end = min([limit, *(next_due(tick, begin, sizes) for tick in stopping)])
+        stopped = end < timeline.steps and any(is_due(tick, end, sizes) for tick in stopping)
         yield CountStart(begin, end, by_limit=end < timeline.steps and not stopped)
         begin = end
 
@@ -133,17 +138,17 @@ def _is_uncounted(tick: PlanTick) -> bool:
     return tick.steps is None and tick.tokens is None and tick.seconds is None
 
 
-def count_profiles(ticks: Sequence[PlanTick], timeline: Timeline, tokens_per_step: int, before: int) -> int | None:
+def count_profiles(ticks: Sequence[PlanTick], timeline: Timeline, sizes: StepSizes, before: int) -> int | None:
     """How many profiles ticks in steps or tokens begin that record a step. No two of one plan are due in the same step.
 
     before: steps that pass unrecorded.
     """
     found = 0
-    for number, start in enumerate(starts(timeline, tokens_per_step)):
+    for number, start in enumerate(starts(timeline, sizes)):
         if number == MOST_LOOKED_AT:
             return None
         latest = max(start.end - 1 - before, start.begin)
-        until, earlier = (steps_due(ticks, step, tokens_per_step) for step in (latest, start.begin))
+        until, earlier = (steps_due(ticks, step, sizes) for step in (latest, start.begin))
         if until is None or earlier is None:
             return None
         found += until - earlier
@@ -155,15 +160,15 @@ def count_node(plan: Plan, node: str) -> int | None:
 
     Of a profile: how often it records anything.
     """
-    timeline, tokens_per_step = plan.timeline, plan.estimates.tokens_per_step
+    timeline, sizes = plan.timeline, arithmetic_of(plan).sizes
     ticks = [tick for tick in timeline.ticks if node in tick.nodes]
     last = last_step(timeline)
     if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
         return None
     before = unrecorded(plan.node(node))
     if before is not None:
-        return count_profiles(ticks, timeline, tokens_per_step, before)
-    return steps_due(ticks, last, tokens_per_step)
+        return count_profiles(ticks, timeline, sizes, before)
+    return steps_due(ticks, last, sizes)
 
 
 def unrecorded(node: Node) -> int | None:
@@ -185,18 +190,18 @@ def count_saves(plan: Plan) -> int | None:
     def any_saves(nodes: Sequence[str]) -> bool:
         return any(saves(plan.node(node)) for node in nodes)
 
-    timeline, tokens_per_step = plan.timeline, plan.estimates.tokens_per_step
+    timeline, sizes = plan.timeline, arithmetic_of(plan).sizes
     ticks = [tick for tick in timeline.ticks if any_saves(tick.nodes)]
     on = {trigger.event for trigger in timeline.triggers if any_saves(trigger.nodes)}
     last = last_step(timeline)
     if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
         return None
-    found = steps_due(ticks, last, tokens_per_step) if ticks else 0
+    found = steps_due(ticks, last, sizes) if ticks else 0
     if found is None:
         return None
-    for number, start in enumerate(starts(timeline, tokens_per_step) if on else ()):
+    for number, start in enumerate(starts(timeline, sizes) if on else ()):
         if number == MOST_LOOKED_AT:
             return None
         event = "stop_at" if start.by_limit else "finish" if start.end == timeline.steps else ""
-        found += event in on and not any(is_due(tick, start.end, tokens_per_step) for tick in ticks)
+        found += event in on and not any(is_due(tick, start.end, sizes) for tick in ticks)
     return found

@@ -5,7 +5,6 @@ Known once the rows of the datasets are counted: the same numbers on every rank,
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import ceil
 
 from attrs import evolve
 
@@ -55,10 +54,3 @@ def _rows_in_epoch(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str,
     assert phase.passes is not None
     taken = [(name, exact(phase.passes.get(name, 0.0))) for name in datasets]
     return [epochs * rows[name] if epochs else Fraction(0) for name, epochs in taken]
-
-
-def steps_of_epochs(epochs: float, rows: Fraction | int, rows_per_step: int, taken: int = 0) -> int:
-    """Steps that take `epochs` epochs of `rows` rows each, of which `taken` rows were taken before; rounded up, as
-    every step takes all its rows. Below 0 where more were taken."""
-    left = exact(epochs) * rows - taken
-    return ceil(left / rows_per_step)

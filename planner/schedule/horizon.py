@@ -9,9 +9,10 @@ from typing import Any
 
 from attrs import evolve
 
+from ...dsl.schema.training import SCHEDULERS
 from ...dsl.spec import Spec
 from ..plan import Plan, PlanPhase, PlanTick, Timeline, Uncounted
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, arithmetic_of
 from .counts import unrecorded, with_counts
 from .epochs import counted, rows_of_epoch
 from .mixing import in_epochs, weights
@@ -46,13 +47,6 @@ def waits_for_data(spec: Spec) -> bool:
     return any(amount.unit == "epochs" for amount in amounts)
 
 
-def arithmetic_of(plan: Plan) -> Arithmetic:
-    """The rows of a step and the budget of a plan, with nothing counted."""
-    args = plan.node("setup.loader").args
-    names = ("micro", "accumulate", "rows", "sequence", "steps", "epochs")
-    return Arithmetic(**{name: args[name] for name in names})
-
-
 def counted_arithmetic(plan: Plan, rows: Mapping[str, int], *, done_steps: int = 0, done_rows: int = 0) -> Arithmetic:
     """The same with the data counted.
 
@@ -74,7 +68,7 @@ def known_timeline(plan: Plan) -> Timeline:
         return plan.timeline
     timeline, batch = plan.timeline, known_arithmetic(plan)
     before = [_unrecorded(plan, tick) for tick in timeline.ticks]
-    return with_counts(counted_timeline(timeline, batch, plan.counted.rows), before, batch.tokens_per_step)
+    return with_counts(counted_timeline(timeline, batch, plan.counted.rows), before, batch.sizes)
 
 
 def _unrecorded(plan: Plan, tick: PlanTick) -> int | None:
@@ -121,8 +115,9 @@ def counted_rate(args: Mapping[str, Any], batch: Arithmetic) -> dict[str, Any]:
     found = {**args, "steps": batch.steps}
     for name, value in args.items():
         epochs = value.get("epochs") if isinstance(value, dict) else None
-        if epochs is not None and (steps := batch.steps_in(epochs)) is not None:
-            found[name] = {"steps": steps}
+        if epochs is not None and batch.epoch_rows is not None:
+            at_end = name in SCHEDULERS.of(args).at_end
+            found[name] = {"steps": batch.steps_at_end(epochs) if at_end else batch.steps_at_begin(epochs)}
     return found
 
 

@@ -22,17 +22,21 @@ def in_effect(scheduler: Scheduler) -> Scheduler:
 def scheduler_args(spec: Spec, batch: Arithmetic) -> dict[str, Any]:
     """The arguments of `setup.scheduler`: only what the kind has."""
     scheduler = in_effect(spec.scheduler)
-    lengths = {name: _length(quantity, batch) for name, quantity in scheduler.lengths().items()}
+    lengths = {name: _length(scheduler, name, batch) for name in scheduler.lengths()}
     own = {**lengths, **scheduler.args()}
     found = {"kind": scheduler.kind, "lr": spec.optimizer.lr, "steps": batch.steps}
     return found | {name: own.pop(name) for name in settings_of(type(scheduler)) if name in own} | own
 
 
-def _length(quantity: Quantity, batch: Arithmetic) -> dict[str, Any]:
-    length = length_of(quantity, batch)
+def _length(scheduler: Scheduler, name: str, batch: Arithmetic) -> dict[str, Any]:
+    quantity, length = scheduler.lengths()[name], _in_steps(scheduler, name, batch)
     if length is not None:
         return {"steps": length}
     return {"fraction": quantity.fraction} if quantity.unit == "%" else {"epochs": float(quantity.value)}
+
+
+def _in_steps(scheduler: Scheduler, name: str, batch: Arithmetic) -> int | None:
+    return length_of(scheduler.lengths()[name], batch, at_end=name in scheduler.at_end)
 
 
 def check_schedule(spec: Spec, batch: Arithmetic, found: Findings) -> None:
@@ -41,7 +45,7 @@ def check_schedule(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     parts = scheduler.lengths()
     rule = "schedule.warmup"
     shown = " + ".join(f"{name} {quantity}" for name, quantity in parts.items())
-    lengths = [length_of(quantity, batch) for quantity in parts.values()]
+    lengths = [_in_steps(scheduler, name, batch) for name in parts]
     if steps is None or None in lengths:
         shares = [_share(quantity, batch) for quantity in parts.values()]
         if None in shares:

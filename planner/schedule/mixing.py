@@ -124,7 +124,7 @@ def start_of(start: Quantity, batch: Arithmetic) -> int | None:
         case "steps":
             return ceil(start.value)
         case "tokens":
-            return ceil(start.value / batch.tokens_per_step)
+            return batch.sizes.steps_of(ceil(start.value))
         case "epochs":
             return batch.step_behind(float(start.value))
     return None if batch.steps is None else round(batch.steps * start.fraction)

@@ -100,7 +100,10 @@ def _limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
     known = counted(amount, batch)
     if known is None:
         return None
-    return int(known.value) if known.unit == "steps" else -(-int(known.value) // batch.tokens_per_step)
+    if known.unit == "steps":
+        return int(known.value)
+    tokens = int(known.value)
+    return batch.sizes.steps_of(tokens) if name == "stop_at" else -(-tokens // batch.tokens_per_step)
 
 
 def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import networkx as nx
 from attrs import define, field, frozen
 
 from ...planner.plan import Node, Plan, PlanTick
-from ...planner.schedule.counts import is_due, passes
+from ...planner.schedule.counts import passes
+from ...planner.schedule.step_sizes import StepSizes
 from ..state import Progress, Step
 from ..timers import Clocks
 
@@ -21,13 +22,15 @@ class DueTick:
     calls: dict[str, StepCall]
     clock: int | None
 
-    def due(self, step: int, tokens: int, of_epochs: int, tokens_per_step: int, clocks: Clocks) -> bool:
-        """After `step` steps of the run. tokens: that it has taken; of_epochs: those of the data its epochs are of."""
+    def due(self, step: int, tokens: int, of_epochs: int, of_step: int, clocks: Clocks) -> bool:
+        """After `step` steps of the run. tokens: that it has taken, `of_step` in the last one; of_epochs: those of the
+        data its epochs are of."""
         if self.clock is not None:
             return clocks.due(self.clock)
         if self.tick.tokens is not None:
-            return passes(of_epochs if self.tick.epochs is not None else tokens, tokens_per_step, self.tick.tokens)
-        return is_due(self.tick, step, tokens_per_step)
+            return passes(of_epochs if self.tick.epochs is not None else tokens, of_step, self.tick.tokens)
+        assert self.tick.steps is not None
+        return step % self.tick.steps == 0
 
 
 @define
@@ -36,16 +39,18 @@ class DueTicks:
 
     progress: Progress
     clocks: Clocks
-    tokens_per_step: int
+    sizes: StepSizes
+    """Tokens of every step."""
     ticks: list[DueTick] = field(factory=list)
     tokens_taken: Callable[[int], int] = int
     """Tokens of the data after so many steps."""
 
     def due(self, ahead: int = 0) -> list[DueTick]:
         """ahead: 1 for what will be due when the step under way has ended."""
-        step, tokens = self.progress.step + ahead, self.progress.tokens + ahead * self.tokens_per_step
-        of_epochs, each = self.tokens_taken(step), self.tokens_per_step
-        return [tick for tick in self.ticks if tick.due(step, tokens, of_epochs, each, self.clocks)]
+        step = self.progress.step + ahead
+        of_step, of_epochs = self.sizes.at(step - 1), self.tokens_taken(step)
+        tokens = self.progress.tokens + ahead * of_step
+        return [tick for tick in self.ticks if tick.due(step, tokens, of_epochs, of_step, self.clocks)]
 
     def will_run(self, nodes: Collection[str]) -> bool:
         """Whether any of these nodes runs behind the step under way, by a tick; known once ranks have agreed."""

@@ -8,6 +8,7 @@ from attrs import define, evolve
 
 from ...dsl.schema.actions import SIGNALS
 from ...planner.plan import Node, Plan, Timeline
+from ...planner.schedule.arithmetic import arithmetic_of
 from ...planner.units import plural
 from ...records.end_status import EndStatus
 from ...records.run_events import SignalEvent, StopEvent
@@ -79,7 +80,8 @@ class TrainingLoop:
         self.records.flush(self.progress.step)  # what a checkpoint has kept of its step's record
         if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
             return EndStatus.COMPLETE
-        tokens_per_step = self.plan.estimates.tokens_per_step
+        batch = arithmetic_of(self.plan)
+        sizes = batch.row_sizes
         seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
         spent = [0.0] * len(calls)
         clock, at = time.perf_counter, self.nodes.beat.at
@@ -91,7 +93,15 @@ class TrainingLoop:
         stops = self._stops_at(timeline)
         last = min(total, stops)
         while self.progress.step < last:
-            step = Step(index=self.progress.step, began=clock(), warms_up=warms_up, waited=WAITS.seconds)
+            rows = sizes.at(self.progress.step)
+            step = Step(
+                index=self.progress.step,
+                rows=rows,
+                share=rows / sizes.full,
+                began=clock(),
+                warms_up=warms_up,
+                waited=WAITS.seconds,
+            )
             try:
                 mark = step.began
                 self.nodes.beat.begin(step.index + 1)
@@ -105,8 +115,10 @@ class TrainingLoop:
                     for node, each in zip(seconds, spent, strict=True):
                         seconds[node] += each
                 warms_up = False
-                if not time_left.done and (estimate := time_left.after(step, mark - step.began, int(last))):
-                    self.records.event(estimate)
+                if not time_left.done:
+                    left = sizes.between(step.index + 1, int(last))
+                    if estimate := time_left.after(step, mark - step.began, int(last), left):
+                        self.records.event(estimate)
             except SkipStep as reason:
                 self.records.event(SkippedEvent(step=step.index + 1, reason=str(reason), **reason.fields))
                 step.let_go()
@@ -131,7 +143,7 @@ class TrainingLoop:
                 return self._stop(halt.event, halt.reason, event_calls)
             self.nodes.last_step = step
             self.progress.step += 1
-            self.progress.tokens += tokens_per_step
+            self.progress.tokens += rows * batch.sequence
             if under_way:
                 under_way.after_step()
             due = due_ticks.due()

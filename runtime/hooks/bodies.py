@@ -71,18 +71,19 @@ def user_body(
 
     def batches(step: Step) -> Iterator[ModelBatch]:
         for number, microbatch in enumerate(step.microbatches, start=1):
-            wrapped.sync_gradients(number == accumulate or sync == "microbatch")
+            wrapped.sync_gradients(number == len(step.microbatches) or sync == "microbatch")
             if beat is not None:
                 beat.mark()
             yield ModelBatch.of(microbatch, rank.device)
 
     def run(step: Step) -> None:
+        assert 1 <= len(step.microbatches) <= accumulate
         given, scale = batches(step), 1.0 / step.valid_tokens
         context = StepContext(batches=given, scale=scale, run=call.context(step), whole=wrapped.forward)
         with failures_of(call.part):
             found = call.function(context, **call.part.arguments)
-        if len(context._losses) != accumulate or next(given, None) is not None:
-            taken = f"{len(context._losses)} of {accumulate} microbatches"
+        if len(context._losses) != len(step.microbatches) or next(given, None) is not None:
+            taken = f"{len(context._losses)} of {len(step.microbatches)} microbatches"
             raise call.part.failed(
                 f"has called `context.forward` of {taken}, and a step takes all of `context.batches`"
             )

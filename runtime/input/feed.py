@@ -218,10 +218,12 @@ def build_loader(
     prefetch: int,
     workers: int,
     balance: bool = False,
+    ramp: dict[str, int] | None = None,
 ) -> Feed:
     """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
 
-    With a budget in epochs the steps are known from here on. `prefetch` steps are read while another one computes, by a
+    With a budget in epochs the steps are known from here on. ramp: `rows` of the first step, and the `steps` that grow
+    from there to `rows`. `prefetch` steps are read while another one computes, by a
     thread, or by `workers` processes.
     """
     trained = tuple(TrainingRows.of(name, prepared[name].parts["training"], seed) for name in datasets)
@@ -239,6 +241,8 @@ def build_loader(
         balance=balance,
     )
     assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
+    first = curriculum.rows_per_step.first
+    assert first == (rows if ramp is None else ramp["rows"])
     loader.make_ready()
     batch = counted_arithmetic(plan, counts)
     assert epochs == batch.epochs

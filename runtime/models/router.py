@@ -48,7 +48,7 @@ class ExpertRouter(nn.Module):
         self.experts, self.per_token = arch.experts, arch.experts_per_token
         self.sigmoid, self.normalise = arch.router_score == "sigmoid", arch.router_normalise
         self.groups, self.groups_per_token, self.scale = layer.groups, layer.groups_per_token, layer.scale
-        # Means over all rows of a step and all routers of the model, however many of them are here.
+        # Means over all rows of a full step and all routers of the model, however many of them are here.
         routers = len(arch.expert_layers)
         self.aux_weight = arch.router_aux_loss / (rows * routers)
         self.z_weight = arch.router_z_loss / (rows * routers)
@@ -62,6 +62,7 @@ class ExpertRouter(nn.Module):
         self.loads_E: Tensor | None = None
         self.aux: Tensor | None = None
         self.begun = 0
+        self.row_factor: Tensor | None = None  # rows of a full step over those of this one; None: all are full
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ExpertRouter":
         super()._apply(fn, recurse)
@@ -125,7 +126,7 @@ class ExpertRouter(nn.Module):
         if self.z_weight:
             squares_BS1 = logits_BSE.logsumexp(-1, keepdim=True).square()
             loss = loss + self.z_weight * (squares_BS1.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1).sum()
-        return loss
+        return loss if self.row_factor is None else loss * self.row_factor.to(loss.dtype)
 
     def begin_anew(self) -> None:
         """Forget what was counted."""

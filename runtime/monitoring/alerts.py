@@ -103,7 +103,7 @@ class AlertMonitor:
         if self.loss_spike is not None:
             self.report(self.loss_spike.take(step.loss, step.phase), 1)
         if self.slow is not None and not step.warms_up:
-            self.report(self.slow.take(seconds), 1)
+            self.report(self.slow.take(seconds / step.share), 1)  # as long as a step behind the ramp
 
     def bad_step(self, loss: float, grad_norm: float) -> None:
         """The loss or the norm of the step is not a number, on all ranks alike."""

@@ -19,17 +19,20 @@ class TimeLeft:
     done: bool = False
     _first: float | None = None
     _steps: int = 0
+    _rows: int = 0
     _seconds: float = 0.0
 
-    def after(self, step: Step, seconds: float, last: int) -> EstimateEvent | None:
+    def after(self, step: Step, seconds: float, last: int, rows_left: int) -> EstimateEvent | None:
         """The event `estimate` once enough has been measured, else None.
 
-        seconds: that the step has taken. last: the steps behind which this start of the run ends.
+        seconds: that the step has taken. last: the steps behind which this start of the run ends. rows_left: those that
+        it takes until then.
         """
         if step.warms_up:
             self._first = seconds
             return None
         self._steps += 1
+        self._rows += step.rows
         self._seconds += seconds
         left = last - (step.index + 1)
         if self._seconds < LEAST_SECONDS or self._steps < LEAST_STEPS or left <= 0:
@@ -42,5 +45,5 @@ class TimeLeft:
             measured_steps=self._steps,
             first_step_seconds=self._first,
             steps_left=left,
-            seconds_left=left * each,
+            seconds_left=rows_left * self._seconds / self._rows,
         )

@@ -82,6 +82,9 @@ class FullRows:
         whole = full_rows(args["micro"], args["sequence"], several=len(args["datasets"]) > 1)
         return cls(whole=whole, local=collate.local_part(whole), accumulate=args["accumulate"])
 
+    def num_microbatches(self, step: int) -> int:
+        return self.accumulate
+
     def microbatches(self, step: int) -> list[Microbatch]:
         return [evolve(self.local) for _ in range(self.accumulate)]
 

@@ -22,8 +22,9 @@ class Window:
 
     losses: DatasetLosses
     rates: Rates
-    tokens_per_step: int
+    sequence: int
     steps: int = 0
+    rows: int = 0
     valid_tokens: int = 0
     timed: int = 0
     seconds: float = 0.0
@@ -36,6 +37,7 @@ class Window:
 
     def add(self, step: Step, now: float) -> None:
         self.steps += 1
+        self.rows += step.rows
         self.valid_tokens += step.valid_tokens
         self.losses.add(step.row_losses)
         if step.warms_up:
@@ -44,10 +46,10 @@ class Window:
         self.seconds += now - step.began
         self.data_seconds += step.data_seconds
         self.comm_seconds += WAITS.seconds - step.waited
-        self.counted.add(step.valid_tokens, self.tokens_per_step, step.documents)
+        self.counted.add(step.valid_tokens, step.rows * self.sequence, step.documents)
 
     def clear(self) -> None:
-        self.steps = self.valid_tokens = self.timed = 0
+        self.steps = self.rows = self.valid_tokens = self.timed = 0
         self.seconds = self.data_seconds = self.comm_seconds = 0.0
         self.counted = CountedWork()
         for node in self.node_seconds:
@@ -66,7 +68,7 @@ def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
     return Window(
         losses=DatasetLosses(plan.node("setup.loader").args["datasets"], rank),
         rates=Rates(work=plan.estimates.work, devices=rank.world_size, peak=_of_all(peak_flops, rank)),
-        tokens_per_step=plan.estimates.tokens_per_step,
+        sequence=plan.node("setup.loader").args["sequence"],
     )
 
 

@@ -72,7 +72,6 @@ class RouterMetrics:
     last line, and `moe/load/<layer>`, the share of assignments of every expert. layers: those with experts."""
 
     counts: RouterCounts | None
-    rows: int
     layers: tuple[int, ...] = ()
 
     @classmethod
@@ -80,14 +79,13 @@ class RouterMetrics:
         """For a dense model too, of which there is nothing to say."""
         arch = plan.architecture
         counts = RouterCounts(model, rank, arch.layers, arch.experts) if arch.is_moe else None
-        rows = plan.node("setup.build_model").args.get("rows", 1)
-        return cls(counts=counts, rows=rows, layers=arch.expert_layers)
+        return cls(counts=counts, layers=arch.expert_layers)
 
-    def take(self, steps: int) -> dict[str, float | list[float]]:
-        """Collective. `steps`: how many have ended since the last line."""
+    def take(self, rows: int) -> dict[str, float | list[float]]:
+        """Collective. `rows`: those of the steps that have ended since the last line."""
         if self.counts is None:
             return {}
         loads_NE, aux_N = self.counts.take()
         shares_NE = loads_NE / loads_NE.sum(1, keepdim=True).clamp(min=1)
-        taken = {"moe/aux_loss": float(aux_N.sum()) / (self.rows * len(self.layers) * max(1, steps))}
+        taken = {"moe/aux_loss": float(aux_N.sum()) / (len(self.layers) * max(1, rows))}
         return taken | {f"moe/load/{layer}": shares_NE[layer].tolist() for layer in self.layers}

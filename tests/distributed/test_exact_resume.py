@@ -47,6 +47,8 @@ LONG = Pace(steps=20, checkpoint=7, deaths=(9, 16), patience=5 * TIMEOUT)
 SHORT = Pace(steps=5, checkpoint=2, deaths=(4,))
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
+# The short run goes on in the middle of it.
+RAMP = ("batch.ramp_from=4", "batch.ramp=3 steps")
 
 DENSE = (
     "one rank, four microbatches (dense)",
@@ -113,7 +115,7 @@ def evals(directory: Path) -> dict[int, tuple[float, int]]:
 
 @pytest.mark.parametrize(("layout", "mode", "pace"), rows())
 def test_a_run_that_is_killed_is_the_run_that_was_not(lab: Laboratory, layout: Topology, mode: str, pace: Pace):
-    flat = layout.flat if pace is SHORT else ()
+    flat = (*layout.flat, *RAMP) if pace is SHORT else ()
     settings = (*layout.shared, *flat, *VARYING, *(BIAS if layout.model == "moe" else ()))
     more = MORE.format(checkpoint=pace.checkpoint, mode=mode)
     trial = evolve(layout.trial("fp32"), steps=pace.steps, more=more, settings=settings)

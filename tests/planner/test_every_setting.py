@@ -62,17 +62,17 @@ AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
 CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack"
 STATED = ALL_ON | {
     "parallel": f"parallel {{ {AXES}, fsdp 2 }}",
-    "batch": "batch { sequence = 256, accumulate = 4 }",
+    "batch": "batch { sequence = 256, accumulate = 8 }",
     "collate": f"{CHAIN}(multipack)",
     "checkpoint": "checkpoint { mode = async, best = eval.code.loss }",
 }
-# The same ranks and rows, asked for from the other end; with the alignment of documents, which else follows from the
-# ring.
+# The same ranks and rows, asked for from the other end, behind a ramp; with the alignment of documents, which else
+# follows from the ring.
 FREE = ALL_ON | {
     "collate": f"{CHAIN}(multipack, align = 16) -> shard",
     "parallel": f"parallel {{ {AXES}, fsdp auto }}",
     "launch": "launch { ranks_per_node = 16 }",
-    "batch": "batch { sequence = 256, rows = 8 }",
+    "batch": "batch { sequence = 256, rows = 16, ramp_from = 8 }",
 }
 # Ranks that could as well be copies of the whole model; only some models can be exported.
 COPIES = ALL_ON | {

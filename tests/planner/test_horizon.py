@@ -1,9 +1,10 @@
 """Amounts in epochs: as they stand in a plan, and what becomes of them once the data is counted."""
 
 from fractions import Fraction
-from math import ceil
+from math import ceil, gcd
 
 import pytest
+from attrs import evolve
 from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from xtrain.planner.plan import Counted, PlanPhase, PlanTick, Timeline, Uncounte
 from xtrain.planner.report.render import render
 from xtrain.planner.rules.counted_rules import check_counted
 from xtrain.planner.schedule.arithmetic import Arithmetic, Counts
-from xtrain.planner.schedule.counts import is_due, passes, times_due
+from xtrain.planner.schedule.counts import is_due, next_due, passes, times_due
 from xtrain.planner.schedule.horizon import counted_rate, counted_timeline, known_timeline, waits
 from xtrain.planner.serialise import from_json, plan_id, to_json
 
@@ -53,13 +54,23 @@ def timeline(budget, tick, share, phase, stop):
 @given(
     rows=st.integers(1, 30), each=st.integers(1, 25), sequence=st.integers(1, 9), budget=amounts, tick=amounts,
     share=st.integers(1, 100), phase=amounts, stop=amounts, begun=st.integers(0, 40), before=st.integers(1, 25),
+    first=st.integers(1, 24), ramp=st.integers(0, 30),
 )  # fmt: skip
 def test_what_is_counted_is_what_a_run_of_such_rows_comes_to(
-    rows, each, sequence, budget, tick, share, phase, stop, begun, before
+    rows, each, sequence, budget, tick, share, phase, stop, begun, before, first, ramp
 ):
-    """Against a run step by step, from its beginning or going on behind steps that took other rows."""
-    done = begun * before
-    batch = Arithmetic(micro=each, accumulate=1, rows=each, sequence=sequence, epochs=budget)
+    """Against a run step by step, from its beginning or going on behind steps that took other rows, its steps all alike
+    or growing at first."""
+    done, ramp = begun * before, ramp if first < each else 0
+    batch = Arithmetic(micro=1, accumulate=each, rows=each, sequence=sequence, epochs=budget)
+    batch = evolve(batch, first_rows=first, ramp=ramp) if ramp else batch
+    sizes, by = batch.row_sizes, gcd(first, each)
+
+    def of(step):
+        """The rows of a step, from 1."""
+        grown = Fraction(step - 1, ramp) * (each - first) if step <= ramp else each - first
+        return first + grown // by * by if ramp else each
+
     batch = batch.counted(Fraction(rows), done_steps=begun, done_rows=done)
     found = counted_timeline(timeline(budget, tick, share / 100, phase, stop), batch, {"a": rows})
 
@@ -71,31 +82,42 @@ def test_what_is_counted_is_what_a_run_of_such_rows_comes_to(
         return
     steps, taken = begun, done
     while not behind(budget, taken):
-        steps, taken = steps + 1, taken + each
-    assert found.steps == batch.steps == steps and found.tokens == steps * each * sequence
+        steps += 1
+        taken += of(steps)
+    assert found.steps == batch.steps == steps
+    assert found.tokens == sum(of(step) for step in range(1, steps + 1)) * sequence
 
     in_epochs, in_share = found.ticks
     assert in_share.steps == max(1, ceil(Fraction(share, 100) * steps))
     period, taken = Fraction(str(tick)) * rows, done
     for step in range(begun + 1, steps + 30):
-        taken += each
+        own = of(step)
+        taken += own
         assert batch.rows_before(step) == taken and batch.epochs_before(step) == taken / rows
-        due = any(taken - each < n * period <= taken for n in range(int(taken // period) + 1))
-        assert passes(taken * sequence, each * sequence, in_epochs.tokens) == due
+        due = any(taken - own < n * period <= taken for n in range(int(taken // period) + 1))
+        assert passes(taken * sequence, own * sequence, in_epochs.tokens) == due
         if begun == 0:
-            assert is_due(in_epochs, step, each * sequence) == due
+            assert is_due(in_epochs, step, sizes.times(sequence)) == due
+            assert (next_due(in_epochs, step - 1, sizes.times(sequence)) == step) == due
         ended = batch.epoch_ended(step)
-        assert (ended is not None) == (taken // rows > (taken - each) // rows) and ended in (None, taken // rows)
+        assert (ended is not None) == (taken // rows > (taken - own) // rows) and ended in (None, taken // rows)
     if begun == 0:
-        whole = sum(is_due(in_epochs, step, each * sequence) for step in range(1, steps + 1))
-        assert times_due(in_epochs, steps, each * sequence) == whole
+        whole = sum(is_due(in_epochs, step, batch.sizes) for step in range(1, steps + 1))
+        assert times_due(in_epochs, steps, batch.sizes) == whole
 
     for name, epochs, at in (("phase", phase, found.phases[1].first), ("stop", stop, found.stop_at)):
         if behind(epochs, done):
             assert at <= begun, name
         else:
-            assert behind(epochs, done + (at - begun) * each) and not behind(epochs, done + (at - begun - 1) * each)
+            rest = sum(of(step) for step in range(begun + 1, at))
+            assert behind(epochs, done + rest + of(at)) and not behind(epochs, done + rest)
     assert found.stop_after == ceil(Fraction(str(stop)) * rows / each)
+    if begun == 0:
+        at_begin, at_end = batch.steps_at_begin(phase), batch.steps_at_end(phase)
+        assert behind(phase, sizes.before(at_begin)) and not behind(phase, sizes.before(at_begin - 1))
+        if at_end <= steps:
+            assert behind(phase, sizes.between(steps - at_end, steps))
+            assert not behind(phase, sizes.between(steps - at_end + 1, steps))
 
 
 def test_lengths_of_the_learning_rate_are_steps_once_the_data_is_counted(make_plan):

@@ -17,8 +17,10 @@ from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.plan import Counted, Plan, PlanTick
 from xtrain.planner.report.render import render
+from xtrain.planner.schedule.arithmetic import arithmetic_of
 from xtrain.planner.schedule.counts import MOST_LOOKED_AT, count_node, count_saves, steps_due
 from xtrain.planner.schedule.horizon import as_known, known_arithmetic
+from xtrain.planner.schedule.step_sizes import StepSizes
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.execution.node_calls import NodeCalls
@@ -140,7 +142,7 @@ def _run_untrained(plan: Plan, folder: Path) -> tuple[Counter[str], list[int]]:
     step = 0
     for number in range(100):
         executor = Untrained(plan, folder / f"start-{number}", rank=0)
-        executor.progress.step, executor.progress.tokens = step, step * plan.estimates.tokens_per_step
+        executor.progress.step, executor.progress.tokens = step, arithmetic_of(plan).sizes.before(step)
         executor.prepare(happened, saved=step or None)
         status = executor.loop.run()
         executor.under_way.cut_short("the run ends")
@@ -248,12 +250,12 @@ def test_a_profile_that_could_record_nothing_is_warned_of(tmp_path):
 
 def test_long_runs_are_counted_by_what_recurs():
     ticks = [PlanTick(nodes=("a",), steps=2), PlanTick(nodes=("a",), steps=3), PlanTick(nodes=("a",), tokens=50)]
-    assert steps_due(ticks[:2], 6 * 10**17 + 3, 8) == 4 * 10**17 + 2
-    assert steps_due(ticks, 300_000, 8) == sum(
+    assert steps_due(ticks[:2], 6 * 10**17 + 3, StepSizes(8)) == 4 * 10**17 + 2
+    assert steps_due(ticks, 300_000, StepSizes(8)) == sum(
         step % 2 == 0 or step % 3 == 0 or step * 8 // 50 > (step - 1) * 8 // 50 for step in range(1, 300_001)
     )
     odd = [PlanTick(nodes=("a",), tokens=10**9 + 7), PlanTick(nodes=("a",), steps=MOST_LOOKED_AT + 3)]
-    assert steps_due(odd, 10**17, 8) is None  # too long to be looked at
+    assert steps_due(odd, 10**17, StepSizes(8)) is None  # too long to be looked at
 
 
 def test_a_real_run_keeps_to_the_counts_of_its_plan(tmp_path, monkeypatch):

@@ -259,7 +259,7 @@ def test_the_log_has_means_over_steps_rows_and_layers_and_shares_of_loads():
     for times in (1, 2):  # what was told once is not told again
         for seed in range(3):
             model.parts[0](*tokens(ROWS, 6, seed=seed))
-        taken = metrics.take(3)
+        taken = metrics.take(3 * ROWS)
         assert taken.keys() == {"moe/aux_loss", "moe/load/0", "moe/load/1"}
         gates = [block.mlp.gate for block in model.parts[0].layers.values()]
         again = torch.stack([gate.aux for gate in gates]).sum().item() / times / (2 * ROWS * 3)
@@ -276,7 +276,7 @@ def test_layers_without_experts_count_in_no_mean_and_have_no_loads():
     model = tower(arch, rows=ROWS)
     metrics = RouterMetrics.of(planned(arch), model, RANK)
     model.parts[0](*tokens(ROWS, 6))
-    taken = metrics.take(1)
+    taken = metrics.take(ROWS)
     assert taken.keys() == {"moe/aux_loss", "moe/load/1", "moe/load/3"}
     gates = [model.parts[0].layers[layer].mlp.gate for layer in ("1", "3")]
     assert taken["moe/aux_loss"] == pytest.approx(sum(gate.aux.item() for gate in gates) / (2 * ROWS), rel=1e-12)

@@ -112,6 +112,8 @@ FLAT = ("model.layers=1",)
 TIED = ("model.tie_embeddings=true",)
 # Neither two nor four ranks divide it; one more than the tokenizer's.
 ODD = ("model.vocab=259",)
+# The first step has half the rows; one process takes each half of the second by itself.
+RAMP = ("batch.ramp_from=4", "batch.ramp=1 step", "batch.micro=4")
 
 
 def _pipeline(schedule: str, stages: int = 1) -> tuple[str, ...]:
@@ -337,6 +339,22 @@ def _recomputing() -> list[Topology]:
     ]
 
 
+def _ramps() -> list[Topology]:
+    """The first step has fewer microbatches than the second."""
+    ramp = {"shared": RAMP, "note": "ramp"}
+    return [
+        Topology(fsdp=2, **ramp),
+        Topology(fsdp=2, sets=("parallel.fsdp.sync=microbatch",), shared=RAMP, note="ramp, summed often"),
+        Topology(replicate=2, sets=("parallel.stack=ddp",), shared=RAMP, note="ddp, ramp"),
+        Topology(tp=2, **ramp),
+        Topology(ring=2, **ramp),
+        Topology(pp=2, **ramp),
+        Topology(pp=2, sets=ZBV, shared=RAMP, note="zbv, ramp"),
+        Topology(fsdp=2, ep=2, model="moe", **ramp),
+        Topology(pp=2, fsdp=2, model="moe", **ramp),
+    ]
+
+
 TOPOLOGIES = (
     *_data(),
     *_tensor(),
@@ -346,6 +364,7 @@ TOPOLOGIES = (
     *_pairs(),
     *_triples(),
     *_recomputing(),
+    *_ramps(),
 )
 # Names of rows that tests of another subject run by default, and compare with one process as the table is: the loss,
 # the norm, evaluations and all tensors.
@@ -403,6 +422,7 @@ ORDINARY: dict[str, tuple[str, ...]] = {
             "ring 2 · tp 2 · ep 2 (moe)",
             "fsdp 2 · ep 2, full recomputation (moe)",
             "fsdp 2, selective recomputation (dense)",
+            "pp 2 · fsdp 2, ramp (moe)",
         ),
         ("fp64",),
     ),

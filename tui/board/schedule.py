@@ -11,7 +11,7 @@ from .head import steps_of
 
 if TYPE_CHECKING:
     from ..model.board import Board
-    from ..model.planned import Planned, PlannedTick
+    from ..model.planned import Planned, PlannedTick, StepTokens
 
 
 @frozen
@@ -28,7 +28,7 @@ def upcoming(board: "Board") -> list[Next]:
     planned, step, last = board.planned, board.step, last_step(board)
     if planned is None or board.life.over:
         return []
-    found = [Next(_names(tick), _in_steps(tick, step, planned.tokens_per_step), tick.seconds) for tick in planned.ticks]
+    found = [Next(_names(tick), _in_steps(tick, step, planned.step_tokens), tick.seconds) for tick in planned.ticks]
     known = [each for each in found if each.in_steps is None or last is None or step + each.in_steps <= last]
     if last is not None and last > step:
         known += _at_last(planned, last, last - step, stops=last != steps_of(board))
@@ -38,9 +38,7 @@ def upcoming(board: "Board") -> list[Next]:
 def _at_last(planned: "Planned", last: int, in_steps: int, *, stops: bool) -> list[Next]:
     """What happens behind the last step of this start. stops: before the run is at its end."""
     event = "stop_at" if stops else "finish"
-    if stops and any(
-        tick.stop and next_step(tick, planned.tokens_per_step, last - 1) == last for tick in planned.ticks
-    ):
+    if stops and any(tick.stop and next_step(tick, planned.step_tokens, last - 1) == last for tick in planned.ticks):
         return []  # a tick that stops the run says so itself
     found = next((trigger for trigger in planned.triggers if trigger.event == event), None)
     if found is None and not stops:
@@ -49,8 +47,8 @@ def _at_last(planned: "Planned", last: int, in_steps: int, *, stops: bool) -> li
     return [Next(("the stop" if stops else "the end") + (f": {nodes}" if nodes else ""), in_steps)]
 
 
-def _in_steps(tick: "PlannedTick", step: int, tokens_per_step: int | None) -> int | None:
-    at = next_step(tick, tokens_per_step, step)
+def _in_steps(tick: "PlannedTick", step: int, tokens: "StepTokens | None") -> int | None:
+    at = next_step(tick, tokens, step)
     return None if at is None else at - step
 
 

@@ -3,29 +3,28 @@
 from typing import TYPE_CHECKING
 
 from ..words import number
-from .planned import Planned, PlannedTick
+from .planned import Planned, PlannedTick, StepTokens
 
 if TYPE_CHECKING:
     from .board import Board
 
 
-def next_step(tick: PlannedTick, tokens_per_step: int | None, step: int) -> int | None:
+def next_step(tick: PlannedTick, tokens: StepTokens | None, step: int) -> int | None:
     """The step after which a tick comes next, when `step` steps have ended; None where the clock decides."""
     if tick.steps:
         return (step // tick.steps + 1) * tick.steps
-    if tick.tokens and tokens_per_step:
-        reached = int(step * tokens_per_step // tick.tokens)
-        return int(-(-(reached + 1) * tick.tokens // tokens_per_step))
+    if tick.tokens and tokens:
+        return tokens.steps_of((tokens.before(step) // tick.tokens + 1) * tick.tokens)
     return None
 
 
-def num_times(tick: PlannedTick, tokens_per_step: int | None, step: int, last: int) -> int:
+def num_times(tick: PlannedTick, tokens: StepTokens | None, step: int, last: int) -> int:
     """How often a tick comes behind `step` and up to `last`; 0 where the clock decides."""
     if tick.steps:
         return max(0, last // tick.steps - step // tick.steps)
-    if tick.tokens and tokens_per_step:
+    if tick.tokens and tokens:
         # No more than once a step, however many tokens a step has.
-        reached = last * tokens_per_step // tick.tokens - step * tokens_per_step // tick.tokens
+        reached = tokens.before(last) // tick.tokens - tokens.before(step) // tick.tokens
         return max(0, min(int(reached), last - step))
     return 0
 
@@ -39,7 +38,7 @@ def last_step(board: "Board") -> int | None:
     if plan is not None:
         ends += [] if plan.stop_at is None else [max(plan.stop_at, step)]
         ends += [] if plan.stop_after is None else [max(run.first_step + plan.stop_after, step)]
-        ends += [at for tick in plan.ticks if tick.stop and (at := next_step(tick, plan.tokens_per_step, step))]
+        ends += [at for tick in plan.ticks if tick.stop and (at := next_step(tick, plan.step_tokens, step))]
     return min(ends, default=None)
 
 
@@ -50,6 +49,9 @@ def seconds_left(board: "Board") -> float | None:
     if pace is None or last is None:
         return None
     left = max(0, last - board.step)
+    tokens = board.planned.step_tokens if board.planned else None
+    if tokens is not None and left:  # steps of a ramp take the longer the more they have to learn from
+        left = (tokens.before(last) - tokens.before(board.step)) / tokens.at(max(0, board.step - 1))
     seconds = left * pace
     return seconds + (_between(board, board.planned, last, seconds, pace) if board.planned else 0.0)
 
@@ -60,7 +62,7 @@ def _between(board: "Board", plan: Planned, last: int, seconds: float, pace: flo
     whole = 0.0
     for tick in plan.ticks:
         took = sum(board.run.took.get(node, 0.0) for node in tick.nodes)
-        times = num_times(tick, plan.tokens_per_step, board.step, last)
+        times = num_times(tick, plan.step_tokens, board.step, last)
         every = (number(tick.seconds) or 0.0) if not times else _steps_between(tick, plan) * pace
         if not took or every < known:
             continue

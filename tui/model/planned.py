@@ -4,6 +4,7 @@ The file is read as JSON, without the planner: it may come from another version.
 computed anew. What is missing, or is of another type, reads as None or empty.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -133,6 +134,45 @@ class PlannedPhase:
 
 
 @frozen(kw_only=True)
+class PlannedStretch:
+    """Steps that are alike, from index `first` on: tokens of each, and of all before them."""
+
+    first: int
+    tokens: int
+    tokens_before: int
+
+
+@frozen
+class StepTokens:
+    """How many tokens the steps of a run take, in stretches of steps that are alike."""
+
+    stretches: tuple[PlannedStretch, ...]
+
+    @classmethod
+    def alike(cls, tokens: int) -> "StepTokens":
+        """So many in every step."""
+        return cls((PlannedStretch(first=0, tokens=tokens, tokens_before=0),))
+
+    def before(self, step: int) -> int:
+        """Tokens of the steps 0 … step - 1."""
+        found = self._of(step)
+        return found.tokens_before + (step - found.first) * found.tokens
+
+    def at(self, step: int) -> int:
+        """Tokens of a step, from 0."""
+        return self._of(step).tokens
+
+    def steps_of(self, tokens: float) -> int:
+        """The least number of steps that take so many tokens, above 0."""
+        place = bisect_left(self.stretches, tokens, key=lambda stretch: stretch.tokens_before)
+        found = self.stretches[place - 1]
+        return found.first + int(-(-(tokens - found.tokens_before) // found.tokens))
+
+    def _of(self, step: int) -> PlannedStretch:
+        return self.stretches[bisect_right(self.stretches, step, key=lambda stretch: stretch.first) - 1]
+
+
+@frozen(kw_only=True)
 class Planned:
     """A plan. `content` is the whole of plan.json as it stands."""
 
@@ -159,11 +199,21 @@ class Planned:
     stop_after: int | None
     """How many steps each start of it trains."""
     tokens_per_step: int | None
+    """Of a step behind the ramp, if there is one."""
     checkpoint_bytes: int | None
     classes: tuple[PlannedClass, ...]
     """By pipeline coordinate, from 0."""
     times: PlannedTimes | None
     """None where the cluster is not known."""
+    stretches: tuple[PlannedStretch, ...] = ()
+    """With a ramp; else empty."""
+
+    @property
+    def step_tokens(self) -> StepTokens | None:
+        """The tokens of every step."""
+        if self.stretches:
+            return StepTokens(self.stretches)
+        return StepTokens.alike(self.tokens_per_step) if self.tokens_per_step else None
 
     def node(self, id: str) -> PlannedNode | None:
         """The node of that id, if there is one."""

@@ -126,7 +126,7 @@ class Due:
 
 def due(tick: PlannedTick, plan: Planned, *, step: int, pace: float | None) -> Due:
     """When `tick` is due after `step` steps have ended. pace: seconds a step."""
-    at, epochs = next_step(tick, plan.tokens_per_step, step), _epochs(tick)
+    at, epochs = next_step(tick, plan.step_tokens, step), _epochs(tick)
     if at is None:
         return Due(every=epochs or period(tick.seconds))
     every = epochs or (_many(tick.steps, "step") if tick.steps else f"{tick.tokens:,} tokens")

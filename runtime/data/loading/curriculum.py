@@ -15,6 +15,7 @@ from ....planner.plan import PlanPhase
 from ....planner.schedule.epochs import sampler_of
 from ....planner.schedule.mixture_sampler import TURN, MixtureSampler
 from ....planner.schedule.phases import in_order
+from ....planner.schedule.step_sizes import StepSizes
 
 
 def sampled_datasets(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
@@ -85,7 +86,7 @@ class Curriculum:
     """Their shares are of `datasets`; one that a phase does not name has none in it."""
     steps: int
     """Of the whole run, for phases that begin at a share of it."""
-    rows_per_step: int
+    rows_per_step: StepSizes = field(converter=StepSizes.of)
     seed: int
     num_rows: Mapping[str, int] = field(factory=dict)
     """Rows that each dataset has, for phases whose weights are in epochs."""
@@ -99,12 +100,12 @@ class Curriculum:
         Both are int64 [rows per step]. `step` is not before `start`.
         """
         if len(self.datasets) == 1:
-            first = self.start.cursors.get(self.datasets[0], 0) + (step - self.start.step) * self.rows_per_step
-            own = np.arange(first, first + self.rows_per_step, dtype=np.int64)
+            first = self.start.cursors.get(self.datasets[0], 0) + self.rows_per_step.between(self.start.step, step)
+            own = np.arange(first, first + self.rows_per_step.at(step), dtype=np.int64)
             return np.zeros_like(own), own
         stretch, sampled = self._at(step)
-        datasets = sampled_datasets(stretch.sampler, sampled, self.rows_per_step)
-        cursors = np.empty(self.rows_per_step, dtype=np.int64)
+        datasets = sampled_datasets(stretch.sampler, sampled, self.rows_per_step.at(step))
+        cursors = np.empty(len(datasets), dtype=np.int64)
         # Steps are mostly asked for one after the other: the next one begins where this one ends.
         known, before = self._next[0]
         before = list(before) if known == step else self._cursors(stretch, sampled)
@@ -117,7 +118,7 @@ class Curriculum:
 
     def rows_before(self, step: int) -> int:
         """Rows that the run has taken before a step."""
-        return self.start.rows + (step - self.start.step) * self.rows_per_step
+        return self.start.rows + self.rows_per_step.between(self.start.step, step)
 
     def position(self, step: int) -> Position:
         """How far the run has come before a step."""
@@ -125,7 +126,7 @@ class Curriculum:
             return self.start
         # The last step that was taken says which phase it was: whether it goes on, the plan of the next one says.
         stretch, sampled = self._at(step - 1)
-        sampled += self.rows_per_step
+        sampled += self.rows_per_step.at(step - 1)
         cursors = dict(zip(self.datasets, self._cursors(stretch, sampled), strict=True))
         return Position(
             step=step,
@@ -152,7 +153,7 @@ class Curriculum:
             sampler = sampler_of(phase, self.datasets, self.num_rows, self.seed)
             found.append(_PhaseSpan(max(first, start.step), phase.name, passes, sampler, sampled, tuple(cursors)))
             if end is not None:
-                count = (end - found[-1].first) * self.rows_per_step
+                count = self.rows_per_step.between(found[-1].first, end)
                 counts = sampler.counts(sampled, count)
                 cursors = [cursor + own for cursor, own in zip(cursors, counts, strict=True)]
                 sampled += count
@@ -169,7 +170,7 @@ class Curriculum:
         assert step >= self.start.step, f"step {step} lies before the one that this run starts with"
         place = bisect_right(self._stretches, step, key=lambda stretch: stretch.first)
         stretch = self._stretches[place - 1]
-        return stretch, stretch.sampled + (step - stretch.first) * self.rows_per_step
+        return stretch, stretch.sampled + self.rows_per_step.between(stretch.first, step)
 
     @staticmethod
     def _cursors(stretch: _PhaseSpan, sampled: int) -> list[int]:

@@ -22,7 +22,7 @@ from .training_rows import TrainingRows
 
 @define(eq=False)
 class StepRows:
-    """The rows that one rank takes in a step, int64 [accumulate, micro] all three."""
+    """The rows that one rank takes in a step, int64 [microbatches, micro] all three."""
 
     datasets: np.ndarray
     """Number of the dataset of each row."""
@@ -36,9 +36,9 @@ class StepRows:
 class RowLoader:
     """Training microbatches of one data rank.
 
-    With G = micro · accumulate · data_ranks, optimizer step s (from 0) takes the next G rows of the curriculum. How
-    they are dealt to ranks and microbatches does not change which rows a step sees: in that order, or so that attention
-    costs all ranks about the same (`dealing.py`).
+    Optimizer step s (from 0) takes the next G rows of the curriculum, in a ramp fewer than behind it; they make
+    G / (micro · data_ranks) microbatches on each rank. How they are dealt to ranks and microbatches does not change
+    which rows a step sees: in that order, or so that attention costs all ranks about the same (`dealing.py`).
     """
 
     datasets: tuple[TrainingRows, ...]
@@ -47,7 +47,7 @@ class RowLoader:
     micro: int
     """Rows in a microbatch."""
     accumulate: int
-    """Microbatches in an optimizer step."""
+    """Microbatches in an optimizer step behind the ramp."""
     data_rank: int
     data_ranks: int
     balance: bool = False
@@ -58,19 +58,24 @@ class RowLoader:
     def __attrs_post_init__(self) -> None:
         assert min(self.micro, self.accumulate) >= 1
         assert 0 <= self.data_rank < self.data_ranks
-        assert self.curriculum.rows_per_step == self.rows_per_step
+        sizes = self.curriculum.rows_per_step
+        assert sizes.full == self.rows_per_step and sizes.grows_by % (self.micro * self.data_ranks) == 0
         assert self.curriculum.datasets == tuple(dataset.name for dataset in self.datasets)
         assert len({(rows.capacity, rows.align) for rows in (each.reader.rows for each in self.datasets)}) == 1
 
     @property
     def rows_per_step(self) -> int:
-        """G, over all ranks."""
+        """G behind the ramp, over all ranks."""
         return self.micro * self.accumulate * self.data_ranks
+
+    def num_microbatches(self, step: int) -> int:
+        """Those that this rank takes in `step`."""
+        return self.curriculum.rows_per_step.at(step) // (self.micro * self.data_ranks)
 
     def step_rows(self, step: int) -> StepRows:
         """Rows that this rank takes in `step`."""
         datasets, rows = self._taken(step)
-        mine = self._by_cost(datasets, rows) if self.balance else self._in_order
+        mine = self._by_cost(datasets, rows) if self.balance else self._in_order[: self.num_microbatches(step)]
         return StepRows(datasets[mine], rows[mine], mine + self.curriculum.rows_before(step))
 
     @cached_property
@@ -83,7 +88,7 @@ class RowLoader:
         """The dataset of each row of a step, and which row of it that is, int64 [rows per step] both."""
         datasets, cursors = self.curriculum.rows(step)
         if len(self.datasets) == 1:
-            return datasets, self.datasets[0].order.rows(int(cursors[0]), self.rows_per_step)
+            return datasets, self.datasets[0].order.rows(int(cursors[0]), len(cursors))
         rows = np.empty_like(cursors)
         for number, dataset in enumerate(self.datasets):
             (own,) = np.nonzero(datasets == number)
@@ -92,14 +97,15 @@ class RowLoader:
         return datasets, rows
 
     def _by_cost(self, datasets: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Which rows of the step this rank takes, int64 [accumulate, micro]."""
+        """Which rows of the step this rank takes, int64 [microbatches, micro]."""
         from .dealing import deal, row_costs
 
         costs = np.empty_like(rows)
         for number, dataset in enumerate(self.datasets):
             own, reader = datasets == number, dataset.reader
             costs[own] = row_costs(reader.store, reader.documents, reader.rows, rows[own])
-        return deal(costs, self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
+        count = len(rows) // (self.micro * self.data_ranks)
+        return deal(costs, count, self.data_ranks, self.micro)[:, self.data_rank]
 
     def make_ready(self) -> None:
         """Read compiled code and shuffle now, so that no step waits for it; tokens are not read."""
@@ -108,7 +114,7 @@ class RowLoader:
             feeder.microbatch(np.full(self.micro, PADDING, dtype=np.int64))
 
     def microbatches(self, step: int) -> list[Microbatch]:
-        """The `accumulate` microbatches of optimizer step `step`, from 0."""
+        """The microbatches of optimizer step `step`, from 0."""
         taken = self.step_rows(step)
         if len(self.datasets) == 1:
             (feeder,) = self._feeder.feeders

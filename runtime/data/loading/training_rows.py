@@ -3,7 +3,8 @@
 from attrs import frozen
 
 from ....planner.plan import Plan
-from ....planner.schedule.horizon import arithmetic_of, counted_arithmetic, counted_timeline, waits
+from ....planner.schedule.arithmetic import arithmetic_of
+from ....planner.schedule.horizon import counted_arithmetic, counted_timeline, waits
 from ..errors import DataError
 from ..packing.row_reader import RowReader
 from .curriculum import Curriculum
@@ -40,7 +41,7 @@ def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
         datasets=tuple(args["datasets"]),
         phases=timeline.phases,
         steps=timeline.steps,
-        rows_per_step=args["rows"],
+        rows_per_step=batch.row_sizes,
         seed=args["seed"],
         num_rows=rows,
     )

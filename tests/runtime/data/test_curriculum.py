@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.planner.plan import PlanPhase
-from xtrain.planner.schedule.epochs import counted, exact, rows_of_epoch, steps_of_epochs
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.epochs import counted, exact, rows_of_epoch
 from xtrain.planner.schedule.mixture_sampler import LONGEST, STRIDE, TURN, MixtureSampler, even_stride, floor_sum
 from xtrain.planner.schedule.phases import first_step, in_order, phase_at
 from xtrain.runtime.data.loading.curriculum import Curriculum, Position, sampled_datasets
@@ -178,7 +179,8 @@ def test_of_phases_that_begin_together_the_last_one_has_the_steps():
     [(1, 10, 3, 0, 4), (3, 10, 5, 0, 6), (0.1, 10, 1, 0, 1), (2, 10, 4, 12, 2), (1, 10, 4, 12, 0), (1.5, 4, 1, 5, 1)],
 )
 def test_steps_that_are_left_of_epochs(epochs: float, rows: int, each: int, taken: int, steps: int):
-    assert steps_of_epochs(epochs, rows, each, taken) == steps
+    batch = Arithmetic(micro=1, accumulate=each, rows=each, sequence=8, epochs=epochs)
+    assert batch.counted(Fraction(rows), done_rows=taken).steps == steps
 
 
 def test_an_epoch_has_the_rows_of_all_that_is_trained_on():

@@ -34,7 +34,7 @@ def logged(tmp_path, monkeypatch):
     window = Window(
         losses=SimpleNamespace(add=lambda rows: None, take=dict, clear=lambda: None, unlabelled=lambda rows: []),  # type: ignore[arg-type]
         rates=Rates(work=Work(position=2, pair=1), devices=1, peak=1e12),
-        tokens_per_step=64,
+        sequence=64,
         node_seconds={"step.fetch": 0.0},
     )
     records, progress = Records.open(tmp_path, 0), Progress()
@@ -50,7 +50,8 @@ def logged(tmp_path, monkeypatch):
     def log(*seconds: float, warms_up: float | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         before = [] if warms_up is None else [warms_up]
         for number, each in enumerate((*before, *seconds)):
-            step = Step(index=progress.step, began=100.0, valid_tokens=60, documents=DocumentSums(60, 3600, 3600))
+            step = Step(index=progress.step, rows=1, began=100.0, valid_tokens=60)
+            step.documents = DocumentSums(60, 3600, 3600)
             step.warms_up = number < len(before)
             window.add(step, 100.0 + each)
             if not step.warms_up:

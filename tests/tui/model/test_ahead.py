@@ -11,7 +11,7 @@ from xtrain.tui.board.head import head
 from xtrain.tui.board.schedule import upcoming
 from xtrain.tui.model.ahead import last_step, next_step, num_times, seconds_left
 from xtrain.tui.model.board import Board
-from xtrain.tui.model.planned import PlannedTick
+from xtrain.tui.model.planned import PlannedTick, StepTokens
 from xtrain.tui.model.ranks import Ranks
 
 PLAN = small_plan()  # 100 steps: every 40 an evaluation and a checkpoint, every 600 s a checkpoint
@@ -36,9 +36,9 @@ def took(node: str, seconds: float, event: str = "eval", **fields: Any) -> dict[
 @pytest.mark.parametrize("when", [{"steps": 1}, {"steps": 7}, {"tokens": 2500}, {"tokens": 300}, {"tokens": 1000}])
 def test_as_often_as_it_comes_one_after_the_other(when: dict[str, int]) -> None:
     each, step, found = tick(**when), 5, 0
-    while (step := next_step(each, 1000, step) or 0) <= 60:
+    while (step := next_step(each, StepTokens.alike(1000), step) or 0) <= 60:
         found += 1
-    assert num_times(each, 1000, 5, 60) == found
+    assert num_times(each, StepTokens.alike(1000), 5, 60) == found
 
 
 def test_what_comes_between_steps_takes_its_time() -> None:

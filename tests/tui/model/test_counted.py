@@ -5,7 +5,7 @@ from read_records import reduce_all
 from xtrain.records.lines import read
 from xtrain.records.start_events import HorizonEvent
 from xtrain.tui.model.ahead import next_step, num_times
-from xtrain.tui.model.planned import counted, planned
+from xtrain.tui.model.planned import StepTokens, counted, planned
 from xtrain.tui.state import RunState
 
 CONTENT = {
@@ -36,12 +36,12 @@ METRICS = {"step": 5, "time": 1.0, "tokens": 1280, "loss": 3.0, "epoch": 0.60606
 
 def test_ticks_phases_and_stops_are_those_of_the_run():
     plan = planned(CONTENT)
-    assert plan is not None and [next_step(tick, 256, 0) for tick in plan.ticks] == [None, None, 7]
+    assert plan is not None and [next_step(tick, StepTokens.alike(256), 0) for tick in plan.ticks] == [None, None, 7]
     known = counted(plan, read(HorizonEvent, HORIZON))
     assert (known.steps, known.stop_at, known.stop_after) == (17, 13, None)
     assert [phase.first for phase in known.phases] == [0, 13]
-    assert [next_step(tick, 256, 0) for tick in known.ticks] == [5, 5, 7]
-    assert [num_times(tick, 256, 0, 17) for tick in known.ticks] == [4, 3, 2]
+    assert [next_step(tick, StepTokens.alike(256), 0) for tick in known.ticks] == [5, 5, 7]
+    assert [num_times(tick, StepTokens.alike(256), 0, 17) for tick in known.ticks] == [4, 3, 2]
     # A run that says nothing that can be used leaves the plan as it was.
     assert counted(plan, read(HorizonEvent, {"event": "horizon", "ticks": 3, "phases": None})) == plan
 
