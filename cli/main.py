@@ -5,8 +5,8 @@ import sys
 from importlib import import_module
 
 VERBS = (
-    "init", "check", "fmt", "plan", "diff", "run", "watch", "control", "data", "checkpoint", "generate", "export",
-    "merge", "docs", "schema", "explain",
+    "init", "check", "fmt", "plan", "diff", "run", "find-lr", "watch", "control", "data", "checkpoint", "generate",
+    "export", "merge", "docs", "schema", "explain",
 )  # fmt: skip
 
 
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Only the verb that was asked for is imported; for help and for a wrong verb, all of them.
     asked = next((a for a in arguments if not a.startswith("-")), None)
     for verb in (asked,) if asked in VERBS else VERBS:
-        import_module(f"{__package__}.{verb}").add_parser(subparsers)
+        import_module(f"{__package__}.{verb.replace('-', '_')}").add_parser(subparsers)
     parsed = parser.parse_args(arguments)
     if parsed.version:
         from .. import __version__

@@ -15,6 +15,9 @@ from .following import Following
 from .refused import Refused, refusals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from ..planner.load import Compiled
     from ..runtime.run_directory.workspace import RunDirectory
 
@@ -44,7 +47,22 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return start(lambda: _compiled(arguments), arguments.ui)
+
+
+def start(
+    compiled: "Callable[[], Compiled]", ui: str | None, opened: "Callable[[Path], None]" = lambda directory: None
+) -> int:
+    """Train what `compiled` gives, on ranks that are started here, or as one of those of another launcher.
+
+    compiled: raises Refused. opened: is told the run directory by the launcher of the ranks.
+    """
     from ..runtime.provenance.start import is_worker
+
+    def ready() -> "Compiled":
+        found = compiled()
+        _stop_at_once()
+        return found
 
     os.environ["XTRAIN_BEGAN"] = str(time.time())  # what launch.time_limit counts from, also for the ranks
     if is_worker():
@@ -53,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         if "TORCHELASTIC_RUN_ID" in os.environ:
             die_with_launcher(os.getppid())
-        return lead(lambda: _compiled(arguments), arguments.ui, _print_notes) if is_first() else join()
+        return lead(ready, ui, _print_notes) if is_first() else join()
     try:
-        compiled = _compiled(arguments)
+        found = ready()
         with refusals():
-            return _run_launcher(compiled, arguments.ui)
+            return _run_launcher(found, ui, opened)
     except Refused as refused:
         return refused.show()
 
@@ -71,9 +89,7 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
     if not compiled.report_to(sys.stderr):
         raise _refused(compiled.diagnostics)
-    compiled = _settled(compiled, arguments)
-    _stop_at_once()
-    return compiled
+    return _settled(compiled, arguments)
 
 
 def _refused(diagnostics: Diagnostics) -> Refused:
@@ -136,7 +152,7 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
     return compiled
 
 
-def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
+def _run_launcher(compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]") -> int:
     from ..planner.report.render import render_summary
     from ..planner.units import plural
     from ..runtime.launch.preflight import check_machine, check_one_machine
@@ -157,6 +173,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     _remark(check_machine(plan, plan.mesh.world_size))
     workspace = open_workspace(plan, compiled.resolved_text)
     _print_notes(workspace)
+    opened(workspace.directory)
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
     with Dashboard(workspace) if opens else Following(workspace, ui):

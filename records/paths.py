@@ -5,6 +5,7 @@ from typing import Final
 
 METRICS_FILE: Final = "metrics.jsonl"
 EVENTS_FILE: Final = "events.jsonl"
+LR_SWEEP_FILE: Final = "lr_sweep.json"
 CONTROL_FOLDER: Final = "control"
 
 

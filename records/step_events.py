@@ -120,6 +120,15 @@ class HealthEvent(Event, tag="health"):
     late_seconds: Annotated[float | None, doc("how long the first rank waited for it", "s")]
 
 
+class LrSweepEvent(Event, tag="lr_sweep"):
+    """a search for a learning rate has ended ([optimizers.md](optimizers.md#finding-a-learning-rate))"""
+
+    points: Annotated[int | None, doc("with a finite loss", "steps")]
+    steepest: Annotated[float | None, doc("the rate at which the loss falls fastest, null if it nowhere does")]
+    minimum_tenth: Annotated[float | None, doc("a tenth of the rate with the least loss, null if it nowhere falls")]
+    diverged: Annotated[bool, doc("the run was stopped because the loss diverged")] = False
+
+
 class ProfileEvent(Event, tag="profile"):
     """a profile is complete ([profiling.md](profiling.md))"""
 
@@ -189,6 +198,7 @@ STEP_EVENTS: tuple[type[Event], ...] = (
     ModelEvent,
     ExportEvent,
     HealthEvent,
+    LrSweepEvent,
     ProfileEvent,
     MemorySnapshotEvent,
     SkippedEvent,

@@ -165,6 +165,8 @@ class Step:
     waited: float = 0.0
     """Seconds this rank had waited for others, in all, when the step began."""
     data_seconds: float = 0.0
+    stop: str = ""
+    """Why the run is to stop behind it, as a tick has found on all ranks alike; empty: it need not."""
     taken: dict[str, Any] = field(factory=dict)
     """What its nodes have taken for the ticks behind it, by the op of the tick; dropped when these have run."""
 

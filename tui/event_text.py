@@ -37,6 +37,7 @@ from ..records.step_events import (
     ExportEvent,
     GenerateEvent,
     HealthEvent,
+    LrSweepEvent,
     MemorySnapshotEvent,
     ModelEvent,
     NonFiniteEvent,
@@ -221,6 +222,11 @@ def _body(event: Event) -> str:
             return _joined(f"step{'s' if last else ''} {or_dash(event.first)}{last}", _written(event))
         case MemorySnapshotEvent():
             return _written(event)
+        case LrSweepEvent():
+            end = "until the loss diverged" if event.diverged else "to the end"
+            rates = (("steepest descent", event.steepest), ("minimum/10", event.minimum_tenth))
+            found = ", ".join(f"{name} {rate:.3g}" for name, rate in rates if rate is not None)
+            return f"{found or 'the loss nowhere falls'}; {or_dash(event.points)} steps {end}"
         case HealthEvent():
             late = (
                 "" if event.slowest is None else f"; rank {event.slowest} came last, after {brief(event.late_seconds)}"

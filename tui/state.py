@@ -37,6 +37,7 @@ from ..records.step_events import (
     CheckpointEvent,
     EvalEvent,
     GenerateEvent,
+    LrSweepEvent,
     MemorySnapshotEvent,
     NonFiniteEvent,
     PhaseEvent,
@@ -365,7 +366,7 @@ def _of_another_start(state: RunState) -> RunState:
 _TICKS = (
     EvalEvent, GenerateEvent, CheckpointEvent, SignalEvent, StopEvent, ControlEvent, PausedEvent, NonFiniteEvent,
     RollbackEvent, RestartEvent, SkippedEvent, WarningEvent, PhaseEvent, AlertEvent, NotifyEvent, ProfileEvent,
-    MemorySnapshotEvent,
+    MemorySnapshotEvent, LrSweepEvent,
 )  # fmt: skip
 # Events of what happens between steps, and of a step that has ended.
 _PAUSE_TRAINING = (EvalEvent, GenerateEvent, CheckpointEvent, ProfileEvent, MemorySnapshotEvent)

@@ -140,7 +140,7 @@ def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> st
     does = f"{args['kind']}, peak {args['lr']:g}"
     if "user" in args:
         does += f", times what {args['kind']} of {args['user']['module']} gives for each step"
-    else:
+    elif "warmup" in args:
         does += f", warm-up {_length_text(args['warmup'])}"
     if "floor" in args:
         does += f", down to {args['floor']:.0%} of the peak"

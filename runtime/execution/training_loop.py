@@ -154,6 +154,9 @@ class TrainingLoop:
                 if tick.tick.stop:
                     self._note_stop("tick", f"every {tick.tick.period} … stop")
                     stopping = True
+            if step.stop:
+                self._note_stop("tick", step.stop)
+                stopping = True
             if alert_actions.due:
                 stopping = self._on_alerts(step) or stopping
             if control.busy:

@@ -32,7 +32,7 @@ def commands(path: Path) -> Iterator[list[str]]:
 
 def options(verb: str) -> set[str]:
     parser = argparse.ArgumentParser()
-    import_module(f"xtrain.cli.{verb}").add_parser(parser.add_subparsers())
+    import_module(f"xtrain.cli.{verb.replace('-', '_')}").add_parser(parser.add_subparsers())
     found, todo = set(), [parser]
     while todo:
         for action in todo.pop()._actions:

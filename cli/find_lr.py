@@ -1,0 +1,124 @@
+"""`xtrain find-lr SPEC|RUN`: train while the learning rate grows, and suggest one."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..records.paths import LR_SWEEP_FILE
+from .arguments import add_sets, ranks
+
+if TYPE_CHECKING:
+    from ..planner.load import Compiled
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "find-lr",
+        help="suggest a learning rate",
+        description="Train a spec for a few steps while the learning rate grows by equal factors, until the loss "
+        "diverges, and suggest a rate. The sweep is a run with a plan of its own; its result is in lr_sweep.json of "
+        "its directory, and is shown again if that is given.",
+        epilog="example: xtrain find-lr specs/quickstart.xtrain --to 10",
+    )
+    parser.add_argument("spec", metavar="SPEC|RUN", help="a .xtrain spec, or the directory of a run of find-lr")
+    parser.add_argument("--from", dest="low", type=_rate, default=1e-7, metavar="RATE", help="first (default 1e-7)")
+    parser.add_argument("--to", dest="high", type=_rate, default=1.0, metavar="RATE", help="last (default 1)")
+    parser.add_argument("--steps", type=_steps, default=100, metavar="N", help="of the sweep (default 100)")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    add_sets(parser)
+    parser.add_argument("--plan", action="store_true", help="print the plan of the sweep, and train nothing")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing of the run")
+    parser.set_defaults(run=run)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a learning rate; use a number above 0")
+    return rate
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) < 10:
+        raise argparse.ArgumentTypeError(f"`{text}` steps are too few for a sweep; use 10 or more")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 there is a result, 2 a wrong spec or command line, else that of the run."""
+    if Path(arguments.spec).is_dir():
+        return _show(Path(arguments.spec), as_json=arguments.json)
+    if arguments.low >= arguments.high:
+        print(f"xtrain find-lr: --from {arguments.low:g} is not below --to {arguments.high:g}", file=sys.stderr)
+        return 2
+    if arguments.plan:
+        return _print_plan(arguments)
+    from .run import start
+
+    directories: list[Path] = []
+    code = start(
+        lambda: _compiled(arguments), "none" if arguments.json else None, lambda opened: directories.append(opened)
+    )
+    if not directories or not (directories[0] / LR_SWEEP_FILE).is_file():
+        return code
+    return _show(directories[0], as_json=arguments.json)
+
+
+def _compiled(arguments: argparse.Namespace) -> "Compiled":
+    """The plan of the sweep. Raises Refused."""
+    from attrs import evolve
+
+    from ..components.actions.lr_sweep import swept
+    from ..dsl.load import load_spec
+    from ..dsl.spec_text import resolved_text
+    from ..planner.compare.plan_origin import signed
+    from ..planner.compile import compile_plan
+    from .refused import Refused
+
+    loaded = load_spec(arguments.spec, arguments.sets)
+    if loaded.spec is None:
+        raise Refused(2, loaded.diagnostics.render(color=False).rstrip())
+    spec = swept(loaded.spec, low=arguments.low, high=arguments.high, steps=arguments.steps)
+    compiled = compile_plan(spec, world=arguments.world, spec_text=resolved_text(spec))
+    if compiled.plan is None:
+        raise Refused(2, compiled.diagnostics.render(color=False).rstrip())
+    return evolve(compiled, plan=signed(compiled.plan, arguments.sets, arguments.world))
+
+
+def _print_plan(arguments: argparse.Namespace) -> int:
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.report.render import render
+    from ..planner.serialise import dumps
+    from .refused import Refused
+
+    try:
+        plan = _compiled(arguments).plan
+    except Refused as refused:
+        return refused.show()
+    assert plan is not None
+    sys.stdout.write(dumps(plan) if arguments.json else render(plan, color=shows_color(sys.stdout)))
+    return 0
+
+
+def _show(directory: Path, *, as_json: bool) -> int:
+    from shutil import get_terminal_size
+
+    from ..tui.board.plot import terminal_glyphs
+    from ..tui.pages.lr_sweep_page import lr_sweep_page
+
+    try:
+        found: dict[str, Any] = json.loads((directory / LR_SWEEP_FILE).read_bytes())
+    except (OSError, ValueError):
+        message = f"{directory} is no run of find-lr that has ended: it has no {LR_SWEEP_FILE}"
+        print(f"xtrain find-lr: {message}", file=sys.stderr)
+        return 2
+    if as_json:
+        print(json.dumps({"directory": str(directory), **found}))
+    else:
+        print("\n".join(lr_sweep_page(found, min(100, get_terminal_size().columns), terminal_glyphs())))
+    return 0

@@ -1,0 +1,133 @@
+"""`lr_sweep`: what `xtrain find-lr` plans: the loss while the learning rate grows, and which rates it suggests.
+
+Leslie Smith's range test (arXiv 1506.01186, section 3.3), with rates in equal ratios. Two suggestions, those of fastai:
+the rate of the steepest descent, arg min of the change of the loss for a change of log(rate); and a tenth of the rate
+at which the loss is least.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attrs import evolve, frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
+from ...dsl.schema.setting import at_least, proper_fraction, setting
+from ...dsl.spec import Origin, Spec
+from ...planner.graph.action_node import ActionNode, ActionPlace
+from ..schedules.exponential import Exponential
+from .skip import Skip
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+# Points that are not looked at for the steepest descent: at the beginning the average is of few losses.
+SKIPPED_SHARE = 0.1
+# What a sweep decides itself, wherever the spec says something else, and of that what it sets.
+OWN = (
+    "experiment.budget", "optimizer.lr", "scheduler", "batch.ramp", "phase", "every", "on", "ema", "checkpoint",
+    "launch.stop_at", "launch.stop_after", "workspace.lineage", "workspace.run",
+)  # fmt: skip
+SET = (
+    "experiment.budget", "optimizer.lr", "scheduler.kind", "scheduler.start", "every.0", "every.0.every", "on.0",
+    "on.0.event", "checkpoint.enabled", "checkpoint.resume", "workspace.lineage",
+)  # fmt: skip
+
+
+@ACTIONS.register()
+@frozen
+class LrSweep(Action):
+    """`lr_sweep { times = 4 }`: what `xtrain find-lr` plans after every step: keep loss and learning rate, stop the run
+    when the loss diverges, and write `lr_sweep.json` with the rates that it suggests."""
+
+    kind: ClassVar[str] = "lr_sweep"
+    example: ClassVar[str] = "every 1 step {}"
+    turn = TURN_OF_LOG
+
+    times: float = setting(
+        "the run stops when the smoothed loss is above so many times its least value", default=4.0, check=at_least(1)
+    )
+    smoothing: float = setting(
+        "what the running average of the loss keeps of itself in a step", default=0.9, check=proper_fraction
+    )
+
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+        does = f"keep loss and learning rate; stop if the loss, smoothed by {self.smoothing:g}, is not finite or above "
+        does += (
+            f"{self.times:g} times its least; at the end write lr_sweep.json with the steepest descent and minimum/10"
+        )
+        return ActionNode("tick.lr_sweep", {"times": self.times, "smoothing": self.smoothing}, does)
+
+
+def swept(spec: Spec, *, low: float, high: float, steps: int) -> Spec:
+    """The spec of a sweep: `spec` with its rate growing from `low` to `high` in `steps` steps, without phases, ramps,
+    averages, checkpoints, and what it does between steps and at events."""
+    name = spec.workspace.lineage or spec.experiment.name
+    kept = {path: origin for path, origin in spec.origins.items() if not path.startswith(OWN)}
+    origins = kept | dict.fromkeys(SET, Origin("set"))
+    return evolve(
+        spec,
+        experiment=evolve(spec.experiment, budget=Quantity(steps, "steps")),
+        optimizer=evolve(spec.optimizer, lr=high),
+        scheduler=evolve(Exponential(), start=low),
+        batch=evolve(spec.batch, ramp_from=None),
+        phases={},
+        ema=None,
+        ticks=(Tick(actions=(LrSweep(),), every=Quantity(1, "steps")),),
+        events=(OnEvent(event="nan", actions=(Skip(),)),),
+        checkpoint=evolve(spec.checkpoint, enabled=False, resume=False, from_=None, best=None),
+        launch=evolve(spec.launch, stop_at=None, stop_after=None),
+        workspace=evolve(spec.workspace, lineage=f"{name}-find-lr", run=None),
+        origins=origins,
+    )
+
+
+@frozen
+class RunningAverage:
+    """s ← β · s + (1 − β) · loss, divided by 1 − βⁿ after n losses, so that the first ones count as they are."""
+
+    smoothing: float
+    raw: float = 0.0
+    count: int = 0
+
+    def add(self, loss: float) -> "RunningAverage":
+        """With one more loss."""
+        return RunningAverage(self.smoothing, self.smoothing * self.raw + (1 - self.smoothing) * loss, self.count + 1)
+
+    @property
+    def value(self) -> float:
+        return self.raw / (1 - self.smoothing**self.count)
+
+
+def suggestions(rates: Sequence[float], smoothed: Sequence[float]) -> dict[str, float | None]:
+    """`steepest` and `minimum_tenth`, from the rates and smoothed losses of the steps; None where there are too few
+    points or the loss nowhere falls."""
+    first = int(len(rates) * SKIPPED_SHARE)
+    least = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
+    slopes = {
+        place: (smoothed[place + 1] - smoothed[place]) / math.log(rates[place + 1] / rates[place])
+        for place in range(first, least)
+    }
+    steepest = min(slopes, key=slopes.__getitem__, default=None)
+    falls = steepest is not None and slopes[steepest] < 0
+    return {
+        "steepest": rates[steepest] if steepest is not None and falls else None,
+        "minimum_tenth": rates[least] / 10 if falls else None,
+    }
+
+
+def result(points: Sequence[tuple[float, float]], smoothing: float) -> dict[str, Any]:
+    """What is written of (rate, loss) of every step: these with the smoothed losses, and the suggestions."""
+    average, smoothed = RunningAverage(smoothing), []
+    for _, loss in points:
+        average = average.add(loss)
+        smoothed.append(average.value)
+    rates = [rate for rate, _ in points]
+    return {
+        "lr": rates,
+        "loss": [loss for _, loss in points],
+        "smoothed": smoothed,
+        "smoothing": smoothing,
+        **suggestions(rates, smoothed),
+    }

@@ -1,0 +1,53 @@
+"""`tick.lr_sweep`: the loss while the learning rate grows, until it diverges; then what that says of the rate."""
+
+import json
+from collections.abc import Callable
+from math import isfinite
+
+from ...records.paths import LR_SWEEP_FILE
+from ...records.step_events import LrSweepEvent
+from ...runtime.files import durable
+from ...runtime.input.feed import Feed
+from ...runtime.ops import op
+from ...runtime.reporting.records import Records
+from ...runtime.state import Progress, Rank, Step
+from .lr_sweep import RunningAverage, result
+
+
+@op("tick.lr_sweep")
+def sweep(
+    feed: Feed, rank: Rank, records: Records, progress: Progress, times: float, smoothing: float
+) -> Callable[[Step], None]:
+    """Every rank knows the loss of the step, and so all of them stop behind the same one."""
+    points: list[tuple[float, float]] = []
+    average, least = RunningAverage(smoothing), float("inf")
+
+    def run(step: Step) -> None:
+        nonlocal average, least
+        finite = isfinite(step.loss) and isfinite(step.grad_norm)
+        if finite:
+            points.append((step.lr, step.loss))
+            average = average.add(step.loss)
+            least = min(least, average.value)
+        diverged = not finite or average.value > times * least
+        if diverged:
+            what = f"above {times:g} times its least, {least:.4g}" if finite else "or its gradient norm is not finite"
+            step.stop = f"the loss diverges: it is {what}"
+        if rank.is_first and (diverged or progress.step == feed.steps):
+            _write(records, progress.step, points, smoothing, diverged)
+
+    return run
+
+
+def _write(records: Records, step: int, points: list[tuple[float, float]], smoothing: float, diverged: bool) -> None:
+    found = result(points, smoothing) | {"diverged": diverged}
+    durable.write(records.directory / LR_SWEEP_FILE, json.dumps(found) + "\n")
+    records.event(
+        LrSweepEvent(
+            step=step,
+            points=len(points),
+            steepest=found["steepest"],
+            minimum_tenth=found["minimum_tenth"],
+            diverged=diverged,
+        )
+    )

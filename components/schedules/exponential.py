@@ -1,0 +1,39 @@
+"""`scheduler exponential { … }`: the rate grows or falls by the same factor in every step (Smith 2015, arXiv
+1506.01186, in steps of equal ratio)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import positive, setting
+from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler
+
+
+@SCHEDULERS.register()
+@frozen
+class Exponential(Scheduler):
+    """`scheduler exponential { … }`: from `start` in the first step to `lr` in the last one, by equal factors.
+
+    start · (lr / start)^(i / (T − 1)) in step i of T, from 0.
+    """
+
+    kind: str = named("exponential")
+    start: float = setting("learning rate of the first step", default=1e-7, check=positive)
+
+    def lengths(self) -> dict[str, Quantity]:
+        return {}
+
+    def args(self) -> dict[str, Any]:
+        return {"start": self.start}
+
+    @classmethod
+    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+        start, end = args["start"], args["lr"]
+        return lambda index: start * (end / start) ** (index / max(1, total - 1))
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        return [f"from {args['start']:g} by equal factors to {args['lr']:g} at the end"]
