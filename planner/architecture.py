@@ -193,7 +193,8 @@ class BlockParameter:
     (row); none: every rank has all of it. partial: when a rank has only a summand of the gradient of what is not cut:
     where tensor parallelism cuts the sequence, as the rank has used it on its own positions, or always. router: its
     products choose experts. adapter: of what belongs to an adapter, which gives it its first values, the matrix
-    that it is added to.
+    that it is added to. heads: how many heads of attention have a matrix of it each, side by side along the features
+    by which it is cut.
     """
 
     name: str
@@ -205,6 +206,7 @@ class BlockParameter:
     partial: Partial = "never"
     router: bool = False
     adapter: str = ""
+    heads: int = 1
 
     @property
     def owner(self) -> str:

@@ -51,6 +51,9 @@ class Muon(Optimizer):
         default="match_rms_adamw",
     )
     routers: bool = setting("the matrices of routers too", default=False)
+    heads: bool = setting(
+        "make the queries, keys, values and outputs of attention orthogonal head by head", default=False, added=True
+    )
     adamw_lr: float = setting("learning rate of AdamW, as a share of `lr`", default=1.0, check=positive)
     betas: tuple[float, ...] = setting("of AdamW: decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
     eps: float = setting("of AdamW: added to the denominator", default=1e-8, check=positive)
@@ -69,25 +72,31 @@ class Muon(Optimizer):
 
     def arguments(self, run: "Resolved") -> dict[str, Any]:
         """matrices: the names of those that it makes orthogonal, with `*` for the layer. format: of their numbers while
-        it does, that of the computation."""
+        it does, that of the computation. heads: of those that it takes head by head, how many heads lie side by side
+        along which of the two dimensions, 0 or 1."""
         arch = run.architecture
-        names = {
-            f"layers.*.{parameter.name}"
+        found = {
+            f"layers.*.{parameter.name}": parameter
             for kind in arch.kinds
             for parameter in kind.block.parameters(arch)
             if parameter.is_matrix and not parameter.adapter and (self.routers or not parameter.router)
         }
-        return {**super().arguments(run), "matrices": sorted(names), "format": run.formats.compute}
+        several = {name: [each.heads, int(each.cut == "row")] for name, each in sorted(found.items()) if each.heads > 1}
+        heads = {"heads": several} if self.heads and several else {}
+        return {**super().arguments(run), "matrices": sorted(found), "format": run.formats.compute, **heads}
 
     def args(self) -> dict[str, Any]:
         found = super().args()
         del found["routers"]  # `matrices` says it
+        found.pop("heads", None)  # which heads, `arguments` says
         return found
 
     def does(self, number_format: str) -> str:
+        by_head = ", attention head by head" if self.heads else ""
         return (
             f"muon: matrices of blocks by a momentum in {self.stored(number_format)}, made orthogonal in "
-            f"{plural(self.ns_steps, 'step')} ({self.scale}), {self.decayed(self.weight_decay)}; adamw for the others"
+            f"{plural(self.ns_steps, 'step')} ({self.scale}){by_head}, {self.decayed(self.weight_decay)}; "
+            "adamw for the others"
         )
 
     @classmethod
@@ -108,7 +117,17 @@ class Muon(Optimizer):
 
         args = self.arguments(run)
         found = [each for each in parameters if in_matrices(args["matrices"], each.name)]
-        return work_of(batches_of(run, found), BYTES[args["format"]], self.ns_steps)
+        return work_of(
+            batches_of(run, found), BYTES[args["format"]], self.ns_steps, lambda name: heads_of(args.get("heads"), name)
+        )
+
+
+def heads_of(heads: Mapping[str, Sequence[int]] | None, name: str) -> tuple[int, int]:
+    """(how many heads of a parameter are taken by themselves, the dimension 0 or 1 along which they lie). heads: the
+    argument of the node."""
+    start, _, inside = name.partition(".")
+    count, dim = (heads or {}).get(f"{start}.*.{inside.partition('.')[2]}", (1, 0))
+    return count, dim
 
 
 def in_matrices(matrices: Sequence[str], name: str) -> bool:

@@ -14,12 +14,12 @@ from ...runtime.models.build import DTYPES
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
-from ...runtime.parallel.whole_matrices import Compute, WholeMatrices
+from ...runtime.parallel.whole_matrices import WholeMatrices
 from ...runtime.state import Progress, Rank
 from ...runtime.training.local_optimizer import Storage, decay_cautiously, row_ranges, storage_of, wide
 from ...runtime.training.optimizer import groups_of, updated
 from .adamw_torch import LocalAdamW
-from .muon import in_matrices
+from .muon import heads_of, in_matrices
 
 LEAST_NORM: Final = 1e-7  # that of torch.optim.Muon
 MATCHES_ADAMW: Final = 0.2  # of the larger side's root: the root of the mean square of AdamW's updates
@@ -40,7 +40,8 @@ class MuonOptimizer(Optimizer):
         lr: float,
         momentum: float,
         nesterov: bool,
-        orthogonal: Compute,
+        orthogonal: Callable[[Tensor], Tensor],
+        heads: Mapping[str, Sequence[int]] | None = None,
         scale: str,
         number_format: torch.dtype,
         device: torch.device,
@@ -50,13 +51,15 @@ class MuonOptimizer(Optimizer):
         cautious_decay: bool = False,
     ) -> None:
         """matrices: the parameters of `groups`, by name. rest: groups of those that AdamW updates, with `betas` and
-        `eps`. number_format: of what is made orthogonal. device: where that is done."""
+        `eps`. orthogonal: of matrices [count, rows, columns]. heads: as in the arguments of the node. number_format: of
+        what is made orthogonal. device: where that is done."""
         super().__init__([*groups, *rest], {"lr": lr, "weight_decay": 0.0})
         own, others = self.param_groups[: len(groups)], self.param_groups[len(groups) :]
         self._matrices, self._wholes = matrices, WholeMatrices.of(matrices, device)
         self._group_of = {id(parameter): group for group in own for parameter in group["params"]}
         self._momentum, self._nesterov = momentum, nesterov
         self._orthogonal, self._scale, self._format = orthogonal, scale, number_format
+        self._heads = heads
         self._storage, self._cautious_decay = storage or Storage(), cautious_decay
         self._rest = LocalAdamW(others, lr, betas, eps, self._storage, cautious_decay)
         self._rest.state = self.state  # those who save and load know of one optimizer
@@ -67,10 +70,11 @@ class MuonOptimizer(Optimizer):
         for parameter in self._matrices.values():
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = self._storage.first(parameter, "momentum_buffer")
-        for stack, update in self._wholes.apply(self._update_of, self._orthogonal):
+        for stack, update in self._wholes.apply(self._update_of, self._made_orthogonal):
             parameter = self._matrices[stack.name]
             group, part = self._group_of[id(parameter)], _part(parameter, stack)
             first, update = stack.first if parameter.dim() == 3 else 0, update.view(part.shape)
+            factor = group["lr"] * scale_of(self._scale, self._shape_of(stack.name, parameter))
             for rows in self._rows(part):
                 stored = part[rows]
                 weights = wide(stored, parameter) if self._storage.converts else stored
@@ -78,7 +82,7 @@ class MuonOptimizer(Optimizer):
                     decay_cautiously(weights, update[rows].to(weights), group["lr"] * group["weight_decay"])
                 elif group["weight_decay"]:
                     weights.mul_(1 - group["lr"] * group["weight_decay"])
-                weights.add_(update[rows].to(weights), alpha=-group["lr"] * scale_of(self._scale, parameter.shape))
+                weights.add_(update[rows].to(weights), alpha=-factor)
                 self._storage.write(parameter, first + rows.start, stored, weights)
         self._rest.step()
 
@@ -100,6 +104,24 @@ class MuonOptimizer(Optimizer):
             updates.append(update.to(self._format))
         found = updates[0] if len(updates) == 1 else torch.cat(updates)
         return found if found.dim() == 3 else found[None]
+
+    def _made_orthogonal(self, stack: MatrixStack, x_NRC: Tensor) -> Tensor:
+        """Each matrix, or each head of one."""
+        heads, dim = heads_of(self._heads, stack.name)
+        if heads == 1:
+            return self._orthogonal(x_NRC)
+        # Heads lie side by side along rows or columns: in front of the matrices while they are taken by themselves.
+        split = x_NRC.unflatten(1 + dim, (heads, -1)).movedim(1 + dim, 1)
+        found = self._orthogonal(split.flatten(0, 1)).unflatten(0, (-1, heads))
+        return found.movedim(1, 1 + dim).flatten(1 + dim, 2 + dim)
+
+    def _shape_of(self, name: str, parameter: Tensor) -> list[int]:
+        """Of a parameter, or of the matrix that each head has of it."""
+        heads, dim = heads_of(self._heads, name)
+        shape = [*parameter.shape]
+        if heads > 1:
+            shape[dim] //= heads
+        return shape
 
     def _rows(self, part: Tensor) -> Iterable[slice]:
         """Rows that are updated at once."""
@@ -153,6 +175,7 @@ def build_muon(
     eps: float,
     matrices: list[str],
     format: str,
+    heads: dict[str, list[int]] | None = None,
     states: str = "",
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
@@ -168,6 +191,7 @@ def build_muon(
         momentum=momentum,
         nesterov=nesterov,
         orthogonal=partial(newton_schulz, steps=ns_steps, coefficients=ns_coefficients),
+        heads=heads,
         scale=scale,
         number_format=DTYPES[format],
         device=rank.device,

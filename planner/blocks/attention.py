@@ -65,6 +65,7 @@ class AttentionLayer(Layer):
                 decays=True,
                 initial="normal",
                 cut="column",
+                heads=width // arch.head_dim,
             )
             if self.bias:
                 yield BlockParameter(
@@ -76,6 +77,7 @@ class AttentionLayer(Layer):
             decays=True,
             initial="residual",
             cut="row",
+            heads=arch.heads,
         )
         if self.output_bias:
             yield row_bias(f"{self.name}.o_proj", arch.dim)

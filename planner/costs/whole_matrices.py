@@ -1,6 +1,6 @@
 """What it costs to bring matrices whole to one rank each and back (`planner/mesh/whole_matrices.py`)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -38,9 +38,10 @@ def _cuts(run: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ...]:
     return tuple(found)
 
 
-def work_of(found: list[MatrixBatch], width: int, steps: int) -> UpdateWork:
+def work_of(found: list[MatrixBatch], width: int, steps: int, heads_of: Callable[[str], tuple[int, int]]) -> UpdateWork:
     """Of the first rank of those that share the matrices. steps: of Newton and Schulz. width: bytes of a number on
-    its way."""
+    its way. heads_of: how many heads of a parameter are taken by themselves, and along which of its two dimensions
+    they lie."""
     calls: list[CollectiveCall] = []
     flops, scratch, before = 0, 0, 0
     for batch in found:
@@ -49,6 +50,8 @@ def work_of(found: list[MatrixBatch], width: int, steps: int) -> UpdateWork:
         own = [stack for stack in batch.stacks if not any(stack.owner)]
         for stack in own:
             count, *sides = stack.shape
+            heads, dim = heads_of(stack.name)
+            count, sides[dim] = count * heads, sides[dim] // heads
             # x·xᵀ, its square, and their product with x, of min × max numbers each.
             flops += count * steps * (4 * min(sides) ** 2 * max(sides) + 2 * min(sides) ** 3)
         pieces = width * sum(prod(stack.at(len(batch.cuts) - 1, place)) for stack in batch.stacks)

@@ -15,8 +15,8 @@ from .tensor import local
 
 OPS = torch.ops._c10d_functional
 
-Compute = Callable[[Tensor], Tensor]
-"""Matrices [count, rows, columns] → as many of the same shape."""
+Compute = Callable[[MatrixStack, Tensor], Tensor]
+"""Matrices [count, rows, columns] of a stack → as many of the same shape."""
 Pieces = Callable[[MatrixStack], Tensor]
 """What a rank has of a stack: [count, …], cut in rows or columns or both."""
 
@@ -109,7 +109,8 @@ class MatrixExchange:
         for cut in reversed(cuts):
             if self.batch.passing(cut, self.place):
                 self._receive(cut)
-        self.held = [compute(matrices) for matrices in self.held]
+        own = self.batch.passing(-1, self.place)
+        self.held = [compute(stack, matrices) for stack, matrices in zip(own, self.held, strict=True)]
         for cut in cuts:
             if self.batch.passing(cut, self.place):
                 self._return(cut)

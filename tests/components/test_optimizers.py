@@ -106,6 +106,26 @@ def test_muon_is_its_formula():
         np.testing.assert_allclose(stack.detach().numpy(), w, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize(("name", "shape", "dim"), [("q_proj", (6, 5), 0), ("o_proj", (5, 6), 1)])
+def test_heads_are_matrices_of_their_own_where_asked(name: str, shape: tuple[int, int], dim: int, scale: str):
+    generator = torch.Generator().manual_seed(5)
+    whole = nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
+    each = {f"head.{n}": nn.Parameter(part.clone()) for n, part in enumerate(whole.detach().chunk(3, dim))}
+    heads = {f"layers.*.self_attn.{name}.weight": [3, dim]}
+    named, rest, options = f"layers.4.self_attn.{name}.weight", [{"params": []}], {"scale": scale, "nesterov": True}
+    ours = muon({named: whole}, rest, torch.float64, heads=heads, **options)
+    theirs = muon(each, rest, torch.float64, **options)
+    for _ in range(3):
+        whole.grad = torch.randn(shape, generator=generator, dtype=torch.float64)
+        for part, gradient in zip(each.values(), whole.grad.chunk(3, dim), strict=True):
+            part.grad = gradient.clone()
+        ours.step()
+        theirs.step()
+    expected = torch.cat([part.detach() for part in each.values()], dim)
+    torch.testing.assert_close(whole.detach(), expected, rtol=1e-12, atol=1e-14)
+
+
 def test_muon_without_matrices_is_adamw():
     """Of a stage whose matrices are all frozen."""
     generator = torch.Generator().manual_seed(4)

@@ -1,9 +1,12 @@
 """Every optimizer computes on layouts what it computes in one process, and goes on as if it had not stopped."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from attrs import evolve
-from forked_ranks import Outcome
+from checkpoints import folder, tensors
+from forked_ranks import Mutation, Outcome, saved_tensors
 from topologies import BY_NAME, ELSEWHERE, SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
@@ -22,7 +25,7 @@ OPTIMIZERS = {
     "adafactor": "adafactor { lr = 0.02, weight_decay = 0.1, eps1 = 1e-3",
     "schedule_free": "schedule_free { lr = 1e-2, eps = 1e-3",
     "rounded muon": "muon { lr = 0.01, adamw_lr = 0.1, stochastic_rounding = true",
-    "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true",
+    "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true, heads = true",
     "cautious muon": "muon { lr = 0.01, adamw_lr = 0.1, weight_decay = 1, cautious_decay = true",
     "cautious lion": "lion { lr = 1e-3, weight_decay = 5, cautious_decay = true",
     "groups": "adamw { lr = 1e-2, eps = 1e-3",
@@ -105,6 +108,43 @@ def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
     ended = train("parts")
     assert ended.curve == whole.curve and len(whole.curve) == 4
     assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        ("fsdp 2 (dense)", "tp 2 (dense)", "one rank, four microbatches (dense)"),
+        pytest.param(
+            ("one rank, four microbatches (dense)", "tp 2 (dense)", "fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)"),
+            marks=pytest.mark.matrix,
+        ),
+    ],
+    ids=len,
+)
+def test_what_muon_stores_moves_exactly(lab: Laboratory, layouts: tuple[str, ...]):
+    """A step on each layout: every one begins with the momentum of the one before bit for bit, and all of them are as
+    many steps on one process."""
+    steps, job = len(layouts), f"muon-by-{len(layouts)}"
+    trial = Trial(optimizer=OPTIMIZERS["muon"], steps=steps, settings=SHALLOW, more="checkpoint { keep = none }")
+    alone = lab.alone(trial)
+    for number, layout in enumerate(layouts, start=1):
+        plan = lab.plan(trial, (*BY_NAME[layout].layout, f"experiment.budget={number} steps"))
+        moved = lab.ranks.run(plan, lab.folder, name=job, mutation=Mutation("loaded"))
+        if number > 1:
+            saved = state(folder(moved.directory).path(number - 1))
+            assert any(name.endswith("momentum_buffer") for name in saved)
+            ranks = saved_tensors(moved.directory / "loaded", plan.mesh.world_size)
+            assert {name for rank in ranks for name in rank} >= saved.keys()
+            both = [(rank[name], saved[name]) for rank in ranks for name in rank.keys() & saved.keys()]
+            assert all(np.array_equal(loaded, stored) for loaded, stored in both)
+    moved = evolve(moved, evals=moved.evals[-1:])
+    assert gaps(moved, alone).worst < TOLERANCE["fp64"]
+
+
+def state(checkpoint: Path) -> dict[str, np.ndarray]:
+    """Weights and moments of a checkpoint, named as ranks name them."""
+    found = {name: value.numpy() for name, value in tensors(checkpoint).items() if not name.endswith(".step")}
+    return {name.removeprefix("model."): found[name] for name in found if name.startswith(("model.", "optimizer."))}
 
 
 @pytest.mark.parametrize("name", MOVES)

@@ -115,6 +115,23 @@ def test_an_optimizer_of_whole_matrices_costs_what_the_plan_says(name, optimizer
     hold_against_the_trace(plan)
 
 
+def test_heads_that_are_taken_by_themselves_cost_what_the_plan_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(
+        plan_of(BY_NAME["fsdp 2 · tp 2 (dense)"], tmp_path, optimizer="muon { lr = 0.01, heads = true")
+    )
+
+
+@pytest.mark.slow
+def test_whole_matrices_on_64_ranks_cost_what_the_plan_says(monkeypatch):
+    monkeypatch.chdir(SPECS.parent)
+    compiled = plan_from_spec(SPECS / "llama_8b_64gpu.xtrain", ("optimizer=muon",))
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    assert compiled.plan.mesh.world_size == 64
+    assert any(call.node == "step.optimizer" for each in compiled.plan.estimates.classes for call in each.traffic)
+    hold_against_the_trace(compiled.plan)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [

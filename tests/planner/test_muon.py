@@ -31,6 +31,18 @@ def test_matrices_of_blocks_are_its_own(make_plan):
     assert not [call for call in only.traffic if call.node == "step.optimizer"]
 
 
+def test_heads_are_taken_by_themselves_where_asked(make_plan):
+    plain, plan = (make_plan(model=DENSE, optimizer=MUON.format(more=more)) for more in ("", ", heads = true"))
+    assert "heads" not in plain.node("setup.optimizer").args
+    heads = plan.node("setup.optimizer").args["heads"]
+    own = {name: found for name in ("q", "k", "v", "o") if (found := heads[f"layers.*.self_attn.{name}_proj.weight"])}
+    assert own == {"q": [4, 0], "k": [2, 0], "v": [2, 0], "o": [4, 1]} and len(heads) == 4
+    (before,), (after,) = plain.estimates.classes, plan.estimates.classes
+    # Of a block 4 + 2 + 2 + 4 matrices of 8 x 32 in place of two of 32 x 32 and two of 16 x 32.
+    whole = sum(5 * (4 * low**2 * 32 + 2 * low**3) for low in (32, 32, 16, 16))
+    assert before.optimizer_flops - after.optimizer_flops == 2 * (whole - 12 * 5 * (4 * 8**2 * 32 + 2 * 8**3))
+
+
 def test_routers_are_its_own_where_asked_and_a_state_without_them_does_not_fit(make_plan):
     plain, routers = (make_plan(model=EXPERTS, optimizer=MUON.format(more=more)) for more in ("", ", routers = true"))
     gate = "layers.*.mlp.gate.weight"
