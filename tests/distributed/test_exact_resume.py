@@ -47,8 +47,8 @@ LONG = Pace(steps=20, checkpoint=7, deaths=(9, 16), patience=5 * TIMEOUT)
 SHORT = Pace(steps=5, checkpoint=2, deaths=(4,))
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
-# The short run goes on in the middle of it.
-RAMP = ("batch.ramp_from=4", "batch.ramp=3 steps")
+# The short run goes on in the middle of it, where the next step takes more rows than the last one: 4, 4, 8, 12, 16.
+ROWS, RAMP = 16, ("batch.ramp_from=4", "batch.ramp=4 steps")
 
 DENSE = (
     "one rank, four microbatches (dense)",
@@ -119,6 +119,7 @@ def test_a_run_that_is_killed_is_the_run_that_was_not(lab: Laboratory, layout: T
     settings = (*layout.shared, *flat, *VARYING, *(BIAS if layout.model == "moe" else ()))
     more = MORE.format(checkpoint=pace.checkpoint, mode=mode)
     trial = evolve(layout.trial("fp32"), steps=pace.steps, more=more, settings=settings)
+    trial = evolve(trial, rows=ROWS) if pace is SHORT else trial
     plan = lab.plan(trial, layout.layout)
     name = f"exact {layout.name} {mode} {pace.steps}".replace(" ", "_")
     noted, wait = Mutation("noted"), pace.patience
