@@ -1,8 +1,9 @@
 """`adapter lora { … }`: low-rank adaptation (Hu et al. 2021, arXiv 2106.09685)."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,8 +19,8 @@ from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from ...planner.blocks.block import BlockPiece
 from ...planner.costs.op_trace import TracedTensor
 from ...planner.model.frozen import fits_part
-from ...planner.model.peft import PeftFolder, PeftUnreadable
-from ...planner.model.targets import ALL_LINEAR, all_matrices, is_target, matrices_of, targets_of
+from ...planner.model.peft import PeftFolder, PeftMatrix, PeftUnreadable
+from ...planner.model.targets import ALL_LINEAR, all_matrices, is_target, matrices_of, patterns_of, targets_of
 
 if TYPE_CHECKING:
     from ...planner.costs.block_trace import Tracer
@@ -90,15 +91,26 @@ class Lora(Adapter):
         for key in ("r", "lora_alpha"):
             self._positive(folder, key, folder.config.get(key, 8))
         for key in ("rank_pattern", "alpha_pattern"):
-            for value in folder.config.get(key, {}).values():
+            patterns = folder.config.get(key, {})
+            if not isinstance(patterns, dict):
+                message = f"`{key}` is {json.dumps(patterns)} in {folder.place(key)}"
+                raise PeftUnreadable("X522", message, "it must be an object with a number for each pattern")
+            for pattern, value in patterns.items():
                 self._positive(folder, key, value)
-        rank, ranks = self._most(arch, {each.parameter: each.rank for each in folder.matrices})
-        alpha, alphas = self._most(arch, {each.parameter: self._alpha(folder, each.module) for each in folder.matrices})
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    message = f"`{pattern}` is no pattern in `{key}` of {folder.place(key)}: {error}"
+                    raise PeftUnreadable("X522", message, "it must be a regular expression") from error
+        ranks = {matrix.parameter: matrix.rank for matrix in folder.matrices}
+        alphas = {matrix.parameter: self._alpha(folder, matrix) for matrix in folder.matrices}
+        rank, other_ranks = _by_name(arch, ranks, folder.config.get("r", 8))
+        alpha, other_alphas = _by_name(arch, alphas, float(folder.config.get("lora_alpha", 8)))
         return {
             "rank": (rank, "r"),
-            "ranks": (ranks, "rank_pattern"),
-            "alpha": (float(alpha), "lora_alpha"),
-            "alphas": ({name: float(each) for name, each in alphas.items()}, "alpha_pattern"),
+            "ranks": (other_ranks, "rank_pattern"),
+            "alpha": (alpha, "lora_alpha"),
+            "alphas": (other_alphas, "alpha_pattern"),
             "scaling": ("rslora" if folder.config.get("use_rslora") else "standard", "use_rslora"),
             "targets": (targets_of(arch, {matrix.parameter for matrix in folder.matrices}), "target_modules"),
             "train": (folder.full, "modules_to_save"),
@@ -111,31 +123,25 @@ class Lora(Adapter):
             raise PeftUnreadable("X522", message, "it must be a number above 0")
 
     @staticmethod
-    def _most(arch: Architecture, values: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The value that most matrices have, and those of the others by names as in `targets`."""
-        (usual, _), *others = Counter(values.values()).most_common()
-        found: dict[str, Any] = {}
-        for other, _ in others:
-            names = {name for name, value in values.items() if value == other}
-            found |= dict.fromkeys(targets_of(arch, names), other)
-        return usual, found
+    def _alpha(folder: PeftFolder, matrix: PeftMatrix) -> float:
+        own = {folder.pattern("alpha_pattern", module) for module in matrix.modules}
+        if len(own) > 1:
+            message = f"experts of {matrix.parameter} have different alphas in {folder.place('alpha_pattern')}"
+            raise PeftUnreadable("X522", message, "give all experts of a layer the same")
+        found = own.pop()
+        return float(folder.config.get("lora_alpha", 8) if found is None else found)
 
-    @staticmethod
-    def _alpha(folder: PeftFolder, module: str) -> float:
-        own = folder.pattern("alpha_pattern", module)
-        return folder.config.get("lora_alpha", 8) if own is None else own
-
-    def for_peft(self, matrices: Mapping[str, tuple[int, BlockParameter]]) -> dict[str, Any]:
-        alpha = self.alpha
-        assert not isinstance(alpha, Auto)
-        own = {module: self._rank_and_alpha(*each) for module, each in matrices.items()}
-        ranks = {module: each for module, (each, _) in own.items() if each != self.rank}
-        alphas = {module: _whole(each) for module, (_, each) in own.items() if each != alpha}
+    def for_peft(self, matrices: Sequence[tuple[int, BlockParameter, tuple[str, ...]]]) -> dict[str, Any]:
+        assert not isinstance(self.alpha, Auto)
+        own = {module: self._values(layer, matrix) for layer, matrix, modules in matrices for module in modules}
+        # PEFT reads no pattern of routed experts: what they have holds where no pattern says otherwise.
+        usual = next((self._values(layer, matrix) for layer, matrix, _ in matrices if matrix.expert), None)
+        rank, alpha = usual or (self.rank, self.alpha)
         return {
-            "r": self.rank,
-            "lora_alpha": _whole(alpha),
-            **({"rank_pattern": ranks} if ranks else {}),
-            **({"alpha_pattern": alphas} if alphas else {}),
+            "r": rank,
+            "rank_pattern": _patterns({module: each for module, (each, _) in own.items()}, rank),
+            "lora_alpha": _plain(alpha),
+            "alpha_pattern": _patterns({module: _plain(each) for module, (_, each) in own.items()}, _plain(alpha)),
             "lora_dropout": 0.0,
             "use_dora": False,
             "use_rslora": self.scaling == "rslora",
@@ -173,19 +179,47 @@ class Lora(Adapter):
         found = tuple(self._of(layer, matrix) for matrix in matrices_of(block, arch) if self._means(layer, matrix))
         return AdaptedBlock((block,), found) if found else block
 
-    def _rank_and_alpha(self, layer: int, matrix: BlockParameter) -> tuple[int, float]:
+    def _values(self, layer: int, matrix: BlockParameter) -> tuple[int, float]:
+        """(rank, alpha) of a matrix."""
+
         def first(patterns: Mapping[str, Any], usual: Any) -> Any:
             return next((each for name, each in patterns.items() if is_target(name, layer, matrix)), usual)
 
         return first(self.ranks, self.rank), first(self.alphas, self.alpha)
 
     def _of(self, layer: int, matrix: BlockParameter) -> "LoraMatrix":
-        rank, alpha = self._rank_and_alpha(layer, matrix)
+        rank, alpha = self._values(layer, matrix)
         return LoraMatrix(matrix.name, rank, alpha / (sqrt(rank) if self.scaling == "rslora" else rank))
 
 
-def _whole(number: float) -> int | float:
-    """As PEFT writes it."""
+def _by_name(arch: Architecture, values: Mapping[str, Any], usual: Any) -> tuple[Any, dict[str, Any]]:
+    """The value that most matrices have, the usual one if any has it, and those of the others by their names."""
+    if usual not in values.values():
+        usual = Counter(values.values()).most_common(1)[0][0]
+    others: dict[str, Any] = {}
+    for value in dict.fromkeys(values.values()):
+        if value != usual:
+            names = {name for name, each in values.items() if each == value}
+            others |= dict.fromkeys(patterns_of(arch, names), value)
+    return usual, others
+
+
+def _patterns(values: Mapping[str, Any], usual: Any) -> dict[str, Any]:
+    """PEFT's patterns of the values that modules have instead of the usual one: by the last part of their names where
+    all that end so have the same."""
+    last: dict[str, set[Any]] = {}
+    for module, value in values.items():
+        last.setdefault(module.rpartition(".")[2], set()).add(value)
+    found: dict[str, Any] = {}
+    for module, value in values.items():
+        if value != usual:
+            end = module.rpartition(".")[2]
+            found[end if len(last[end]) == 1 else re.escape(module)] = value
+    return found
+
+
+def _plain(number: float) -> float:
+    """A whole number as an integer."""
     return int(number) if number == int(number) else number
 
 

@@ -1,6 +1,6 @@
 """What is trained beside the matrices of a model, which are not: `adapter`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -72,9 +72,9 @@ class Adapter(Component):
         adapter. Raises PeftUnreadable."""
         raise NotImplementedError
 
-    def for_peft(self, matrices: Mapping[str, tuple[int, Any]]) -> dict[str, Any]:
-        """What `adapter_config.json` says of it beside the names of matrices. matrices: module in files → the layer and
-        the `BlockParameter` of each that it is of."""
+    def for_peft(self, matrices: Sequence[tuple[int, Any, tuple[str, ...]]]) -> dict[str, Any]:
+        """What `adapter_config.json` says of it beside the names of matrices. matrices: (layer, `BlockParameter`, what
+        files call its modules) of all that it is of."""
         raise NotImplementedError
 
     def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:

@@ -72,10 +72,11 @@ class PeftUnreadable(Exception):
 
 @frozen
 class PeftMatrix:
-    """What a file has for a matrix. parameter: its name in the model. module: in files of the model."""
+    """What a file has for a matrix. parameter: its name in the model. modules: in files of the model, of a stack of
+    experts one for each."""
 
     parameter: str
-    module: str
+    modules: tuple[str, ...]
     rank: int
 
 
@@ -182,10 +183,14 @@ def _matrices(arch: Architecture, names: StoredNames, files: WeightFiles) -> Ite
     specs = {each.name: each for each in parameters(arch)}
     for layer, matrix in all_matrices(arch):
         parameter = f"layers.{layer}.{matrix.name}"
-        first = names.of(specs[parameter])[0][0]
-        module = first.name.removesuffix(".weight")
-        if (a := files.tensors.get(f"{PREFIX}{module}.lora_A.weight")) is not None and len(a.shape) == 2:
-            yield PeftMatrix(parameter, module, a.shape[0])
+        modules = _modules(names, specs[parameter])
+        if (a := files.tensors.get(f"{PREFIX}{modules[0]}.lora_A.weight")) is not None and len(a.shape) == 2:
+            yield PeftMatrix(parameter, modules, a.shape[0])
+
+
+def _modules(names: StoredNames, matrix: ParameterSpec) -> tuple[str, ...]:
+    """What files call the modules of a matrix."""
+    return tuple(part.name.removesuffix(".weight") for part in names.of(matrix)[0])
 
 
 def _config(folder: str, own: frozenset[str]) -> tuple[dict[str, Any], dict[str, int], bytes]:
@@ -278,17 +283,13 @@ def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str 
     assert arch.adapter is not None
     names = _names(arch.base)
     specs = {each.name: each for each in parameters(arch.base)}
-    adapted = {
-        part.name.removesuffix(".weight")
-        for name in dict.fromkeys(each.adapter for each in trained if each.adapter)
-        for part in names.of(specs[name])[0]
-    }
-    matrices = {
-        part.name.removesuffix(".weight"): (layer, matrix)
+    own = {each.adapter for each in trained}
+    matrices = [
+        (layer, matrix, _modules(names, specs[name]))
         for layer, matrix in all_matrices(arch)
-        for part in names.of(specs[f"layers.{layer}.{matrix.name}"])[0]
-    }
-    matrices = {module: each for module, each in matrices.items() if module in adapted}
+        if (name := f"layers.{layer}.{matrix.name}") in own
+    ]
+    adapted = {module for _, _, modules in matrices for module in modules}
     full = {names.of(each)[0][0].name.rpartition(".")[0]: None for each in trained if not each.adapter}
     tied = arch.tie_embeddings and any(each.name == EMBEDDING_WEIGHT and not each.adapter for each in trained)
     return {

@@ -43,19 +43,21 @@ def means(pattern: str, layer: int | None, name: str) -> bool:
 
 def targets_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
     """Patterns that mean these matrices and no other. names: of parameters."""
+    dense = {f"layers.{layer}.{matrix.name}" for layer, matrix in all_matrices(arch) if not matrix.expert}
+    if dense and dense <= names:
+        return ALL_LINEAR, *patterns_of(arch, names - dense)
+    return patterns_of(arch, names)
+
+
+def patterns_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
+    """The same, each matrix by its own name."""
     layers: dict[str, list[int]] = {}
     every: dict[str, list[int]] = {}
-    experts: set[str] = set()
     for layer, matrix in all_matrices(arch):
         every.setdefault(matrix.name, []).append(layer)
         if f"layers.{layer}.{matrix.name}" in names:
             layers.setdefault(matrix.name, []).append(layer)
-        experts |= {matrix.name} if matrix.expert else set()
-    dense = every.keys() - experts
     found: list[str] = []
-    if dense and all(layers.get(name) == every[name] for name in dense):
-        found.append(ALL_LINEAR)
-        layers = {name: each for name, each in layers.items() if name in experts}
     for name, own in layers.items():
         matrix = name.removesuffix(".weight")
         found += [matrix] if own == every[name] else [f"layers.{each}.{matrix}" for each in _ranges(own)]
