@@ -66,8 +66,10 @@ class Lora(Adapter):
     alphas: dict[str, float] = setting(
         "other values of alpha, in the same way", default={}, check=positive, example="{ v_proj: 16 }"
     )
-    init: Literal["default", "gaussian"] = setting(
-        "first values of A. default: uniform within ± 1 / √inputs; gaussian: normal with deviation 1 / rank. B is zero",
+    init: Literal["default", "gaussian", "orthogonal"] = setting(
+        "first values. default: of A uniform within ± 1 / √inputs, B is zero; gaussian: of A normal with deviation 1 / "
+        "rank, B is zero; orthogonal: neither is zero, and their product is, each being made of one half of a random "
+        "basis",
         default="default",
     )
     train: tuple[str, ...] = trained_in_full()
@@ -155,6 +157,10 @@ class Lora(Adapter):
         matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
         if not matrices:
             return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"
+        odd = [rank for rank in (self.rank, *self.ranks.values()) if rank % 2]
+        if self.init == "orthogonal" and odd:
+            message = f"A and B have half a basis each where init is orthogonal, and rank {odd[0]} is odd"
+            return "init", message, f"use rank {odd[0] + 1}, or another init"
         for own, patterns in (("ranks", self.ranks), ("alphas", self.alphas)):
             for name in patterns:
                 if not any(is_target(name, layer, matrix) for layer, matrix in matrices):
@@ -169,6 +175,8 @@ class Lora(Adapter):
         return {"init": self.init}
 
     def does(self) -> str:
+        if self.init == "orthogonal":
+            return "draw A and B of every adapter, whose product is zero, from the names of matrices and the seed"
         values = "uniform by its inputs" if self.init == "default" else "normal with deviation 1 / rank"
         return f"draw A of every adapter, {values}, each from its name and the seed; B is zero"
 

@@ -9,7 +9,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from ...planner.architecture import BlockParameter
+from ...planner.architecture import BlockParameter, ParameterSpec
 from ...planner.plan import Plan
 from ...runtime.models.adapted import merges, puts_on
 from ...runtime.models.layers import Linear
@@ -87,20 +87,30 @@ def merge(matrix: LoraMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> T
 @torch.no_grad()
 def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str) -> None:
     """Give A and B their first values, each drawn whole in fp32 and then cut, as `setup.weights` draws those of the
-    model: A as PEFT does, by `kaiming_uniform_` with √5 or normal; B is zero."""
-    shapes = {tensor.name: tensor.shape for tensor in plan.parameters.tensors if tensor.adapter}
+    model: as PEFT does, A by `kaiming_uniform_` with √5 or normal and B zero, or both by its `orthogonal_init`."""
+    tensors = {tensor.name: tensor for tensor in plan.parameters.tensors if tensor.adapter}
     for name, parameter in model.named_parameters():
-        if name in shapes:
-            fill(parameter, _values(name, shapes[name], init, seed, rank.device))
+        if name in tensors:
+            fill(parameter, first_values(tensors[name], init, seed, rank.device))
 
 
-def _values(name: str, shape: tuple[int, ...], init: str, seed: int, device: torch.device) -> Tensor:
-    """Of a whole factor, A being [R, D], or [E, D, R] of experts."""
-    rank, inputs = (shape[0], shape[1]) if len(shape) == 2 else (shape[2], shape[1])
+def first_values(factor: ParameterSpec, init: str, seed: int, device: torch.device) -> Tensor:
+    """Of a whole factor: A is [R, D], B [F, R]; of experts [E, D, R] and [E, R, F]."""
+    is_a, shape = "lora_A" in factor.name, factor.shape
+    generator = generator_of(factor.name, seed, device)
+    if init == "orthogonal":
+        rank = shape[-1] if is_a == factor.expert else shape[-2]
+        # The same for both factors of a matrix; every expert has it.
+        normal = torch.empty(rank, rank, device=device).normal_(generator=generator_of(factor.adapter, seed, device))
+        half = torch.linalg.qr(normal).Q[0 if is_a else 1 :: 2]  # [R / 2, R]
+        width = shape[-2] if is_a == factor.expert else shape[-1]
+        drawn = torch.empty(*shape[:-2], width, rank // 2, device=device).normal_(generator=generator)
+        whole = drawn @ half / 10
+        return whole if is_a == factor.expert else whole.mT.contiguous()
     whole = torch.zeros(shape, device=device)
-    if "lora_A" not in name:
+    if not is_a:
         return whole
-    generator = generator_of(name, seed, device)
+    rank, inputs = (shape[2], shape[1]) if factor.expert else shape
     if init == "gaussian":
         return whole.normal_(0.0, 1 / rank, generator=generator)
     bound = 1 / sqrt(inputs)

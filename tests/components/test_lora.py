@@ -9,6 +9,8 @@ from reference_models import make
 from small_runs import plan_of, read
 from torch import Tensor
 
+from xtrain.components.adapters.lora_torch import first_values
+from xtrain.planner.architecture import ParameterSpec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.models.document_layout import DocumentLayout
@@ -155,3 +157,25 @@ def test_adapters_of_experts_are_a_change_of_their_matrices(tmp_path: Path, fami
         assert a.grad is not None and b.grad is not None and change is not None and change.abs().max() > 0
         torch.testing.assert_close(a.grad, 2 * change @ b.mT, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(b.grad, 2 * a.mT @ change, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shapes", [((6, 10), (8, 6)), ((3, 10, 6), (3, 6, 8))], ids=["dense", "experts"])
+def test_first_values(shapes: tuple[tuple[int, ...], tuple[int, ...]]):
+    """Their product is zero; A and B of orthogonal ones are as large as PEFT's, normal numbers through half a basis."""
+    expert = len(shapes[0]) == 3
+    names = ("layers.0.x_lora_A", "layers.0.x_lora_B")
+    a, b = (
+        ParameterSpec(name=name, shape=shape, decays=True, expert=expert, adapter="layers.0.x")
+        for name, shape in zip(names, shapes, strict=True)
+    )
+    for init, bound in (("default", 1 / 10**0.5), ("gaussian", 1.0)):
+        first = first_values(a, init, 3, torch.device("cpu"))
+        assert first.shape == a.shape and 0 < first.abs().max() <= bound
+        assert not first_values(b, init, 3, torch.device("cpu")).any()
+    whole, other = (first_values(each, "orthogonal", 3, torch.device("cpu")) for each in (a, b))
+    assert whole.shape == a.shape and other.shape == b.shape
+    product = whole @ other if expert else other @ whole
+    assert product.abs().max() < 1e-7
+    for each in (whole, other):
+        assert 0.03 < each.std() < 0.12
+        assert int(torch.linalg.matrix_rank(each).max()) == 3

@@ -87,6 +87,7 @@ def test_only_an_adapter_has_states(make_plan):
         ('layers = ["0"], targets = ["layers.1"]', "no matrix that targets name is in these blocks", "name others"),
         ("ranks = { mlp: 3, norm: 2 }", "no matrix with an adapter is meant by `norm`", "as targets do"),
         ('targets = ["mlp"], alphas = { q_proj: 2 }', "is meant by `q_proj`", "as targets do"),
+        ("rank = 3, init = orthogonal", "rank 3 is odd", "use rank 4, or another init"),
         ("targets = []", "no matrix has an adapter", "leave targets out"),
         ('train = ["norms"]', "no parameter of the model is in `norms`", "did you mean `norm`?"),
     ],
