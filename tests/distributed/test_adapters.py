@@ -14,7 +14,7 @@ SOME = 'adapter lora { rank = 4, scaling = rslora, targets = ["v_proj", "layers.
 RANKS = "adapter lora { rank = 4, alpha = 8, ranks = { down_proj: 2, self_attn: 5 }, alphas = { mlp: 3 } }"
 BESIDE = 'adapter lora { rank = 3, alpha = 6, targets = ["layers.2.mlp"], train = ["norm", "layers.3.mlp"] }'
 EXPERTS = 'adapter lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }'
-DOWN = 'adapter lora { rank = 4, init = orthogonal, targets = ["2-3.*.experts.down_proj"], train = ["layers.*.mlp.gate"] }'
+DOWN = 'adapter lora { rank = 4, init = orthogonal, targets = ["2-3.*.experts.down_proj"], train = ["*.*.*.gate"] }'
 MOE = {"model": "moe"}
 
 ORDINARY = [
