@@ -11,9 +11,13 @@ from xtrain.runtime.monitoring.time_left import TimeLeft
 from xtrain.runtime.state import Step
 
 
-def estimates(*seconds: float, last: int = 100) -> list[EstimateEvent | None]:
+def estimates(*seconds: float, last: int = 100, rows: int = 8, later: int = 8) -> list[EstimateEvent | None]:
+    """rows, later: of each step that is measured, and of those behind it."""
     left = TimeLeft()
-    return [left.after(Step(index=n, warms_up=n == 0), each, last) for n, each in enumerate(seconds)]
+    return [
+        left.after(Step(index=n, warms_up=n == 0, rows=rows), each, last, later * (last - n - 1))
+        for n, each in enumerate(seconds)
+    ]
 
 
 def test_it_is_estimated_as_soon_as_enough_has_been_measured():
@@ -24,6 +28,11 @@ def test_it_is_estimated_as_soon_as_enough_has_been_measured():
         step=4, time=estimate.time, step_seconds=1.0, measured_steps=3, first_step_seconds=9.0, steps_left=96,
         seconds_left=96.0,
     )  # fmt: skip
+
+
+def test_steps_with_more_rows_take_longer():
+    *_, estimate = estimates(9.0, 0.5, 1.5, 1.0, rows=8, later=32)
+    assert estimate is not None and (estimate.step_seconds, estimate.seconds_left) == (1.0, 4 * 96.0)
 
 
 @pytest.mark.parametrize(
