@@ -2,12 +2,16 @@
 
     python benchmarks/generation.py                       # one and two threads, in turns
     python benchmarks/generation.py --turns 3 --threads 1
+    python benchmarks/generation.py --latent              # what the cache of latent attention has
 
 One model with the same weights on all sides, in fp32 on the CPU: llama with grouped heads, from 2 to 40 million
 parameters; greedy and drawn tokens, one prompt and four. `recomputed` takes every token from a forward over the whole
 text so far, as there is without a cache. transformers: `generate` with its defaults, which are a cache that grows and
 torch's scaled dot product. The least of several turns that alternate, of wall time and of the processor time of all
 threads, which other work on the machine disturbs less; greedy tokens must agree. Prints a JSON line for each case.
+
+--latent: a deepseek_v3 whose cache has narrow vectors, and the same with keys and values in it, as where `kv_b_proj`
+has an adapter; steps behind the prompts alone.
 """
 
 import argparse
@@ -24,6 +28,7 @@ from xtrain.planner.load import plan_from_text
 from xtrain.runtime.generation.sampling import Draws, Sampling
 from xtrain.runtime.generation.text_generator import Prompts, TextGenerator
 from xtrain.runtime.generation.trained import alone, whole_model
+from xtrain.runtime.models.latent_attention import LatentAttention
 
 PROMPT, TOKENS = 32, 96
 SIZES = {
@@ -31,10 +36,12 @@ SIZES = {
     "12 million": {"dim": 256, "layers": 8, "heads": 8, "kv_heads": 2, "ffn": 768, "vocab": 8192},
     "40 million": {"dim": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn": 1536, "vocab": 16384},
 }
+LATENT = {"dim": 512, "layers": 4, "heads": 16, "q_rank": 192, "kv_rank": 256, "nope_dim": 64, "rope_dim": 32}
+LATENT |= {"value_dim": 64, "ffn": 512, "first_dense": 3, "experts": 4, "experts_per_token": 2, "expert_ffn": 128}
 DRAWN = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
 SPEC = """
 experiment generation {{ seed = 1, budget = 1 steps }}
-model llama {{ {sizes}, init_std = 0.05 }}
+model {family} {{ {sizes}, init_std = 0.05 }}
 tokenizer bytes
 dataset made {{ source = synthetic(documents = 10) }}
 batch {{ sequence = 32 }}
@@ -42,9 +49,9 @@ optimizer adamw {{ lr = 1e-3 }}
 """
 
 
-def ours(sizes: dict[str, int]) -> TextGenerator:
+def ours(sizes: dict[str, int], family: str = "llama") -> TextGenerator:
     """A model with random weights."""
-    text = SPEC.format(sizes=", ".join(f"{name} = {value}" for name, value in sizes.items()))
+    text = SPEC.format(family=family, sizes=", ".join(f"{name} = {value}" for name, value in sizes.items()))
     plan = plan_from_text(text, "generation.xtrain").plan
     assert plan is not None
     rank = alone(torch.device("cpu"))
@@ -132,6 +139,33 @@ def measure(sides: dict[str, Callable[[], Taken]], turns: int) -> tuple[dict[str
     return best, found
 
 
+def steps(author: TextGenerator, prompts: Taken, tokens: int) -> tuple[Taken, float]:
+    """Greedy tokens behind prompts, and seconds of processor time of all but the first."""
+    following = author.tokens(prompts, Sampling(temperature=0), len(prompts[0]) + tokens - 1)
+    taken = [next(following)]
+    begin = time.process_time()
+    taken += following
+    return taken, time.process_time() - begin
+
+
+def latent(threads: Sequence[int], turns: int) -> None:
+    author = ours(LATENT, "deepseek_v3")
+    caches = {"narrow_vectors": LatentAttention.keeps_latent, "keys_and_values": property(lambda layer: False)}
+    random = torch.Generator().manual_seed(1)
+    for count in threads:
+        torch.set_num_threads(count)
+        for length, tokens, rows in ((32, 96, 1), (32, 96, 4), (1000, 64, 1), (1000, 64, 4)):
+            prompts = torch.randint(256, (rows, length), generator=random).tolist()
+            least, found = dict.fromkeys(caches, float("inf")), {}
+            for name, keeps in [*caches.items()] * turns:
+                LatentAttention.keeps_latent = keeps
+                found[name], seconds = steps(author, prompts, tokens)
+                least[name] = min(least[name], 1e3 * seconds / (tokens - 1))
+            case = {"threads": count, "positions": length, "prompts": rows}
+            case |= {f"{name}_ms_a_step": round(each, 1) for name, each in least.items()}
+            print(json.dumps({**case, "same_tokens": len({str(each) for each in found.values()}) == 1}), flush=True)
+
+
 def main(threads: Sequence[int], turns: int, names: Sequence[str]) -> None:
     for name in names:
         sizes = SIZES[name]
@@ -171,5 +205,9 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--latent", action="store_true")
     arguments = parser.parse_args()
-    main(arguments.threads, arguments.turns, arguments.models)
+    if arguments.latent:
+        latent(arguments.threads, arguments.turns)
+    else:
+        main(arguments.threads, arguments.turns, arguments.models)

@@ -11,7 +11,7 @@ from ..planner.units import plural
 from .flowing import TextPart, flow, plain, width
 
 if TYPE_CHECKING:
-    from ..planner.plan import Plan
+    from ..planner.plan import Node, Plan
     from ..planner.report.text import Page
     from ..planner.schedule.step_sizes import StepSizes
     from ..runtime.data.loading.curriculum import Curriculum
@@ -55,6 +55,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
     Raises DataError for data that cannot be used.
     """
     from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.data.chain import changes_documents
     from ..planner.report.text import Page
     from ..planner.schedule.arithmetic import arithmetic_of
     from ..runtime.data.loading.prepared import prepared_from
@@ -89,7 +90,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
     color = shows_color(sys.stdout)
     page = Page(color=color)
     view = _View(page, color=color, tokens=arguments.tokens, full=arguments.full)
-    own = [node.args["function"] for node in plan.of_kind("collate") if node.op == "collate.user"]
+    own = [_link(node) for node in plan.of_kind("collate") if changes_documents(node)]
     behind = _behind(plan) if own else None
     any_row, sizes = False, arithmetic_of(plan).row_sizes
     for name, reader, index, place in chosen:
@@ -108,6 +109,10 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
         view.add_legend(own)
         sys.stdout.write(str(page).lstrip("\n"))
     return 0
+
+
+def _link(node: "Node") -> str:
+    return node.args.get("function") or node.op.partition(".")[2]
 
 
 def _held_out(found: "dict[str, PreparedDataset]", most: int) -> "Iterator[Chosen]":
@@ -151,6 +156,7 @@ def _as_json(row: "ShownRow", *, tokens: bool) -> dict[str, Any]:
 
     def segment(one: "Segment") -> dict[str, Any]:
         names = ("document", "start", "tokens", "trained", "other", "before", "text", "ends")
+        names += (("side",) if one.side else ()) + (("values",) if one.values else ())
         return {name: getattr(one, name) for name in names} | {"stretches": list(map(stretch, one.stretches))}
 
     content = {name: getattr(row, name) for name in ("dataset", "index", "place", "capacity", "filled", "trained")}
@@ -204,8 +210,10 @@ class _View:
     def _add_segment(self, segment: "Segment", style: str) -> None:
         trained = f", {segment.trained:,} trained" if segment.trained < segment.tokens else ""
         whose = "" if segment.document is None else f"document {segment.document:,} from {segment.start:,}, "
+        whose = f"pair {segment.document:,}, {segment.side}, " if segment.side else whose
         other = f", {segment.other:,} labels are not the next token" if segment.other else ""
-        said = f"{whose}{plural(segment.tokens, 'token')}{trained}{other}"
+        values = "".join(f", {name} {value:g}" for name, value in segment.values.items())
+        said = f"{whose}{plural(segment.tokens, 'token')}{trained}{other}{values}"
         flow(self._page, [TextPart(said, "dim")], self._width, first="  ", rest="    ")
         parts = self._single(segment, style) if self._tokens else self._text(segment, style)
         flow(self._page, parts, self._width, first="    ", rest="    ")

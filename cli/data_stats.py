@@ -41,7 +41,9 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
         page.heading(name, f"{files}{plural(found['bad_records'], 'bad record')}, store {found['store']}")
         for part, own in found["parts"].items():
             if own["documents"]:
-                page.table(_table(part, own), styles=("bold", "dim"))
+                page.table(_table(part, own, found["oversized"]), styles=("bold", "dim"))
+        if beside := _beside(found):
+            page.table(beside, styles=("bold", "dim"))
     # What is sampled of one depends on the rows of all.
     if len(trained) > 1 and len(rows) == len(trained):
         taken, whole = sampling(plan, rows), epoch(plan, rows)
@@ -56,7 +58,18 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(part: str, own: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _beside(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Numbers beside the tokens, and why records are bad."""
+    table = [
+        ("", name, f"least {own['least']:.4g} · mean {own['mean']:.4g} · most {own['most']:.4g}")
+        for name, own in found.get("numbers", {}).items()
+    ]
+    table = [("numbers" if number == 0 else "", *row[1:]) for number, row in enumerate(table)]
+    reasons = [("", f"{count:,}", reason) for reason, count in found.get("bad_reasons", {}).items()]
+    return table + [("bad records" if number == 0 else "", *row[1:]) for number, row in enumerate(reasons)]
+
+
+def _table(part: str, own: dict[str, Any], oversized: str) -> list[tuple[str, str, str]]:
     lengths = " · ".join(f"{name} {value:,}" for name, value in own["lengths"].items())
     table = [
         (part, "documents", f"{own['documents']:,} of {own['tokens']:,} tokens"),
@@ -70,9 +83,15 @@ def _table(part: str, own: dict[str, Any]) -> list[tuple[str, str, str]]:
     if "questions" in own:
         table.insert(0, (part, "questions", f"{own['questions']:,}, a document for each of their choices"))
         table[1] = ("", *table[1][1:])
+    if "pairs" in own:
+        table[0] = (part, "pairs", f"{own['pairs']:,} of {own['tokens']:,} tokens")
+    what = "pairs" if "pairs" in own else "documents"
+    if own["documents_split"]:
+        table.append(("", "too long", f"{own['documents_split']:,} {what} split over rows, as oversized = split says"))
     if own["tokens_lost"]:
-        lost = f"{own['documents_cut']:,} documents cut, {own['documents_left_out']:,} left out"
-        table.append(("", "lost", f"{lost}, {own['tokens_lost']:,} tokens in all"))
+        lost = f"{own['documents_cut']:,} {what} cut, {own['documents_left_out']:,} left out"
+        why = "at the front" if oversized == "truncate_front" else f"as oversized = {oversized} says"
+        table.append(("", "too long", f"{lost}, {why}: {own['tokens_lost']:,} tokens lost"))
     if "steps_an_epoch" in own:
         table.append(("", "an epoch", f"{own['steps_an_epoch']:,} steps"))
     return table

@@ -43,7 +43,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="of a run with an `adapter`: that alone, as PEFT reads it; `xtrain merge` writes the whole model",
     )
+    add_task(parser)
     parser.set_defaults(run=run)
+
+
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """Which of several adapters is meant."""
+    parser.add_argument("--task", metavar="NAME", help="of a run with tasks, whose adapter")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +120,7 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
         plan = load_plan(directory / "plan.json")
         which = {"checkpoint": arguments.checkpoint, "averaged": arguments.ema, "dtype": arguments.dtype}
         how = {"most": arguments.shard_size, "dequantise": arguments.dequantise, "merges": merges}
+        which["task"] = arguments.task
         export = adapter_export_of(plan, directory, **which) if adapter else export_of(plan, directory, **which, **how)
         step = f"step {export.state['step']:,}"
         print(f"{export.tensors}: {step}, {export.weights} weights; comparing checksums", file=sys.stderr, flush=True)

@@ -28,6 +28,7 @@ def add_parser(subparsers) -> None:
         help="latest, best, model, a step, epoch-2, a name such as ckpt-s000000001000, or the path of any checkpoint "
         "of the same model (default: the weights of the finished run, else the latest state)",
     )
+    parser.add_argument("--task", metavar="NAME", help="of a run with tasks, whose adapter computes")
     parser.add_argument("--tokens", type=int, default=200, help="tokens to add at most (default 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (default: from all)")
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     try:
-        trained = TrainedRun.load(Path(arguments.run_directory), arguments.device, arguments.checkpoint)
+        trained = TrainedRun.load(Path(arguments.run_directory), arguments.device, arguments.checkpoint, arguments.task)
         chat = None if arguments.chat is None else trained.chat(arguments.chat, arguments.system)
         show = as_json(arguments.prompt) if arguments.json else as_text(arguments.prompt, whole=chat is None)
         trained.continue_texts(arguments.prompt, arguments.tokens, sampling, arguments.stop, chat, show)

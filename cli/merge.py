@@ -19,7 +19,7 @@ there already
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb to the `xtrain` command."""
-    from .export import add_arguments
+    from .export import add_arguments, add_task
 
     parser = subparsers.add_parser(
         "merge",
@@ -30,6 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)
+    add_task(parser)
     parser.set_defaults(run=run)
 
 

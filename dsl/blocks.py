@@ -17,6 +17,7 @@ from .schema import (
     log,
     model,
     parallel,
+    tasks,
     training,
 )
 from .schema.component import Component, registry_of
@@ -32,6 +33,7 @@ KINDS: Final[dict[str, type]] = {
     "cluster": cluster.Cluster,
     "model": model.Model,
     "adapter": adapters.Adapter,
+    "task": tasks.AdapterTask,
     "tokenizer": model.Tokenizer,
     "dataset": data.Dataset,
     "mixture": data.Mixture,
@@ -55,7 +57,13 @@ KINDS: Final[dict[str, type]] = {
     "evaluation_step": hooks.EvaluationBody,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
-NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases", "group": "groups", "hook": "hooks"}
+NAMED: Final[dict[str, str]] = {
+    "dataset": "datasets",
+    "phase": "phases",
+    "group": "groups",
+    "hook": "hooks",
+    "task": "tasks",
+}
 # What a spec without such a block does not have at all.
 OPTIONAL: Final = ("adapter", "ema", "step", "evaluation_step")
 REQUIRED: Final[dict[str, str]] = {

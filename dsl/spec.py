@@ -21,6 +21,7 @@ from .schema.hooks import EvaluationBody, Hook, StepBody
 from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
+from .schema.tasks import AdapterTask
 from .schema.training import LOSSES, SCHEDULERS, Checkpoint, Loss, Optimizer, ParameterGroup, Scheduler
 
 
@@ -71,6 +72,7 @@ class Spec:
     scheduler: Scheduler = field(factory=lambda: SCHEDULERS.default())
     loss: Loss = field(factory=lambda: LOSSES.default())
     adapter: Adapter | None = None
+    tasks: dict[str, AdapterTask] = field(factory=dict)
     ema: Ema | None = None
     precision: Precision = Precision()
     parallel: Parallel = field(factory=Parallel)
@@ -92,12 +94,18 @@ class Spec:
     origins: dict[str, Origin] = field(factory=dict, eq=False, repr=False)
 
     @property
+    def is_adapted(self) -> bool:
+        """Whether adapters are trained, one or one for each task, and the model under them is not."""
+        return self.adapter is not None or bool(self.tasks)
+
+    @property
     def used(self) -> list[str]:
         """The modules of the user's own parts, each once, in the order in which they are needed."""
         chosen = (
             self.model,
             self.optimizer,
             *(group.optimizer for group in self.groups.values()),
+            *(task.optimizer for task in self.tasks.values()),
             self.scheduler,
             self.loss,
             *self.hooks.values(),

@@ -161,7 +161,7 @@ class ParameterSpec:
 
     trained: it has a gradient, and the optimizer a state of it. adapter: of what belongs to an adapter, the matrix that
     it is added to; empty: it is a parameter of the model itself. quantised: it is stored as the base of the plan says
-    (`precision { base }`).
+    (`precision { base }`). task: whose adapter it belongs to, where there are several.
     """
 
     name: str
@@ -171,6 +171,7 @@ class ParameterSpec:
     trained: bool = True
     adapter: str = ""
     quantised: bool = False
+    task: str = ""
 
     @property
     def size(self) -> int:
@@ -194,7 +195,7 @@ class BlockParameter:
     where tensor parallelism cuts the sequence, as the rank has used it on its own positions, or always. router: its
     products choose experts. adapter: of what belongs to an adapter, which gives it its first values, the matrix
     that it is added to. heads: how many heads of attention have a matrix of it each, side by side along the features
-    by which it is cut.
+    by which it is cut. task: as of a `ParameterSpec`.
     """
 
     name: str
@@ -207,6 +208,7 @@ class BlockParameter:
     router: bool = False
     adapter: str = ""
     heads: int = 1
+    task: str = ""
 
     @property
     def owner(self) -> str:
@@ -253,12 +255,22 @@ def _of_layer(parameter: BlockParameter, layer: int) -> ParameterSpec:
         decays=parameter.decays,
         expert=parameter.expert,
         adapter=parameter.adapter and f"layers.{layer}.{parameter.adapter}",
+        task=parameter.task,
     )
 
 
 def name_in_block(name: str) -> str:
     """The name of a block's parameter without its layer; empty for those of the ends of a model."""
     return name.split(".", 2)[2] if name.startswith("layers.") else ""
+
+
+# Of the module of a matrix: what holds the adapters of tasks.
+TASKS: Final = "tasks"
+
+
+def task_in(name: str) -> str:
+    """The task whose adapter a parameter is of, by its name; empty: of none."""
+    return name.partition(f".{TASKS}.")[2].partition(".")[0]
 
 
 def expert_module(arch: Architecture) -> str:

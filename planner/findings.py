@@ -34,6 +34,10 @@ class Findings:
     def failed(self) -> bool:
         return any(check.status == "fail" for check in self.checks)
 
+    def fails(self, rule: str) -> bool:
+        """Whether a rule is broken."""
+        return any(check.id == rule and check.status == "fail" for check in self.checks)
+
     def passed(self, rule: str, evidence: str) -> None:
         """The rule holds; `evidence` shows the numbers that say so."""
         self.checks.append(Check(id=rule, status="pass", evidence=evidence))

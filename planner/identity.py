@@ -12,6 +12,7 @@ from ..dsl.quantity import Quantity
 from ..dsl.schema.component import Component, UserComponent
 from ..dsl.schema.data import Batch, Dataset, Phase
 from ..dsl.schema.setting import Role, is_unspoken, settings_of
+from ..dsl.schema.tasks import AdapterTask
 from ..dsl.schema.tokenizers import tokenizer_kind
 from ..dsl.schema.training import ParameterGroup
 from ..dsl.spec import Spec
@@ -52,6 +53,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
         **({"groups": {name: _group(each) for name, each in spec.groups.items()}} if spec.groups else {}),
+        **({"tasks": {name: _task(each) for name, each in spec.tasks.items()}} if spec.tasks else {}),
         "scheduler": {"kind": scheduler.kind, **_component(scheduler)},
         **({"step": [spec.step.digest, spec.step.function, experiment_settings(spec.step)]} if spec.step else {}),
         **({"hooks": changing} if (changing := _changing_hooks(spec)) else {}),
@@ -87,7 +89,9 @@ def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
     found = {name: settings[name] for name in ("text", "holdout", "oversized", "bad_records")}
     found = {"source": dataset.source.identity(seed), **found}
     form = reads(dataset)
-    return found if form["form"] == "text" else {**found, "text": form}
+    found["oversized"] = dataset.long_documents
+    beside = {name: form[name] for name in ("columns", "values") if name in form}
+    return {**found, **beside} if form["form"] == "text" else {**found, "text": form}
 
 
 def _group(group: ParameterGroup) -> dict[str, Any]:
@@ -96,6 +100,15 @@ def _group(group: ParameterGroup) -> dict[str, Any]:
     return {
         "lr_scale": group.lr_scale,
         "weight_decay": group.weight_decay,
+        **({"optimizer": {"kind": own.kind, **_component(own)}} if own is not None else {}),
+    }
+
+
+def _task(task: AdapterTask) -> dict[str, Any]:
+    """Which datasets a task reads, and the settings of its own optimizer, if it has one; its adapter is the model's."""
+    own = task.optimizer
+    return {
+        "datasets": list(task.reads),
         **({"optimizer": {"kind": own.kind, **_component(own)}} if own is not None else {}),
     }
 
@@ -126,6 +139,8 @@ def _mixture(run: Resolved) -> dict[str, Any]:
 
 def _mix(spec: Spec, phase: Phase | None) -> dict[str, Any]:
     found = amounts(spec, phase)
+    if spec.mixture.exact:
+        return {name: [each, "exact"] for name, each in found.items()}
     return {name: [each, "epochs"] for name, each in found.items()} if in_epochs(weights(spec, phase)) else found
 
 

@@ -127,7 +127,8 @@ class PlanPhase:
     `epochs`, or at a `fraction` of a budget in them.
     shares: of every dataset that is trained on, of the rows; they add up to 1. lr_scale: factor of the learning rate.
     passes: where weights are in epochs, how often an epoch of this mixture takes all rows of each dataset; `shares`
-    then are empty until rows are counted (`passes.counted`).
+    then are empty until rows are counted (`passes.counted`). exact_rows: of so many rows, those of a step, each dataset
+    has exactly its share; None: shares hold for longer stretches.
     """
 
     name: str
@@ -137,6 +138,7 @@ class PlanPhase:
     lr_scale: float = 1.0
     passes: dict[str, float] | None = None
     epochs: float | None = None
+    exact_rows: int | None = None
 
     @property
     def amounts(self) -> dict[str, float]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
 from attrs import evolve, frozen
 
 from ..dsl.schema.collators import row_link
 from ..dsl.schema.model import Precision
-from ..dsl.schema.parallel import Parallel
+from ..dsl.schema.parallel import Activation, Parallel
 from ..dsl.schema.setting import Auto
 from ..dsl.schema.stacks import Stack
 from ..dsl.schema.state_tensors import StateTensor
@@ -19,7 +19,7 @@ from .mesh.layout import Layout
 from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
 from .mesh.stages import Pipeline, by_coordinate
-from .model.groups import ParameterGroups, group_args
+from .model.groups import ParameterGroups, all_group_args
 from .model.inventory import beside_bytes, block_tensors, checkpoint_bytes
 from .model.peft import PeftFolder
 from .plan import Parameters, PlanPhase
@@ -86,11 +86,22 @@ def resolve_save(spec: Spec, layout: Layout) -> tuple[str, ...]:
 def hides_attention(spec: Spec) -> bool:
     """Whether attention may run as a compiled piece of its own, whose results selective recomputation cannot keep.
 
-    So does flex, the kernel of cuda, but where whole blocks are compiled; of blocks with experts parts are.
+    So does flex, the kernel of cuda, but where whole blocks are compiled; of blocks with experts, or with feed-forward
+    layers in pieces, parts are.
     """
-    compiled, moe = spec.compile.mode != "none", spec.model.experts > 0
+    compiled, in_parts = spec.compile.mode != "none", spec.model.experts > 0 or spec.activation.tile_mlp != 1
     flex = device_kind(spec) != "cpu" and spec.model.attention in ("auto", "flex")
-    return moe if compiled else flex
+    return in_parts if compiled else flex
+
+
+def resolve_tile(activation: Activation, dim: int, positions: int) -> int | None:
+    """Positions of a piece of the feed-forward layers, of those that a rank computes at once; None: they are not cut.
+
+    auto: of as many as the model is wide the hidden values take as much memory as the matrices that make them
+    (ArcticTraining: sequence / hidden size pieces, rounded up)."""
+    pieces = activation.tile_mlp
+    tile = ceil(positions / (ceil(positions / dim) if isinstance(pieces, Auto) else pieces))
+    return tile if tile < positions else None
 
 
 def exchanges(spec: Spec, layout: Layout) -> bool:
@@ -132,6 +143,12 @@ class Resolved:
         return self.staging.pipeline
 
     @property
+    def row_numbers(self) -> tuple[str, ...]:
+        """Which numbers of rows (`place` in the run, `dataset`) every stage of the model needs."""
+        adapter = self.architecture.adapter
+        return () if adapter is None else adapter.row_numbers
+
+    @property
     def averages(self) -> str | None:
         """The number format of averaged weights; None where none are kept."""
         return None if self.spec.ema is None else self.formats.averages
@@ -139,10 +156,7 @@ class Resolved:
     @cached_property
     def groups(self) -> ParameterGroups:
         """Which optimizer updates which parameter."""
-        spec = self.spec
-        return ParameterGroups(
-            spec.optimizer.arguments(self), tuple(group_args(self, each) for each in spec.groups.values())
-        )
+        return ParameterGroups(self.spec.optimizer.arguments(self), all_group_args(self))
 
     def moments(self, parameter: ParameterSpec) -> tuple[StateTensor, ...]:
         """The tensors that the optimizer keeps for a parameter."""
@@ -294,6 +308,21 @@ class Resolved:
         """Blocks on each coordinate that are computed again in the backward: of every n neighbours the last."""
         every = self.spec.activation.every
         return [sum((layer + 1) % every == 0 for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
+
+    @property
+    def tile(self) -> int | None:
+        """Positions of a piece of the feed-forward layers; None: they are not computed in pieces."""
+        return resolve_tile(self.spec.activation, self.architecture.dim, self.positions)
+
+    @property
+    def positions(self) -> int:
+        """Those of a microbatch that a rank has of all that tensor parallel ranks share."""
+        return self.batch.micro * self.batch.sequence // self.context
+
+    @property
+    def tiled(self) -> list[int]:
+        """Blocks with such layers."""
+        return [layer for kind in self.kinds if kind.block.tiles for layer in kind.layers]
 
     def matches(self, layers: Iterable[int]) -> list[int]:
         """How many of these layers are on each pipeline coordinate."""

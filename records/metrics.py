@@ -21,7 +21,7 @@ class StepMetrics(Record):
         float | None,
         doc(
             "what this step minimised, where that is not the cross-entropy: the mean of `loss` of the spec with its "
-            "z-loss over the valid tokens; without the losses of routers",
+            "z-loss over the valid tokens, or the sequences or pairs that it is of; without the losses of routers",
             "nats a token",
         ),
     ] = None
@@ -109,6 +109,10 @@ FREE_NAMES: Final = {
     "rows/NAME": doc(
         "rows of dataset NAME that the run has taken since its beginning; only where several datasets are trained on",
         "rows",
+    ),
+    "grad_norm/NAME": doc(
+        "norm of the gradients of task NAME in this step, of the loss over its own valid tokens, before clipping; only "
+        "with tasks, and only if it has learned from this step"
     ),
     "moe/aux_loss": doc(
         "load-balancing loss of the routers before its weight, mean over rows, layers with experts and the steps since "

@@ -43,6 +43,8 @@ MODULES = (
     "parallelize.pipeline",
     "parallelize.gradients",
     "models.weights",
+    "models.set_dropout",
+    "models.set_embedding_noise",
     "input.feed",
     "training.optimizer",
     "training.ema",
@@ -57,6 +59,7 @@ MODULES = (
     "step",
     "training.nonfinite",
     "training.router_step",
+    "training.task_gradients",
     "control.pause",
     "shutdown",
 )

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,17 +121,21 @@ class Progress:
     measured: dict[str, tuple[int, float]] = field(factory=dict)
     bad: BadSteps = field(factory=BadSteps)
     norms: NormStatistics = field(factory=NormStatistics)
+    bad_tasks: dict[str, int] = field(factory=dict)
+    """Of each task the steps in a row that it has left out, as its numbers were none."""
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON."""
         norms = {"gradient_norms": asdict(self.norms)} if self.norms.count else {}
-        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **norms}
+        tasks = {"bad_tasks": dict(self.bad_tasks)} if any(self.bad_tasks.values()) else {}
+        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **norms, **tasks}
 
     def take(self, state: dict[str, Any]) -> None:
         """Go on from what a checkpoint has kept; what was measured later is of steps that are yet to come."""
         self.step, self.tokens = state["step"], state["tokens"]
         self.bad = BadSteps.of(state.get("nonfinite", {"last_good": self.step}))
         self.norms = NormStatistics(**state.get("gradient_norms", {}))
+        self.bad_tasks = dict(state.get("bad_tasks", {}))
         self.measured = {name: found for name, found in self.measured.items() if found[0] <= self.step}
         self.measured |= {name: (self.step, value) for name, value in state.get("metrics", {}).items()}
 
@@ -148,15 +153,23 @@ class Step:
     """The name of the phase that it lies in."""
     microbatches: list[Microbatch] = field(factory=list)
     valid_tokens: int = 0
+    units: int = 0
+    """What the loss is divided by: valid tokens, sequences or pairs of all ranks."""
     documents: DocumentSums = field(factory=DocumentSums)
     loss_sums: Tensor | None = None
     """Cross-entropy, and behind it the objective where that is something else, of this rank."""
     row_losses: "list[RowLosses]" = field(factory=list)
     loss: float = float("nan")
     objective: float | None = None
+    metrics: dict[str, float] = field(factory=dict)
+    """What the loss measures beside it: means over what it is of, by name."""
     grad_norm: float = float("nan")
     clipped: float = 1.0
     """What its gradients were multiplied with."""
+    task_norms: dict[str, float] = field(factory=dict)
+    """The same as `grad_norm` of each of several tasks."""
+    left_out: frozenset[str] = frozenset()
+    """The tasks that do not learn from it."""
     lr: float = 0.0
     began: float = 0.0
     warms_up: bool = False
@@ -169,6 +182,12 @@ class Step:
     """Why the run is to stop behind it, as a tick has found on all ranks alike; empty: it need not."""
     taken: dict[str, Any] = field(factory=dict)
     """What its nodes have taken for the ticks behind it, by the op of the tick; dropped when these have run."""
+
+    def record(self, measured: Sequence[str], sums: Sequence[float]) -> None:
+        """Take what was minimised and `measured` beside it, summed over all ranks; nothing where that is the loss."""
+        if sums:
+            self.objective, *means = (each / self.units for each in sums)
+            self.metrics = dict(zip(measured, means, strict=True))
 
     def let_go(self) -> None:
         """Forget what it was computed of."""

@@ -73,10 +73,13 @@ def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = 
 
 
 @op("step.share_outline")
-def outline(plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int) -> StepCall:
-    """Tell the ranks that read nothing where documents lie, from the pipeline coordinate `source`."""
+def outline(
+    plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int, numbers: list[str] | None = None
+) -> StepCall:
+    """Tell the ranks that read nothing where documents lie, from the pipeline coordinate `source`. numbers: of rows,
+    that go with it."""
     outlines = Outlines.of(plan, feed, rank, meshes)
-    assert outlines.readers[0] == source
+    assert outlines.readers[0] == source and outlines.numbers == tuple(numbers or ())
 
     def run(step: Step) -> None:
         step.microbatches = outlines.share(step.microbatches, feed.loader.num_microbatches(step.index))
@@ -94,11 +97,13 @@ def agree(
     time_limit_seconds: float | None = None,
     stop_file: str | None = None,
     empty_steps: int | None = None,
+    unit: str = "token",
 ) -> StepCall:
     """One sum over all ranks: the valid tokens of the step, how long its documents are, who was asked to stop, what
     clocks and commands say.
 
-    empty_steps: so many in a row without a valid token end the run. Raises, on all ranks alike, Halt if the run is to
+    unit: what the loss is divided by the number of, which is counted here too. empty_steps: so many in a row without a
+    valid token end the run. Raises, on all ranks alike, Halt if the run is to
     stop, SkipStep if no rank has a valid token, and NothingLearned in the last of `empty_steps` such steps.
     """
     limited = time_limit_seconds is not None or stop_file is not None
@@ -113,10 +118,12 @@ def agree(
     def run(step: Step) -> None:
         valid = sum(m.num_valid for m in step.microbatches) if counts else 0
         own = DocumentSums.of(step.microbatches, plan.estimates.work.pairs) if measures else DocumentSums()
-        heard = agreement.meet(valid, own.tokens, own.pairs, own.laid_pairs)
+        counted = () if unit == "token" else (sum(m.num_units for m in step.microbatches) if measures else 0,)
+        heard = agreement.meet(valid, own.tokens, own.pairs, own.laid_pairs, *counted)
         step.valid_tokens, *sums = map(int, heard)
-        step.documents = DocumentSums(*sums)
-        if step.valid_tokens == 0:
+        step.documents = DocumentSums(*sums[:3])
+        step.units = sums[3] if counted else step.valid_tokens
+        if step.units == 0:
             raise _empty(progress, empty_steps)
 
     return run
@@ -170,9 +177,9 @@ def forward_backward(
     wrapped: WrappedModel | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
-    """Sum of token losses over the step's valid tokens, microbatch by microbatch.
+    """Mean of the loss over the valid tokens of the step, or its sequences or pairs, microbatch by microbatch.
 
-    The division is by the tokens of all ranks and microbatches, so gradients only ever add. Ranks exchange them in the
+    The division is by the number on all ranks and microbatches, so gradients only ever add. Ranks exchange them in the
     backward of the last microbatch, and where `sync` is `microbatch` in that of every one. accumulate: how many
     microbatches a step has; in a ramp steps have fewer.
     """
@@ -182,7 +189,7 @@ def forward_backward(
     def run(step: Step) -> None:
         count = len(step.microbatches)
         assert 1 <= count <= accumulate
-        scale = 1.0 / step.valid_tokens
+        scale = 1.0 / step.units
         sums: list[Tensor] = []
         for number, microbatch in enumerate(step.microbatches, start=1):
             wrapped.sync_gradients(number == count or sync == "microbatch")
@@ -203,7 +210,7 @@ def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int) -> StepCa
     def run(step: Step) -> None:
         assert 1 <= len(step.microbatches) <= accumulate
         batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
-        step.loss_sums = pipeline.train(batches, 1.0 / step.valid_tokens)
+        step.loss_sums = pipeline.train(batches, 1.0 / step.units)
         step.row_losses = [batch.row_losses for batch in batches if batch.row_losses is not None]
 
     return run
@@ -224,7 +231,7 @@ def clip(
     norm = GradientNorm(model, rank)
 
     def run(step: Step) -> None:
-        _reduce(step, norm, rank)
+        _reduce(step, norm, rank, model)
         limit = float("inf") if max_norm is None else max_norm
         if deviations is not None and isfinite(step.loss) and isfinite(step.grad_norm):
             limit = min(limit, progress.norms.limit(step.grad_norm, deviations, decay, first))
@@ -254,16 +261,16 @@ def gradient_norm(model: ModelParts, rank: Rank) -> StepCall:
     norm = GradientNorm(model, rank)
 
     def run(step: Step) -> None:
-        _reduce(step, norm, rank)
+        _reduce(step, norm, rank, model)
 
     return run
 
 
-def _reduce(step: Step, norm: GradientNorm, rank: Rank) -> None:
+def _reduce(step: Step, norm: GradientNorm, rank: Rank, model: ModelParts) -> None:
     assert step.loss_sums is not None
     sums = norm.measure(step.loss_sums if rank.is_tp_first else torch.zeros_like(step.loss_sums))
-    step.loss, *objective = (each / step.valid_tokens for each in sums)
-    step.objective = objective[0] if objective else None
+    step.loss = sums[0] / step.valid_tokens
+    step.record(model.parts[0].measured, sums[1:])
     step.grad_norm = norm.value
 
 
@@ -302,6 +309,8 @@ def to_training_point(optimizer: Optimizer) -> StepCall:
 @op("step.optimizer")
 def update(optimizer: Optimizer) -> StepCall:
     def run(step: Step) -> None:
+        if isinstance(optimizer, SeveralOptimizers):
+            optimizer.left_out = step.left_out
         optimizer.step()
 
     return run

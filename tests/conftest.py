@@ -4,9 +4,11 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import examples
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -19,10 +21,19 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 RANKS = "tests/distributed"
 # They need no `lab`, and keep to another process: one has loaded what their commands are forked from.
 COMMANDS = f"{RANKS} (commands)"
-WITH_COMMANDS = tuple(
-    f"{RANKS}/test_{name}.py"
-    for name in ("survival", "ways_in", "restarts", "epochs", "started", "stopped_commands", "crash_campaign")
-)
+WITH_COMMANDS = (
+    *(
+        f"{RANKS}/test_{name}.py"
+        for name in (
+            "survival", "ways_in", "restarts", "epochs", "started", "stopped_commands", "crash_campaign", "full_disks",
+            "data_parallel",
+        )
+    ),
+    "tests/components/test_lr_sweep.py",
+    "tests/runtime/evaluation/test_harness.py",
+    "tests/runtime/export/test_chat_walk.py",
+    "tests/runtime/test_hooks.py",
+)  # fmt: skip
 WITH_RANKS = ("tests/planner/test_diff_resume.py",)
 # The longest first, so that no process is left alone with one of them at the end.
 LONG = (
@@ -58,6 +69,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int,
 def pytest_configure(config: pytest.Config) -> None:
     chosen = config.option.markexpr
     examples.is_long = "slow" in chosen and "not slow" not in chosen
+    # Of tests that do not say how many themselves.
+    hypothesis.settings.register_profile("xtrain", max_examples=100 if examples.is_long else 30)
+    hypothesis.settings.load_profile("xtrain")
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        # Each process begins with other files: what it compiles of the first ones the others then find compiled.
+        files = sorted(map(str, Path(__file__).parent.rglob("test_*.py")))
+        first = files[int(worker[2:]) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+        config.args = [*first, *sorted(set(files) - set(first))]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,9 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("slow")
                 item.add_marker(pytest.mark.timeout(3600))
 
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Item) -> tuple[int, str]:
         group = _group(item.nodeid)
-        return FIRST.index(group) if group in FIRST else len(FIRST)
+        return FIRST.index(group) if group in FIRST else len(FIRST), str(item.path)
 
     items.sort(key=place)
 

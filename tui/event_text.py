@@ -223,10 +223,10 @@ def _body(event: Event) -> str:
         case MemorySnapshotEvent():
             return _written(event)
         case LrSweepEvent():
-            end = "until the loss diverged" if event.diverged else "to the end"
+            end = ", then the loss diverged" if event.diverged else ""
             rates = (("steepest descent", event.steepest), ("minimum/10", event.minimum_tenth))
             found = ", ".join(f"{name} {rate:.3g}" for name, rate in rates if rate is not None)
-            return f"{found or 'the loss nowhere falls'}; {or_dash(event.points)} steps {end}"
+            return f"{found or 'the loss nowhere falls'}; {or_dash(event.points)} steps{end}"
         case HealthEvent():
             late = (
                 "" if event.slowest is None else f"; rank {event.slowest} came last, after {brief(event.late_seconds)}"
@@ -255,10 +255,14 @@ def _read(event: WeightsEvent) -> str:
         return f"{size(event.done)} of {size(event.total)}"
     parts = [f"{size(sum(sizes))} in {took(max(seconds))}"]
     if len(sizes) > 1:
-        slowest = seconds.index(max(seconds))
-        parts.append(f"{size(min(sizes))} to {size(max(sizes))} a rank")
-        parts.append(f"{took(min(seconds))} to {took(max(seconds))}, rank {slowest} the slowest")
+        parts.append(f"{_from_to(size(min(sizes)), size(max(sizes)))} a rank")
+        times = _from_to(took(min(seconds)), took(max(seconds)))
+        parts.append(f"{times}, rank {seconds.index(max(seconds))} the slowest")
     return _joined(*parts)
+
+
+def _from_to(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
 
 
 def _phase(event: PhaseEvent) -> str:

@@ -52,10 +52,15 @@ class Eval(Action):
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(run)
+        from ...planner.model.tasks import task_of
+
+        name = task_of(run.spec, self.dataset)
+        task = {} if name is None else {"task": name}
+        of += "" if name is None else f" with the adapter of task {name}"
         after = ((f"setup.data.{self.dataset}", "held-out rows"),)
         name = f"tick.eval.{self.dataset}"
         if run.spec.datasets[self.dataset].choices is not None:
-            args = {"dataset": self.dataset, "rows": None, "choices": True, **averaged}
+            args = {"dataset": self.dataset, "rows": None, "choices": True, **averaged, **task}
             from ...planner.model.inventory import flops_per_token
 
             row = flops_text(flops_per_token(run.architecture, run.batch.sequence) * run.batch.sequence / 3)
@@ -69,7 +74,7 @@ class Eval(Action):
         by = f", by {body.function} of {body.module}" if body else ""
         return ActionNode(
             "tick.eval",
-            {"dataset": self.dataset, "rows": rows, **averaged, **({"user": body.call()} if body else {})},
+            {"dataset": self.dataset, "rows": rows, **averaged, **task, **({"user": body.call()} if body else {})},
             f"loss on what {self.dataset} held out: {reach}{of}{by}",
             name=name,
             after=after,

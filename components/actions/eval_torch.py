@@ -49,11 +49,12 @@ def evaluate(
     beat: HeartbeatWriter | None = None,
     user: dict[str, Any] | None = None,
     choices: bool = False,
+    task: str | None = None,
     resources: Resources | None = None,
 ):
     """What a `Measure` finds over the rows of all ranks.
 
-    choices: the documents are choices behind their questions.
+    choices: the documents are choices behind their questions. task: with whose adapter, of several; None: with none.
     averaged: of the averaged weights, once there are any. user: a function of the user's own in place of the forward.
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
@@ -82,7 +83,7 @@ def evaluate(
                 batch.each = choices or known_bytes is not None
                 yield batch
 
-        with weights.in_place() as which:
+        with weights.in_place() as which, model.with_adapter_of(task):
             if body is not None:
                 total = body(step, batches())
                 sums[0] += total if rank.is_tp_first else 0

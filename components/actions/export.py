@@ -65,6 +65,14 @@ class ExportAction(Action):
         added=True,
     )
 
+    task: str | None = setting(
+        "with `adapter`, of a run with tasks: whose adapter",
+        default=None,
+        role=Role.CADENCE,
+        added=True,
+        example='"sql"',
+    )
+
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         dtype = None if self.dtype == "auto" else self.dtype
         if self.adapter:
@@ -89,18 +97,30 @@ class ExportAction(Action):
 
     def _adapter_node(self, run: "Resolved", dtype: str | None) -> ActionNode:
         weights = "averaged adapter" if run.spec.ema is not None and run.spec.ema.publish else "adapter"
-        size = run.inventory.trained * _BYTES[dtype or run.formats.params]
+        own = (each for each in run.inventory.tensors if each.trained and each.task in ("", self.task or ""))
+        size = sum(each.size for each in own) * _BYTES[dtype or run.formats.params]
         to = portable(self.to)
+        weights += f" of task {self.task}" if self.task else ""
         does = f"write the {weights} to {to} for PEFT, {bytes_text(size)}; nothing there is overwritten"
         args = {"to": to, "dtype": dtype, "most": int(self.shard_size.value), "adapter": True}
+        args |= {"task": self.task} if self.task else {}
         return ActionNode("tick.export", args, does)
 
     def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
+        if self.adapter:
+            own = "an adapter is written by itself"
+            return {"shard_size": (f"{own}, into one file", "remove it"), "dequantise": (own, "remove it")}
         if self.dequantise and not spec.precision.base.stores:
             return {"dequantise": ("no matrix is stored in codes", "remove it")}
+        if self.task is not None and not self.adapter:
+            return {"task": ("the model itself is written", "remove it, or write `adapter = true`")}
         return {}
 
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
+        from ...planner.model.tasks import unfit_task
+
+        if self.adapter and (unfit := unfit_task(arch, self.task)) is not None:
+            return {"task" if self.task else "": ("X525", *unfit)}
         problem = _adapter_problem(arch) if self.adapter else not_written(arch)
         if problem is not None:
             return {"": ("X525", *problem)}

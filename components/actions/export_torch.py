@@ -18,7 +18,9 @@ from ...runtime.data.errors import DataError
 from ...runtime.errors import EnvironmentFault, StorageFailed
 from ...runtime.export.adapter import AdapterExport
 from ...runtime.export.export import Export, Exported
+from ...runtime.export.tasks import plan_of, stored_names
 from ...runtime.files import durable
+from ...runtime.files.lines import EVENT_SECONDS
 from ...runtime.models.parts import ModelParts
 from ...runtime.monitoring.heartbeat import HeartbeatWriter
 from ...runtime.ops import op
@@ -44,10 +46,11 @@ def export(
     most: int,
     dequantise: bool = False,
     adapter: bool = False,
+    task: str | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> Callable[[Step], None]:
     """Export the weights as they are, averaged ones if `ema { publish }` says so and there are any. adapter: that
-    alone, for PEFT.
+    alone, for PEFT; task: of several that of one.
 
     An export that fails is a warning: training goes on, and a checkpoint can be exported later.
     """
@@ -65,15 +68,18 @@ def export(
         tensors, said = begun.state.weights()
 
         def convert() -> Exported:
-            make = AdapterExport if adapter else partial(Export, most=most, dequantise=dequantise)
+            records.writer.settle(EVENT_SECONDS)  # the model card has the loss from the file of metrics
+            make = partial(Export, most=most, dequantise=dequantise)
+            if adapter:
+                make = partial(AdapterExport, names=stored_names(plan, task))
             export = make(
-                plan=plan,
+                plan=plan_of(plan, task) if adapter else plan,
                 run=records.directory,
                 base=Path.cwd(),
                 tensors=shards,
                 prefix="model.",
                 weights=said["weights"],
-                state={**begun.state.described(), "made_by": written_by(records.directory)},
+                state={**begun.state.described(), "made_by": written_by(records.directory), **records.unwritten()},
                 dtype=dtype,
             )
             try:

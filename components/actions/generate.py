@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS, Action
+from ...dsl.schema.bases import Base
 from ...dsl.schema.names import file_path, some_text
 from ...dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negative, setting
 from ...dsl.spec import Spec
+from ...planner.architecture import Architecture
 from ...planner.canonical import portable
 from ...planner.costs.cache import cache_bytes
 from ...planner.data.source_args import reads
@@ -86,9 +88,19 @@ class Generate(Action):
     system: str = setting(
         'with `chat`, what the system says before the user; "": nothing', default="", role=Role.CADENCE, added=True
     )
+    task: str | None = setting(
+        "of a run with tasks: whose adapter writes them", default=None, role=Role.CADENCE, added=True, example='"sql"'
+    )
+
+    def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
+        from ...planner.model.tasks import unfit_task
+
+        unfit = unfit_task(arch, self.task)
+        return {} if unfit is None else {"task" if self.task else "": ("X440", *unfit)}
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(run)
+        of += f" with the adapter of task {self.task}" if self.task else ""
         args = {
             "prompts": list(self.prompts),
             "tokens": self.tokens,
@@ -108,6 +120,7 @@ class Generate(Action):
             "stop": list(self.stop),
             "chat": chat,
             "system": self.system if chat is not None else "",
+            "task": self.task,
         }
         args |= {name: value for name, value in given.items() if value}
         cache = bytes_text(cache_bytes(run, len(self.prompts), self._positions(run)))

@@ -40,6 +40,7 @@ def generate(
     stop: list[str] | None = None,
     chat: str | None = None,
     system: str = "",
+    task: str | None = None,
     positions: int = 0,
     pipeline: PipelineSchedule | None = None,
     averaged: bool = False,
@@ -64,7 +65,8 @@ def generate(
         begin = time.perf_counter()
         model.train(False)
         # Rows of one token, and of prompts: a block that is compiled for the rows of a step is of no use for them.
-        with weights.in_place() as which, torch.compiler.set_stance("force_eager"):
+        eager = torch.compiler.set_stance("force_eager")
+        with weights.in_place() as which, eager, model.with_adapter_of(task):
             try:
                 texts = continue_texts(author, tokenizer, ids, ends, tokens, sampling, positions)
             except LogitsNotFinite as problem:

@@ -59,6 +59,7 @@ def log(
         rates = window.rates.of(window.counted, seconds * window.timed) if timed else {}
         taken = feed.rows_taken(progress.step)
         rows = {f"rows/{name}": count for name, count in taken.items()}
+        norms = {f"grad_norm/{name}": norm for name, norm in step.task_norms.items()} if learned else {}
         routed = routers.take(window.rows) if window.steps else {}
         metrics = StepMetrics(
             step=progress.step,
@@ -76,7 +77,7 @@ def log(
             phase=feed.phase(step.index).name,
             valid_tokens=window.valid_tokens,
             comm_seconds=comm_seconds if timed and WAITS.measured else None,
-            rest=window.losses.take() | rows | routed,
+            rest=window.losses.take() | rows | routed | norms | (step.metrics if learned else {}),
         )
         records.log(replace(metrics, **rates))
         since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}

@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
 from ...dsl.schema.setting import at_least, proper_fraction, setting
+from ...dsl.schema.training import ParameterGroup
 from ...dsl.spec import Origin, Spec
 from ...planner.graph.action_node import ActionNode, ActionPlace
 from ..schedules.exponential import Exponential
@@ -44,6 +45,7 @@ class LrSweep(Action):
     kind: ClassVar[str] = "lr_sweep"
     example: ClassVar[str] = "every 1 step {}"
     turn = TURN_OF_LOG
+    ends_at_bad = True
 
     times: float = setting(
         "the run stops when the smoothed loss is above so many times its least value", default=4.0, check=at_least(1)
@@ -62,14 +64,17 @@ class LrSweep(Action):
 
 def swept(spec: Spec, *, low: float, high: float, steps: int) -> Spec:
     """The spec of a sweep: `spec` with its rate growing from `low` to `high` in `steps` steps, without phases, ramps,
-    averages, checkpoints, and what it does between steps and at events."""
+    averages, checkpoints, and what it does between steps and at events. Rates of groups grow in proportion."""
     name = spec.workspace.lineage or spec.experiment.name
     kept = {path: origin for path, origin in spec.origins.items() if not path.startswith(OWN)}
-    origins = kept | dict.fromkeys(SET, Origin("set"))
+    groups = _scaled(spec.groups, high / spec.optimizer.lr)
+    rates = (f"group.{group}.optimizer.lr" for group, each in groups.items() if each.optimizer is not None)
+    origins = kept | dict.fromkeys((*SET, *rates), Origin("set"))
     return evolve(
         spec,
         experiment=evolve(spec.experiment, budget=Quantity(steps, "steps")),
         optimizer=evolve(spec.optimizer, lr=high),
+        groups=groups,
         scheduler=evolve(Exponential(), start=low),
         batch=evolve(spec.batch, ramp_from=None),
         phases={},
@@ -81,6 +86,16 @@ def swept(spec: Spec, *, low: float, high: float, steps: int) -> Spec:
         workspace=evolve(spec.workspace, lineage=f"{name}-find-lr", run=None),
         origins=origins,
     )
+
+
+def _scaled(groups: dict[str, ParameterGroup], factor: float) -> dict[str, ParameterGroup]:
+    """Groups whose optimizers have rates in the same proportion to that of the others as before."""
+    return {
+        name: each
+        if each.optimizer is None
+        else evolve(each, optimizer=evolve(each.optimizer, lr=each.optimizer.lr * factor))
+        for name, each in groups.items()
+    }
 
 
 @frozen

@@ -5,25 +5,29 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import evolve, frozen
 
 from ...dsl.evaluation.values import is_number
-from ...dsl.schema.adapters import ADAPTERS, Adapter, begun_from, trained_in_full
+from ...dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, Adapter, begun_from, trained_in_full
 from ...dsl.schema.component import named
 from ...dsl.schema.model import Resuming
-from ...dsl.schema.setting import AUTO, Auto, at_least, positive, setting
+from ...dsl.schema.setting import AUTO, Auto, Range, at_least, positive, setting
 from ...planner.architecture import Architecture, BlockParameter
 from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from ...planner.blocks.block import BlockPiece
-from ...planner.costs.op_trace import TracedTensor
-from ...planner.model.frozen import fits_part
+from ...planner.costs.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
+from ...planner.model.frozen import blocks_beyond, fits_part
 from ...planner.model.peft import PeftFolder, PeftMatrix, PeftUnreadable
 from ...planner.model.targets import ALL_LINEAR, all_matrices, is_target, matrices_of, patterns_of, targets_of
 
 if TYPE_CHECKING:
     from ...planner.costs.block_trace import Tracer
+
+
+DROPOUT_SCRATCH: Final = 8  # bytes for each number that is drawn: of bits, and of them shifted
+NORM_CHUNK: Final = 2**22  # numbers of a matrix whose rows' norms are computed at a time
 
 
 @ADAPTERS.register()
@@ -72,26 +76,44 @@ class Lora(Adapter):
         "basis",
         default="default",
     )
+    dropout: float = setting(
+        "share of what goes into A that is dropped in training, while the rest is divided by what stays; W takes all "
+        "of it; not beside dora, nor of routed experts",
+        default=0.0,
+        check=Range(low=0, below=1),
+        added=True,
+        example="0.05",
+    )
+    dora: bool = setting(
+        "the rows of W + s · B · A are brought to magnitudes that are trained as well, and are the norms of the rows "
+        "of W at first (Liu et al. 2024, arXiv 2402.09353); not of routed experts",
+        default=False,
+        added=True,
+    )
     train: tuple[str, ...] = trained_in_full()
     from_: str | None = begun_from()
 
     resuming: ClassVar[Mapping[str, Resuming]] = {
-        **dict.fromkeys(("rank", "ranks", "targets", "layers"), "shape"),
+        **dict.fromkeys(("rank", "ranks", "targets", "layers", "dora"), "shape"),
         **dict.fromkeys(("alpha", "alphas"), "meaning"),
         "scaling": "meaning",
         "init": "elsewhere",
+        "dropout": "elsewhere",
         "train": "elsewhere",
     }
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         return {"alpha": (float(self.rank), f"rank {self.rank}")}
 
-    peft_keys = frozenset({"r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"})
-    free = frozenset({"init"})
+    peft_keys = frozenset(
+        {"r", "lora_alpha", "lora_dropout", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern"}
+    )
+    free = frozenset({"init", "dropout"})
 
     def of_peft(self, folder: PeftFolder, arch: Architecture) -> dict[str, tuple[Any, str]]:
         for key in ("r", "lora_alpha"):
             self._positive(folder, key, folder.config.get(key, 8))
+        rslora, dora = (self._switch(folder, key) for key in ("use_rslora", "use_dora"))
         for key in ("rank_pattern", "alpha_pattern"):
             patterns = folder.config.get(key, {})
             if not isinstance(patterns, dict):
@@ -113,16 +135,33 @@ class Lora(Adapter):
             "ranks": (other_ranks, "rank_pattern"),
             "alpha": (alpha, "lora_alpha"),
             "alphas": (other_alphas, "alpha_pattern"),
-            "scaling": ("rslora" if folder.config.get("use_rslora") else "standard", "use_rslora"),
+            "scaling": ("rslora" if rslora else "standard", "use_rslora"),
+            "dropout": (float(self._dropout(folder)), "lora_dropout"),
+            "dora": (dora, "use_dora"),
             "targets": (targets_of(arch, {matrix.parameter for matrix in folder.matrices}), "target_modules"),
             "train": (folder.full, "modules_to_save"),
         }
+
+    @staticmethod
+    def _switch(folder: PeftFolder, key: str) -> bool:
+        if isinstance(value := folder.config.get(key, False), bool):
+            return value
+        message = f"`{key}` is {json.dumps(value)} in {folder.place(key)}"
+        raise PeftUnreadable("X522", message, "it must be true or false")
 
     @staticmethod
     def _positive(folder: PeftFolder, key: str, value: Any) -> None:
         if not is_number(value) or value <= 0:
             message = f"`{key}` is {json.dumps(value)} in {folder.place(key)}"
             raise PeftUnreadable("X522", message, "it must be a number above 0")
+
+    @staticmethod
+    def _dropout(folder: PeftFolder) -> float:
+        share = folder.config.get("lora_dropout", 0.0)
+        if not is_number(share) or not 0 <= share < 1:
+            message = f"`lora_dropout` is {json.dumps(share)} in {folder.place('lora_dropout')}"
+            raise PeftUnreadable("X522", message, "it must be a number from 0 up to, but not including, 1")
+        return share
 
     @staticmethod
     def _alpha(folder: PeftFolder, matrix: PeftMatrix) -> float:
@@ -144,19 +183,29 @@ class Lora(Adapter):
             "rank_pattern": _patterns({module: each for module, (each, _) in own.items()}, rank),
             "lora_alpha": _plain(alpha),
             "alpha_pattern": _patterns({module: _plain(each) for module, (_, each) in own.items()}, _plain(alpha)),
-            "lora_dropout": 0.0,
-            "use_dora": False,
+            "lora_dropout": self.dropout,
+            "use_dora": self.dora,
             "use_rslora": self.scaling == "rslora",
         }
 
     def unfit(self, arch: Architecture) -> tuple[str, str, str] | None:
-        for name in self.layers:
+        for number, name in enumerate(self.layers):
             if not any(fits_part(name, str(layer)) for layer in range(arch.layers)):
                 message = f"the model has no block `{name}`: the {arch.layers} blocks are 0 to {arch.layers - 1}"
-                return "layers", message, "name blocks that there are"
+                return f"layers.{number}", message, "name blocks that there are"
         matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
         if not matrices:
             return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"
+        if (stack := next((each.name for _, each in matrices if each.expert), None)) is not None:
+            if self.dora:
+                message = f"{stack} are routed experts, and magnitudes are of single matrices alone, as in PEFT"
+                return "dora", message, "leave experts out of targets, or dora out"
+            if self.dropout:
+                message = f"{stack} are routed experts, and inputs of single matrices alone are dropped, as in PEFT"
+                return "dropout", message, "leave experts out of targets, or use dropout 0"
+        if self.dora and self.dropout:
+            message = "beside dora there is no dropout: of what is dropped W would need a product of its own"
+            return "dropout", message, "use dropout 0, or leave dora out"
         odd = [rank for rank in (self.rank, *self.ranks.values()) if rank % 2]
         if self.init == "orthogonal" and odd:
             message = f"A and B have half a basis each where init is orthogonal, and rank {odd[0]} is odd"
@@ -164,21 +213,54 @@ class Lora(Adapter):
         for own, patterns in (("ranks", self.ranks), ("alphas", self.alphas)):
             for name in patterns:
                 if not any(is_target(name, layer, matrix) for layer, matrix in matrices):
-                    return own, f"no matrix with an adapter is meant by `{name}`", "name matrices as targets do"
+                    message = f"no matrix with an adapter is meant by `{name}`"
+                    return f"{own}.{name}.name", message, "name matrices as targets do"
+        return None
+
+    def excess(self, arch: Architecture) -> tuple[str, str, str] | None:
+        for number, name in enumerate(self.layers):
+            if (beyond := blocks_beyond(name, arch)) is not None:
+                return f"layers.{number}", *beyond
+        for layer, matrix in all_matrices(arch):
+            most = min(matrix.shape[-2:])
+            if self._means(layer, matrix) and (rank := self._values(layer, matrix)[0]) > most:
+                own = next((f"ranks.{name}" for name in self.ranks if is_target(name, layer, matrix)), "rank")
+                name = f"layers.{layer}.{matrix.name.removesuffix('.weight')}"
+                message = f"rank {rank} is more than {name} of {matrix.shape[-2]} × {matrix.shape[-1]} can have"
+                return own, message, f"use rank {most} or less, or train the matrix in full"
+        return None
+
+    def unfit_for_task(self) -> tuple[str, str, str] | None:
+        if self.dora:
+            return "dora", "magnitudes scale whole products, and those of tasks are of some rows", "leave it out"
+        if self.dropout:
+            message = "what is dropped is drawn by the numbers of rows in the run, which are others in a run of its own"
+            return "dropout", message, "leave it out"
         return None
 
     def _means(self, layer: int, matrix: BlockParameter) -> bool:
         inside = not self.layers or any(fits_part(each, str(layer)) for each in self.layers)
         return inside and any(is_target(each, layer, matrix) for each in self.targets)
 
+    @property
+    def drops(self) -> float:
+        return self.dropout
+
     def args(self) -> dict[str, Any]:
         return {"init": self.init}
 
+    def title(self) -> str:
+        ranks = sorted({self.rank, *self.ranks.values()})
+        name = f"{'rs' if self.scaling == 'rslora' else ''}{'DoRA' if self.dora else 'LoRA'}"
+        return f"{name} of rank {ranks[0]}{f' to {ranks[-1]}' if len(ranks) > 1 else ''}, alpha {self.alpha:g}"
+
     def does(self) -> str:
+        magnitudes = "; magnitudes are the norms of the rows of W" if self.dora else ""
         if self.init == "orthogonal":
-            return "draw A and B of every adapter, whose product is zero, from the names of matrices and the seed"
+            does = "draw A and B of every adapter, whose product is zero, from the names of matrices and the seed"
+            return does + magnitudes
         values = "uniform by its inputs" if self.init == "default" else "normal with deviation 1 / rank"
-        return f"draw A of every adapter, {values}, each from its name and the seed; B is zero"
+        return f"draw A of every adapter, {values}, each from its name and the seed; B is zero{magnitudes}"
 
     def on(self, blocks: tuple[BlockPiece, ...], arch: Architecture) -> tuple[BlockPiece, ...]:
         return tuple(self._on(block, layer, arch) for layer, block in enumerate(blocks))
@@ -197,7 +279,10 @@ class Lora(Adapter):
 
     def _of(self, layer: int, matrix: BlockParameter) -> "LoraMatrix":
         rank, alpha = self._values(layer, matrix)
-        return LoraMatrix(matrix.name, rank, alpha / (sqrt(rank) if self.scaling == "rslora" else rank))
+        scale = alpha / (sqrt(rank) if self.scaling == "rslora" else rank)
+        return LoraMatrix(
+            matrix.name, rank, scale, dora=self.dora, drops=self.dropout > 0, by_input=matrix.cut == "row"
+        )
 
 
 def _by_name(arch: Architecture, values: Mapping[str, Any], usual: Any) -> tuple[Any, dict[str, Any]]:
@@ -231,24 +316,38 @@ def _plain(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
+def rows_at_once(inputs: int) -> int:
+    """Of how many rows of a matrix the norms are computed at a time."""
+    return max(1, NORM_CHUNK // inputs)
+
+
 @frozen
 class LoraMatrix(AdaptedMatrix):
-    """A and B beside a matrix of a block."""
+    """A and B beside a matrix of a block, and with `dora` the magnitudes of its rows. drops: inputs of A are dropped in
+    training. by_input: tensor parallel cuts the matrix by input."""
 
     rank: int
     scale: float
+    dora: bool = False
+    drops: bool = False
+    by_input: bool = False
+
+    @property
+    def magnitude(self) -> str:
+        """The name of the magnitudes of rows inside the block."""
+        return f"{self.place}.lora_magnitude_vector"
 
     def factors(self) -> tuple[str, str]:
         """The names of A and B inside the block."""
         if not self.name.endswith(".weight"):  # of routed experts, whose module has the parameters of all
-            return f"{self.name}_lora_A", f"{self.name}_lora_B"
-        module = self.name.removesuffix(".weight")
-        return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+            own = f"{self.place}.{self.name.rpartition('.')[2]}"
+            return f"{own}_lora_A", f"{own}_lora_B"
+        return f"{self.place}.lora_A.weight", f"{self.place}.lora_B.weight"
 
     def parameters(self, matrix: BlockParameter) -> Iterator[BlockParameter]:
-        """Where a matrix is cut by output, so is B, and every rank has used all of A for its own outputs; where it is
-        cut by input, so is A, and all of B is multiplied by its own sums. Of routed experts there is a pair for each,
-        [E, inputs, R] and [E, R, outputs]."""
+        """Where a matrix is cut by output, so are B and magnitudes, and every rank has used all of A for its own
+        outputs; where it is cut by input, so is A, and all of B is multiplied by its own sums. Of routed experts there
+        is a pair for each, [E, inputs, R] and [E, R, outputs]."""
         column, row = matrix.cut == "column", matrix.cut == "row"
         if matrix.expert:
             experts, inputs, outputs = matrix.shape
@@ -262,10 +361,14 @@ class LoraMatrix(AdaptedMatrix):
             )
             for name, shape in zip(self.factors(), shapes, strict=True)
         )
-        yield evolve(a, cut="row" if row else None, partial="always" if column else "never" if row else matrix.partial)
-        yield evolve(
+        a = evolve(a, cut="row" if row else None, partial="always" if column else "never" if row else matrix.partial)
+        b = evolve(
             b, cut="column" if column else None, partial="always" if row else "never" if column else matrix.partial
         )
+        if self.dora:
+            yield evolve(b, name=self.magnitude, shape=(outputs,), decays=False, initial="ones")
+        yield a
+        yield b
 
     def trace(
         self,
@@ -281,6 +384,10 @@ class LoraMatrix(AdaptedMatrix):
         numbers = [prod(on.shapes[name]) for name in (a, b)]
         if len(on.shapes[a]) > 2:  # a token is multiplied by those of one expert
             numbers = [each // on.shapes[a][0] for each in numbers]
+        if self.drops:
+            size = tokens * on.shapes[a][1] * on.local.width
+            scratch = min(size // on.local.width, DROPOUT_CHUNK) * DROPOUT_SCRATCH
+            x = on.ops.op(x, makes=size, scratch=(scratch, scratch), named=(x,))
         low = on.ops.linear(
             x,
             tokens * self.rank * on.local.width // parts,
@@ -293,10 +400,34 @@ class LoraMatrix(AdaptedMatrix):
             low = on.ops.op(low, makes=low.size)
         more = on.ops.linear(
             low,
-            out.size,
+            out.gradient,
             weight=on.bytes_of(b) // parts,
             flops=2 * tokens * numbers[1] // parts,
             parameters=(b,),
             added=added,
         )
-        return on.ops.add(out, more)
+        out = on.ops.add(out, more)
+        return self._scaled(on, out) if self.dora else out
+
+    def _scaled(self, on: "Tracer", out: TracedTensor) -> TracedTensor:
+        """Norms of the rows of W + s · B · A, some rows at a time; then every output times a number of its own."""
+        (outputs, inputs), exact = on.shapes[self.name], on.local.exact
+        rows, sizes = min(outputs, rows_at_once(inputs)), [prod(on.shapes[name]) for name in self.factors()]
+        casts = exact * (sizes[0] + rows * (inputs + sizes[1] // outputs)) if exact != on.local.width else 0
+        sums = (CollectiveCall("tp", "all_reduce", TP, outputs * exact),) if self.by_input and on.axes.tensor else ()
+        on.ops.op(
+            makes=outputs * exact,
+            scratch=(exact * rows * inputs + casts + on.unpacked(self.name, outputs * inputs), 0),
+            saved=MATMUL,
+            flops=2 * outputs * inputs * self.rank,
+            calls=sums,
+        )
+        return on.ops.op(
+            out,
+            makes=out.size,
+            keeps=(out,),
+            extra=(outputs * exact, outputs * on.local.width),
+            weights=on.bytes_of(self.magnitude),
+            parameters=(self.magnitude,),
+            scratch=(0, out.size),
+        )

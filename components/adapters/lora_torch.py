@@ -7,60 +7,129 @@ from collections.abc import Mapping
 from math import sqrt
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ...planner.architecture import BlockParameter, ParameterSpec
+from ...planner.blocks.adapted import alone_name
 from ...planner.plan import Plan
 from ...runtime.models.adapted import merges, puts_on
-from ...runtime.models.layers import Linear
+from ...runtime.models.dropout import DropsInputs
+from ...runtime.models.layers import Linear, first_row
 from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.tensors import fill
+from ...runtime.models.parts import ModelParts, QuantisedParameter
+from ...runtime.models.quantise import values_of
+from ...runtime.models.recompute import as_one
+from ...runtime.models.tasks import TaskExperts
+from ...runtime.models.tensors import fill, own_indices
 from ...runtime.models.weights import generator_of
 from ...runtime.ops import op
+from ...runtime.parallel.axes import Axes
+from ...runtime.parallel.collectives import all_reduce, own_piece
 from ...runtime.parallel.tensor import local
 from ...runtime.state import Rank
-from .lora import LoraMatrix
+from .lora import LoraMatrix, rows_at_once
 
 
-class LoraLinear(Linear):
-    """x · Wᵀ + scale · (x · Aᵀ) · Bᵀ, W being that of `base`, A [R, D] and B [F, R]."""
+class LoraLinear(Linear, DropsInputs):
+    """x · Wᵀ + scale · (x · Aᵀ) · Bᵀ, W being that of `base`, A [R, D] and B [F, R]; of x before A some is
+    dropped where `dropout` is set."""
 
-    def __init__(self, base: Linear, rank: int, scale: float) -> None:
+    def __init__(self, base: Linear, matrix: LoraMatrix, axes: Axes) -> None:
         super().__init__(base.in_features, base.out_features)
         self.weight, self.bias, self.partial = base.weight, base.bias, base.partial
-        self.scale = scale
-        self.lora_A = Linear(base.in_features, rank)
-        self.lora_B = Linear(rank, base.out_features)
+        self.scale, self.axes, self.by_input = matrix.scale, axes, matrix.by_input
+        self.lora_A = Linear(base.in_features, matrix.rank)
+        self.lora_B = Linear(matrix.rank, base.out_features)
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) + self._added(input)
+        return super().forward(input) + self.added(input)
 
     def without_bias(self, x_BSD: Tensor) -> Tensor:
-        return super().without_bias(x_BSD) + self._added(x_BSD)
+        return super().without_bias(x_BSD) + self.added(x_BSD)
 
-    def _added(self, x_BSD: Tensor) -> Tensor:
+    def added(self, x_BSD: Tensor) -> Tensor:
+        keys_BS = self.keys_BS  # of all tokens, by which inputs are dropped
+        if self.dropout is not None and keys_BS is not None:
+            tensor = self.axes.tensor
+            if tensor is not None and keys_BS.shape[1] != x_BSD.shape[1]:  # each rank has its own positions
+                missing = -keys_BS.shape[1] % tensor.size
+                keys_BS = own_piece(torch.nn.functional.pad(keys_BS, (0, missing)), 1, tensor.group)
+            first = first_row(self.in_features, tensor) if self.by_input else 0
+            x_BSD = self.dropout(x_BSD, keys_BS, first)
         low_BSR = self.lora_A(x_BSD)
         return self.lora_B(low_BSR if self.scale == 1 else low_BSR * self.scale)
 
 
+class DoraLinear(LoraLinear):
+    """m / ‖W + scale · B · A‖ times that, the norms being those of rows and constant for the backward (Liu et al. 2024,
+    arXiv 2402.09353, section 4.3), and then the bias."""
+
+    magnitude_partial = False
+
+    def __init__(self, base: Linear, matrix: LoraMatrix, axes: Axes) -> None:
+        super().__init__(base, matrix, axes)
+        self.lora_magnitude_vector = nn.Parameter(torch.empty(base.out_features))
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.bias is None:
+            return self.without_bias(input)
+        out, share_F = self._unscaled(input)
+        return torch.addcmul(local(self.bias, partial=self.partial), out, share_F)
+
+    def without_bias(self, x_BSD: Tensor) -> Tensor:
+        out, share_F = self._unscaled(x_BSD)
+        return out * share_F
+
+    def _unscaled(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        """What every output is before it is scaled, and by what."""
+        out = super().without_bias(x_BSD)
+        norm_F = self._norms(out.dtype)
+        magnitude_F = local(self.lora_magnitude_vector, partial=self.partial or self.magnitude_partial)
+        return out, (magnitude_F.to(norm_F.dtype) / norm_F).to(out.dtype)
+
+    @torch.no_grad()
+    def _norms(self, dtype: torch.dtype) -> Tensor:
+        """Of the rows of W + scale · B · A, in fp32 or wider, computed like one product of matrices."""
+        exact = torch.promote_types(dtype, torch.float32)
+
+        def make() -> tuple[Tensor]:
+            weight_FD, a_RD = self.matrix(dtype), local(self.lora_A.weight).to(exact)
+            rows = rows_at_once(weight_FD.shape[1])
+            parts = zip(weight_FD.split(rows), local(self.lora_B.weight).split(rows), strict=True)
+            norms = [torch.addmm(w.to(exact), b.to(exact), a_RD, alpha=self.scale).norm(dim=1) for w, b in parts]
+            norm_F = torch.cat(norms)
+            tensor = self.axes.tensor if self.by_input else None
+            if tensor is not None:
+                norm_F = all_reduce(norm_F.square_(), tensor.group).sqrt_()
+            return (norm_F.clamp_(min=torch.finfo(exact).tiny),)  # a row of zeros stays one
+
+        (norm_F,) = make() if torch.compiler.is_compiling() else as_one("matmul", make)
+        return norm_F
+
+
 @puts_on(LoraMatrix)
-def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParameter]) -> None:
+def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParameter], axes: Axes) -> None:
     """In the place of the module that has the matrix."""
     path = known[matrix.name].owner
     base = block.get_submodule(path)
-    if isinstance(base, Experts):
+    if isinstance(base, Experts | TaskExperts):
         _put_on_experts(matrix, base, known)
         return
     assert isinstance(base, Linear)
-    module = LoraLinear(base, matrix.rank, matrix.scale)
+    if matrix.dora:
+        module = DoraLinear(base, matrix, axes)
+        module.magnitude_partial = known[matrix.magnitude].partial == "always"
+    else:
+        module = LoraLinear(base, matrix, axes)
     for factor, name in zip((module.lora_A, module.lora_B), matrix.factors(), strict=True):
         factor.partial = known[name].partial == "always"
     above, _, own = path.rpartition(".")
     setattr(block.get_submodule(above), own, module)
 
 
-def _put_on_experts(matrix: LoraMatrix, experts: Experts, known: Mapping[str, BlockParameter]) -> None:
+def _put_on_experts(matrix: LoraMatrix, experts: Experts | TaskExperts, known: Mapping[str, BlockParameter]) -> None:
     """A [E, D, R] and B [E, R, F] of each expert."""
     a, b = (name.rpartition(".")[2] for name in matrix.factors())
     for own, name in zip((a, b), matrix.factors(), strict=True):
@@ -78,26 +147,57 @@ def _put_on_experts(matrix: LoraMatrix, experts: Experts, known: Mapping[str, Bl
 
 @merges(LoraMatrix)
 def merge(matrix: LoraMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> Tensor:
-    """W + scale · B · A; of experts, whose matrices are [E, D, F], W + scale · A · B."""
+    """W + scale · B · A, its rows brought to their magnitudes if they have some; of experts, whose matrices are
+    [E, D, F], W + scale · A · B."""
     a, b = (beside[name] for name in matrix.factors())
-    return weight + (a @ b if weight.dim() == 3 else b @ a) * matrix.scale
+    whole = weight + (a @ b if weight.dim() == 3 else b @ a) * matrix.scale
+    if not matrix.dora:
+        return whole
+    norm_F = whole.norm(dim=1).clamp_(min=torch.finfo(whole.dtype).tiny)
+    return whole * (beside[matrix.magnitude] / norm_F)[:, None]
 
 
 @op("setup.adapter.lora")
 @torch.no_grad()
-def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str) -> None:
+def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str, task: str = "") -> None:
     """Give A and B their first values, each drawn whole in fp32 and then cut, as `setup.weights` draws those of the
     model: as PEFT does, A by `kaiming_uniform_` with √5 or normal and B zero, or both by its `orthogonal_init`."""
-    tensors = {tensor.name: tensor for tensor in plan.parameters.tensors if tensor.adapter}
+    own = (tensor for tensor in plan.parameters.tensors if tensor.adapter and tensor.task == task)
+    tensors = {tensor.name: tensor for tensor in own if len(tensor.shape) > 1}
     for name, parameter in model.named_parameters():
         if name in tensors:
             fill(parameter, first_values(tensors[name], init, seed, rank.device))
+    for module in model.modules():
+        if isinstance(module, DoraLinear):
+            fill(module.lora_magnitude_vector, row_norms(module, rank.device))
+
+
+def row_norms(module: Linear, device: torch.device) -> Tensor:
+    """fp64 [F]: of all of W, of which every rank adds up the squares of its own piece."""
+    weight, matrix = module.weight, module.quantised
+    if matrix is None:
+        values, row_N = local(weight), own_indices(weight, 0)
+    else:
+        values, row_N = values_of(QuantisedParameter("", module, "weight", matrix)), own_indices(weight, 0)
+        if not matrix.base.in_rows(matrix.shape):  # numbers of the flattened matrix, some of each row of the parameter
+            place = row_N[:, None] * matrix.base.block + torch.arange(matrix.base.block)
+            values, row_N = values.reshape(-1, 1), place.flatten().div(module.in_features, rounding_mode="floor")
+            row_N = row_N.clamp(max=module.out_features - 1)  # zeros behind the last one
+    squares_F = torch.zeros(module.out_features, dtype=torch.float64, device=device)
+    if values.numel():
+        own_N = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square()
+        squares_F.index_add_(0, row_N.to(device), own_N.to(device))
+    if isinstance(weight, DTensor):
+        for axis, placement in enumerate(weight.placements):
+            if not placement.is_replicate():
+                dist.all_reduce(squares_F, group=weight.device_mesh.get_group(axis))
+    return squares_F.sqrt()
 
 
 def first_values(factor: ParameterSpec, init: str, seed: int, device: torch.device) -> Tensor:
     """Of a whole factor: A is [R, D], B [F, R]; of experts [E, D, R] and [E, R, F]."""
     is_a, shape = "lora_A" in factor.name, factor.shape
-    generator = generator_of(factor.name, seed, device)
+    generator = generator_of(alone_name(factor), seed, device)
     if init == "orthogonal":
         rank = shape[-1] if is_a == factor.expert else shape[-2]
         # The same for both factors of a matrix; every expert has it.

@@ -12,9 +12,18 @@ def flatten() -> Stage:
 
 def _unnest(rows: list[TensorRow]) -> Samples:
     samples = (
-        Sample(row=index, tokens=tokens, trained=mask, dataset=row.dataset, position=row.position)
+        Sample(
+            row=index,
+            tokens=tokens,
+            trained=None if row.trained is None else row.trained[number],
+            columns={name: parts[number] for name, parts in row.columns.items()},
+            values={name: numbers[number] for name, numbers in row.values.items()},
+            side=0 if row.sides is None else row.sides[number],
+            dataset=row.dataset,
+            position=row.position,
+        )
         for index, row in enumerate(rows)
-        for tokens, mask in zip(row.segments, row.trained or [None] * len(row.segments), strict=True)
+        for number, tokens in enumerate(row.segments)
     )
     return Samples(num_rows=len(rows), samples=tuple(samples))
 

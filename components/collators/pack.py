@@ -61,11 +61,21 @@ class Pack(RowLink):
 
     def args(self, run: "Resolved") -> dict[str, Any]:
         group = {} if self.grouped is None else {"group": self.grouped}
-        return {"method": self.method, "capacity": run.batch.sequence, "align": run.align, **group}
+        loss = run.spec.loss
+        read = {
+            **({"unit": loss.unit} if loss.unit != "token" else {}),
+            **({"columns": list(loss.columns)} if loss.columns else {}),
+            **({"values": list(loss.values)} if loss.values else {}),
+        }
+        return {"method": self.method, "capacity": run.batch.sequence, "align": run.align, **group, **read}
 
     def does(self, run: "Resolved") -> str:
         text = f"{self.method}: samples side by side in rows of {run.batch.sequence:,}, attention kept apart"
-        return f"{text}, each padded to a multiple of {run.align}" if run.align > 1 else text
+        text += f", each padded to a multiple of {run.align}" if run.align > 1 else ""
+        loss = run.spec.loss
+        text += f"; {loss.unit}s are told apart" if loss.unit != "token" else ""
+        read = [f"`{name}`" for name in (*loss.columns, *loss.values)]
+        return f"{text}; the loss reads {', '.join(read)}" if read else text
 
     def identity(self, align: int) -> list[Any]:
         group = {} if self.grouped is None else {"group": self.grouped}

@@ -2,26 +2,38 @@
 
 # shapes: B rows of the microbatch, S positions of a row, T = B · S
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
 from ...dsl.schema.packings import PACKINGS
 from ...runtime.data.collate.batch import IGNORE_INDEX, Microbatch, whole_positions
-from ...runtime.data.collate.collators import PackStage, Samples, Stage, known_or_none, longest_padding, no_room
+from ...runtime.data.collate.collators import PackStage, Sample, Samples, Stage, known_or_none, longest_padding, no_room
+from ...runtime.data.collate.units import Units
 from ...runtime.data.errors import DataError
 from ...runtime.data.packing.row_reader import UNKNOWN
 from ...runtime.data.packing.rows import check_align
 from ...runtime.ops import op
 
 
-def pack(*, capacity: int, align: int = 1) -> PackStage:
+def pack(
+    *,
+    capacity: int,
+    align: int = 1,
+    unit: str | None = None,
+    columns: Sequence[str] = (),
+    values: Sequence[str] = (),
+) -> PackStage:
     """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
 
     A sample is padded to a multiple of `align` positions, which belong to its segment. The rest of a row is padding in
     segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
-    Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, or are of
-    several datasets.
+    columns: those that the loss reads; 0 in padding. unit: what it counts, `sequence` or `pair`; None: tokens. values:
+    those of each unit that it reads.
+    Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, are of
+    several datasets, or are not what the loss reads.
     """
     check_align(capacity, align)
     pad_segment = longest_padding(align)
@@ -30,9 +42,11 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
         shape = (value.num_rows, capacity)
         input_ids_BS = torch.zeros(shape, dtype=torch.int64)
         labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
+        columns_BS = {name: torch.zeros(shape, dtype=torch.float32) for name in columns}
         filled = [0] * value.num_rows
         datasets, places = [UNKNOWN] * value.num_rows, [UNKNOWN] * value.num_rows
         segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
+        owners: list[list[Sample | None]] = [[] for _ in range(value.num_rows)]
         for sample in value.samples:
             assert sample.labels is not None, "compose lets only labelled samples through"
             row, first, real = sample.row, filled[sample.row], len(sample.tokens)
@@ -44,14 +58,24 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
             datasets[row], places[row] = sample.dataset, sample.position
             input_ids_BS[row, first : first + real] = sample.tokens
             labels_BS[row, first : first + real] = sample.labels
+            for name, column_BS in columns_BS.items():
+                if name not in sample.columns:
+                    raise DataError(f"the loss reads the column `{name}`, and a document of row {row} has none")
+                column_BS[row, first : first + real] = sample.columns[name]
             filled[row] = first + room
             segments[row].append((room, real))
+            owners[row].append(sample)
         for row, used in enumerate(filled):
             whole, rest = divmod(capacity - used, pad_segment)
             segments[row] += [(pad_segment, 0)] * whole + [(rest, 0)] * bool(rest)
+            owners[row] += [None] * (len(segments[row]) - len(owners[row]))
         lengths, real_lengths = torch.tensor([pair for row in segments for pair in row], dtype=torch.int32).unbind(1)
         bounds = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
         positions_T, real_T = whole_positions(bounds, real_lengths, value.num_rows * capacity)
+        units = None
+        if unit is not None:
+            every = [sample for row in owners for sample in row]
+            units = Units.of(unit, bounds, labels_BS, every, values)
         return Microbatch(
             input_ids_BS=input_ids_BS,
             labels_BS=labels_BS,
@@ -61,16 +85,33 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
             real_lengths=real_lengths,
             dataset_B=known_or_none(datasets),
             place_B=known_or_none(places),
+            columns=columns_BS,
+            units=units,
             num_valid=int((labels_BS != IGNORE_INDEX).sum()),
         )
 
     return PackStage(
-        name="pack", takes=LABELLED_SAMPLES, gives=MICROBATCH, function=lay_out, capacity=capacity, align=align
+        name="pack",
+        takes=LABELLED_SAMPLES,
+        gives=MICROBATCH,
+        function=lay_out,
+        capacity=capacity,
+        align=align,
+        labels_alone=unit is None and not columns,
     )
 
 
 @op("collate.pack", gives="stages")
-def append_pack(stages: list[Stage], method: str, capacity: int, align: int = 1, group: int = 1) -> list[Stage]:
+def append_pack(
+    stages: list[Stage],
+    method: str,
+    capacity: int,
+    align: int = 1,
+    group: int = 1,
+    unit: str | None = None,
+    columns: Sequence[str] = (),
+    values: Sequence[str] = (),
+) -> list[Stage]:
     """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
     assert method in PACKINGS and group >= 1
-    return [*stages, pack(capacity=capacity, align=align)]
+    return [*stages, pack(capacity=capacity, align=align, unit=unit, columns=columns, values=values)]

@@ -16,7 +16,7 @@ def shift_tokens() -> Stage:
     """L + 1 tokens become L inputs, each labelled with the token after it if that is to be predicted.
 
     Done per sample and before packing: a label is always the next token of the same document, also at the end of a
-    chunk, and the last token of a document (eos) is only ever a label.
+    chunk, and the last token of a document (eos) is only ever a label. A number of a token goes with it.
     The stage raises DataError for a sample of fewer than two tokens, which has no position.
     """
     return Stage(name="shift_tokens", takes=TOKEN_SAMPLES, gives=LABELLED_SAMPLES, function=_shift_all, one_pass=True)
@@ -32,7 +32,8 @@ def _shift(sample: Sample) -> Sample:
     labels = sample.tokens[1:]
     if sample.trained is not None:
         labels = torch.where(sample.trained[1:], labels, IGNORE_INDEX)
-    return evolve(sample, tokens=sample.tokens[:-1], labels=labels, trained=None)
+    columns = {name: column[1:] for name, column in sample.columns.items()}
+    return evolve(sample, tokens=sample.tokens[:-1], labels=labels, trained=None, columns=columns)
 
 
 @op("collate.shift_tokens", gives="stages")

@@ -19,6 +19,9 @@ def _convert(rows: list[RawRow]) -> list[TensorRow]:
         TensorRow(
             segments=[torch.from_numpy(segment.astype(np.int64)) for segment in row.segments],
             trained=None if row.trained is None else [torch.from_numpy(mask.astype(np.bool_)) for mask in row.trained],
+            columns={name: [torch.tensor(part) for part in parts] for name, parts in row.columns.items()},
+            values=row.values,
+            sides=row.sides,
             dataset=row.dataset,
             position=row.position,
         )

@@ -1,4 +1,5 @@
-"""`loss cross_entropy { … }`: −log p of each label, or of labels that are smoothed (Szegedy et al. 2016, §7)."""
+"""`loss cross_entropy { … }`: −log p of each label, or of labels that are smoothed (Szegedy et al. 2016, §7), weighted,
+or focal (Lin et al. 2017, arXiv 1708.02002)."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -7,7 +8,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import Range, setting
+from ...dsl.schema.losses import WEIGHTS
+from ...dsl.schema.setting import Range, not_negative, setting
 from ...dsl.schema.training import LOSSES, Loss, logits_chunk, z_weight
 
 
@@ -24,18 +26,45 @@ class CrossEntropy(Loss):
         check=Range(low=0, below=1),
         added=True,
     )
+    weighted: bool = setting(
+        "the loss of each token is multiplied by its number in the column `weights` of its dataset; their sum is "
+        "divided by the number of valid tokens all the same",
+        default=False,
+        added=True,
+    )
+    focal: float = setting(
+        "γ: −log p of a label is multiplied by (1 − p)^γ, the less the surer it is (arXiv 1708.02002)",
+        default=0.0,
+        check=not_negative,
+        added=True,
+    )
     chunk: Quantity = logits_chunk()
 
-    resuming: ClassVar[Mapping[str, str]] = {"label_smoothing": "labels are smoothed by it from here on"}
+    resuming: ClassVar[Mapping[str, str]] = {
+        "label_smoothing": "labels are smoothed by it from here on",
+        "weighted": "tokens count otherwise from here on",
+        "focal": "labels that are sure count by it from here on",
+    }
 
     @property
     def plain(self) -> bool:
-        return not self.label_smoothing
+        return not (self.label_smoothing or self.weighted or self.focal)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (WEIGHTS,) if self.weighted else ()
+
+    def args(self) -> dict[str, Any]:
+        return {name: value for name, value in super().args().items() if value}  # without 0 and false
 
     def does(self) -> str:
-        even = f"{self.label_smoothing:g} of each label spread evenly over the vocabulary"
-        return f"minimise cross-entropy with {even}; `loss` stays the plain one"
+        ways = [f"{self.label_smoothing:g} of each label spread evenly over the vocabulary"] * bool(
+            self.label_smoothing
+        )
+        ways += [f"−log p of a label times (1 − p)^{self.focal:g}"] * bool(self.focal)
+        ways += [f"each token times its number in `{WEIGHTS}`"] * self.weighted
+        return f"minimise cross-entropy with {', '.join(ways)}; `loss` stays the plain one"
 
     @classmethod
     def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("mean_logprob_T",) if args["label_smoothing"] else ()
+        return ("mean_logprob_T",) if args.get("label_smoothing") else ()

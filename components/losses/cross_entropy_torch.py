@@ -1,22 +1,33 @@
-"""`setup.loss` of cross_entropy, where labels are smoothed."""
+"""`setup.loss` of cross_entropy, where it is not the plain one."""
 
+import torch
 from torch import Tensor
 
+from ...dsl.schema.losses import WEIGHTS
 from ...runtime.models.loss import Term
 from ...runtime.models.parts import ModelParts
 from ...runtime.ops import op
 
 
 @op("setup.loss.cross_entropy")
-def smooth_labels(model: ModelParts, label_smoothing: float) -> None:
-    """Minimise cross-entropy against smoothed labels."""
-    model.minimise(smoothed(label_smoothing))
+def minimise(model: ModelParts, label_smoothing: float = 0.0, weighted: bool = False, focal: float = 0.0) -> None:
+    """Minimise cross-entropy against smoothed labels, weighted, or focal."""
+    model.minimise(cross_entropy(label_smoothing, weighted, focal))
 
 
-def smoothed(share: float) -> Term:
-    """(1 − s) · −log p(label) + s · the mean of −log p over the vocabulary; s: `share`, as torch has it."""
+def cross_entropy(smoothing: float, weighted: bool = False, focal: float = 0.0) -> Term:
+    """w · ((1 − s) · (1 − p)^γ · −log p(label) + s · the mean of −log p over the vocabulary); s: `smoothing`, as torch
+    has it; γ: `focal`; w: of the token, where it is `weighted`."""
 
-    def loss(logprob_T: Tensor, mean_logprob_T: Tensor) -> Tensor:
-        return (share - 1) * logprob_T - share * mean_logprob_T
+    def loss(logprob_T: Tensor, **given: Tensor) -> Tensor:
+        loss_T = (smoothing - 1) * logprob_T
+        if focal:
+            # Never 0, where a power below 1 has no derivative.
+            unsure_T = (-torch.expm1(logprob_T)).clamp(min=torch.finfo(logprob_T.dtype).tiny)
+            loss_T = unsure_T**focal * loss_T
+        if smoothing:
+            loss_T = loss_T - smoothing * given["mean_logprob_T"]
+        return loss_T * given[WEIGHTS] if weighted else loss_T
 
-    return Term(loss, reads=("mean_logprob_T",))
+    reads = ("mean_logprob_T",) if smoothing else ()
+    return Term(loss, reads=reads, columns=(WEIGHTS,) if weighted else ())

@@ -1,33 +1,75 @@
 """`loss NAME { … }` of the user's own: a function with `@loss` in a module that `use` names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import UserComponent, named
-from ...dsl.schema.training import LOSSES, Loss, logits_chunk, z_weight
+from ...dsl.schema.training import LOSSES, Loss, Misfit, Unit, logits_chunk, z_weight
+from ...dsl.user_parts.kinds import COUNTS, STATISTICS
+
+
+class OwnLoss(UserComponent, Loss):
+    """What all of them have in common."""
+
+    resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
+
+    @property
+    def unit(self) -> Unit:
+        return self.declared.get("unit") or "token"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.declared.get("columns", ())
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return self.declared.get("values", ())
+
+    def args(self) -> dict[str, Any]:
+        given = {"unit": self.unit if self.across else None, "columns": list(self.columns), "values": list(self.values)}
+        read = [name for name in self.filled if name in STATISTICS]
+        return {"user": self.call(), "reads": read, **{name: value for name, value in given.items() if value}}
+
+    def does(self) -> str:
+        what = "the sum of log-probabilities of its labels" if self.across else "the log-probability of its label"
+        read = " and ".join((what, *(f"`{name}`" for name in self.filled)))
+        ends = "; the head is computed twice" if self.across else ""
+        text = f"minimise {self.kind} of {self.module}, for each {self.unit} by {read}"
+        return f"{text}; `loss` stays the cross-entropy{ends}"
+
+    @classmethod
+    def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(args["reads"])
 
 
 @LOSSES.user
 @frozen
-class UserLoss(UserComponent, Loss):
+class UserLoss(OwnLoss):
     """`loss NAME { … }`: a function of your own, from log-probabilities of labels to losses of tokens."""
 
     kind: str = named("")
     z_loss: float = z_weight()
     chunk: Quantity = logits_chunk()
 
-    resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
-
-    def args(self) -> dict[str, Any]:
-        return {"user": self.call(), "reads": list(self.filled)}
-
-    def does(self) -> str:
-        read = " and ".join(("the log-probability of its label", *(f"`{name}`" for name in self.filled)))
-        return f"minimise {self.kind} of {self.module}, for each token by {read}; `loss` stays the cross-entropy"
-
     @classmethod
-    def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        return tuple(args["reads"])
+    def base_of(cls, declared: Any) -> type:
+        return UserLoss if declared.options["unit"] in (None, "token") else UserUnitLoss
+
+    def misfits(self) -> Iterator[Misfit]:
+        wrong = [*self.values, *((COUNTS,) if COUNTS in self.filled else ())]
+        if wrong:
+            hint = 'write `@loss(unit="sequence")` or `"pair"` above it'
+            yield Misfit("kind", f"a loss of tokens has no `{wrong[0]}`, which is of a sequence", hint)
+
+
+@frozen
+class UserUnitLoss(OwnLoss):
+    """`loss NAME { … }`: a function of your own, from sums over tokens to losses of sequences or pairs."""
+
+    kind: str = named("")
+    chunk: Quantity = logits_chunk()
+
+    across: ClassVar[bool] = True

@@ -1,50 +1,77 @@
 """`setup.loss` of the user's own: the function, tried out once, and looked at whenever it is called."""
 
+import inspect
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from ...dsl.user_parts.kinds import LOGPROB
+from ...dsl.user_parts.kinds import COUNTS, LOGPROB
 from ...planner.plan import Plan
 from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
 from ...runtime.models.build import compute_format
 from ...runtime.models.loss import Term
 from ...runtime.models.parts import ModelParts
+from ...runtime.models.unit_losses import UnitSums, UnitTerm
 from ...runtime.ops import op
 
 # What a loss is tried out on: from labels that are sure to those that are next to impossible.
 LOGPROBS: Final = (0.0, -1e-3, -0.1, -0.4, -0.7, -1.5, -3.0, -5.5, -8.0, -12.0, -20.0, -50.0)
 OTHERS: Final = {"mean_logprob_T": (-30.0, -5.0), "entropy_T": (0.0, 5.0), "lse_T": (-5.0, 30.0)}
+NUMBERS: Final = (-3.0, -0.1)  # columns
 TOLERANCE: Final = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 @op("setup.loss.user")
-def build_user_loss(plan: Plan, model: ModelParts, user: dict[str, Any], reads: list[str]) -> None:
-    """Raises PartFailed for a function that gives no loss of each token, or one that is none by itself."""
+def build_user_loss(
+    plan: Plan,
+    model: ModelParts,
+    user: dict[str, Any],
+    reads: list[str],
+    unit: str = "token",
+    columns: Sequence[str] = (),
+    values: Sequence[str] = (),
+) -> None:
+    """Raises PartFailed for a function that gives no loss of each token or unit, or one that is none by itself."""
     part = part_of("loss", user, spec_folder(plan.spec))
     function = part.load()
+    asked = inspect.signature(function).parameters
+    failures = partial(failures_of, part)
 
-    def loss(logprob_T: Tensor, **given: Tensor) -> Tensor:
-        loss_T = function(logprob_T, **given, **part.arguments)
-        if wrong := _wrong(loss_T, logprob_T):
+    def called(logprob: Tensor, given: Mapping[str, Tensor], each: str) -> Tensor:
+        """logprob: [T], or sums [U] or [2, U]; each: what it gives the loss of."""
+        found = function(logprob, **{n: value for n, value in given.items() if n in asked}, **part.arguments)
+        if wrong := _wrong(found, logprob[0] if logprob.dim() == 2 else logprob, each):
             raise part.failed(wrong)
-        return loss_T
+        return found
 
-    term = Term(loss, reads=tuple(reads), failures=partial(failures_of, part))
-    _try_out(part, term, torch.float64 if compute_format(plan) == "fp64" else torch.float32)
-    model.minimise(term)
+    if unit == "token":
+        term = Term(lambda logprob_T, **given: called(logprob_T, given, unit), tuple(reads), failures, tuple(columns))
+        _try_out(part, term, torch.float64 if compute_format(plan) == "fp64" else torch.float32)
+        model.minimise(term)
+        return
+
+    def loss(units: UnitSums) -> Tensor:
+        sums = {**units.sums, COUNTS: units.tokens_KU}
+        if unit == "sequence":
+            sums = {name: value[0] for name, value in sums.items()}
+        return called(sums.pop(LOGPROB), {**sums, **units.values}, unit)
+
+    of_units = UnitTerm(loss, reads=tuple(reads), columns=tuple(columns), failures=failures)
+    _try_out_units(part, of_units, 2 if unit == "pair" else 1, tuple(values))
+    model.minimise(of_units)
 
 
-def _wrong(loss_T: Any, logprob_T: Tensor) -> str:
+def _wrong(loss_T: Any, logprob_T: Tensor, each: str) -> str:
     """What is wrong with what a function gave, whatever the values; empty if nothing is."""
     if not isinstance(loss_T, Tensor):
-        return f"gave {type(loss_T).__name__}, and the loss of each token is a tensor"
+        return f"gave {type(loss_T).__name__}, and the loss of each {each} is a tensor"
     if loss_T.shape != logprob_T.shape:
         wanted = tuple(logprob_T.shape)
         hint = ": do not sum or average" if loss_T.dim() == 0 else ""
-        return f"gave a tensor of shape {tuple(loss_T.shape)} for tokens of shape {wanted}, and each has a loss{hint}"
+        return f"gave a tensor of shape {tuple(loss_T.shape)} for {each}s of shape {wanted}, and each has a loss{hint}"
     if loss_T.dtype != logprob_T.dtype:
         return (
             f"gave {loss_T.dtype} for {logprob_T.dtype}, and a loss has the number format of what it is computed from"
@@ -59,17 +86,50 @@ def _try_out(part: UserPart, term: Term, dtype: torch.dtype) -> None:
     count = len(LOGPROBS)
     given = {LOGPROB: torch.tensor(LOGPROBS, dtype=dtype, device="cpu")}
     given |= {name: torch.linspace(*OTHERS[name], count, dtype=dtype, device="cpu") for name in term.reads}
-    loss_T, by = term.by(given)
+    columns = {name: torch.linspace(*NUMBERS, count, dtype=dtype, device="cpu") for name in term.columns}
+    loss_T, by, _ = term.by(given, columns)
     for values, what in ((loss_T, "a loss"), *((each, f"a derivative by `{name}`") for name, each in by.items())):
         bad = (~values.isfinite()).nonzero()
         if len(bad):
             place = int(bad[0])
             at = ", ".join(f"`{name}` {float(each[place]):g}" for name, each in given.items())
             raise part.failed(f"gave {what} of {float(values[place])} for {at}, which may occur: bound it there")
-    alone = torch.cat([term.by({name: each[[place]] for name, each in given.items()})[0] for place in range(count)])
+    alone = torch.cat([term.by(*(_only(place, each) for each in (given, columns)))[0] for place in range(count)])
     apart = ~torch.isclose(loss_T, alone, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     if apart.any():
         place = int(apart.nonzero()[0])
         seen = f"{float(loss_T[place]):g} beside {count - 1} others and of {float(alone[place]):g} by itself"
         why = "ranks hold different tokens: compute it from what is given of that token alone, without random numbers"
         raise part.failed(f"gave a token a loss of {seen}, and {why}")
+
+
+def _only(place: int, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each[..., [place]] for name, each in given.items()}
+
+
+def _try_out_units(part: UserPart, term: UnitTerm, sides: int, values: tuple[str, ...]) -> None:
+    """The same of a loss of sequences or pairs: of sums over 1 to 12 labels each."""
+    count = len(LOGPROBS)
+    tokens_KU = torch.arange(1, count + 1).repeat(sides, 1)
+    ends = {LOGPROB: (-8.0, -0.1), **OTHERS, **dict.fromkeys(term.columns, NUMBERS)}
+    sums = {
+        name: tokens_KU * torch.linspace(*ends[name], sides * count, dtype=torch.float64).view(sides, count).flip(1)
+        for name in (LOGPROB, *term.reads, *term.columns)
+    }
+    given = {name: (torch.arange(count) % 2).double() for name in values}
+
+    def losses(sums: dict[str, Tensor], tokens_KU: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        sums = {**sums, LOGPROB: sums[LOGPROB].detach().requires_grad_()}
+        with torch.enable_grad(), term.failures():
+            loss_U = term.function(UnitSums(sums=sums, tokens_KU=tokens_KU, values=given))
+            (slope_KU,) = torch.autograd.grad(loss_U.sum(), sums[LOGPROB], allow_unused=True, materialize_grads=True)
+        return loss_U.detach(), slope_KU
+
+    loss_U, slope_KU = losses(sums, tokens_KU, given)
+    for found, what in ((loss_U, "a loss"), (slope_KU, "a derivative")):
+        if not found.isfinite().all():
+            raise part.failed(f"gave {what} of {float(found[~found.isfinite()][0])} for sums that may occur")
+    alone = [losses(_only(n, sums), tokens_KU[:, [n]], _only(n, given))[0] for n in range(count)]
+    if not torch.allclose(loss_U, torch.cat(alone), rtol=TOLERANCE[torch.float64], atol=TOLERANCE[torch.float64]):
+        why = "ranks have others beside it: compute it from what is given of it alone, without random numbers"
+        raise part.failed(f"gave one of {count} another loss than by itself, and {why}")

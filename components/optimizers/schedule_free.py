@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
 from ...dsl.schema.setting import momentum_pair, positive, setting
 from ...dsl.schema.state_tensors import StateTensor
@@ -66,7 +67,7 @@ class ScheduleFree(Optimizer):
     def misfits(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Misfit]:
         from ...planner.graph.nonfinite import on_nan
 
-        if spec.scheduler.falls:
+        if spec.scheduler.falls(spec.optimizer.lr):
             message = (
                 f"`{self.kind}` averages weights in place of a learning rate that falls, as {spec.scheduler.kind} does"
             )
@@ -76,6 +77,9 @@ class ScheduleFree(Optimizer):
         if spec.precision.params == "bf16":
             message = "an average of weights takes in small shares of new ones, which bf16 has no room for"
             yield Misfit("kind", message, "use precision { params = fp32, compute = bf16 }")
-        if on_nan(spec).limit > 1:
+        each_step = (tick.actions for tick in spec.ticks if tick.every == Quantity(1, "steps"))
+        policy = on_nan(spec)
+        if policy.bears and not any(action.ends_at_bad for actions in each_step for action in actions):
             message = "a step that is left out would leave the weights where its gradients were taken"
-            yield Misfit("kind", message, "leave out `on nan … skip`, or use optimizer adamw")
+            instead = "write `on nan rollback`" if policy.action.goes_back else "leave out `on nan … skip`"
+            yield Misfit("kind", message, f"{instead}, or use optimizer adamw")

@@ -1,7 +1,7 @@
 """`scheduler constant { … }`: the peak, from the warm-up to the end."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import frozen
 
@@ -19,7 +19,8 @@ class Constant(Scheduler):
     kind: str = named("constant")
     warmup: Quantity = warm_up()
 
-    falls: ClassVar[bool] = False
+    def falls(self, peak: float) -> bool:
+        return False
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: int) -> Rate:

@@ -26,6 +26,9 @@ class Exponential(Scheduler):
     def lengths(self) -> dict[str, Quantity]:
         return {}
 
+    def falls(self, peak: float) -> bool:
+        return peak < self.start
+
     def args(self) -> dict[str, Any]:
         return {"start": self.start}
 

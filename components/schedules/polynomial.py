@@ -28,6 +28,9 @@ class Polynomial(Scheduler):
     def idle(self) -> dict[str, str]:
         return idle_floor(self.warmup, "power")
 
+    def falls(self, peak: float) -> bool:
+        return self.floor.fraction < 1
+
     def args(self) -> dict[str, Any]:
         return {"floor": self.floor.fraction, "power": self.power}
 

@@ -37,6 +37,9 @@ class Wsd(Scheduler):
             return dict.fromkeys(("shape", "decay"), "the rate falls to 100% of the peak")
         return {}
 
+    def falls(self, peak: float) -> bool:
+        return self.floor.fraction < 1 and bool(self.decay.value)
+
     def args(self) -> dict[str, Any]:
         return {"floor": self.floor.fraction, "shape": self.shape}
 

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ...runtime.data.errors import DataError
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import ChoiceQuestion, Message, Reads, SourceRecord, SourceUnit, Unusable
+from ...runtime.data.records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
 from ...runtime.data.records.texts import decoded, described
 from ...runtime.data.sources.fields import Take, taker
 from ...runtime.data.sources.files import matched
@@ -95,7 +95,7 @@ def _lines(path: Path) -> Iterator[SourceUnit]:
         yield SourceUnit(size=size, part=Unusable(reason), path=path, line=1)
 
 
-def _carefully(line: str | bytes, take: Take) -> str | list[Message] | ChoiceQuestion | Unusable | None:
+def _carefully(line: str | bytes, take: Take) -> Content | Unusable | None:
     """What a line holds that is not plainly an object: None for a blank one."""
     data = line.encode() if isinstance(line, str) else line
     if data.isspace():

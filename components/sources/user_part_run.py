@@ -7,7 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Reads, SourceRecord, SourceUnit, Unusable
+from ...runtime.data.records.records import Reads, SourceRecord, SourceUnit, Unusable, content_size
 from ...runtime.data.records.texts import checked
 from ...runtime.data.sources.fields import taker
 from ...runtime.data.sources.reader import OpenedSource, SourceRequest
@@ -66,6 +66,4 @@ class UserRecords:
 
 
 def _size(content: Any) -> int:
-    if isinstance(content, Unusable):
-        return 1
-    return len(content) if isinstance(content, str) else sum(len(message["content"]) for message in content)
+    return 1 if isinstance(content, Unusable) else content_size(content)

@@ -20,7 +20,7 @@ from ..schema.component import variant
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from .context import Context
 
-_SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal", "group": "embed_tokens", "hook": "watch"}
+_SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal", "group": "embed_tokens", "hook": "watch", "task": "sql"}
 _LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
 
 

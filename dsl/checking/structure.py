@@ -10,7 +10,7 @@ from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText, Span
 from ..evaluation.evaluate import Definition, Evaluator
 from ..evaluation.sections import Label, Section, Tree
-from ..evaluation.values import FAILED, Value, Word
+from ..evaluation.values import FAILED, Items, Value, Word
 from ..evaluation.values import Mapping as MapOf
 from ..quantity import Quantity
 from ..schema.component import UserComponent, is_parameter, variant
@@ -202,7 +202,10 @@ class Structurer:
         arguments[attribute.name] = found
 
     def _entries(self, value: Value, path: str) -> None:
-        """Note where the names and values of a map come from."""
+        """Note where the elements of a list, and the names and values of a map come from."""
+        if isinstance(value.data, Items):
+            for number, each in enumerate(value.data.values):
+                self.origins[f"{path}.{number}"] = Origin.of(each)
         if isinstance(value.data, MapOf):
             for name, each in value.data.entries.items():
                 self._entry(name, value.data.keys[name], each, path)

@@ -122,6 +122,21 @@ PAGES: Final = (
         there, as those of xtrain that `model "folder"` takes do; one of your own has none. What a spec changes of a
         family, such as biases that balance routers, must be something that a `config.json` of that model type can say.
         """),
+    CodePage("X526", "shares of a step that are not whole rows", """
+        With `mixture { exact = true }` every step takes exactly the shares that the weights say, so the share of each
+        dataset in the rows of a step must be a whole number of rows, in every phase and in every step: there is no ramp
+        of the rows. Weights in epochs depend on the data and are never exact in a step.
+        """, "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
+        "mixture { web = 2, noise = 1, exact = true }\nbatch { sequence = 256, rows = 8 }",
+        "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
+        "mixture { web = 3, noise = 1, exact = true }\nbatch { sequence = 256, rows = 8 }"),
+    CodePage("X527", "a dataset without what the loss reads", """
+        Losses of preferences compare the two answers of pairs, those of policies read `logprobs` and `advantages` along
+        the tokens, and kto a `label` of each document. Every dataset that is trained on or evaluated must have them. A
+        loss of sequences is of whole documents: those that are longer than a row cannot be split.
+        """, 'dataset prefs { source = jsonl("prefs.jsonl"), prompt = "prompt", response = "answer" }\nloss simpo',
+        'dataset prefs { source = jsonl("prefs.jsonl"), prompt = "prompt", chosen = "good", rejected = "bad" }\n'
+        "loss simpo"),
     CodePage("W501", "no file matches yet", """
         No file on this machine matches the pattern of a dataset, or a folder, template or checkpoint that the spec
         names does not exist. The plan can be made without it; the run needs it. A path that exists and is something

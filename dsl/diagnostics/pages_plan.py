@@ -106,6 +106,23 @@ PAGES: Final = (
         has: where tp cuts a matrix by its inputs, and in matrices of experts, `block` divides the width of these rows.
         """, "model llama { dim = 192, layers = 4, heads = 6 }\nprecision { base nf4 }",
         'model llama { dim = 192, layers = 4, heads = 6, frozen = ["layers.0-1"] }\nprecision { base nf4 }'),
+    CodePage("X439", "settings of a loss that exclude each other", """
+        Some settings of a loss are for one way of it alone: `label_smoothing` of dpo is for the forms sigmoid and
+        robust, `max_tokens` for `normalise = dr_grpo`, `kl_weight` counts only beside `kl`. Remove what has no effect,
+        or choose the way that it is for.
+        """, "loss grpo { max_tokens = 512 }", "loss grpo { normalise = dr_grpo, max_tokens = 512 }"),
+    CodePage("X440", "tasks that cannot be trained together", """
+        Each `task` has an adapter and trains it on the rows of its own datasets, as a run of its own would: with as
+        many rows in every step, which `mixture { exact = true }` sees to, over its own valid tokens, with its own norm
+        of gradients and its own optimizer. A dataset is of one task, and every dataset that is trained on is of one.
+        What treats all gradients or rows alike has no place beside tasks: groups, averages, clipping of spikes, losses
+        of routers, parts of the model that are trained in full, compiled blocks, and a step of your own.
+        """, "dataset sql { source = python_stdlib() }\ndataset chat { source = synthetic() }\n"
+        "mixture { sql = 1, chat = 1 }\nbatch { sequence = 256, rows = 8 }\n"
+        "task sql { adapter lora { rank = 8 } }\ntask chat { adapter lora { rank = 16 } }",
+        "dataset sql { source = python_stdlib() }\ndataset chat { source = synthetic() }\n"
+        "mixture { sql = 1, chat = 1, exact = true }\nbatch { sequence = 256, rows = 8 }\n"
+        "task sql { adapter lora { rank = 8 } }\ntask chat { adapter lora { rank = 16 } }"),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),
@@ -128,7 +145,8 @@ PAGES: Final = (
     CodePage("X416", "a zero-bubble schedule with an incompatible setting", """
         The schedules zero_bubble and zbv compute the gradients of weights later than those of activations. Parameters
         that `reshard` has freed in between lose their gradients without an error from torch, and the backward of a
-        compiled block cannot be split. zbv places the first and the last stage on the same rank, where a tied embedding
+        compiled block cannot be split. The backward of feed-forward layers in pieces (`tile_mlp`) computes both kinds
+        together. zbv places the first and the last stage on the same rank, where a tied embedding
         would have to be part of both.
         """, "batch { sequence = 512, accumulate = 8 }\n"
         "parallel { pp 2 { schedule = zbv }, fsdp auto { reshard = true } }",
@@ -141,7 +159,8 @@ PAGES: Final = (
     CodePage("X418", "recomputation that changes nothing", """
         With `every = n` every n-th block is recomputed, so n is at most the number of layers. `save` names operations
         whose results selective recomputation keeps; the blocks must have them: there is an all_to_all only with ep or
-        ulysses.
+        ulysses. `tile_mlp` cuts feed-forward layers without experts into at most as many pieces as a rank has
+        positions.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 5 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 2 }"),
     CodePage("X419", "an attention kernel that cannot be used here", """

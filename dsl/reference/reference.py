@@ -179,7 +179,7 @@ def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
 def _field_of_block(attribute: attrs.Attribute, meta: Setting, path: str, head: str) -> Field:
     """A block of the top level inside another, as the optimizer of a group."""
     kind = spelled(attribute)
-    example = blocks.REQUIRED[kind]
+    example = meta.example or blocks.REQUIRED[kind]
     return Field(
         name=kind,
         path=path,

@@ -71,6 +71,8 @@ class Action(Component):
     """It leaves bad steps out, and the run fails at the limit. It has no node."""
     goes_back: ClassVar[bool] = False
     """It goes back to a checkpoint."""
+    ends_at_bad: ClassVar[bool] = False
+    """Of a tick: the run ends, and saves nothing, behind a bad step that it follows."""
 
     def node(self, run: "Resolved", place: "ActionPlace") -> "ActionNode":
         """The node that it is in a plan."""

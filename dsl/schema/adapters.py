@@ -10,6 +10,7 @@ from .model import Resuming
 from .names import file_path
 from .setting import Auto, Role, is_unspoken, setting, settings_of
 
+DROPOUT_CHUNK: Final = 2**20  # numbers that go into a matrix for which is drawn at a time
 ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters")
 
 
@@ -49,6 +50,16 @@ class Adapter(Component):
     free: ClassVar[frozenset[str]] = frozenset()
     """Settings that may differ from those of a folder."""
 
+    @property
+    def drops(self) -> float:
+        """The share of what goes into its matrices that is dropped in training."""
+        return 0.0
+
+    @property
+    def row_numbers(self) -> tuple[str, ...]:
+        """Which numbers of rows (`place` in the run, `dataset`) are needed where it is computed."""
+        return ("place",) if self.drops else ()
+
     def auto(self) -> dict[str, tuple[Any, str]]:
         """The values of settings that may be `auto`, each with the reason."""
         return {}
@@ -85,6 +96,10 @@ class Adapter(Component):
         """The JSON arguments of the node that gives it its first values, beside `kind` and `seed`."""
         return {}
 
+    def title(self) -> str:
+        """What it is, in words."""
+        raise NotImplementedError
+
     def does(self) -> str:
         """Which first values it has, in words: what its node does."""
         raise NotImplementedError
@@ -93,12 +108,49 @@ class Adapter(Component):
         """What of it does not fit a model: the setting at fault, what is wrong, and what to do."""
         return None
 
-    def idle(self) -> dict[str, tuple[str, str]]:
-        """The settings that change nothing beside the others: why, and what to do."""
-        return {}
+    def excess(self, arch: Any) -> tuple[str, str, str] | None:
+        """What of it is more than a model has room for, and does no harm: as `unfit`."""
+        return None
+
+    def unfit_for_task(self) -> tuple[str, str, str] | None:
+        """What of it keeps it from being that of one of several tasks, as of `unfit`."""
+        return None
+
+
+@attrs.frozen
+class TaskAdapters(Adapter):
+    """The adapters of several tasks over one model, by the names of the tasks, in the order of these, as plans have
+    them. Not chosen by a spec: its `task` blocks are it."""
+
+    tasks: Mapping[str, Adapter] = attrs.field(factory=dict, converter=lambda found: dict(sorted(found.items())))
+    targets: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+    from_: str | None = None
+
+    @property
+    def row_numbers(self) -> tuple[str, ...]:
+        return ("dataset",)
+
+    def title(self) -> str:
+        return f"adapters of {', '.join(self.tasks)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"tasks": {name: adapter.to_json() for name, adapter in self.tasks.items()}}
+
+    def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:
+        found = list(blocks)
+        for task, adapter in self.tasks.items():
+            for layer, own in enumerate(adapter.on(blocks, arch)):
+                if own is not blocks[layer]:
+                    before = () if found[layer] is blocks[layer] else found[layer].matrices
+                    named = (attrs.evolve(matrix, task=task) for matrix in own.matrices)
+                    found[layer] = attrs.evolve(own, matrices=(*before, *named))
+        return tuple(found)
 
 
 def adapter_of(content: Mapping[str, Any]) -> Adapter:
     """The adapter with the values of `to_json`. Raises KeyError for one that is not registered."""
+    if "tasks" in content:
+        return TaskAdapters(tasks={name: adapter_of(each) for name, each in content["tasks"].items()})
     values = {name: tuple(each) if isinstance(each, list) else each for name, each in content.items() if name != "kind"}
     return ADAPTERS[content["kind"]](**values)

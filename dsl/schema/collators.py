@@ -44,6 +44,8 @@ class Link(Component):
     gives: str
     usual: ClassVar[bool] = False
     """Whether `collate` has it in a spec that does not say what `collate` is."""
+    changes: ClassVar[bool] = False
+    """Whether documents, or what of them is predicted, are others behind it."""
     by_layout: ClassVar[bool] = False
     """Whether the layout decides if it stands in a plan, whatever the spec says."""
 

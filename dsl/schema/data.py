@@ -18,7 +18,8 @@ class Dataset:
 
     A record with fields is plain text in one field (`text`), a conversation (`messages`), or a pair of `prompt` and
     `response`; of the last two only what is to be answered is trained on, unless `train_on` says otherwise. With
-    `choices` it is a question with several choices, which is evaluated only.
+    `choices` it is a question with several choices, which is evaluated only; with `chosen` and `rejected` two answers,
+    of which the first is preferred; with `tokens` token ids.
     """
 
     name: str = label(check=file_name)
@@ -50,6 +51,75 @@ class Dataset:
         default="answer",
         added=True,
     )
+    chosen: str | None = setting(
+        "name of the field that holds the preferred one of two answers, a text or a list of messages; with `prompt`, "
+        "or with the prompt inside; none: no preference pairs",
+        default=None,
+        example='"chosen"',
+        added=True,
+    )
+    rejected: str | None = setting(
+        "with `chosen`, name of the field that holds the other answer", default=None, example='"rejected"', added=True
+    )
+    label: str | None = setting(
+        "with `prompt` and `response`, name of the field that says whether the response is wanted, true or false; "
+        "none: no labels",
+        default=None,
+        example='"label"',
+        added=True,
+    )
+    tokens: str | None = setting(
+        "name of the field that holds the token ids of a document; none: no token ids",
+        default=None,
+        example='"tokens"',
+        added=True,
+    )
+    mask: str | None = setting(
+        "with `tokens`, name of the field that says of each token whether it is predicted, 1 or 0; none: all are",
+        default=None,
+        example='"mask"',
+        added=True,
+    )
+    columns: dict[str, str] = setting(
+        "numbers along the tokens, under the name that a loss reads them by: the field that has them, with `tokens` a "
+        "list as long as these, or one number for all tokens of the record",
+        default={},
+        example='{ advantages: "advantages" }',
+        added=True,
+    )
+    values: dict[str, str] = setting(
+        "numbers of a record as a whole, under the name that a loss reads them by: the field that has them",
+        default={},
+        example='{ margin: "margin" }',
+        added=True,
+    )
+    input: str | None = setting(
+        "with `prompt`, name of a field whose text is appended to the prompt, behind an empty line; it may be empty",
+        default=None,
+        example='"input"',
+        added=True,
+    )
+    tools: str | None = setting(
+        "name of the field that holds the functions which the assistant may call, a list or its JSON text, for the "
+        "template; none: no tools",
+        default=None,
+        example='"tools"',
+        added=True,
+    )
+    message_train: str | None = setting(
+        "with `messages`, key of a message that says whether it is trained on, true or false; messages without it "
+        "follow `train_on`; none: all do",
+        default=None,
+        example='"train"',
+        added=True,
+    )
+    message_weight: str | None = setting(
+        "with `messages`, key of a message that has the weight of its loss, the column `weights`; messages without it "
+        "have 1; none: no weights",
+        default=None,
+        example='"weight"',
+        added=True,
+    )
     train_on: Literal["auto", "assistant", "last", "all"] = setting(
         "which tokens count for the loss: all turns of the assistant, its last turn, or all tokens; auto: assistant",
         default="auto",
@@ -67,11 +137,34 @@ class Dataset:
         check=share,
     )
     oversized: Literal["split", "truncate", "skip", "error"] = setting(
-        "what happens to a document longer than a row", default="split"
+        "what happens to a document longer than a row; preference pairs and labelled responses, which are never split, "
+        "are then skipped",
+        default="split",
     )
     bad_records: int = setting(
         "unreadable records that are reported and skipped before the run fails", default=0, check=at_least(0)
     )
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a document is a pair of answers."""
+        return self.chosen is not None or self.rejected is not None
+
+    @property
+    def long_documents(self) -> str:
+        """What happens to a document longer than a row: a pair, or a response with a label, is never split."""
+        whole = self.has_pairs or self.label is not None
+        return "skip" if whole and self.oversized == "split" else self.oversized
+
+    @property
+    def gives_columns(self) -> tuple[str, ...]:
+        """The numbers along the tokens that losses can read, by name."""
+        return tuple(sorted({*self.columns, *(("weights",) if self.message_weight is not None else ())}))
+
+    @property
+    def gives_values(self) -> tuple[str, ...]:
+        """The numbers of documents that losses can read, by name."""
+        return tuple(sorted({*self.values, *(("label",) if self.label is not None else ())}))
 
 
 # A share of the rows, or how often an epoch of the mixture takes all rows of a dataset.
@@ -100,6 +193,12 @@ class Mixture:
         "not with weights in epochs",
         default=1.0,
         check=positive,
+    )
+    exact: bool = setting(
+        "true: every step takes exactly these shares of its rows, so that each dataset gives as many rows to every "
+        "step; false: they hold for longer stretches, and single steps differ by a few rows",
+        default=False,
+        added=True,
     )
 
 
@@ -156,6 +255,14 @@ class Batch:
         units=("steps", "tokens", "%"),
         check=share,
         example="10%",
+        added=True,
+    )
+    neftune: float = setting(
+        "noise on embeddings in training (NEFTune, arXiv 2310.05914): to each of their numbers an even random one is "
+        "added, of up to this divided by the square root of `sequence` times `dim`; 0: none",
+        default=0.0,
+        check=not_negative,
+        example="5",
         added=True,
     )
     prefetch: int = setting(

@@ -15,5 +15,5 @@ LINKS: Final = ()
 SETTINGS: Final[dict[type, tuple[str, ...]]] = {}
 WORDS: Final[dict[tuple[type, str], tuple[str, ...]]] = {
     (Pp, "schedule"): ("dual_pipe",),
-    (Loss, "kind"): ("dpo", "kl"),
+    (Loss, "kind"): ("kl",),
 }

@@ -209,7 +209,7 @@ class TransformerSettings(Model):
     )
     frozen: tuple[str, ...] = setting(
         "modules and parameters that are not trained, by their names in the plan: `*` is any text inside a part of a "
-        "name, `0-3` the numbers 0 to 3",
+        "name, `**` any parts, `0-3` the numbers 0 to 3",
         default=(),
         example='["embed_tokens", "layers.0-3"]',
         added=True,

@@ -127,7 +127,7 @@ class Parallel:
 class Activation:
     """`activation MODE { … }`: activation checkpointing; without this block nothing is recomputed."""
 
-    mode: Literal["full", "selective", "none"]
+    mode: Literal["full", "selective", "none"] = "none"
     every: int = setting(
         "recompute every n-th block",
         default=1,
@@ -139,6 +139,15 @@ class Activation:
         "attention unless it is flex outside of a compiled block",
         default=AUTO,
         role=Role.EXECUTION,
+    )
+    tile_mlp: int | Auto = setting(
+        "pieces of a rank's positions in which feed-forward layers without experts are computed, each again in the "
+        "backward, so that their hidden values exist of one piece only; auto: pieces of at most as many positions as "
+        "the model is wide",
+        default=1,
+        check=at_least(1),
+        role=Role.EXECUTION,
+        added=True,
     )
 
 

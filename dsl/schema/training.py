@@ -34,12 +34,31 @@ def logits_chunk() -> Any:
     )
 
 
+Unit = Literal["token", "sequence", "pair"]
+
+
+@frozen
+class Misfit:
+    """A setting that does not fit the rest of a spec. setting: its name. hint: what to write."""
+
+    setting: str
+    message: str
+    hint: str
+
+
 @LOSSES.base
 class Loss(Component):
-    """`loss NAME { … }`: what is minimised: its mean over all valid tokens of the step, on all ranks together."""
+    """`loss NAME { … }`: what is minimised: its mean over all valid tokens of the step, or its sequences or pairs, on
+    all ranks together."""
 
-    z_loss: float
+    z_loss: float = 0.0
     chunk: Quantity
+    across: ClassVar[bool] = False
+    """Whether it is computed from sums over the tokens of each sequence: what is left of the head's product is then one
+    number a token, and the backward computes the product a second time."""
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """What it measures at each step → what that is, and its unit. Means over tokens, or over units if it is `across`
+    these."""
     resuming: ClassVar[Mapping[str, str]] = {}
     """Argument of its node → what becomes of a run that is resumed with another value, as a clause."""
 
@@ -47,6 +66,46 @@ class Loss(Component):
     def plain(self) -> bool:
         """Whether it is the cross-entropy of each token, which the model gives by itself: a plan has no node for it."""
         return False
+
+    @property
+    def unit(self) -> Unit:
+        """What it is divided by the number of."""
+        return "token"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Numbers of tokens that it reads, by the names that datasets give them."""
+        return ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The same of numbers of documents."""
+        return ()
+
+    def of_data(self) -> tuple[str, ...]:
+        """Settings of a dataset whose records have fields, as a spec has them, that give what it reads; none where any
+        dataset does."""
+        found = ('chosen = "chosen"', 'rejected = "rejected"') if self.unit == "pair" else ()
+        found += ("oversized = skip",) if self.unit == "sequence" else ()
+        for name, read in (("columns", self.columns), ("values", self.values)):
+            fields = ", ".join(f'{each}: "{each}"' for each in read)
+            found += (f"{name} = {{ {fields} }}",) if read else ()
+        return found
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Those of its metrics that it has with these settings."""
+        return tuple(self.metrics)
+
+    @property
+    def summed(self) -> int:
+        """If it is `across` tokens, how many numbers of each of them are summed: log-probabilities, and what it
+        reads."""
+        return 1 + len(self.columns) + len(self.reads(self.args()))
+
+    def misfits(self) -> Iterator[Misfit]:
+        """Settings that do not fit the others."""
+        return iter(())
 
     def args(self) -> dict[str, Any]:
         """The JSON arguments of its node beside `kind`: all of its settings but `z_loss` and `chunk`, which the model
@@ -156,15 +215,6 @@ def random_rounding() -> Any:
 def _state_tensors(names: tuple[str, ...], number_format: str) -> tuple[StateTensor, ...]:
     """Of thousands of parameters they are the same."""
     return tuple(StateTensor(name, number_format) for name in names)
-
-
-@frozen
-class Misfit:
-    """A setting that does not fit the rest of a spec. setting: its name. hint: what to write."""
-
-    setting: str
-    message: str
-    hint: str
 
 
 @OPTIMIZERS.base
@@ -334,8 +384,10 @@ class Scheduler(Component):
         """The JSON arguments of its node beside `kind`, `lr`, `steps` and those that `lengths` names."""
         return {}
 
-    falls: ClassVar[bool] = True
-    """Whether rates get smaller on the way."""
+    def falls(self, peak: float) -> bool:
+        """Whether rates get smaller on the way. peak: the learning rate of the optimizer."""
+        return True
+
     computed: ClassVar[bool] = True
     """Whether its rates can be computed without a run."""
 

@@ -30,6 +30,9 @@ GENERATOR: Final = "generator"
 # run fills: the mean of the log-probabilities of the whole vocabulary, their entropy, the log-sum-exp of the logits.
 LOGPROB: Final = "logprob_T"
 STATISTICS: Final = ("mean_logprob_T", "entropy_T", "lse_T")
+# Of a loss of sequences or pairs: the number of labels that sums are over, [U] or [2, U].
+COUNTS: Final = "tokens_U"
+UNITS: Final = ("token", "sequence", "pair")
 
 
 @frozen
@@ -37,12 +40,13 @@ class Option:
     """An argument of a decorator, which is read from the text.
 
     words: one of them is meant; empty: any number of names. what: such a word, in the singular. required: there is no
-    default; else none given is None for a word, and () for names.
+    default; else none given is None for a word, and () for names. fills: the run fills parameters of these names.
     """
 
     words: tuple[str, ...] = ()
     what: str = "name"
     required: bool = False
+    fills: bool = False
 
 
 @frozen
@@ -67,6 +71,11 @@ class PartKind:
     block: str = ""
     methods: Mapping[str, tuple[str, ...]] = field(factory=dict)
     composes: bool = False
+
+    def filled_with(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of parameters that the run fills, where the decorator has these arguments."""
+        named = (options[name] or () for name, option in self.options.items() if option.fills)
+        return (*self.filled, *(each for names in named for each in names))
 
     @property
     def noun(self) -> str:
@@ -96,7 +105,12 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             "@loss",
             "is chosen by `loss NAME { … }`",
             inputs=(LOGPROB,),
-            filled=STATISTICS,
+            filled=(*STATISTICS, COUNTS),
+            options={
+                "unit": Option(UNITS, "unit"),
+                "columns": Option(fills=True),
+                "values": Option(fills=True),
+            },
             refused={
                 **_LABEL,
                 **dict.fromkeys(

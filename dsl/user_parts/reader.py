@@ -175,7 +175,8 @@ class _PartReader:
             self._wrong("this is nested too deeply", self._span(deep), "split it into several statements")
             return None
         weights = self.signatures.weights(function) if kind == "layer" else ()
-        parameters = self.signatures.parameters(function, kind)
+        fills = about.filled_with(options)
+        parameters = self.signatures.parameters(function, kind, fills)
         if weights is None or parameters is None:
             return None
         if isinstance(node, ast.ClassDef):
@@ -184,7 +185,7 @@ class _PartReader:
             return None
         placed = [*node.args.posonlyargs, *node.args.args]
         asked = {each.arg for each in (*placed[len(about.inputs) :], *node.args.kwonlyargs)}
-        filled = tuple(each for each in about.filled if each in asked)
+        filled = tuple(each for each in fills if each in asked)
         body = FunctionBody(self.module, node) if about.composes else None
         return Declared(kind, node.name, parameters, filled, options, does, name, weights, body)
 

@@ -62,8 +62,9 @@ class SignatureReader:
     module: ModuleText
     diagnostics: Diagnostics
 
-    def parameters(self, node: ast.FunctionDef, kind: Kind) -> tuple[Parameter, ...] | None:
-        """Those that a spec gives: without the first ones, which the run gives, and those that it fills by name."""
+    def parameters(self, node: ast.FunctionDef, kind: Kind, filled: tuple[str, ...]) -> tuple[Parameter, ...] | None:
+        """Those that a spec gives: without the first ones, which the run gives, and those that it has filled by
+        name."""
         arguments, about = node.args, PART_KINDS[kind]
         inputs = ("self", *about.inputs) if about.methods else about.inputs
         first = len(inputs)
@@ -93,7 +94,7 @@ class SignatureReader:
         given = [
             self._parameter(*pair)
             for pair in pairs
-            if pair[0].arg not in about.filled and not (kind == "layer" and self._weight_call(pair[1]))
+            if pair[0].arg not in filled and not (kind == "layer" and self._weight_call(pair[1]))
         ]
         if None in given:
             return None

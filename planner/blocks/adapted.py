@@ -1,11 +1,14 @@
 """A decoder block beside whose matrices an adapter has others, which are trained in their place."""
 
+from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from ..architecture import Architecture, BlockParameter
+from ...dsl.schema.adapters import TaskAdapters
+from ..architecture import TASKS, Architecture, BlockParameter, ParameterSpec, parameters
 from ..costs.op_trace import TracedTensor
 from .block import Chain
 
@@ -16,9 +19,17 @@ if TYPE_CHECKING:
 @frozen
 class AdaptedMatrix:
     """A matrix of a block, by the name of its parameter, and what an adapter adds to its product. The module that
-    `torch_module` names puts that into the modules of a rank."""
+    `torch_module` names puts that into the modules of a rank. task: whose adapter it is; empty where there is one
+    alone."""
 
     name: str
+    task: str = field(default="", kw_only=True)
+
+    @property
+    def place(self) -> str:
+        """The module in whose place, or inside which, its parameters are."""
+        owner = self.name.rpartition(".")[0]
+        return f"{owner}.{TASKS}.{self.task}" if self.task else owner
 
     @classmethod
     def torch_module(cls) -> str:
@@ -45,6 +56,11 @@ class AdaptedMatrix:
         raise NotImplementedError
 
 
+def alone_name(parameter: ParameterSpec) -> str:
+    """What a parameter of a task is called in a run of that task alone, which draws it by this name."""
+    return parameter.name.replace(f".{TASKS}.{parameter.task}.", ".", 1) if parameter.task else parameter.name
+
+
 @frozen
 class AdaptedBlock(Chain):
     """A block, which is its only piece, with an adapter of some of its matrices."""
@@ -59,13 +75,58 @@ class AdaptedBlock(Chain):
         behind: dict[str, list[BlockParameter]] = {}
         for matrix in self.matrices:
             parameter = by_name[matrix.name]
-            behind.setdefault(ends[parameter.owner], []).extend(matrix.parameters(parameter))
+            added = (evolve(each, task=matrix.task) for each in matrix.parameters(parameter))
+            behind.setdefault(ends[parameter.owner], []).extend(added)
         for parameter in own:
             yield parameter
             yield from behind.get(parameter.name, ())
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        return super().trace(evolve(on, adapted={each.name: each for each in self.matrices}), x)
+        adapted: dict[str, AdaptedMatrix] = {}
+        for matrix in self.matrices:
+            of_tasks = tuple(each for each in self.matrices if each.name == matrix.name)
+            adapted[matrix.name] = TaskMatrices(matrix.name, of_tasks) if matrix.task else matrix
+        return super().trace(evolve(on, adapted=adapted), x)
+
+
+@frozen
+class TaskMatrices(AdaptedMatrix):
+    """The adapters that several tasks have of a matrix, each of some of the rows; as the rows differ from microbatch to
+    microbatch, the trace has all of them go through that of the widest task."""
+
+    of: tuple[AdaptedMatrix, ...]
+
+    def trace(
+        self,
+        on: "Tracer",
+        x: TracedTensor,
+        out: TracedTensor,
+        tokens: int,
+        *,
+        parts: int = 1,
+        added: int | None = None,
+    ) -> TracedTensor:
+        adapter, widest = on.run.architecture.adapter, widest_task(on.run.architecture)
+        assert isinstance(adapter, TaskAdapters)
+        of = {matrix.task: matrix for matrix in self.of}
+        shares = [each == widest for each in adapter.tasks]
+        own_x = on.ops.split(x, *(x.gradient * share for share in shares))
+        own_out = on.ops.split(out, *(out.gradient * share for share in shares))
+        found = [
+            of[task].trace(on, own_in, own, tokens * share, parts=parts, added=added) if task in of else own
+            for task, share, own_in, own in zip(adapter.tasks, shares, own_x, own_out, strict=True)
+        ]
+        return on.ops.op(*found, makes=out.gradient, fresh=False)
+
+
+@lru_cache(maxsize=64)
+def widest_task(arch: Architecture) -> str:
+    """The task whose adapter has the most parameters; of none, an empty name."""
+    sizes = Counter[str]()
+    for tensor in parameters(arch):
+        if tensor.adapter:
+            sizes[tensor.task] += tensor.size
+    return max(sizes, key=sizes.__getitem__, default="")
 
 
 def adapted_matrices(arch: Architecture) -> Iterator[tuple[int, AdaptedMatrix]]:

@@ -1,6 +1,6 @@
 """Grouped-query attention with rotary positions, over rows that context parallelism may have spread over ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
@@ -102,7 +102,7 @@ class AttentionLayer(Layer):
     def pair_flops(self, arch: Architecture) -> int:
         return 4 * arch.heads * arch.head_dim
 
-    def cached(self, arch: Architecture, tp: int, positions: int) -> int:
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
         seen = positions if self.window is None else min(positions, self.window)
         return 2 * arch.kv_heads // tp * arch.head_dim * seen  # a key and a value of each of its heads
 

@@ -4,7 +4,7 @@ A family composes its block of them. The inventory, the cost and the modules of 
 Every piece takes activations [tokens, dim], and gives as many.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 import attrs
@@ -81,6 +81,11 @@ class BlockPiece:
         return next((layer.angles(arch) for layer in self.layers() if layer.attends), None)
 
     @property
+    def tiles(self) -> bool:
+        """Whether it, or a layer of it, can be computed in pieces of the positions (`Tracer.in_pieces`)."""
+        return any(layer.tiles for layer in self.layers())
+
+    @property
     def routes(self) -> bool:
         """Whether it has experts."""
         return any(issubclass(layer.settings, ExpertTransformer) for layer in self.layers())
@@ -114,6 +119,10 @@ class Layer(BlockPiece):
     def layers(self) -> "Iterator[Layer]":
         yield self
 
+    @property
+    def tiles(self) -> bool:
+        return False
+
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         raise NotImplementedError
 
@@ -132,9 +141,10 @@ class Layer(BlockPiece):
         """Operations of the forward for two positions, of a layer that attends."""
         return 0
 
-    def cached(self, arch: Architecture, tp: int, positions: int) -> int:
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
         """Numbers that one of `tp` ranks keeps of a text of so many positions while it is generated: those of a layer
-        that looks at other positions than its own."""
+        that looks at other positions than its own. plain: those of the block's parameters that are stored in a number
+        format, and that no adapter is added to."""
         return 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.model import ExpertTransformer
 from ..architecture import Architecture, BlockParameter
 from ..costs.op_trace import ALL_TO_ALL, INDEX, MATMUL, TP, CollectiveCall, TracedTensor
@@ -175,7 +176,7 @@ def _to_experts(layer: ExpertsLayer, on: "Tracer", x: TracedTensor) -> TracedTen
     rows = ops.op(x, makes=size, extra=(order, order), scratch=(order, size))
     call = CollectiveCall("ep", "all_to_all", EP, size)
     if ep > 1:
-        counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * INDEX)
+        counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * _tasks(layer, on) * INDEX)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
         rows = ops.op(rows, makes=size, extra=(order, order))
     ops.mark(opens=on.experts)
@@ -187,6 +188,14 @@ def _to_experts(layer: ExpertsLayer, on: "Tracer", x: TracedTensor) -> TracedTen
         scratch = (2 * size, 0)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, scratch=scratch, calls=(call,), back_calls=(call,))
     return ops.op(rows, makes=size)
+
+
+def _tasks(layer: ExpertsLayer, on: "Tracer") -> int:
+    """How many tasks the rows of an expert are told apart by; 1 where it has no adapters of tasks."""
+    module, adapter = f"{layer.name}.experts.", on.run.architecture.adapter
+    if not isinstance(adapter, TaskAdapters) or not any(name.startswith(module) for name in on.adapted):
+        return 1
+    return len(adapter.tasks)
 
 
 def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) -> TracedTensor:

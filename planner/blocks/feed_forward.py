@@ -30,9 +30,16 @@ class SwiGLULayer(Layer):
     def words(self, arch: Architecture) -> tuple[str, ...]:
         return (f"ffn {arch.ffn}",)
 
+    @property
+    def tiles(self) -> bool:
+        return True
+
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        hidden = _hidden(on, on.column_parallel_input(x), self.name, on.local.tokens)
-        return on.row_parallel_linear(hidden, f"{self.name}.down_proj", on.local.tokens)
+        summands = on.in_pieces(on.column_parallel_input(x), on.local.tokens, self._trace)
+        return on.row_parallel_sum(summands, f"{self.name}.down_proj")
+
+    def _trace(self, on: "Tracer", x: TracedTensor, tokens: int) -> TracedTensor:
+        return on.row_parallel_summand(_hidden(on, x, self.name, tokens), f"{self.name}.down_proj", tokens)
 
 
 def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = False) -> Iterator[BlockParameter]:

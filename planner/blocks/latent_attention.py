@@ -2,7 +2,7 @@
 vector a position, and so are queries; a part of each query and key has rotary positions, and that of keys is shared.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -88,8 +88,12 @@ class LatentAttentionLayer(Layer):
     def pair_flops(self, arch: Architecture) -> int:
         return 2 * arch.heads * (self.query_dim + self.value_dim)
 
-    def cached(self, arch: Architecture, tp: int, positions: int) -> int:
-        return 2 * arch.heads // tp * arch.head_dim * positions  # a key and a value of each of its heads
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+        """The narrow vector and the shared part of keys, where `kv_b_proj` can be multiplied with queries and with sums
+        of narrow vectors; else a key and a value of each of its heads."""
+        if f"{self.name}.kv_b_proj.weight" in plain:
+            return (self.kv_rank + self.rope_dim) * positions
+        return 2 * arch.heads // tp * arch.head_dim * positions
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         ops, local = on.ops, on.local

@@ -36,12 +36,12 @@ RESERVED: Final = frozenset(
     """
     T_destination add_module apply axes bfloat16 buffers call_super_init children compile compute cpu cuda double
     dump_patches eval extra_repr float forward function get_buffer get_extra_state get_parameter get_submodule half
-    ipu is_cut is_whole load_state_dict modules mtia named_buffers named_children named_modules named_parameters
-    parameters part recompute register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
-    register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
-    register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
-    register_state_dict_pre_hook requires_grad_ routes set_extra_state set_submodule share_memory state_dict to
-    to_empty train training type xpu zero_grad
+    in_pieces ipu is_cut is_whole load_state_dict modules mtia named_buffers named_children named_modules
+    named_parameters of_piece parameters part positions recompute register_backward_hook register_buffer
+    register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
+    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
+    register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ routes set_extra_state set_submodule
+    share_memory state_dict tiled tiles to to_empty train training type xpu zero_grad
     """.split()  # noqa: SIM905
 )
 
@@ -89,13 +89,22 @@ class UserLayer(Layer):
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         return (evolve(weight, name=f"{self.name}.{weight.name}") for weight in self.weights)
 
+    @property
+    def tiles(self) -> bool:
+        return any(each.name == "linear" for each in self.ops)
+
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         tokens = on.local.tokens if self.is_cut else on.local.between
-        values = [on.column_parallel_input(x) if self.is_cut else x]
+        x = on.column_parallel_input(x) if self.is_cut else x
+        out = on.in_pieces(x, tokens, self._trace) if self.tiles else self._trace(on, x, tokens)
+        return on.row_parallel_output(out) if self.is_cut else out
+
+    def _trace(self, on: "Tracer", x: TracedTensor, tokens: int) -> TracedTensor:
+        values = [x]
         for each in self.ops:
             names = [f"{self.name}.{name}" for name in each.weights]
             values.append(_traced(on, each.name, [values[i] for i in each.of], names, tokens))
-        return on.row_parallel_output(values[-1]) if self.is_cut else values[-1]
+        return values[-1]
 
 
 def _traced(on: "Tracer", name: str, of: list[TracedTensor], modules: list[str], tokens: int) -> TracedTensor:

@@ -27,6 +27,8 @@ EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
 # Nodes whose being there is itself a setting; that of others follows from the layout or from the formats.
 _SWITCHES: Final = (
     "setup.activation",
+    "setup.tile_mlp",
+    "setup.embedding_noise",
     "setup.compile",
     "setup.group",
     "setup.pretrained",
@@ -35,6 +37,10 @@ _SWITCHES: Final = (
     "step.clip",
     "step.clip_value",
 )
+
+
+# With none of these a model is drawn.
+_READS_BASE: Final = {"setup.read_weights", "setup.pretrained"}
 
 
 @frozen(kw_only=True)
@@ -159,18 +165,19 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
     """Every argument of every node, by the table of rules; a setting is named once."""
     before, after = ({node.id: node for node in plan.nodes} for plan in (a, b))
     named: set[str] = set()
+    on_base = all("setup.base" in nodes and not nodes.keys() & _READS_BASE for nodes in (before, after))
     for id in {**before, **after}:
         one, other = before.get(id), after.get(id)
         op = (one or other).op  # type: ignore[union-attr]
         if op.startswith(OUTSIDE):
             continue
-        rules = rules_of(op, (other or one).args)  # type: ignore[union-attr]
+        old, new = (node.args if node else {} for node in (one, other))
+        rules = rules_of(op, {**old, **new})  # an argument that one alone has is at its default in the other
         if rules is None:
             yield _unknown(id, one, other)
             continue
         if (one is None or other is None) and op not in _SWITCHES and not op.startswith(TRACKER):
             continue
-        old, new = (node.args if node else {} for node in (one, other))
         if op.startswith(TRACKER) and not (old or new) and (one is None or other is None):
             yield _allowed(tracker_rule(op, {}), "", *(("off", "on") if one is None else ("on", "off")))
         swapped = one is not None and other is not None and one.op != other.op
@@ -183,6 +190,11 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
             rule = rules[name]
             if rule is not None and rule.path not in named:
                 named.add(rule.path)
+                if on_base and op == "setup.weights" and name == "init_std":
+                    values = _spell(_given(old, name)), _spell(_given(new, name))
+                    text = f"{values[0]} → {values[1]}: the model under the adapter is drawn anew at every start"
+                    yield Reason(kind="incompatible", path=rule.path, text=text)
+                    continue
                 yield _allowed(rule, name, *(_said(a, b, rule.path) or (_given(old, name), _given(new, name))))
 
 
@@ -192,11 +204,12 @@ def _given(args: Mapping[str, Any], name: str) -> Any:
     return call_text(value) if name == "user" and value is not None else value
 
 
-def _said(a: Plan, b: Plan, path: str) -> tuple[str, str] | None:
-    """A setting as the specs have it, if they have it otherwise; what a node is given can be worked out of it."""
+def _said(a: Plan, b: Plan, path: str) -> tuple[str | None, str | None] | None:
+    """A setting as the specs have it, if they have it otherwise; what a node is given can be worked out of it. None:
+    nothing is said."""
     values = [next((entry.value for entry in plan.provenance if entry.path == path), None) for plan in (a, b)]
     before, after = values
-    return None if before is None or after is None or before == after else (before, after)
+    return None if before == after else (before, after)
 
 
 def _unknown(what: str, one: Node | None, other: Node | None) -> Reason:

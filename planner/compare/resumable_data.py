@@ -11,9 +11,13 @@ from ...dsl.schema.collators import LINKS
 from ...dsl.schema.packings import PACKINGS
 from ...dsl.schema.sources import SOURCES
 from ...dsl.schema.tokenizers import tokenizer_kind
+from ..data.chain import changes_documents
 from ..plan import Node, Plan
 from ..units import plural
 from .resumable_rules import Reason
+
+# Settings of a dataset that name numbers beside the text.
+NUMBERS = ("columns", "values", "label", "message_weight")
 
 
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -121,17 +125,26 @@ def _reads(
 ) -> Iterator[Reason]:
     """The form of records, their fields, and what of them is trained on."""
     if before["form"] != after["form"]:
-        setting = {"text": "text", "chat": "messages", "instruction": "prompt", "choices": "choices"}[after["form"]]
+        names = {"chat": "messages", "instruction": "prompt", "preference": "chosen"}
+        setting = names.get(after["form"]) or str(after["form"])
         yield other(setting, f"{before['form']} → {after['form']}: records would be read in another format", True)
         return
-    for name in (name for name in after if name != "form" and before.get(name) != after[name]):
-        change = f"{before.get(name)} → {after[name]}"
+    for name in dict.fromkeys((*after, *before)):
+        if name == "form" or before.get(name) == after.get(name):
+            continue
+        change = f"{_field(before.get(name))} → {_field(after.get(name))}"
         if name == "train_on":
             yield other(name, f"{change}: other tokens would be predicted", False)
         elif name == "template":
             yield other(name, f"{change}: rows would have other text, unless both templates write the same", False)
+        elif name in NUMBERS:
+            yield other(name, f"{change}: losses would read other numbers", True)
         else:
             yield other(name, f"{change}: rows would have the text of another field", True)
+
+
+def _field(value: Any) -> str:
+    return ", ".join(f"{name}: {field}" for name, field in value.items()) if isinstance(value, dict) else str(value)
 
 
 def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -185,7 +198,7 @@ def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
     before, after = ([(node.op, _called(node)) for node in chain] for chain in links)
     if before == after:
         return
-    own = [[node.args["function"] for node in chain if node.op == "collate.user"] for chain in links]
+    own = [[_name(node) for node in chain if _called(node) is not None] for chain in links]
     if own[0] == own[1] and own[1]:
         what = f"{', '.join(own[1])}: other code, arguments or positions"
     else:
@@ -194,8 +207,13 @@ def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
     yield Reason(kind="safe", path="collate", text=text, effect="learning")
 
 
-def _called(node: Node) -> dict[str, Any]:
-    return node.args if node.op == "collate.user" else {}
+def _called(node: Node) -> dict[str, Any] | None:
+    """The arguments of a link that changes documents."""
+    return node.args if changes_documents(node) else None
+
+
+def _name(node: Node) -> str:
+    return node.args["function"] if node.op == "collate.user" else node.op.partition(".")[2]
 
 
 def _ramp_text(args: dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ def _holds(phases: list[tuple[int, PlanPhase]], step: int) -> tuple[Any, ...]:
     if len(mixed) == 1:
         return [*mixed], phase.lr_scale
     if phase.passes is None:
-        return list(mixed.items()), phase.lr_scale, first, phase.name
+        return list(mixed.items()), phase.lr_scale, first, phase.exact_rows or phase.name
     for earlier, each in reversed(before):
         if each.passes is None or list(_mixed(each).items()) != list(mixed.items()):
             break
@@ -148,4 +148,5 @@ def mix_text(phase: PlanPhase) -> str:
     """`web 80%, code 20%` or `web 1 epoch, code 3 epochs`; datasets that it does not take are left out."""
     if phase.passes is not None:
         return ", ".join(f"{name} {amount_in_epochs(epochs)}" for name, epochs in _mixed(phase).items())
-    return ", ".join(f"{name} {100 * share:.3g}%" for name, share in _mixed(phase).items())
+    shares = ", ".join(f"{name} {100 * share:.3g}%" for name, share in _mixed(phase).items())
+    return f"{shares} of every step" if phase.exact_rows else shares

@@ -48,6 +48,7 @@ _STAYS = "what is trained stays the same"
 _ORDER = "sums are computed in another order"
 _KERNEL = Rule("model.attention", "rounding", "another kernel computes attention")
 _RECOMPUTE = Rule("activation", "rounding", "the same operations, some of them recomputed")
+_TILE = Rule("activation.tile_mlp", "rounding", "gradients of feed-forward matrices are summed piece by piece")
 _COMPILE = Rule("compile.mode", "rounding", "compiled blocks round differently")
 _DEVICE = Rule("launch.device", "rounding", "another kind of device computes")
 _REDUCE = Rule("parallel.fsdp.reduce", "rounding", "gradients are summed in another format")
@@ -55,6 +56,7 @@ _RESHARD = Rule("parallel.fsdp.reshard", "none", f"memory and traffic change, {_
 _OFFLOAD = Rule("parallel.fsdp.offload", "rounding", "states live and are updated on another device")
 _LEARNS = "the optimizer uses the new value from here on"
 _FIRST = "it only affects the initial weights, which were those of A"
+_BEGUN = f"{_FIRST}; under an adapter the weights that are read must be the same"
 
 _AVERAGE = "the averaged weights move"
 
@@ -114,6 +116,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "matches": None,
     },
     "setup.routing_replay": {"matches": None},
+    "setup.tile_mlp": {"positions": _TILE, "pattern": None, "matches": None},
     "setup.compile": {"mode": _COMPILE, "pattern": None, "matches": None},
     "setup.parallel.expert_fsdp": _SHARDING,
     "setup.parallel.fsdp": _SHARDING,
@@ -129,12 +132,12 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "offload": _OFFLOAD,
     },
     "setup.read_weights": {
-        "digest": Rule("model.weights", "learning", _FIRST),
+        "digest": Rule("model.weights", "learning", _BEGUN),
         **dict.fromkeys(
             ("folder", "repo", "revision"), Rule("model.folder", "none", "it is only read at the start of a run")
         ),
     },
-    "setup.pretrained": {"path": Rule("checkpoint.pretrained", "learning", _FIRST)},
+    "setup.pretrained": {"path": Rule("checkpoint.pretrained", "learning", _BEGUN)},
     "setup.ema": {
         "decay": Rule("ema.decay", "learning", f"{_AVERAGE} by it from here on"),
         "every": Rule("ema.every", "learning", f"{_AVERAGE} so often from here on"),
@@ -163,17 +166,30 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "collate.to_tensor": {},
     "collate.flatten": {},
     "collate.shift_tokens": {},
-    "collate.pack": {"method": None, "group": None, "capacity": None, "align": None},
+    "collate.pack": dict.fromkeys(("method", "group", "capacity", "align", "unit", "columns", "values")),
     "collate.user": dict.fromkeys(("module", "function", "digest", "arguments", "takes", "gives")),
     "collate.shard": {"ring": None, "ulysses": None},
     "collate.microbatches": {"micro": None, "accumulate": None},
     "setup.loader": {
         **dict.fromkeys(
-            ("datasets", "micro", "accumulate", "rows", "sequence", "seed", "steps", "epochs", "balance", "ramp")
+            (
+                "datasets",
+                "micro",
+                "accumulate",
+                "rows",
+                "sequence",
+                "seed",
+                "steps",
+                "epochs",
+                "balance",
+                "ramp",
+                "task_of",
+            )
         ),
         "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
         "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
     },
+    "setup.tasks": {"tasks": Rule("task", "learning", "adapters are trained on other datasets")},
     "setup.observe": {"peak_flops": Rule("cluster.flops", "none", _STAYS)},
     "setup.alerts": {
         **{name: Rule(f"alerts.{name}", "none", _STAYS) for name in ("loss_spike", "slow", "starvation", "memory")},
@@ -197,14 +213,24 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     },
     "step.put_off_save": {},
     "step.await_copy": {},
+    "setup.dropout": {
+        "share": Rule("adapter.dropout", "learning", "another share is dropped from here on"),
+        "seed": None,
+        "matrices": None,
+    },
+    "setup.embedding_noise": {
+        "most": Rule("batch.neftune", "learning", "noise of another size is added from here on"),
+        "seed": None,
+    },
     "step.fetch": {"readers": None},
-    "step.share_outline": {"source": None},
+    "step.share_outline": {"source": None, "numbers": None},
     "step.agree": {
         "time_limit_seconds": Rule("launch.time_limit", "none", _STAYS),
         "stop_file": Rule("launch.stop_file", "none", _STAYS),
         "empty_steps": Rule(
             "fault_tolerance.empty_steps", "none", f"it only concerns steps without a valid token, {_STAYS}"
         ),
+        "unit": None,
     },
     "step.zero_gradients": {},
     "step.router_rows": {},
@@ -226,6 +252,10 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "deviations": Rule("optimizer.clip_spikes", "learning", "gradients are scaled by it from here on"),
         "decay": None,
         "first": None,
+    },
+    "step.task_gradients": {
+        "tasks": Rule("task", "learning", "gradients of tasks are of other rows, or scaled otherwise"),
+        "limit": Rule("on.nan", "none", f"it only concerns non-finite steps, {_STAYS}"),
     },
     "step.clip_value": {
         "largest": Rule("optimizer.clip_value", "learning", "gradients are limited by it from here on")
@@ -257,13 +287,16 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         learned = {name: Rule(f"optimizer.{name}", "learning", own.get(name, _LEARNS)) for name in args}
         return {**learned, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
     if op == "setup.adapter":
+        path = f"task.{args['task']}.adapter" if "task" in args else "adapter"
         return {
-            name: None if name in ("kind", "seed") else Rule(f"adapter.{name}", "learning", _FIRST) for name in args
+            name: None if name in ("kind", "seed", "task") else Rule(f"{path}.{name}", "learning", _FIRST)
+            for name in args
         }
     if op == GROUP:
-        path = f"group.{args['pattern']}"
+        path = f"group.{args['pattern']}" if "pattern" in args else f"task.{args['task']}"
         return {
             "pattern": None,
+            "task": None,
             "lr_scale": Rule(f"{path}.lr_scale", "learning", _LEARNS),
             "weight_decay": Rule(f"{path}.weight_decay", "learning", _LEARNS),
             "own": Rule(f"{path}.optimizer", "learning", _LEARNS),

@@ -1,17 +1,18 @@
 """The op trace of a block: what its pieces (`planner/blocks`) write down, as `runtime/models` runs them."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from math import prod
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ..architecture import block_parameters, name_in_block
 from ..model.inventory import block_tensors
 from ..resolved import Resolved, TrainedKind
 from .frozen_trace import without_frozen
 from .local import Local
-from .op_trace import CP, TP, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
+from .memory_simulator import scratch_of
+from .op_trace import CP, MATMUL, TP, CollectiveCall, FsdpUnit, OpTrace, PieceTrace, TracedTensor
 
 if TYPE_CHECKING:
     from ..blocks.adapted import AdaptedMatrix
@@ -98,11 +99,44 @@ class Tracer:
 
     def row_parallel_linear(self, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
         """The same of a matrix that tensor parallel cuts by input: the bias is added to the sum."""
-        bias = f"{name}.bias"
+        return self.row_parallel_sum(self.row_parallel_summand(x, name, tokens), name)
+
+    def row_parallel_summand(self, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+        """What a rank has of it before the sum."""
+        return self.linear(x, name, tokens, bias=not self.axes.tensor)
+
+    def row_parallel_sum(self, x: TracedTensor, name: str) -> TracedTensor:
+        """The sum of what ranks have of it."""
+        out, bias = self.row_parallel_output(x), f"{name}.bias"
         if not self.axes.tensor or bias not in self.shapes:
-            return self.row_parallel_output(self.linear(x, name, tokens))
-        out = self.row_parallel_output(self.linear(x, name, tokens, bias=False))
+            return out
         return self.ops.op(out, makes=out.gradient, fresh=False, weights=self.bytes_of(bias), parameters=(bias,))
+
+    def in_pieces(
+        self, x: TracedTensor, tokens: int, write: "Callable[[Tracer, TracedTensor, int], TracedTensor]"
+    ) -> TracedTensor:
+        """What `write` writes down of so many tokens; in pieces of them where the plan says so."""
+        tile = self.run.tile
+        if tile is None or tile >= tokens:
+            return write(self, x, tokens)
+        size = x.gradient * tile // tokens
+        trace = OpTrace(TracedTensor(size, size))
+        write(evolve(self, ops=trace), trace.input, tile).gradient = 0  # it is part of that of the whole
+        piece, pieces = PieceTrace(trace, self.local.exact // self.local.width), -(-tokens // tile)
+        calls = [call for op in trace.ops for call in op.calls]
+        return self.ops.op(
+            x,
+            makes=x.gradient,
+            keeps=(x,),
+            weights=sum(op.weights for op in trace.ops),
+            parameters=trace.parameters,
+            scratch=scratch_of(piece),
+            saved=MATMUL,
+            flops=sum(op.flops for op in trace.ops) * tokens // tile,
+            calls=pieces * calls,
+            back_calls=pieces * [*calls, *(call for op in trace.ops for call in op.back_calls)],
+            piece=piece,
+        )
 
     def norm(self, x: TracedTensor, name: str, rows: int, *, cut: bool = False) -> TracedTensor:
         """RMSNorm of each of `rows`: keeps what goes in, and of every row one over its root mean square. cut: tensor

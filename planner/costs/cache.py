@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ..architecture import name_in_block
 from ..units import BYTES
 
 if TYPE_CHECKING:
@@ -13,10 +14,16 @@ def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
 
     Ranks of context and data parallel all have the whole of it; those of tensor parallel their own heads.
     """
+    # Where it is needed: the language loads this file with the actions, and no plan.
+    from ..model.inventory import block_tensors
+
     arch, tp, pipeline = run.architecture, run.size("tp"), run.pipeline
     of_layer: dict[int, int] = {}
-    for kind in arch.kinds:
-        numbers = sum(each.cached(arch, tp, positions) for each in kind.block.layers())
+    for kind in run.kinds:
+        tensors = block_tensors(run.inventory, kind.first)
+        adapted = {each.adapter for each in tensors}
+        plain = {name_in_block(each.name) for each in tensors if not each.quantised and each.name not in adapted}
+        numbers = sum(each.cached(arch, tp, positions, plain) for each in kind.block.layers())
         of_layer |= dict.fromkeys(kind.layers, numbers)
     spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
     most = max(sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans)

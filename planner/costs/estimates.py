@@ -165,8 +165,10 @@ def _work(run: Resolved, stages: list[list[StagePlay]], less: BackwardLess) -> W
 
 def _again(stage: StagePlay) -> tuple[int, int]:
     """Operations of forwards that the backward of one microbatch runs a second time: of products, of attention."""
-    products = attention = 0
+    products, attention = stage.ends.again if stage.predicts else 0, 0
     for (block, again), count in stage.counts.items():
+        in_pieces = (op for op in block.trace.ops if op.piece is not None and op.runs_back)
+        products += count * sum(op.flops for op in in_pieces)
         if again and block.recompute is not None:
             found = second_run(block.trace, block.recompute)
             attention += count * sum(op.flops for op in found if op.attends)

@@ -5,7 +5,8 @@ from math import prod
 
 from attrs import evolve
 
-from .op_trace import MATMUL, OpTrace, TracedOp, TracedTensor
+from .memory_simulator import scratch_of
+from .op_trace import MATMUL, OpTrace, PieceTrace, TracedOp, TracedTensor
 
 
 def without_frozen(trace: OpTrace, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], *, below: bool) -> OpTrace:
@@ -30,13 +31,15 @@ def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str
     """An operation, given the values that have gradients; adds what it gives to them, if that has one."""
     if op.opens is not None or op.closes is not None:
         return op
+    if op.piece is not None:
+        return _of_pieces(op, op.piece, shapes, frozen, flows)
     trained = [name for name in op.parameters if name not in frozen]
     all_bytes, trained_bytes = (sum(prod(shapes[name]) for name in names) for names in (op.parameters, trained))
     receivers = tuple(value for value in op.inputs if id(value) in flows)
     if not receivers and not trained_bytes:
         forward, _ = op.scratch
         still = {"receivers": (), "keeps": (), "weights": 0, "added": 0, "scratch": (forward, 0), "back_calls": ()}
-        return evolve(op, runs_back=False, forgone=op.keeps, **still)
+        return evolve(op, runs_back=False, forgone=(*op.forgone, *op.keeps), **still)
     flows.update(id(value) for value in op.outputs)
     share = (trained_bytes, all_bytes or 1)
     weights, added = ((each * share[0] // share[1] if op.parameters else each) for each in (op.weights, op.added))
@@ -47,6 +50,21 @@ def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str
         keeps = (_other(op.inputs, receivers[0]).storage,)  # of two factors each is kept for the other's gradient
     calls = op.back_calls if receivers else ()
     return evolve(op, receivers=receivers, weights=weights, added=added, keeps=keeps, back_calls=calls)
+
+
+def _of_pieces(
+    op: TracedOp, piece: PieceTrace, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], flows: set[int]
+) -> TracedOp:
+    """The same of one that is done in pieces, which keeps all that it takes for any gradient."""
+    receivers = tuple(value for value in op.inputs if id(value) in flows)
+    piece = evolve(piece, trace=without_frozen(piece.trace, shapes, frozen, below=bool(receivers)))
+    weights, (forward, _) = sum(each.weights for each in piece.trace.ops), op.scratch
+    if not receivers and not weights:
+        still = {"keeps": (), "weights": 0, "added": 0, "scratch": (forward, 0)}
+        return evolve(op, runs_back=False, receivers=(), forgone=op.keeps, piece=piece, **still)
+    flows.update(id(value) for value in op.outputs)
+    scratch = (forward, scratch_of(piece)[1])
+    return evolve(op, receivers=receivers, weights=weights, added=weights, scratch=scratch, piece=piece)
 
 
 def _other(pair: tuple[TracedTensor, ...], value: TracedTensor) -> TracedTensor:

@@ -8,6 +8,8 @@ from ..resolved import Resolved
 from .local import Local
 from .op_trace import INDEX
 
+FP64 = 8
+
 
 @frozen(kw_only=True)
 class Ends:
@@ -17,7 +19,8 @@ class Ends:
     before the head. embedded: what the embedding keeps. embedding: its gradient. saved: what the last norm keeps beside
     its input. loss: what the chunked loss leaves, of which `weight` are the head's gradient. forward: the most alive in
     the head's forward beside its input, with what it leaves. backward: the same for the backward, beside what was left.
-    start: the most alive in the backward of the embedding beside the gradient that comes to it.
+    start: the most alive in the backward of the embedding beside the gradient that comes to it. again: operations of
+    the head's product, where the backward computes that a second time.
     """
 
     below: bool
@@ -30,10 +33,12 @@ class Ends:
     forward: int
     backward: int
     start: int
+    again: int = 0
 
 
 def ends_of(run: Resolved, local: Local) -> Ends:
-    """The loss takes `chunk` bytes of logits at a time, as `runtime/models/loss.py` does."""
+    """The loss takes `chunk` bytes of logits at a time, as `runtime/models/loss.py` does, or where it looks across
+    tokens `token_statistics.py`, which leaves to the backward what logits are computed of."""
     tp, sequence = run.size("tp"), run.spec.parallel.tp.sequence
     casts = local.width != local.exact
     hidden, stream, exact = local.whole, local.stream, local.between * local.dim * local.exact
@@ -52,23 +57,40 @@ def ends_of(run: Resolved, local: Local) -> Ends:
     # Its gradient, before that is scaled.
     scaled = stream if run.architecture.ends.embedding_scale is not None else 0
     down = (stream + gathers // 2 if gathers else 0) + (5 * exact if casts else 3 * exact)
+    left, forward, backward, again = (hidden if passes else 0) + weight, chunk, down if passes else 0, 0
+    numbers = 0
+    if run.spec.loss.across and (passes or weight):
+        # Numbers [T] in fp64: what is summed stays for the backward, side by side, with segments and log-probabilities.
+        numbers = (run.spec.loss.summed + 2) * local.tokens * FP64
+        left = hidden + local.tokens * local.exact * (1 + ("entropy_T" in reads_of(run)))
+        forward = left + max(_chunk(run, local, trained=False, passes=2), 2 * numbers) + each
+        second = (hidden if passes else 0) + _chunk(run, local, trained=weight > 0, passes=2, again=True)
+        backward = max(second, weight + backward)
+        again = 2 * local.tokens * local.vocab * local.dim
     return Ends(
         below=below,
         passes=passes,
         embedded=masked if embedding else 0,
         embedding=embedding,
-        saved=local.between * local.exact if passes else 0,
-        loss=(hidden if passes else 0) + weight,
+        saved=(local.between * local.exact if passes else 0) + numbers,
+        loss=left,
         weight=weight,
-        forward=max(norm, stream + gathers, chunk),
-        backward=down if passes else 0,
+        forward=max(norm, stream + gathers, forward),
+        backward=backward,
+        again=again,
         start=max(scaled, embedding + (2 * hidden if tp > 1 else 0)) if embedding else 0,
     )
 
 
-def _chunk(run: Resolved, local: Local, *, trained: bool) -> int:
+def reads_of(run: Resolved) -> tuple[str, ...]:
+    """What the loss reads of each token's logits."""
+    return run.spec.loss.reads(run.spec.loss.args())
+
+
+def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again: bool = False) -> int:
     """The most alive while the loss goes through the tokens, beside what it is given and the gradient of that. trained:
-    the head has a gradient.
+    the head has a gradient. passes: over the logits; in the first of two, and in the second one, which is
+    `again` and has their log-sum-exp at hand, nothing of the piece before is alive.
 
     Of one piece softmax and gradient are alive until those of the next take their names; for the entropy the logarithm
     of the softmax too, which the gradient then takes the place of.
@@ -78,13 +100,15 @@ def _chunk(run: Resolved, local: Local, *, trained: bool) -> int:
     tokens = min(local.tokens, max(1, int(run.spec.loss.chunk.value) // (4 * alive)))
     casts = local.width != local.exact
     logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
-    entropy = "entropy_T" in run.spec.loss.reads(run.spec.loss.args())
+    entropy = "entropy_T" in reads_of(run)
     saved = 2 * logits if entropy else logits
     slope = logits if arch.ends.logit_cap is not None else 0
-    before = slope + (saved + rounded if tokens < local.tokens else 0)
+    before = slope + (saved + rounded if tokens < local.tokens and passes == 1 else 0)
     # Added in place where no format changes.
     product = local.vocab * local.dim * local.width if casts and trained else 0
     steps = [before + logits + rounded, saved + rounded + max(slope, product), product if casts else 0]
+    if again:
+        return (local.vocab * local.dim * local.exact if trained else 0) + max(steps)
     if tp > 1 and shared:
         steps.append(before + 2 * logits)
     elif tp > 1:

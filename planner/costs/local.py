@@ -2,12 +2,14 @@
 
 from attrs import frozen
 
+from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.cluster import CLUSTERS
 from ..architecture import expert_widths
 from ..mesh.cluster import device_kind
 from ..plan import Hardware
 from ..resolved import Resolved, attention_kernels
 from ..units import BYTES
+from .op_trace import INDEX
 
 HOPPER = 9  # the capability of CUDA for which torch has kernels of grouped products
 WIDEST_FLASH = 256  # the largest head that flash attention knows
@@ -21,7 +23,8 @@ class Local:
     cuts the sequence; routed: those it sends to experts. sequence: positions of a whole row. heads, kv_heads, ffn: its
     share of them; spread_kv: key/value heads as ulysses deals them out, with copies. width, exact: bytes of a number in
     the computation and in what is computed exactly. attention: the kernel of rows that lie on one rank. flash: kernels
-    spare scores of attention. grouped: one kernel computes all experts.
+    spare scores of attention. grouped: one kernel computes all experts. token_keys: bytes of the numbers of tokens by
+    which inputs are dropped.
     """
 
     rows: int
@@ -41,6 +44,7 @@ class Local:
     attention: str
     flash: bool
     grouped: bool
+    token_keys: int
 
     @property
     def stream(self) -> int:
@@ -65,7 +69,7 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
     """The sizes on every rank of `run`; those of the rank with the most, where they differ."""
     arch, batch, spec = run.architecture, run.batch, run.spec
     tp, ulysses = run.size("tp"), run.size("ulysses")
-    tokens = batch.micro * batch.sequence // run.context
+    tokens = run.positions
     kv_heads = arch.kv_heads // tp
     device = "cpu" if device_kind(spec) == "cpu" else "cuda"
     compute = run.formats.compute
@@ -90,7 +94,9 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
         flash=flash,
         grouped=compute == "bf16"
         and _capability(cluster) == HOPPER
-        and not any(each % 8 for each in expert_widths(arch)),
+        and not any(each % 8 for each in expert_widths(arch))
+        and not isinstance(arch.adapter, TaskAdapters),  # experts are then computed one after the other
+        token_keys=INDEX * tokens if arch.adapter is not None and arch.adapter.drops else 0,
     )
 
 

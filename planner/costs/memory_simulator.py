@@ -11,7 +11,7 @@ from typing import Literal
 
 from attrs import define, field, frozen
 
-from .op_trace import FsdpUnit, OpTrace, TracedOp, TracedTensor
+from .op_trace import FsdpUnit, OpTrace, PieceTrace, TracedOp, TracedTensor
 
 Sums = Literal["own", "keep", "exchange", "each"]
 
@@ -66,7 +66,10 @@ def keeps_input(trace: OpTrace) -> bool:
 def second_run(trace: OpTrace, recompute: Recompute) -> list[TracedOp]:
     """The operations that are done again in the backward: none after the last that keeps something, nor those whose
     results were kept."""
-    return [op for op in _until_last_keeper(trace) if op.saved not in recompute.saved]
+    ops = _until_last_keeper(trace)
+    if ops and ops[-1].piece is not None:
+        ops.pop()
+    return [op for op in ops if op.saved not in recompute.saved]
 
 
 def _until_last_keeper(trace: OpTrace) -> list[TracedOp]:
@@ -130,6 +133,18 @@ def exchange(unit: FsdpUnit | None, buffer: int, handling: Handling) -> Played:
     if handling.sums in ("exchange", "each"):
         player.free(player.buffer)  # nothing comes after it
     return Played(player.peak, player.live)
+
+
+def scratch_of(piece: PieceTrace) -> tuple[int, int]:
+    """What is alive while an operation is done in pieces: in the forward, which keeps nothing of them, and in the
+    backward beside gradients of parameters as they are in the end."""
+    trace, weights = piece.trace, sum(op.weights for op in piece.trace.ops)
+    there, back = _Player(), _Player()
+    there.run(trace.ops, frozenset())
+    later = {id(trace.input), id(trace.ops[-1].outputs[0])}
+    back.run(trace.ops, {id(value) for op in trace.ops for value in op.keeps} | later)
+    back.run_back(trace, later, None)
+    return there.peak, piece.wider * weights + back.peak - weights
 
 
 def _stored(trace: OpTrace, recompute: Recompute) -> list[TracedTensor]:
@@ -217,7 +232,8 @@ class _Player:
                 if id(value) not in known:
                     self.make(value.size)
                     allocated[id(value)] = value.size
-            if not op.results or id(op.results[0]) not in known:
+            stopped = again and op is ops[-1] and op.piece is not None
+            if not stopped and (not op.results or id(op.results[0]) not in known):
                 self.touch(op.scratch[0])
             for value in op.extra:
                 if id(value) not in stays:

@@ -4,7 +4,7 @@ It is to a block of the model what a graph of autograd is: played forward and ba
 how much is alive at any moment, which the sizes of single tensors do not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from attrs import Factory, define, field, frozen
@@ -82,6 +82,15 @@ class FsdpUnit:
         return self.output != self.shard
 
 
+@frozen(eq=False)
+class PieceTrace:
+    """One of the pieces of positions in which an operation is done. trace: its operations. wider: gradients of
+    parameters are summed over pieces in a format so many times as wide as that of the computation."""
+
+    trace: "OpTrace"
+    wider: int
+
+
 @define(eq=False, kw_only=True)
 class TracedOp:
     """One operation.
@@ -93,7 +102,8 @@ class TracedOp:
     which are named as inside the block. added: bytes of gradients of parameters that are complete behind its backward,
     as those of slices are not. scratch: what is alive only while its forward, and its backward, runs. flops: of its
     forward. attends: they grow with the pairs of positions of a document. opens, closes: an FSDP unit whose module
-    begins here, or ends.
+    begins here, or ends. piece: of one that is done in pieces, which the backward does again one after the
+    other; it keeps what it takes before it computes.
     """
 
     inputs: tuple[TracedTensor, ...] = ()
@@ -113,6 +123,7 @@ class TracedOp:
     back_calls: tuple[CollectiveCall, ...] = ()
     opens: FsdpUnit | None = None
     closes: FsdpUnit | None = None
+    piece: PieceTrace | None = None
     runs_back: bool = True
     forgone: tuple[TracedTensor, ...] = ()
     receivers: tuple[TracedTensor, ...] = Factory(lambda op: op.inputs, takes_self=True)
@@ -146,9 +157,12 @@ class OpTrace:
         attends: bool = False,
         calls: Sequence[CollectiveCall] = (),
         back_calls: Sequence[CollectiveCall] = (),
+        piece: PieceTrace | None = None,
+        named: Sequence[TracedTensor] = (),
     ) -> TracedTensor:
         """Record an operation that makes a value of `makes` bytes; `extra`: sizes of others that it makes and keeps;
-        `arranged`: the same of what it makes of its inputs first, which is no result of it."""
+        `arranged`: the same of what it makes of its inputs first, which is no result of it; `named`: values that the
+        backward does not need, and that have a name until the layer is done."""
         output = TracedTensor(makes, makes)
         others = tuple(TracedTensor(size, 0) for size in extra)
         first = tuple(TracedTensor(size, 0) for size in arranged)
@@ -172,6 +186,8 @@ class OpTrace:
                 attends=attends,
                 calls=tuple(calls),
                 back_calls=tuple(back_calls),
+                piece=piece,
+                forgone=tuple(value.storage for value in named),
             )
         )
         return output
@@ -227,6 +243,12 @@ class OpTrace:
     def parameters(self) -> list[str]:
         """The parameters in the order in which the forward uses them."""
         return list(dict.fromkeys(name for op in self.ops for name in op.parameters))
+
+    @property
+    def single(self) -> "Iterator[TracedOp]":
+        """The operations, of those that are done in pieces the ones of a piece."""
+        for op in self.ops:
+            yield from (op,) if op.piece is None else op.piece.trace.ops
 
     def mark(self, *, opens: FsdpUnit | None = None, closes: FsdpUnit | None = None) -> None:
         """An FSDP unit inside the block begins or ends here; None: there is none."""

@@ -49,7 +49,7 @@ class BlockPlay:
     @property
     def passing(self) -> frozenset[str]:
         """The parameters, named as inside the block, whose operations give a gradient to what they take."""
-        return frozenset(name for op in self.trace.ops if op.receivers for name in op.parameters)
+        return frozenset(name for op in self.trace.single if op.receivers for name in op.parameters)
 
     @property
     def owners(self) -> list[TracedOp]:
@@ -102,7 +102,7 @@ class StagePlay:
 
     @property
     def rotation(self) -> int:
-        """Cosines and sines of all positions, once for all blocks with the same angles."""
+        """Cosines and sines of all positions, once for all blocks with the same angles; and keys of tokens."""
         return self._turned_by({block.angles for block, _ in self.blocks})
 
     @property
@@ -111,7 +111,8 @@ class StagePlay:
         return self._turned_by({block.angles for block, _ in self.blocks if block.attends_back})
 
     def _turned_by(self, angles: set[RotaryAngles | None]) -> int:
-        return 2 * self.local.tokens * self.local.width * sum(each.width for each in angles if each is not None)
+        widths = sum(each.width for each in angles if each is not None)
+        return 2 * self.local.tokens * self.local.width * widths + self.local.token_keys
 
     @property
     def loss(self) -> int:

@@ -23,8 +23,9 @@ from ..resolved import Resolved
 from ..schedule.stops import agree_args
 from ..units import BYTES
 from .fsdp_traffic import partial
+from .head_memory import FP64, reads_of
 from .memory_simulator import second_run
-from .op_trace import INDEX, TP, CollectiveCall
+from .op_trace import CP, INDEX, TP, CollectiveCall
 from .stage_play import StagePlay
 
 PP = "setup.parallel.pp"
@@ -61,6 +62,7 @@ def _calls_of_coordinate(run: Resolved, stages: list[StagePlay], pp: int) -> Col
         split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and stage.splits
         _blocks(calls, stage, count, split)
         _ends(calls, run, stage, count)
+        _sequences(calls, run, stage, count)
         _between(calls, run, stage, count)
     for call, times in run.stack.calls(run, stages, pp):
         calls.add(call, times)
@@ -94,7 +96,7 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
         if stage.ends.passes:
             calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
-        reads = run.spec.loss.reads(run.spec.loss.args())
+        reads = reads_of(run)
         alive = local.vocab if tensor.loss else run.architecture.vocab
         piece = max(1, int(run.spec.loss.chunk.value) // (4 * alive))
         for first in range(0, local.tokens, piece):
@@ -105,6 +107,14 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
                 calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
                 calls.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
+
+
+def _sequences(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
+    """Sums over the tokens of each sequence, where ranks hold some of them: of rows that are a document each."""
+    loss = run.spec.loss
+    if stage.predicts and loss.across:
+        for axis in run.wide("ring", "ulysses"):
+            calls.add(CollectiveCall(axis, "all_reduce", CP, loss.summed * run.batch.micro * FP64), count)
 
 
 def _between(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
@@ -123,7 +133,7 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     spec, batch, arch = run.spec, run.batch, run.architecture
     world = " · ".join(run.wide(*AXES))
     if len(run.pipeline.readers) < run.size("pp"):
-        size = 4 * batch.accumulate * batch.micro * batch.sequence
+        size = 4 * batch.accumulate * batch.micro * (batch.sequence + 2 * len(run.row_numbers))
         calls.add(CollectiveCall("pp", "broadcast", "step.share_outline", size))
     schedule = fill_schedule(spec, batch.declared_steps)
     clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
@@ -131,15 +141,13 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     # square of the norm, and the loss.
     asked = len(SIGNALS) + bool(agree_args(spec)) + 2  # a command from outside, and its number
     asked += acts_together(spec)
-    calls.add(CollectiveCall(world, "all_reduce", "step.agree", (4 + asked + clocks) * 8))
-    calls.add(
-        CollectiveCall(
-            world,
-            "all_reduce",
-            "step.clip" if spec.optimizer.clip_args() else "step.gradient_norm",
-            (2 if spec.loss.plain else 3) * 8,
-        )
-    )
+    counted = 4 + (spec.loss.unit != "token")
+    calls.add(CollectiveCall(world, "all_reduce", "step.agree", (counted + asked + clocks) * 8))
+    norm, sums = ("step.clip" if spec.optimizer.clip_args() else "step.gradient_norm"), 2
+    if spec.tasks:  # and the valid tokens of each
+        norm, sums = "step.task_gradients", 3 * len(spec.tasks)
+    recorded = 0 if spec.loss.plain else 1 + len(spec.loss.measured)
+    calls.add(CollectiveCall(world, "all_reduce", norm, (sums + recorded) * 8))
     if arch.router_bias_speed > 0:
         calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
     _gradient_sums(calls, run, pp)

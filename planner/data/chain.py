@@ -7,7 +7,7 @@ from ...dsl.schema.collators import KINDS, LINKS, LOCAL_MICROBATCH, MICROBATCH, 
 from ...dsl.schema.component import UserComponent
 from ...dsl.spec import Spec
 from ..findings import Findings
-from ..plan import Plan
+from ..plan import Node, Plan
 
 
 def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
@@ -43,6 +43,12 @@ def node_ids(links: tuple[Link, ...]) -> list[str]:
     return found
 
 
+def changes_documents(node: Node) -> bool:
+    """Whether documents are others behind the link of a node."""
+    link = LINKS.get(node.op.partition(".")[2])
+    return node.op == "collate.user" or (link is not None and link.changes)
+
+
 def check_chain(spec: Spec, found: Findings) -> None:
     """Each link must take what the one before it gives, from the rows of the reader to what a model takes."""
     given, before = RAW_ROWS, "the reader"
@@ -64,9 +70,9 @@ def _hint(spec: Spec, link: Link | None, given: str) -> str:
     if not any(isinstance(each, UserComponent) for each in spec.collate):
         return f"write `collate = {' -> '.join(each.name for each in usual_chain())}`"
     if isinstance(link, UserComponent):
-        giver = next((name for name, each in LINKS.items() if each.gives == link.takes), None)
+        giver = next((name for name, each in LINKS.items() if each.gives == link.takes and not each.changes), None)
         return f"put `{link.function}` behind `{giver}`" if giver else f"put `{link.function}` first"
     if link is not None and KINDS.index(link.takes) < KINDS.index(given):
         return f"leave `{link.name}` out: that is done already"
-    needed = next(name for name, each in LINKS.items() if each.takes == given)
+    needed = next(name for name, each in LINKS.items() if each.takes == given and not each.changes)
     return f"`{needed}` takes {given}: write it next"

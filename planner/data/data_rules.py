@@ -19,6 +19,7 @@ from ..findings import Findings
 from ..schedule.mixing import amount, amounts
 from .chain import check_chain
 from .form_rules import check_forms, has_turns
+from .loss_rules import check_reads
 from .mixture_rules import check_training
 from .tokenizer_folder import TokenizerUnreadable
 
@@ -52,10 +53,11 @@ def actions_of(spec: Spec) -> Iterator[tuple[str, Action]]:
 
 
 def _check_used(spec: Spec, found: Findings) -> None:
-    """Every dataset is trained on or evaluated."""
+    """Every dataset is trained on or evaluated, and those that are have what the loss reads."""
     phases = (None, *spec.phases.values())
     mixes = [amounts(spec, phase) for phase in phases]
     training = {name for mixed in mixes for name, taken in mixed.items() if taken > 0}
+    check_reads(spec, training, set(evaluated(spec)), found)
     for name in spec.datasets:
         switched_off = name in spec.mixture.weights and not amount(spec.mixture.weights[name])
         if name not in training and name not in evaluated(spec) and not switched_off and not found.failed:

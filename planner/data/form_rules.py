@@ -1,15 +1,28 @@
-"""Rules about the form of records: plain text, conversations or pairs, each with the settings it has and no others."""
+"""Rules about the form of records: text, conversations, pairs, tokens, each with the settings it has and no others."""
 
 from ...dsl.schema.data import Dataset
 from ...dsl.schema.setting import AUTO
 from ...dsl.schema.sources import SOURCES
 from ...dsl.spec import Spec
+from ...dsl.spec_text import is_plain
 from ..findings import Findings
 
 TEXT = "text"  # the field of plain text unless a spec names another
 CHAT = "messages"
 PAIRS = ("prompt", "response")
 QUESTIONS = ("choices", "question", "answer")
+ANSWERS = ("chosen", "rejected")
+TOKENS = "tokens"
+MESSAGE_KEYS = ("message_train", "message_weight")
+# What each of these settings is for, and how to say which records there are.
+_BESIDE = {
+    "label": ("pairs of `prompt` and `response`", ("response",)),
+    "input": ("pairs of `prompt` and `response`", ("response",)),
+    "mask": ("token ids (`tokens`)", (TOKENS,)),
+    "tools": ("conversations", (CHAT, "response", "chosen")),
+    "message_train": ("conversations in `messages`", (CHAT,)),
+    "message_weight": ("conversations in `messages`", (CHAT,)),
+}
 
 
 def check_forms(spec: Spec, found: Findings) -> None:
@@ -25,15 +38,21 @@ def check_forms(spec: Spec, found: Findings) -> None:
 
 
 def has_turns(dataset: Dataset) -> bool:
-    """Whether its records are conversations or pairs, and nothing contradicts that."""
-    return (dataset.messages is not None or dataset.prompt is not None) and _problem(dataset) is None
+    """Whether its records are conversations or pairs that a template writes, and nothing contradicts that."""
+    # Of answers with the prompt inside, the records say whether they are texts or messages.
+    turns = dataset.messages is not None or dataset.prompt is not None
+    turns = turns or (dataset.has_pairs and dataset.template is not AUTO)
+    return turns and _problem(dataset) is None
 
 
 Problem = tuple[str, str, str, str]
 
 
 def _problem(dataset: Dataset) -> Problem | None:
-    return _fields(dataset) or _questions(dataset) or _form(dataset)
+    return (
+        _fields(dataset) or _questions(dataset) or _answers(dataset) or _tokens(dataset) or _form(dataset)
+        or _beside(dataset) or _numbers(dataset)
+    )  # fmt: skip
 
 
 def _fields(dataset: Dataset) -> Problem | None:
@@ -41,7 +60,8 @@ def _fields(dataset: Dataset) -> Problem | None:
     source = dataset.source
     if source.records == "fields":
         return None
-    named = [name for name in (CHAT, *PAIRS, QUESTIONS[0]) if getattr(dataset, name) is not None]
+    named = [name for name in (CHAT, *PAIRS, QUESTIONS[0], *ANSWERS, TOKENS) if getattr(dataset, name) is not None]
+    named += [name for name in (*_BESIDE, "columns", "values") if getattr(dataset, name)]
     named += [TEXT] if dataset.text != TEXT else []
     if not named:
         return None
@@ -64,7 +84,8 @@ def _questions(dataset: Dataset) -> Problem | None:
         known = f"{', '.join(others)} and {last}" if others else last
         message = f"{source.kind} gives fields of text, and `{choices}` is a list of texts"
         return "X517", choices, message, f"read questions by {known}, or by a source of your own"
-    others = [name for name in (CHAT, *PAIRS) if getattr(dataset, name) is not None]
+    others = [name for name in (CHAT, *PAIRS, *ANSWERS, TOKENS) if getattr(dataset, name) is not None]
+    others += [name for name in (*_BESIDE, "columns", "values") if getattr(dataset, name)]
     others += [TEXT] if dataset.text != TEXT else []
     others += ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
     others += ["oversized"] if dataset.oversized != "split" else []
@@ -76,17 +97,77 @@ def _questions(dataset: Dataset) -> Problem | None:
     return None
 
 
+def _answers(dataset: Dataset) -> Problem | None:
+    """Two answers come together, and are no other form of record."""
+    if not dataset.has_pairs:
+        return None
+    for name, other in (ANSWERS, ANSWERS[::-1]):
+        if getattr(dataset, other) is None:
+            return "X516", name, f"`{name}` without `{other}`", f"name the field of the other answer: `{other} = …`"
+    others = [name for name in (CHAT, PAIRS[1], TOKENS) if getattr(dataset, name) is not None]
+    others += [TEXT] if dataset.text != TEXT else []
+    others += ["train_on"] if dataset.train_on != "auto" else []
+    if others:
+        message = f"records are pairs of answers (`{ANSWERS[0]}`), and `{others[0]}` is not for these"
+        return "X516", others[0], message, f"leave out `{others[0]}` or `{ANSWERS[0]}`"
+    return None
+
+
+def _tokens(dataset: Dataset) -> Problem | None:
+    """Token ids are no text."""
+    if dataset.tokens is None:
+        return None
+    others = [name for name in (CHAT, *PAIRS, "tools") if getattr(dataset, name) is not None]
+    others += [TEXT] if dataset.text != TEXT else []
+    others += ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
+    if others:
+        message = f"records are token ids (`{TOKENS}`), and `{others[0]}` is not for these"
+        return "X516", others[0], message, f"leave out `{others[0]}` or `{TOKENS}`"
+    return None
+
+
+def _beside(dataset: Dataset) -> Problem | None:
+    """What is read beside the text of a record belongs to its form."""
+    for name, (records, needed) in _BESIDE.items():
+        if getattr(dataset, name) is None:
+            continue
+        if all(getattr(dataset, other) is None for other in needed):
+            return "X516", name, f"`{name}` is for {records}", f"remove `{name}`, or name their field"
+        if name in MESSAGE_KEYS and dataset.train_on == "all":
+            message = f"`{name}` chooses among the turns of the assistant, and `train_on = all` takes every token"
+            return "X516", name, message, f"leave out `train_on` or `{name}`"
+    return None
+
+
+def _numbers(dataset: Dataset) -> Problem | None:
+    """Every number that losses read has one name, which can be that of a file, and one origin."""
+    for setting in ("columns", "values"):
+        for name, field in getattr(dataset, setting).items():
+            if not is_plain(name) or not field:
+                what = f"`{name}` is not a name" if field else f"`{name}` has no field"
+                hint = "write names of letters, digits and `_`, and the field of each"
+                return "X516", setting, f"{setting}: {what}", hint
+    if dataset.message_weight is not None and "weights" in dataset.columns:
+        message = "`message_weight` and `columns` both give the column `weights`"
+        return "X516", "columns", message, "keep one of them"
+    if dataset.label is not None and "label" in dataset.values:
+        return "X516", "values", "`label` and `values` both give the value `label`", "keep one of them"
+    return None
+
+
 def _form(dataset: Dataset) -> Problem | None:
     """Settings that contradict each other."""
     pair = [name for name in PAIRS if getattr(dataset, name) is not None]
     if dataset.messages is not None and pair:
         hint = "keep the one that the records have"
         return "X516", pair[0], f"records are conversations (`{CHAT}`) or pairs (`{pair[0]}`), not both", hint
-    if len(pair) == 1:
+    if len(pair) == 1 and not dataset.has_pairs:
         other = PAIRS[1 - PAIRS.index(pair[0])]
         message = f"`{pair[0]}` without `{other}`"
         return "X516", pair[0], message, f"name the field of the {other}, or use `text` for plain text"
     form = CHAT if dataset.messages is not None else PAIRS[0] if pair else ""
+    if dataset.has_pairs or dataset.tokens is not None:
+        return None
     if form and dataset.text != TEXT:
         message = f"`{TEXT}` is for plain text, and with `{form}` the records are not plain text"
         return "X516", TEXT, message, f"leave out `{TEXT}` or `{form}`"
@@ -103,6 +184,10 @@ def _said(dataset: Dataset) -> str:
         return f"conversations in `{dataset.messages}`"
     if dataset.choices is not None:
         return f"questions in `{dataset.question}` with choices in `{dataset.choices}`"
+    if dataset.has_pairs:
+        return f"pairs of answers in `{dataset.chosen}` and `{dataset.rejected}`"
+    if dataset.tokens is not None:
+        return f"token ids in `{dataset.tokens}`"
     if dataset.prompt is not None:
         return f"pairs of `{dataset.prompt}` and `{dataset.response}`"
     return "plain text"

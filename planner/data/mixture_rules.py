@@ -21,9 +21,10 @@ def check_training(spec: Spec, found: Findings) -> None:
     _check_names(spec, "data.mixture", "mixture", spec.mixture.weights, found)
     for phase in spec.phases.values():
         _check_names(spec, f"data.mix.{phase.name}", f"phase.{phase.name}.mix", phase.mix, found)
-    if spec.mixture.weights and "temperature" in spec.datasets:
-        message = "a dataset called `temperature` cannot have a weight: in `mixture` this is the name of a setting"
-        found.fail("data.mixture", "X513", "dataset.temperature", message, "rename the dataset")
+    settings = (name for name in settings_of(type(spec.mixture)) if name in spec.datasets)
+    if spec.mixture.weights and (name := next(settings, None)) is not None:
+        message = f"a dataset called `{name}` cannot have a weight: in `mixture` this is the name of a setting"
+        found.fail("data.mixture", "X513", f"dataset.{name}", message, "rename the dataset")
     if spec.mixture.weights or spec.phases:
         _check_weights(spec, found)
         _check_epochs(spec, found)

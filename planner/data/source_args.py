@@ -22,31 +22,71 @@ def source_args(dataset: Dataset, seed: int) -> dict[str, Any]:
 
 
 def reads(dataset: Dataset) -> dict[str, Any]:
-    """form: text, chat, instruction or choices; with it the fields of a record, and what is trained on."""
+    """form: text, chat, instruction, choices, preference or tokens; with it the fields of a record, and what is trained
+    on."""
     if dataset.choices is not None:
         return {"form": "choices", **{name: getattr(dataset, name) for name in ("question", "choices", "answer")}}
+    beside = _beside(dataset)
+    if dataset.tokens is not None:
+        return {"form": "tokens", "tokens": dataset.tokens, **beside}
+    template = {"template": "auto" if dataset.template is AUTO else portable(str(dataset.template))}
+    if dataset.has_pairs:
+        fields = {"prompt": dataset.prompt, "chosen": dataset.chosen, "rejected": dataset.rejected}
+        return {"form": "preference", **fields, **template, **beside}
     if dataset.messages is None and dataset.prompt is None:
         fields = {"text": dataset.text} if dataset.source.records == "fields" else {}
-        return {"form": "text", **fields}
-    common: dict[str, Any] = {
-        "template": "auto" if dataset.template is AUTO else portable(str(dataset.template)),
-        "train_on": TRAIN_ON if dataset.train_on == "auto" else dataset.train_on,
-    }
+        return {"form": "text", **fields, **beside}
+    common = {**template, "train_on": TRAIN_ON if dataset.train_on == "auto" else dataset.train_on, **beside}
     if dataset.messages is not None:
         return {"form": "chat", "messages": dataset.messages, **common}
     return {"form": "instruction", "prompt": dataset.prompt, "response": dataset.response, **common}
 
 
+# Settings that name what is read beside the text of a record, and what that is.
+BESIDE = {
+    "input": "further input in",
+    "tools": "tools in",
+    "mask": "mask in",
+    "label": "label in",
+    "message_train": "trained messages by",
+    "message_weight": "weights of messages by",
+    "columns": "numbers along the tokens:",
+    "values": "numbers of a record:",
+}
+
+
+def _beside(dataset: Dataset) -> dict[str, Any]:
+    """The settings of BESIDE that a spec has."""
+    return {name: value for name in BESIDE if (value := getattr(dataset, name))}
+
+
 def form_text(reads: dict[str, Any]) -> str:
-    """Of conversations and pairs: their fields, and what of them is trained on; of questions their fields; empty for
-    plain text."""
-    if reads["form"] == "text":
-        return ""
-    if reads["form"] == "choices":
-        fields = [f"`{reads[name]}`" for name in ("question", "choices", "answer")]
-        return f"questions in {fields[0]} with choices in {fields[1]}, the right one in {fields[2]}"
+    """Of conversations, pairs and token ids: their fields, and what of them is trained on; of questions their fields;
+    empty for plain text with nothing beside it."""
+    beside = [f"{words} {_fields_text(reads[name])}" for name, words in BESIDE.items() if name in reads]
+    return ", ".join(filter(None, [_content_text(reads), *beside]))
+
+
+def _fields_text(fields: str | dict[str, str]) -> str:
+    if isinstance(fields, str):
+        return f"`{fields}`"
+    return " and ".join(f"{name} in `{field}`" for name, field in sorted(fields.items()))
+
+
+def _content_text(reads: dict[str, Any]) -> str:
+    match reads["form"]:
+        case "text":
+            return ""
+        case "choices":
+            fields = [f"`{reads[name]}`" for name in ("question", "choices", "answer")]
+            return f"questions in {fields[0]} with choices in {fields[1]}, the right one in {fields[2]}"
+        case "tokens":
+            return f"token ids in `{reads['tokens']}`"
+    template = "the tokenizer's template" if reads["template"] == "auto" else f"template {reads['template']}"
+    if reads["form"] == "preference":
+        prompt = "the prompt inside" if reads["prompt"] is None else f"the prompt in `{reads['prompt']}`"
+        return f"pairs of answers, `{reads['chosen']}` preferred to `{reads['rejected']}`, {prompt}, by {template}"
     fields = f"`{reads['messages']}`" if reads["form"] == "chat" else f"`{reads['prompt']}` and `{reads['response']}`"
     records = "conversations in" if reads["form"] == "chat" else "pairs of"
     trained = {"assistant": "the assistant's turns", "last": "the assistant's last turn", "all": "everything"}
-    template = "the tokenizer's template" if reads["template"] == "auto" else f"template {reads['template']}"
     return f"{records} {fields} by {template}, trained on {trained[reads['train_on']]}"

@@ -189,7 +189,7 @@ def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Ch
 
 
 def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
-    alike = ("adapter" in saved["model"]) == ("adapter" in planned["model"])
+    alike = _adapted(saved["model"]) == _adapted(planned["model"])
     before, after = (_settings(each["model"], each_of_adapter=alike) for each in (saved, planned))
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     changed = [name for name in changed if name not in ("family", "user", "block")]
@@ -221,17 +221,33 @@ def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMis
 
 def _settings(model: Mapping[str, Any], *, each_of_adapter: bool) -> dict[str, Any]:
     """Name → value of the settings of a model, in which `rope` is left out where nothing is scaled, and of its adapter
-    as `adapter.rank`; else `adapter` is which one it has."""
-    given = model.get("adapter", {})
-    adapter = {f"adapter.{name}": value for name, value in given.items()}
-    if not each_of_adapter:
-        adapter = {"adapter": given.get("kind")}
+    as `adapter.rank`, of those of tasks as `task.sql.adapter.rank`; else `adapter` is which one it has."""
+    adapter: dict[str, Any] = {"adapter": _adapted(model)}
+    if each_of_adapter:
+        given = {"": model.get("adapter", {})}
+        if "tasks" in given[""]:
+            given = {f"task.{task}.": own for task, own in given[""]["tasks"].items()}
+        adapter = {f"{of}adapter.{name}": value for of, own in given.items() for name, value in own.items()}
     return {"rope": {}, **{name: value for name, value in model.items() if name != "adapter"}, **adapter}
+
+
+def _adapted(model: Mapping[str, Any]) -> str | None:
+    """Which adapter a model has; of several `tasks`."""
+    adapter = model.get("adapter", {})
+    return "tasks" if "tasks" in adapter else adapter.get("kind")
+
+
+def _of_adapter(name: str) -> bool:
+    """Whether a setting is one of an adapter."""
+    return name.startswith(("adapter", "task."))
 
 
 def _common(causes: list[str]) -> str:
     """The path of what several settings are of."""
-    return "adapter" if all(name.startswith("adapter.") for name in causes) else "model"
+    if not all(map(_of_adapter, causes)):
+        return "model"
+    blocks = {name.rpartition(".adapter.")[0] for name in causes}
+    return "adapter" if blocks == {""} else f"{blocks.pop()}.adapter" if len(blocks) == 1 else "task"
 
 
 def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], Resuming]:
@@ -240,9 +256,11 @@ def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[s
     known: dict[str, Resuming] = {name: what for family in families for name, what in family.resuming.items()}
     others: list[Resuming] = [family.other for family in families if family.other != Model.other]
     other = others[0] if others else Model.other
-    for kind in {model["adapter.kind"] for model in (before, after) if "adapter.kind" in model} & ADAPTERS.keys():
-        known |= {f"adapter.{name}": what for name, what in ADAPTERS[kind].resuming.items()}
-    return lambda name: known.get(name, "shape" if name.startswith("adapter") else other)
+    kinds = {(key, each) for model in (before, after) for key, each in model.items() if key.endswith("adapter.kind")}
+    for key, kind in kinds:
+        if kind in ADAPTERS:
+            known |= {f"{key.removesuffix('kind')}{name}": what for name, what in ADAPTERS[kind].resuming.items()}
+    return lambda name: known.get(name, "shape" if _of_adapter(name) else other)
 
 
 def _family(model: Mapping[str, Any]) -> type[Model] | None:
@@ -261,7 +279,7 @@ def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 def setting_path(name: str) -> str:
     """The setting behind a field of an architecture."""
-    return name if name.startswith("adapter") else f"model.{name.replace('router_', 'router.')}"
+    return name if _of_adapter(name) else f"model.{name.replace('router_', 'router.')}"
 
 
 def _spell(value: Any) -> str:

@@ -8,6 +8,7 @@ from ...dsl.schema.tokenizers import tokenizer_kind
 from ..data.chain import node_ids, resolve_chain
 from ..data.data_rules import evaluated
 from ..data.source_args import form_text, source_args
+from ..model.tasks import task_of
 from ..resolved import Resolved
 from ..schedule.arithmetic import microbatches_text
 from ..units import count_text, plural
@@ -36,6 +37,8 @@ def add_data(graph: Builder, run: Resolved) -> str:
         "prefetch": run.spec.batch.prefetch,
         "workers": run.spec.batch.workers if run.spec.batch.prefetch else 0,
     }
+    if tasks := sorted(run.spec.tasks):
+        args["task_of"] = [tasks.index(task_of(run.spec, name) or "") for name in run.training]
     if batch.ramp:
         args["ramp"] = {"rows": batch.first_rows, "steps": batch.ramp}
     dealt = ""
@@ -49,6 +52,8 @@ def add_data(graph: Builder, run: Resolved) -> str:
         by = "shares" if run.phases[0].passes is None else "epochs"
         drawn = f"draw rows of {plural(len(run.training), 'dataset')} by their {by}, each shuffled by seed"
     does = f"{drawn}; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
+    if tasks:
+        does += "; those of a task side by side in a microbatch"
     if batch.ramp:
         sizes = batch.row_sizes
         does += f"; {sizes.first:,} in the first step, growing evenly by {plural(sizes.grows_by, 'row')} "
@@ -63,7 +68,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
         "dataset": dataset.name,
         **source_args(dataset, seed),
         "holdout": dataset.holdout.fraction,
-        "oversized": dataset.oversized if dataset.choices is None else "truncate_front",
+        "oversized": dataset.long_documents if dataset.choices is None else "truncate_front",
         "bad_records": dataset.bad_records,
         "seed": seed,
         "sequence": run.batch.sequence,
@@ -76,6 +81,9 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     does += f", lay documents into rows of {run.batch.sequence:,}"
     if dataset.choices is not None:
         does += ", each choice with its question; the front of what is longer than a row is cut off"
+    if dataset.has_pairs:
+        long = {"skip": "left out", "truncate": "cut, both sides to the same length", "error": "an error"}
+        does += f", both sides of a pair in one; a pair longer than a row is {long[dataset.long_documents]}"
     if group := row_link(run.spec.collate).grouped:
         does += f", best fit within {group:,}"
     if dataset.holdout.fraction:

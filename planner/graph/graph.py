@@ -9,7 +9,7 @@ from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..mesh.cluster import device_kind
 from ..mesh.mesh import AXES
-from ..model.groups import OP, group_text
+from ..model.groups import OP, group_text, name_of, task_text
 from ..plan import Command, Edge, Estimates, Node, Timeline
 from ..resolved import Resolved
 from ..schedule.horizon import waits_for_data
@@ -128,9 +128,11 @@ def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
 
 def _groups(graph: Builder, run: Resolved, last: str) -> str:
     """What is different for some of the parameters."""
-    for group, args in zip(run.spec.groups.values(), run.groups.groups, strict=True):
-        does = group_text(run, group)
-        last = graph.add("setup", OP, does, id=f"{OP}.{group.name}", args=dict(args), after=((last, "optimizer"),))
+    texts = [group_text(run, group) for group in run.spec.groups.values()]
+    texts += [task_text(run, task) for task in run.spec.tasks]
+    for does, args in zip(texts, run.groups.groups, strict=True):
+        name = name_of(args).replace(" ", ".")
+        last = graph.add("setup", OP, does, id=f"{OP}.{name}", args=dict(args), after=((last, "optimizer"),))
     return last
 
 

@@ -1,8 +1,10 @@
 """The nodes that make a model and prepare its modules: build → loss → tp → cp → ep → freeze → quantise →
-activation → routing_replay → compile; and those that give it values."""
+activation → routing_replay → tile_mlp → compile; and those that give it values."""
 
+import math
 from typing import Any, Final
 
+from ...dsl.schema.adapters import TaskAdapters
 from ..architecture import EMBEDDING, HEAD, expert_module
 from ..canonical import portable
 from ..mesh.sharding import tensor_rules
@@ -23,6 +25,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     """Add the chain; the id of its last node, after which the model holds its initial weights."""
     last = _loss(graph, run, _build(graph, run, after))
     for part in (
+        _tasks,
         _tensor_parallel,
         _context_parallel,
         _expert_parallel,
@@ -30,18 +33,27 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
         _quantise,
         _activation,
         _routing_replay,
+        _tile_mlp,
         _compile,
     ):
         last = part(graph, run, last)
     last = add_pipeline(graph, run, run.stack.shard(graph, run, last))
     last = add_base(graph, run, add_pretrained(graph, run, _weights(graph, run, last)))
-    return run.stack.wrap(graph, run, _adapter(graph, run, last))
+    last = _embedding_noise(graph, run, _dropout(graph, run, _adapter(graph, run, last)))
+    return run.stack.wrap(graph, run, last)
 
 
 def _adapter(graph: Builder, run: Resolved, last: str) -> str:
     """First values of an adapter, when those of the model under it are there."""
     adapter = run.architecture.adapter
     if adapter is None:
+        return last
+    if isinstance(adapter, TaskAdapters):
+        for task, each in adapter.tasks.items():
+            args = {"kind": each.kind, "seed": run.spec.experiment.seed, "task": task, **each.args()}
+            does = f"of task {task}: {each.does()}"
+            id, after = f"setup.adapter.{task}", ((last, "model"),)
+            last = graph.add("setup", "setup.adapter", does, id=id, args=args, after=after)
         return last
     if (files := run.adapter_files) is not None:
         does = f"read the adapter of {files.folder}: {plural(len(files.files.tensors), 'tensor')}, each rank its own "
@@ -50,6 +62,29 @@ def _adapter(graph: Builder, run: Resolved, last: str) -> str:
         return graph.add("setup", "setup.read_adapter", does, args=args, after=((last, "model"),))
     args = {"kind": adapter.kind, "seed": run.spec.experiment.seed, **adapter.args()}
     return graph.add("setup", "setup.adapter", adapter.does(), args=args, after=((last, "model"),))
+
+
+def _dropout(graph: Builder, run: Resolved, last: str) -> str:
+    adapter = run.architecture.adapter
+    if adapter is None or not adapter.drops:
+        return last
+    matrices, share = len({tensor.adapter for tensor in run.inventory.tensors} - {""}), adapter.drops
+    does = f"drop {share:.3g} of what goes into the adapters of {plural(matrices, 'matrix')}, and divide the rest by "
+    does += f"{1 - share:.3g}; drawn from the seed, the row's number in the run, position, matrix and feature"
+    args = {"seed": run.spec.experiment.seed, "share": share, "matrices": matrices}
+    return graph.add("setup", "setup.dropout", does, args=args, after=((last, "model"),))
+
+
+def _embedding_noise(graph: Builder, run: Resolved, last: str) -> str:
+    noise = run.spec.batch.neftune
+    if not noise:
+        return last
+    most = noise / math.sqrt(run.batch.sequence * run.architecture.dim)
+    does = f"add to every number of the embeddings in training an even random one of up to {most:.3g} = {noise:g} / "
+    does += f"√({run.batch.sequence:,} · {run.architecture.dim:,}); drawn from the seed, the row's number in the run, "
+    does += "position and feature"
+    args = {"seed": run.spec.experiment.seed, "most": most}
+    return graph.add("setup", "setup.embedding_noise", does, args=args, after=((last, "model"),))
 
 
 def _weights(graph: Builder, run: Resolved, last: str) -> str:
@@ -110,6 +145,17 @@ def _loss(graph: Builder, run: Resolved, last: str) -> str:
 def _range_text(counts: list[int]) -> str:
     """`8`, or `7 to 8` where ranks differ."""
     return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _tasks(graph: Builder, run: Resolved, last: str) -> str:
+    """Which rows go through which of several adapters."""
+    tasks = run.spec.tasks
+    if not tasks:
+        return last
+    each = "; ".join(f"{name} on {', '.join(task.reads)}" for name, task in tasks.items())
+    args = {"tasks": {name: list(task.reads) for name, task in tasks.items()}}
+    does = f"rows go through the adapter of their task: {each}"
+    return graph.add("setup", "setup.tasks", does, args=args, after=((last, "model"),))
 
 
 def _tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
@@ -223,6 +269,17 @@ def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
     blocks = plural(sum(matches), "block")
     does = f"of {blocks}, send tokens in the backward to the experts they were sent to in the forward"
     return graph.add("setup", "setup.routing_replay", does, args=args, after=((last, "model"),))
+
+
+def _tile_mlp(graph: Builder, run: Resolved, last: str) -> str:
+    tile, layers = run.tile, run.tiled
+    if tile is None or not layers:
+        return last
+    pieces = -(-run.positions // tile)
+    does = f"compute the feed-forward layers of {plural(len(layers), 'block')} in {pieces} pieces of {tile:,} "
+    does += "positions, each again in the backward"
+    args = {"positions": tile, "pattern": BLOCKS, "matches": run.matches(layers)}
+    return graph.add("setup", "setup.tile_mlp", does, args=args, after=((last, "model"),))
 
 
 # What torch calls them; CUDA graphs are left out, as FSDP gives a block other memory for its weights every time.

@@ -8,6 +8,7 @@ from attrs import evolve
 from ...dsl.blocks import is_block, label_of
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import Action
+from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.collators import Link, row_link
 from ...dsl.schema.component import Component, UserComponent
 from ...dsl.schema.data import Dataset
@@ -42,6 +43,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     if spec.adapter is not None:
         yield "adapter.kind", spec.adapter.kind
         yield from _block("adapter", spec.adapter)
+    for task in spec.tasks.values():
+        yield from _block(f"task.{task.name}", task)
     yield "tokenizer", spec.tokenizer.source
     for dataset in spec.datasets.values():
         yield from _dataset(dataset)
@@ -103,10 +106,13 @@ def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]
 def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
     """The settings of a dataset that its form of records has."""
     form = reads(dataset)["form"]
+    turns = ("messages", "prompt", "response", "train_on", "template")
     names = {
-        "text": ("messages", "prompt", "response", "train_on", "template"),
+        "text": turns,
         "chat": ("text", "prompt", "response"),
-        "choices": ("text", "messages", "prompt", "response", "train_on", "template", "oversized"),
+        "choices": ("text", *turns, "oversized"),
+        "preference": ("text", "messages", "response", "train_on"),
+        "tokens": ("text", *turns),
     }
     left_out = names.get(form, ("text", "messages"))
     if form != "choices":
@@ -219,10 +225,17 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
 
 
 def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any:
-    if path.startswith(("model.", "adapter.")):
+    block, _, name = path.partition(".")
+    if block == "task":
+        adapter, (task, _, own) = architecture.adapter, name.split(".")
+        assert isinstance(adapter, TaskAdapters)
+        return getattr(adapter.tasks[task], own)
+    if block == "adapter":
+        return getattr(architecture.adapter, name)
+    if block == "model":
         found: Any = architecture.to_json()
-        for name in path.removeprefix("model.").split("."):
-            found = found[name]
+        for part in name.split("."):
+            found = found[part]
         return found
     return values[path]
 
@@ -250,6 +263,10 @@ def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
             resolve_save(spec, layout),
             "operations that are expensive to recompute or to send again",
         )
+    if isinstance(spec.activation.tile_mlp, Auto):
+        pieces = 1 if run.tile is None else -(-run.positions // run.tile)
+        why = f"{plural(run.positions, 'position')} of a microbatch / dim {run.architecture.dim}, rounded up"
+        found["activation.tile_mlp"] = (pieces, why)
     return found
 
 

@@ -25,7 +25,7 @@ OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "model", "fai
 def pretrained(spec: Spec) -> str | None:
     """Whose weights a run begins with; a full state takes their place, unless it is that of an adapter alone."""
     chosen = spec.checkpoint
-    return chosen.pretrained if chosen.from_ is None or spec.adapter is not None else None
+    return chosen.pretrained if chosen.from_ is None or spec.is_adapted else None
 
 
 # Saves of one file that must be kept and wait while another is written; the next one waits for room.

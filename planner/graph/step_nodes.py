@@ -9,6 +9,7 @@ from ..architecture import EMBEDDING
 from ..mesh.mesh import AXES
 from ..mesh.sharding import folded_axes
 from ..model.groups import optimizers_of
+from ..model.tasks import clip_args
 from ..plan import Estimates
 from ..resolved import Resolved
 from ..schedule.arithmetic import microbatches_text
@@ -52,16 +53,21 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         does += f", on pp {' and '.join(map(str, readers))}, which hold the ends of the model"
     then("step.fetch", does, {"readers": readers}, run.wide("replicate", "fsdp"))
     if len(readers) < run.size("pp"):
-        does = f"the lengths of documents go from pp {readers[0]} to the stages that read no rows"
-        then("step.share_outline", does, {"source": readers[0]}, ("pp",))
+        numbers = run.row_numbers
+        named = "".join(f" and the number of each row's {each}" for each in numbers)
+        does = f"the lengths of documents{named} go from pp {readers[0]} to the stages that read no rows"
+        args = {"source": readers[0], **({"numbers": list(numbers)} if numbers else {})}
+        then("step.share_outline", does, args, ("pp",))
     hooks("after_phase")
     hooks("before_phase")
     agree = "one all-reduce" if everyone else "count"
     empty = spec.fault_tolerance.empty_steps
-    args = {**agree_args(spec), "empty_steps": empty}
+    unit = spec.loss.unit
+    args = {**agree_args(spec), "empty_steps": empty, **({"unit": unit} if unit != "token" else {})}
     asks = [f"a limit of {seconds_text(args['time_limit_seconds'])}"] if "time_limit_seconds" in args else []
     asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
-    does = ", ".join((f"{agree}: valid tokens and documents of the step", "stop requests", *asks, "clock"))
+    counted = "valid tokens" + (f", {unit}s" if unit != "token" else "")
+    does = ", ".join((f"{agree}: {counted} and documents of the step", "stop requests", *asks, "clock"))
     does += f"; {plural(empty, 'step')} in a row without a token to learn from {'end' if empty > 1 else 'ends'} the run"
     then("step.agree", does, args, everyone)
     if put_off := put_off_text(spec, schedule):
@@ -79,7 +85,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         does = f"losses of routers are means over the rows of the step: weights × {batch.rows:,} / its rows"
         then("step.router_rows", does)
     share = estimates.flops_per_step / run.layout.mesh.world_size
-    does = f"{microbatches_text(batch)}, loss summed and divided by the tokens of the whole step"
+    does = f"{microbatches_text(batch)}, loss summed and divided by the {unit}s of the whole step"
     op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}
     if run.size("pp") > 1:
         op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"
@@ -91,8 +97,14 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
     _add_syncs(run, then)
     hooks("after_backward")
-    args = spec.optimizer.clip_args()
-    then("step.clip" if args else "step.gradient_norm", f"global gradient norm, {_clip_text(args)}", args, everyone)
+    if spec.tasks:
+        policy, own = on_nan(spec), clip_args(spec)
+        does = f"gradients of each task, over its own tokens and with a norm of its own: {_task_text(own)}"
+        does += "; a task without a token, or whose numbers are none, leaves the step out" if policy.bears else ""
+        then("step.task_gradients", does, {"tasks": own, "limit": policy.limit}, everyone)
+    else:
+        args = spec.optimizer.clip_args()
+        then("step.clip" if args else "step.gradient_norm", f"global gradient norm, {_clip_text(args)}", args, everyone)
     if (largest := spec.optimizer.clip_value) is not None:
         does = f"limit every element of the gradients to {largest:g}, up and down"
         then("step.clip_value", does, {"largest": largest})
@@ -120,6 +132,10 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     if keeps:
         then("step.let_go", "release the rows of the step")
     return last
+
+
+def _task_text(tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{name} {_clip_text(args)}" for name, args in tasks.items())
 
 
 def _clip_text(args: Mapping[str, Any]) -> str:

@@ -4,22 +4,23 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ...dsl.diagnostics.suggest import did_you_mean
+from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.spec import Spec
 from ..architecture import EMBEDDING, HEAD, Architecture, BlockParameter, name_in_block, parameters
 from ..findings import Findings
 from ..units import plural
-from .frozen import covers
+from .frozen import blocks_beyond, covers, instead
 from .targets import ALL_LINEAR, all_matrices, is_target, matrices_of, means
+from .tasks import alone
 
 RULE: Final = "model.adapter"
-TARGETS: Final = "adapter.targets"
-TRAIN: Final = "adapter.train"
+TARGETS: Final = "targets"
+TRAIN: Final = "train"
 
 
 def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
     """Every target must mean a matrix that an adapter can be of, and every name of `train` something of the model."""
-    adapter = arch.adapter
-    if adapter is None:
+    if arch.adapter is None:
         return
     if spec.model.frozen:
         message = "an adapter leaves the whole model as it is, so `frozen` has nothing to say"
@@ -29,20 +30,28 @@ def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
         message = "routers would move their balance biases, which are part of the model and not of the adapter"
         found.fail(RULE, "X435", "model.router.bias_speed", message, "use bias_speed 0")
         return
-    if (wrong := _wrong_target(arch, adapter.targets) or _wrong_module(arch, adapter.train)) is not None:
-        path, message, hint = wrong
-        found.fail(RULE, "X435", path, message, hint)
+    if isinstance(arch.adapter, TaskAdapters):
+        for task in arch.adapter.tasks:
+            _check(alone(arch, task), f"model.tasks.{task}", f"task.{task}.adapter", found)
+    else:
+        _check(arch, RULE, "adapter", found)
+
+
+def _check(arch: Architecture, rule: str, block: str, found: Findings) -> None:
+    """The same of one adapter, which the model of `arch` has. block: its path in the spec."""
+    adapter = arch.adapter
+    assert adapter is not None
+    wrong = _wrong_target(arch, adapter.targets) or _wrong_module(arch, adapter.train)
+    if (wrong := wrong or adapter.unfit(arch) or _in_full_and_beside(arch, adapter.train)) is not None:
+        setting, message, hint = wrong
+        found.fail(rule, "X435", f"{block}.{setting}", message, hint)
         return
-    if (unfit := adapter.unfit(arch)) is not None:
-        setting, message, hint = unfit
-        found.fail(RULE, "X435", f"adapter.{setting}", message, hint)
-        return
-    if (idle := _idle_target(arch, adapter.targets)) is not None:
-        message = f"`{idle}` means nothing that the targets before it do not mean"
-        found.warn(RULE, "W401", TARGETS, message, f"remove `{idle}`")
+    if (idle := _idle_target(arch, adapter.targets) or _idle_range(arch) or adapter.excess(arch)) is not None:
+        setting, message, hint = idle
+        found.warn(rule, "W401", f"{block}.{setting}", message, hint)
         return
     count = len({tensor.adapter for tensor in parameters(arch)} - {""})
-    found.passed(RULE, f"{plural(count, 'matrix')} with an adapter")
+    found.passed(rule, f"{plural(count, 'matrix')} with an adapter")
 
 
 def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
@@ -50,12 +59,13 @@ def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, st
     if not targets:
         return TARGETS, "no matrix has an adapter", f"name matrices, or leave targets out: {ALL_LINEAR}"
     matrices = all_matrices(arch)
-    for target in targets:
+    for number, target in enumerate(targets):
         if any(is_target(target, layer, matrix) for layer, matrix in matrices):
             continue
+        path = f"{TARGETS}.{number}"
         if target == ALL_LINEAR:
-            return TARGETS, "the model has no matrices that an adapter can be of", "train it in full"
-        return TARGETS, f"no matrix of the model is meant by `{target}`", _instead(target, arch, matrices)
+            return path, "the model has no matrices that an adapter can be of", "train it in full"
+        return path, f"no matrix of the model is meant by `{target}`", _instead(target, arch, matrices)
     return None
 
 
@@ -99,19 +109,39 @@ def _layer_beyond(target: str, arch: Architecture) -> int | None:
 
 def _wrong_module(arch: Architecture, patterns: tuple[str, ...]) -> tuple[str, str, str] | None:
     names = [tensor.name for tensor in parameters(arch.base)]
-    for pattern in patterns:
+    for number, pattern in enumerate(patterns):
         if not any(covers(pattern, name) for name in names):
-            near = did_you_mean(pattern, dict.fromkeys(name.partition(".")[0] for name in names))
-            return TRAIN, f"no parameter of the model is in `{pattern}`", near or "name modules as the plan does"
+            return f"{TRAIN}.{number}", f"no parameter of the model is in `{pattern}`", instead(pattern, names, arch)
     return None
 
 
-def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> str | None:
-    """A target whose matrices those before it mean already."""
+def _in_full_and_beside(arch: Architecture, patterns: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """A matrix that is trained itself and has an adapter: PEFT has no form of it, and nothing is left to merge into."""
+    matrices = dict.fromkeys(tensor.adapter for tensor in parameters(arch) if tensor.adapter)
+    for number, pattern in enumerate(patterns):
+        if (both := next((name for name in matrices if covers(pattern, name)), None)) is not None:
+            message = f"`{pattern}` is trained in full, and {both.removesuffix('.weight')} in it has an adapter"
+            return f"train.{number}", message, "leave it out of train, or its matrices out of targets and layers"
+    return None
+
+
+def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """A target whose matrices those before it mean already: the setting, what is wrong, and what to do."""
     matrices, before = all_matrices(arch), set[tuple[int, str]]()
-    for target in targets:
+    for number, target in enumerate(targets):
         meant = {(layer, matrix.name) for layer, matrix in matrices if is_target(target, layer, matrix)}
         if meant <= before:
-            return target
+            message = f"`{target}` means nothing that the targets before it do not mean"
+            return f"targets.{number}", message, f"remove `{target}`"
         before |= meant
+    return None
+
+
+def _idle_range(arch: Architecture) -> tuple[str, str, str] | None:
+    """A range of blocks that ends behind the last one of the model."""
+    assert arch.adapter is not None
+    for setting in ("targets", "train"):
+        for number, pattern in enumerate(getattr(arch.adapter, setting)):
+            if (beyond := blocks_beyond(pattern, arch)) is not None:
+                return f"{setting}.{number}", *beyond
     return None

@@ -10,10 +10,10 @@ from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture, parameters
 from ..findings import Findings
+from .adapter import RULE
 from .frozen import frozen_names
 from .peft import PEFT_WEIGHTS, PeftFolder, PeftUnreadable, assign_peft, read_peft
 
-RULE = "model.adapter"
 PATH = "adapter.from"
 
 

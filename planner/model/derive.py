@@ -13,11 +13,12 @@ from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 from ..findings import Findings
 from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
-from .adapter import check_adapter
+from .adapter import RULE, check_adapter
 from .adapter_folder import check_adapter_files, read_adapter
 from .frozen import check_frozen
 from .groups import check_groups
 from .peft import PeftFolder
+from .tasks import check_tasks, task_adapters
 
 
 @frozen
@@ -49,6 +50,11 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
         adapter, adapter_files, why = read_adapter(spec, spec.adapter, architecture, found)
         reasons |= why | {f"adapter.{name}": reason for name, reason in _reasons(adapter)}
         architecture = evolve(architecture, adapter=evolve(adapter.resolved(), from_=None))
+    elif spec.tasks:
+        architecture = evolve(architecture, adapter=task_adapters(spec))
+        for name, task in spec.tasks.items():
+            if task.adapter is not None:
+                reasons |= {f"task.{name}.adapter.{each}": why for each, why in _reasons(task.adapter)}
     if architecture.is_moe:
         _check_routing(architecture, found)
     if (unfit := spec.model.unfit()) is not None:
@@ -57,8 +63,10 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     _check_heads(architecture, found)
     _check_rope(spec, architecture, found)
     check_frozen(spec, architecture, found)
+    check_tasks(spec, architecture, found)
     check_adapter(spec, architecture, found)
-    check_groups(spec, architecture, found)
+    if not found.fails(RULE):  # which parameters there are, an adapter that does not fit does not say
+        check_groups(spec, architecture, found)
     if adapter_files is not None:
         check_adapter_files(architecture, adapter_files, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None
@@ -74,7 +82,7 @@ def _reasons(adapter: Adapter) -> Iterator[tuple[str, str]]:
 
 def loads_weights(spec: Spec) -> bool:
     """Whether a run begins with the weights of the model's folder, and not with those of another run."""
-    other = spec.checkpoint.pretrained is not None and (spec.checkpoint.from_ is None or spec.adapter is not None)
+    other = spec.checkpoint.pretrained is not None and (spec.checkpoint.from_ is None or spec.is_adapted)
     return spec.model.folder is not None and spec.model.weights == "auto" and not other
 
 

@@ -9,11 +9,12 @@ from attrs import define, field
 from ...dsl.schema.state_tensors import StateTensor
 from ...dsl.schema.training import OPTIMIZERS, Optimizer, ParameterGroup
 from ...dsl.spec import Spec
-from ..architecture import Architecture, parameters
+from ..architecture import Architecture, parameters, task_in
 from ..findings import Findings
 from ..plan import Plan
 from ..units import count_text, plural
-from .frozen import covers, frozen_names, instead
+from .frozen import blocks_beyond, covers, frozen_names, instead
+from .tasks import optimizer_of
 
 if TYPE_CHECKING:
     from ..resolved import Resolved
@@ -37,8 +38,12 @@ class ParameterGroups:
 
     @cached_property
     def _own(self) -> Mapping[str, Mapping[str, Any]]:
-        """Pattern → arguments of the optimizer, of groups with one of their own."""
-        return {group["pattern"]: group["own"] for group in self.groups if "own" in group}
+        """Name → arguments of the optimizer, of groups with one of their own."""
+        return {name_of(group): group["own"] for group in self.groups if "own" in group}
+
+    @cached_property
+    def _with_own(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(group for group in self.groups if "own" in group)
 
     @property
     def several(self) -> bool:
@@ -54,8 +59,8 @@ class ParameterGroups:
         return self._own[owner] if owner else self.main
 
     def owner(self, name: str) -> str:
-        """The pattern of the group whose own optimizer updates a parameter; empty where that of the spec does."""
-        return next((pattern for pattern in self._own if covers(pattern, name)), "")
+        """The name of the group whose own optimizer updates a parameter; empty where that of the spec does."""
+        return next((name_of(group) for group in self._with_own if is_in(group, name)), "")
 
     def optimizer(self, name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
         """The optimizer that updates a parameter, and its arguments."""
@@ -76,14 +81,55 @@ class ParameterGroups:
 
     def title(self) -> str:
         """What tells the state from that of other optimizers, in words."""
-        own = (f"{OPTIMIZERS.of(args).title(args)} of {pattern}" for pattern, args in sorted(self._own.items()))
+        own = (f"{OPTIMIZERS.of(args).title(args)} of {name}" for name, args in sorted(self._own.items()))
         return "; ".join((OPTIMIZERS.of(self.main).title(self.main), *own))
 
 
+def name_of(group: Mapping[str, Any]) -> str:
+    """What a group is called: its pattern, or `task sql`. group: the arguments of its node."""
+    return group["pattern"] if "pattern" in group else f"task {group['task']}"
+
+
+def is_in(group: Mapping[str, Any], name: str) -> bool:
+    """Whether a parameter is of a group. group: the arguments of its node."""
+    return covers(group["pattern"], name) if "pattern" in group else task_in(name) == group["task"]
+
+
 def optimizers_of(spec: Spec) -> dict[str, Optimizer]:
-    """The optimizer of the spec, under an empty name, and those of groups by their patterns."""
-    own = {group.name: group.optimizer for group in spec.groups.values() if group.optimizer is not None}
-    return {"": spec.optimizer, **own}
+    """The optimizer of the spec, under an empty name, and those of groups and tasks by their names."""
+    groups = {group.name: group.optimizer for group in spec.groups.values() if group.optimizer is not None}
+    return {"": spec.optimizer, **groups, **{f"task {task}": optimizer_of(spec, task) for task in spec.tasks}}
+
+
+def written_optimizers(spec: Spec) -> dict[str, Optimizer]:
+    """Those that the spec declares, by what stands before `optimizer` in their paths."""
+    groups = {f"group.{name}.": group.optimizer for name, group in spec.groups.items()}
+    tasks = {f"task.{name}.": task.optimizer for name, task in spec.tasks.items()}
+    return {"": spec.optimizer, **{path: own for path, own in (groups | tasks).items() if own is not None}}
+
+
+def all_group_args(run: "Resolved") -> tuple[dict[str, Any], ...]:
+    """The JSON arguments of the nodes of all groups. The parameters of each task are one, with an optimizer of its
+    own."""
+    spec = run.spec
+    groups = (group_args(run, each) for each in spec.groups.values())
+    return (*groups, *(task_args(run, task) for task in spec.tasks))
+
+
+def task_args(run: "Resolved", task: str) -> dict[str, Any]:
+    """The same of the parameters of a task."""
+    own = optimizer_of(run.spec, task)
+    scale = own.lr / run.spec.optimizer.lr
+    return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": own.arguments(run)}
+
+
+def task_text(run: "Resolved", task: str) -> str:
+    """How many parameters a task has, and how they are updated, in words."""
+    own = optimizer_of(run.spec, task)
+    meant = [each for each in run.inventory.tensors if each.task == task]
+    size, reads = count_text(sum(each.size for each in meant)), ", ".join(run.spec.tasks[task].reads)
+    does = f"{own.does(run.formats.params)}, peak {own.lr:g}"
+    return f"{plural(len(meant), 'tensor')}, {size} parameters, on {reads}: {does}"
 
 
 def group_args(run: "Resolved", group: ParameterGroup) -> dict[str, Any]:
@@ -136,6 +182,8 @@ def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
             more = f" and {len(shared) - 1:,} more" if len(shared) > 1 else ""
             message = f"`{group.name}` and `{taken[shared[0]]}` both have {shared[0]}{more}"
             found.fail(rule, "X436", path, message, "write the groups so that no parameter is in two")
+        elif (beyond := blocks_beyond(group.name, arch)) is not None:
+            found.warn(rule, "W401", path, *beyond)
         else:
             _check_settings(spec, group, found)
             trained = len(meant) - len(frozen.intersection(meant))

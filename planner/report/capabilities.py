@@ -17,6 +17,7 @@ from ...dsl.schema.component import Registry, members_of, registry_of
 from ...dsl.schema.log import Tracker
 from ...dsl.schema.model import Precision
 from ...dsl.schema.setting import Role, Setting, settings_of, spelled
+from ...dsl.schema.sources import SOURCES
 from ...dsl.schema.stacks import STACKS
 from ...dsl.spec import Spec
 from ..graph.provenance import AXIS_BLOCKS
@@ -219,6 +220,10 @@ def _row(
     where: str, name: str, origin: str, columns: list[_SpecChange], lines: dict[str, str], set_text: str = ""
 ) -> CapabilityRow:
     loaded = load_spec(_NAME, [set_text] if set_text else [], {_NAME: _text(lines)})
+    if loaded.spec is not None and (read := loaded.spec.loss.of_data()):
+        source = next(name for name, each in SOURCES.items() if each.records == "fields")
+        data = f'dataset text {{ source = {source}("*"), holdout = 10%, {", ".join(read)} }}'
+        loaded = load_spec(_NAME, [set_text] if set_text else [], {_NAME: _text({**lines, "dataset": data})})
     cells = {}
     for column in columns:
         codes = [each.code for each in loaded.diagnostics if each.severity == "error"]

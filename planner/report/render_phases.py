@@ -3,8 +3,8 @@
 from ..compare.resumable_phases import mix_text, start_text
 from ..plan import Plan, PlanPhase
 from ..schedule.arithmetic import arithmetic_of
+from ..schedule.epochs import sampler_of
 from ..schedule.learning_curve import computed, learning_rate
-from ..schedule.mixture_sampler import MixtureSampler
 from ..schedule.phases import in_order
 from ..units import amount_in_epochs, count_text, plural
 from .text import Detail, Page
@@ -18,6 +18,7 @@ def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
     if len(phases) == 1 and len(datasets) == 1 and not detail.full:
         return
     weights = "shares of rows" if not any(phase.passes for phase in phases) else "how often an epoch takes each"
+    weights = f"exact shares of the {phases[0].exact_rows} rows of every step" if phases[0].exact_rows else weights
     page.heading("PHASES", f"{plural(len(phases), 'phase')}, {plural(len(datasets), 'dataset')}, {weights}")
     rate = plan.node("setup.scheduler").args
     lengths = (rate.get("warmup") or {}, rate.get("decay") or {})
@@ -57,7 +58,7 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
                     table.append((*head, name, amount_in_epochs(epochs), "", ""))
                     head = ("", "", "")
             continue
-        sampler = MixtureSampler.of(tuple(phase.shares.values()), loader["seed"], phase.name)
+        sampler = sampler_of(phase, tuple(phase.shares), {}, loader["seed"])
         sampled = sampler.counts(0, sizes.between(first, end))
         for (name, share), rows in zip(phase.shares.items(), sampled, strict=True):
             taken[name] += rows

@@ -28,7 +28,7 @@ def check_base(spec: Spec, arch: Architecture, layout: Layout, found: Findings) 
     names = quantised_names(arch, base, frozen_names(arch, spec.model.frozen))
     if not names:
         message = f"base {base.kind} has nothing to store: no matrix of a block is frozen"
-        hint = 'freeze some, as by `frozen = ["layers"]` in `model`, or leave `base` out'
+        hint = 'declare an `adapter`, freeze some, as by `frozen = ["layers"]` in `model`, or leave `base` out'
         found.fail(RULE, "X438", PATH, message, hint)
         return
     tp = layout.size("tp")

@@ -9,7 +9,7 @@ from ..graph.saving import OF_WRITING
 from ..mesh.cluster import device_kind
 from ..mesh.layout import Layout
 from ..mesh.sharding import shard_axes
-from ..model.groups import optimizers_of
+from ..model.groups import written_optimizers
 from ..resolved import resolve_formats
 from ..schedule.arithmetic import Arithmetic
 
@@ -25,9 +25,9 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
     """Warn of every setting that another one makes idle."""
     check_idle_saving(spec, found)
     _check_idle_model(spec, found)
-    for group, chosen in optimizers_of(spec).items():
+    for group, chosen in written_optimizers(spec).items():
         for name, why in chosen.idle(spec):
-            _warn(spec, f"group.{group}.optimizer.{name}" if group else f"optimizer.{name}", why, "remove it", found)
+            _warn(spec, f"{group}optimizer.{name}", why, "remove it", found)
     _check_idle_actions(spec, layout, found)
     _check_idle_watching(spec, found)
     for name, why in spec.scheduler.idle().items():

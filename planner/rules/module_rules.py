@@ -8,13 +8,15 @@ from ..data.data_rules import actions_of
 from ..findings import Findings
 from ..mesh.cluster import device_kind
 from ..mesh.layout import Layout
-from ..resolved import exchanges
+from ..resolved import exchanges, resolve_tile
+from ..schedule.arithmetic import Arithmetic
 
 
-def check_modules(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Report settings that would change nothing in the model, and kernels that cannot do what the mesh asks for;
     and actions that cannot be done with the model."""
     _check_activation(spec, architecture, layout, found)
+    _check_tiles(spec, architecture, layout, batch, found)
     _check_attention(spec, layout, found)
     _check_actions(spec, architecture, found)
 
@@ -53,6 +55,25 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
         found.fail("activation.save", "X418", "activation.save", message, f"use save [{others}]")
     else:
         found.passed("activation.save", f"{', '.join(chosen.save)} are kept")
+
+
+def _check_tiles(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Feed-forward layers in pieces, of which there are some, and no more than there are positions."""
+    pieces, path = spec.activation.tile_mlp, "activation.tile_mlp"
+    if pieces == 1:
+        return
+    positions = batch.micro * batch.sequence // (layout.size("ring") * layout.size("ulysses"))
+    if not any(kind.block.tiles for kind in architecture.kinds):
+        message = "tile_mlp cuts feed-forward layers into pieces, and all blocks have experts in their place"
+        found.fail(path, "X418", path, message, "use tile_mlp 1")
+    elif isinstance(pieces, int) and pieces > positions and "cp" not in layout.unsettled:
+        message = f"tile_mlp {pieces} is more than the {positions:,} positions of a microbatch that a rank has"
+        found.fail(path, "X418", path, message, f"use tile_mlp auto, or {positions} or less")
+    elif resolve_tile(spec.activation, architecture.dim, positions) is None:
+        message = f"tile_mlp changes nothing, as the {positions:,} positions of a microbatch are one piece"
+        found.warn(f"idle.{path}", "W401", path, message, "leave it out")
+    else:
+        found.passed(path, "feed-forward layers are computed in pieces of the positions")
 
 
 def _check_attention(spec: Spec, layout: Layout, found: Findings) -> None:

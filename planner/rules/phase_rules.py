@@ -6,6 +6,7 @@ from ...dsl.spec import Spec
 from ..findings import Findings
 from ..plan import PlanPhase
 from ..schedule.arithmetic import Arithmetic
+from ..schedule.epochs import rows_of_step
 from ..schedule.mixing import build_phases, start_of, trainable
 from ..units import amount_in_epochs, plural
 
@@ -16,6 +17,7 @@ def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[PlanPh
         _check_start(spec, name, batch, found)
     _check_order(spec, batch, found)
     phases = build_phases(spec, batch)
+    _check_exact(spec, phases, batch, found)
     _check_idle(spec, phases, found)
     return phases
 
@@ -61,6 +63,31 @@ def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     if len(units) > 1:
         rule = "schedule.phases"
         found.unknown(rule, "which phase comes first is known once the data is counted")
+
+
+def _check_exact(spec: Spec, phases: tuple[PlanPhase, ...], batch: Arithmetic, found: Findings) -> None:
+    """With `exact` each dataset has whole rows in every step."""
+    if not spec.mixture.exact:
+        return
+    rule, path = "data.exact", "mixture.exact"
+    if any(phase.passes is not None for phase in phases):
+        message = "exact shares of a step need weights as shares, and these are in epochs"
+        found.fail(rule, "X526", path, message, "leave it out, or give weights without `epochs`")
+    elif batch.ramp:
+        message = "exact shares need as many rows in every step, and those of a ramp grow"
+        found.fail(rule, "X526", path, message, "leave out `exact`, or `ramp_from` of batch")
+    elif phases[0].exact_rows is None:
+        message = "exact changes nothing, because one dataset is all that is trained on"
+        found.warn("idle.mixture.exact", "W401", path, message, "remove it")
+    else:
+        for phase in phases:
+            taken = dict(zip(phase.shares, rows_of_step(phase, tuple(phase.shares), batch.rows), strict=True))
+            if (odd := next((name for name, rows in taken.items() if rows.denominator != 1), None)) is not None:
+                message = f"{phase.shares[odd]:.4g} of {plural(batch.rows, 'row')} a step, the share of {odd}, "
+                message += f"is {float(taken[odd]):.4g} rows"
+                found.fail(rule, "X526", path, message, "choose weights or `batch { rows }` so that they are whole")
+                return
+        found.passed(rule, "every dataset has whole rows in every step")
 
 
 def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> None:

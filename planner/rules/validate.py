@@ -26,7 +26,7 @@ from .beginning import check_beginning
 from .elastic import Elastic, settle_worlds
 from .idle_rules import check_idle, check_idle_accumulation
 from .module_rules import check_modules
-from .optimizer_rules import check_optimizer
+from .optimizer_rules import check_loss, check_optimizer
 from .phase_rules import check_phases
 from .rule_inputs import Verdicts
 from .stack_rules import check_stack
@@ -76,8 +76,9 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_topology(spec, arch, layout, batch, found)
     check_base(spec, arch, layout, found)
     check_stack(spec, found)
-    check_modules(spec, arch, layout, found)
+    check_modules(spec, arch, layout, batch, found)
     check_optimizer(spec, arch, layout, found)
+    check_loss(spec, found)
     check_schedule(spec, batch, found)
     schedule = fill_schedule(spec, batch.declared_steps)
     check_ticks(schedule, batch, spec.launch, found)

@@ -127,7 +127,9 @@ class Arithmetic:
         if self.epoch_rows is None or self.steps is None:
             return None
         before = floor(self.row_sizes.before(self.steps) - exact(epochs) * self.epoch_rows)
-        return self.steps_in(epochs) if before < 0 else self.steps - self.row_sizes.steps_of(before + 1) + 1
+        if before < 0:  # more than the run has, as it must be seen to be where a ramp makes its steps small
+            return max(ceil(exact(epochs) * self.epoch_rows / self.rows), self.steps + 1)
+        return self.steps - self.row_sizes.steps_of(before + 1) + 1
 
 
 def arithmetic_of(plan: Plan) -> Arithmetic:

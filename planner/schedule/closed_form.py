@@ -66,6 +66,9 @@ class DecayingScheduler(Scheduler):
     def idle(self) -> dict[str, str]:
         return idle_floor(self.warmup)
 
+    def falls(self, peak: float) -> bool:
+        return self.floor.fraction < 1
+
     def args(self) -> dict[str, Any]:
         return {"floor": self.floor.fraction}
 

@@ -44,9 +44,18 @@ def sampler_of(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str, int
 
     Weights in epochs are sampled alike in all phases, so that those with the same ones go on with one sequence.
     """
+    if phase.exact_rows is not None:
+        return MixtureSampler.of_epochs(rows_of_step(phase, datasets, phase.exact_rows), seed)
     if phase.passes is None:
         return MixtureSampler.of([phase.shares.get(name, 0.0) for name in datasets], seed, phase.name)
     return MixtureSampler.of_epochs(_rows_in_epoch(phase, datasets, rows), seed)
+
+
+def rows_of_step(phase: PlanPhase, datasets: Sequence[str], rows: int) -> list[Fraction]:
+    """Rows of each dataset in every step of so many, of a phase with exact shares; fractions where they are none."""
+    found = [Fraction(phase.shares.get(name, 0.0) * rows) for name in datasets]
+    # A third of a number is none in binary.
+    return [Fraction(round(each)) if abs(each - round(each)) < 1e-6 else each for each in found]
 
 
 def _rows_in_epoch(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str, int]) -> list[Fraction]:

@@ -83,6 +83,7 @@ def build_phases(spec: Spec, batch: Arithmetic) -> tuple[PlanPhase, ...]:
         evolve(
             phase,
             shares=_only(phase.shares, names),
+            exact_rows=batch.rows if spec.mixture.exact and len(names) > 1 else None,
             passes=None if phase.passes is None else _only(phase.passes, names),
         )
         for phase in found

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...planner.graph.checkpoint_fit import base_sizes
 from ...planner.plan import Plan
 from ..models.parts import ModelParts
+from ..models.splitmix import splitmix64
 from ..models.tensors import model_tensors, own_indices
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
@@ -87,21 +88,9 @@ def _weights(name: str, tensor: Tensor, device: torch.device) -> tuple[Tensor, T
 
 
 def _drawn(indices: Tensor, seed: str) -> Tensor:
-    """int64, odd: one for each index, by splitmix64."""
+    """int64, odd: one for each index."""
     start = int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), signed=True)
-    found = indices.to(torch.int64) * _signed(0x9E3779B97F4A7C15) + start
-    for shift, multiplier in ((30, _FIRST), (27, _SECOND)):
-        found = (found ^ _shifted(found, shift)) * _signed(multiplier)
-    return found ^ _shifted(found, 31) | 1
-
-
-def _shifted(values: Tensor, by: int) -> Tensor:
-    """To the right, as of numbers without a sign."""
-    return (values >> by) & (2 ** (64 - by) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
+    return splitmix64(indices.to(torch.int64), start) | 1
 
 
 @op("setup.base", gives="base")

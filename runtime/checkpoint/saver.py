@@ -18,7 +18,6 @@ from attrs import define
 
 from ...planner.graph.checkpoint_names import Pointer
 from ...planner.units import bytes_text
-from ...records.lines import as_object, plain_value
 from ...records.step_events import BestEvent, CheckpointEvent, ModelEvent, PrunedEvent
 from ..errors import StorageFailed
 from ..reporting.records import Records
@@ -281,9 +280,7 @@ class Saver:
         begun = {"begun_from": self.begun_from} if self.begun_from else {}
         # A run that is killed right behind the save goes on behind the step, and will not measure it again: what is to
         # be recorded of it is kept as well.
-        pending = self.records.pending
-        record = {} if pending is None else {"record": plain_value(as_object(pending))}
-        return {**self.state.described(), "made_by": self.written_by, **begun, **record}
+        return {**self.state.described(), "made_by": self.written_by, **begun, **self.records.unwritten()}
 
 
 @define(eq=False)

@@ -1,12 +1,14 @@
 """What a dataset is made of, and what stands in its rows: for people, from what a run reads. Without torch."""
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ...planner.plan import Node, Plan
 from ...planner.schedule.epochs import rows_of_epoch
@@ -17,7 +19,10 @@ from .loading.order import RowOrder
 from .loading.prepared import PreparedDataset
 from .loading.training_rows import curriculum_of
 from .packing.row_reader import RowReader
+from .records.bad_records import MOST_SHOWN
+from .stores.store import BAD, TokenStore
 
+SIDES = ("chosen", "rejected")
 QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
 
 
@@ -67,6 +72,10 @@ class Segment:
     """Whether it ends with eos."""
     stretches: tuple[DocumentSpan, ...]
     """All its tokens, the first one included."""
+    side: str = ""
+    """Of a pair: `chosen` or `rejected`."""
+    values: dict[str, float] = field(factory=dict)
+    """Numbers of its document."""
 
 
 @frozen(kw_only=True)
@@ -106,11 +115,13 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
     """Counts and lengths of a dataset and its parts, as JSON values; an empty part has no lengths.
 
     Where only some tokens are predicted, each part has `trained_tokens`; of questions with choices, each of which is a
-    document, it has `questions`. Of a dataset that is trained on alone the
+    document, it has `questions`; of pairs `pairs`. Of a dataset that is trained on alone the
     training part has `steps_an_epoch`; of one of several see `sampling`.
     """
     loader = plan.node("setup.loader").args
     alone = loader["datasets"] == [data.name]
+    tokens = Path(plan.workspace["root"]) / "cache" / "tokens"
+    oversized = plan.node(f"setup.data.{data.name}").args["oversized"]
     parts = {}
     for part, reader in data.parts.items():
         rows = reader.rows
@@ -123,6 +134,7 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
             "rows": rows.num_rows,
             "capacity": rows.capacity,
             "fill": round(rows.fill, 6),
+            "documents_split": len(np.unique(rows.document[rows.cut_segments])) if oversized == "split" else 0,
             "documents_cut": rows.num_truncated,
             "documents_left_out": rows.num_skipped,
             "tokens_lost": rows.num_dropped_positions,
@@ -131,6 +143,8 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
             parts[part]["trained_tokens"] = int(data.store.predicted()[reader.documents].sum())
         if data.store.choices is not None:
             parts[part]["questions"] = int((data.store.choices[reader.documents, 0] == 0).sum())
+        if data.store.firsts is not None:
+            parts[part]["pairs"] = len(reader.documents)
         if alone and part == "training":
             parts[part]["steps_an_epoch"] = epoch(plan, {data.name: rows.num_rows})["steps"]
     return {
@@ -140,8 +154,32 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
         "documents": data.store.num_documents,
         "tokens": data.store.num_tokens,
         "bad_records": data.store.bad_records.count,
+        "oversized": oversized,
+        **({"bad_reasons": reasons} if (reasons := _reasons(tokens / data.store.folder / BAD)) else {}),
         "parts": parts,
+        **({"numbers": numbers} if (numbers := _numbers(data.store)) else {}),
     }
+
+
+def _reasons(listed: Path) -> dict[str, int]:
+    """The most frequent reasons why records were left out, and how many records each of them is for."""
+    if not listed.is_file():
+        return {}
+    with listed.open(encoding="utf-8", errors="surrogateescape") as lines:
+        found = Counter(str(json.loads(line)["reason"]) for line in lines)
+    return dict(found.most_common(MOST_SHOWN))
+
+
+def _numbers(store: TokenStore) -> dict[str, dict[str, float]]:
+    """Least, mean and most of every column, over the tokens that are predicted, and of every value of documents."""
+    found = {}
+    for names, predicted in ((store.columns, store.trained), (store.values, None)):
+        for name, numbers in names.items():
+            counted = numbers if predicted is None else numbers[predicted != 0]
+            if len(counted):
+                least, most = float(counted.min()), float(counted.max())
+                found[name] = {"least": least, "mean": float(counted.mean(dtype=np.float64)), "most": most}
+    return found
 
 
 def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
@@ -206,12 +244,20 @@ def written_out(
     rows, raw = reader.rows, reader.row(index)
     segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
     documents, starts = reader.documents[rows.document[segments]].tolist(), rows.starts(segments).tolist()
+    if reader.store.firsts is not None:
+        documents, starts = np.repeat(documents, 2).tolist(), [0] * len(raw.segments)
     masks = raw.trained or [np.ones(len(tokens), dtype=np.uint8) for tokens in raw.segments]
     found = []
-    for document, start, tokens, mask in zip(documents, starts, raw.segments, masks, strict=True):
+    for number, (document, start, tokens, mask) in enumerate(zip(documents, starts, raw.segments, masks, strict=True)):
         trained = [False, *(mask[1:] != 0).tolist()]
         laid = SegmentInRow(ids=tokens.tolist(), trained=trained, positions=len(tokens) - 1, other=0)
-        found.append(_segment(tokenizer, laid, document, start, each))
+        found.append(
+            evolve(
+                _segment(tokenizer, laid, document, start, each),
+                side="" if raw.sides is None else SIDES[raw.sides[number]],
+                values={name: numbers[number] for name, numbers in raw.values.items()},
+            )
+        )
     return ShownRow(dataset=dataset, index=index, place=place, capacity=rows.capacity, segments=tuple(found))
 
 

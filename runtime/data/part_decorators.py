@@ -11,7 +11,8 @@ from typing import Any, Final, Literal, TypeVar, overload
 from attrs import field, frozen
 
 from ...dsl.schema.collators import KINDS, may_give
-from ...dsl.user_parts.kinds import Kind, names_of
+from ...dsl.schema.training import Unit
+from ...dsl.user_parts.kinds import UNITS, Kind, names_of
 from ...dsl.user_parts.places import CHANGES, PLACES, Place, may_change
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,8 +60,10 @@ def collator(takes: str, gives: str | None = None) -> Callable[[F], F]:
 @overload
 def loss(function: F) -> F: ...
 @overload
-def loss() -> Callable[[F], F]: ...
-def loss(function: F | None = None) -> F | Callable[[F], F]:
+def loss(*, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[str] = ()) -> Callable[[F], F]: ...
+def loss(
+    function: F | None = None, *, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[str] = ()
+) -> F | Callable[[F], F]:
     """Make a function what is minimised: `loss name { … }`.
 
     Its first parameter gets the log-probability of the label of each token, a tensor [T] in at least fp32 whose values
@@ -69,8 +72,20 @@ def loss(function: F | None = None) -> F | Callable[[F], F]:
 
     It returns the loss of each token, a tensor [T] of the same number format with its gradient, each from what is given
     of that token alone. The run adds up the losses of all valid tokens and divides by their number.
+
+    columns: names of numbers of tokens that the dataset has; parameters of these names get them, [T].
+
+    unit: with `sequence` or `pair` it returns the loss of each of these, [U] in fp64. All that it gets are then sums
+    over the tokens of a sequence, [U], or of the two sides of a pair, [2, U], the preferred one first; `tokens_U` is
+    the number of these tokens. values: names of numbers of documents; parameters of these names get them, [U].
+    Raises ValueError for a unit that there is not, and for what are no names.
     """
-    mark = _marker(Mark("loss"))
+    for given in (columns, values):
+        if names_of(given) is None:
+            raise ValueError(f"a loss's `columns` and `values` are names, each once, not {given!r}")
+    if unit not in UNITS:
+        raise ValueError(f"there is no unit {unit!r}; units of losses: {', '.join(UNITS)}")
+    mark = _marker(Mark("loss", {"unit": unit, "columns": names_of(columns), "values": names_of(values)}))
     return mark if function is None else mark(function)
 
 

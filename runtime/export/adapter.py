@@ -4,10 +4,11 @@ Written beside the folder, read back, and only then given its name, as a whole m
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ...planner.architecture import ParameterSpec
 from ...planner.model.peft import (
@@ -35,7 +36,8 @@ from .weights import Report, WeightsWriter
 @frozen(kw_only=True)
 class AdapterExport:
     """What is exported, as of `Export`. dtype: number format, None: of an adapter from a folder that which each tensor
-    has there, of others that of the run's parameters."""
+    has there, of others that of the run's parameters. names: of parameters that the checkpoint calls otherwise, which
+    are those of a task (`plan_of`)."""
 
     plan: Plan
     run: Path
@@ -45,6 +47,7 @@ class AdapterExport:
     weights: Which
     state: dict[str, Any]
     dtype: str | None
+    names: Mapping[str, str] = field(factory=dict)
 
     def write(self, to: Path, report: Report) -> Exported:
         """Write the folder `to`. Raises EnvironmentFault, and then there is none."""
@@ -72,14 +75,16 @@ class AdapterExport:
         file = lay_out_adapter(arch, self._trained, format_of)
         formats = formats_of((file,))
         contents = {PEFT_CONFIG: self._config(origin, {tensor.name for tensor in file.tensors})}
-        loss = last_loss(self.run, self.state["step"])
-        contents[CARD] = model_card(self.plan, self.state, self.weights, formats, loss).encode()
+        loss = last_loss(self.run, self.state)
+        contents[CARD] = model_card(self.plan, self.state, self.weights, formats, loss, adapter_alone=True).encode()
         check_room(to, file.bytes + SMALL_BYTES)
         with new_folder(to) as folder:
             for name, content in contents.items():
                 durable.write(folder / name, content)
             tensors = WholeTensors(self.tensors)
-            writer = WeightsWriter((file,), lambda name: tensors.read(f"{self.prefix}{name}"), folder, report)
+            writer = WeightsWriter(
+                (file,), lambda name: tensors.read(f"{self.prefix}{self.names.get(name, name)}"), folder, report
+            )
             writer.write()
             writer.verify()
             self._verify(folder)

@@ -14,6 +14,7 @@ from ..training.ema import Which
 from .adapter import AdapterExport, check_adapter_exportable
 from .export import Export, check_exportable
 from .merging import Merging
+from .tasks import plan_of, stored_names
 
 
 def export_of(
@@ -26,18 +27,20 @@ def export_of(
     most: int,
     dequantise: bool = False,
     merges: bool = False,
+    task: str | None = None,
 ) -> Export:
-    """The export of a run's checkpoint. merges: with its adapter put into the model.
+    """The export of a run's checkpoint. merges: with its adapter put into the model; task: that of one of several.
 
     checkpoint, averaged: as of `chosen`. Raises EnvironmentFault where there is none, it is of another model, or it has
     no such weights.
     """
     check_exportable(plan, dequantise=dequantise, merges=merges)
+    own = plan_of(plan, task) if merges else plan
     entry, weights = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
     # The paths of a run are relative to where it was started, not to where it is exported.
     base = started_in(directory)
     return Export(
-        plan=plan,
+        plan=own,
         run=directory,
         base=base,
         tensors=entry.path,
@@ -47,18 +50,25 @@ def export_of(
         dtype=dtype,
         most=most,
         dequantise=dequantise,
-        merging=Merging(plan, base, entry) if merges else None,
+        merging=Merging(own, base, entry, stored_names(plan, task)) if merges else None,
     )
 
 
 def adapter_export_of(
-    plan: Plan, directory: Path, *, checkpoint: str | None, averaged: bool | None, dtype: str | None
+    plan: Plan,
+    directory: Path,
+    *,
+    checkpoint: str | None,
+    averaged: bool | None,
+    dtype: str | None,
+    task: str | None = None,
 ) -> AdapterExport:
     """The export of the adapter of a run's checkpoint, the rest as of `export_of`."""
-    check_adapter_exportable(plan)
+    own = plan_of(plan, task)
+    check_adapter_exportable(own)
     entry, weights = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
     return AdapterExport(
-        plan=plan,
+        plan=own,
         run=directory,
         base=started_in(directory),
         tensors=entry.path,
@@ -66,6 +76,7 @@ def adapter_export_of(
         weights=weights,
         state={**entry.state(), "step": entry.step},
         dtype=dtype,
+        names=stored_names(plan, task),
     )
 
 

@@ -117,7 +117,7 @@ class Export:
         files = lay_out(self._arch, format_of, self.most)
         formats = formats_of(files)
         contents |= self._configs(origin, tokenizer, ends, next(iter(formats)))
-        loss = last_loss(self.run, self.state["step"])
+        loss = last_loss(self.run, self.state)
         contents[CARD] = model_card(plan, self.state, self.weights, formats, loss).encode()
         total = sum(formats.values())
         check_room(to, total + sum(map(len, contents.values())) + SMALL_BYTES)

@@ -3,7 +3,7 @@
 Sums are taken in fp32, in fp64 where the run has trained in that, and rounded once, to the format that is written.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,11 +34,13 @@ class MergedMatrix:
 
 @define
 class Merging:
-    """plan: of the run; folder: where it was started; entry: its checkpoint. matrices: filled while it is written."""
+    """plan: of the run; folder: where it was started; entry: its checkpoint. names: of parameters that the checkpoint
+    calls otherwise. matrices: filled while it is written."""
 
     plan: Plan
     folder: Path
     entry: CheckpointEntry
+    names: Mapping[str, str] = field(factory=dict)
     matrices: list[MergedMatrix] = field(factory=list)
 
     @contextmanager
@@ -64,7 +66,7 @@ class Merging:
                 return weight
             layer, matrix = matrices[name]
             start = f"layers.{layer}."
-            beside = {each.removeprefix(start): trained(each).to(exact) for each in factors[name]}
+            beside = {each.removeprefix(start): trained(self.names.get(each, each)).to(exact) for each in factors[name]}
             whole = merged(matrix, weight.to(exact), beside)
             self.matrices.append(_compared(name, weight.to(exact), whole, formats[name]))
             return whole

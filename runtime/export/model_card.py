@@ -5,28 +5,50 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...planner.model.inventory import count_parameters
 from ...planner.plan import Plan
 from ...planner.units import bytes_text, count_text
 from ...records.lines import object_of
 from ...records.paths import METRICS_FILE
 
 # Nodes whose line in the plan says how a model was trained.
-HOW = ("setup.read_weights", "setup.pretrained", "setup.loader", "setup.optimizer", "setup.scheduler", "setup.ema")
+HOW = (
+    "setup.read_weights", "setup.pretrained", "setup.read_adapter", "setup.loader", "setup.optimizer",
+    "setup.scheduler", "setup.ema",
+)  # fmt: skip
 
 
 def model_card(
-    plan: Plan, state: Mapping[str, Any], weights: str, formats: Mapping[str, int], loss: float | None
+    plan: Plan,
+    state: Mapping[str, Any],
+    weights: str,
+    formats: Mapping[str, int],
+    loss: float | None,
+    *,
+    adapter_alone: bool = False,
 ) -> str:
     """The text. state: what the checkpoint says of itself. weights: `trained` or `averaged`. formats: number format →
-    bytes of weights in it. loss: of the last step that was recorded."""
-    arch = plan.architecture
-    head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["xtrain", arch.family]}
-    size = f"{count_text(plan.parameters.total)} parameters"
-    if plan.parameters.active != plan.parameters.total:
-        size += f", {count_text(plan.parameters.active)} active"
+    bytes of weights in it. loss: of the last step that was recorded. adapter_alone: the folder has no other weights;
+    else an adapter of the plan has been merged into them."""
+    arch, adapter = plan.architecture, plan.architecture.adapter
+    source = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
+    base = {"base_model": source["repo"]} if "repo" in source else {}
+    tags = ["xtrain", arch.family, *([adapter.kind] if adapter is not None else [])]
+    library = "peft" if adapter_alone else "transformers"
+    head = {"library_name": library, **base, "pipeline_tag": "text-generation", "tags": tags}
+    model = count_parameters(arch.base) if adapter is not None else plan.parameters
+    size = f"{count_text(model.total)} parameters"
+    if model.active != model.total:
+        size += f", {count_text(model.active)} active"
+    what, written = f"A {arch.family} of {size}", model.total
+    if adapter is not None and adapter_alone:
+        written = plan.parameters.trained
+        what = f"{adapter.title()}, {count_text(written)} parameters beside those of a {arch.family} of {size}"
+    elif adapter is not None:
+        what += f", into which {adapter.title()} has been merged"
     made_by = state.get("made_by") or {}
     facts = {
-        "parameters": f"{plan.parameters.total:,}",
+        "parameters": f"{written:,}",
         "weights": f"{weights}, {' and '.join(f'{bytes_text(size)} of {name}' for name, size in formats.items())}",
         "step": f"{state['step']:,} of {state['steps']:,}" if "steps" in state else f"{state['step']:,}",
         "plan": f"`{state.get('plan_id', plan.id)}`",
@@ -42,7 +64,7 @@ def model_card(
         "",
         f"# {plan.name}",
         "",
-        f"A {arch.family} of {size}, trained with xtrain.",
+        f"{what}, trained with xtrain.",
         "",
         *_table(("", ""), {name: value for name, value in facts.items() if value}),
         "",
@@ -61,14 +83,19 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def last_loss(directory: Path, step: int) -> float | None:
-    """The loss that was recorded last until a step of a run; None if none was."""
-    found: float | None = None
+def last_loss(directory: Path, state: Mapping[str, Any]) -> float | None:
+    """The loss that was recorded last of a run until it was saved, in the state or in the run's file; None if none was.
+
+    state: what the checkpoint says of itself.
+    """
+    found: float | None = (state.get("record") or {}).get("loss")
+    if isinstance(found, int | float):
+        return found
     try:
         with (directory / METRICS_FILE).open("rb") as file:
             for line in file:
                 record = object_of(line) or {}
-                if isinstance(at := record.get("step"), int) and at <= step:
+                if isinstance(at := record.get("step"), int) and at <= state["step"]:
                     found = record.get("loss", found)
     except OSError:
         return None

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ...planner.graph.checkpoint_fit import base_names
 from ...planner.mesh.mesh import AXES
+from ...planner.model.tasks import unfit_task
 from ...planner.plan import Plan
 from ...planner.serialise import from_json
 from ..bootstrap import choose_device, set_matmul, use_threads
@@ -43,13 +44,16 @@ class TrainedRun:
     tokenizer: TextTokenizer
 
     @classmethod
-    def load(cls, directory: Path, device: str, checkpoint: str | None = None) -> "TrainedRun":
+    def load(cls, directory: Path, device: str, checkpoint: str | None = None, task: str | None = None) -> "TrainedRun":
         """Read the latest checkpoint of a run, or the one that `find_named` finds, of whatever layout; weights alone
-        will do. Raises EnvironmentFault where there is none, or it is of another model."""
+        will do. task: whose adapter computes, of several. Raises EnvironmentFault where there is none, or it is of
+        another model."""
         if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
             raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
         entry = find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
         plan = from_json(json.loads((directory / "plan.json").read_text()))
+        if (problem := unfit_task(plan.architecture, task)) is not None:
+            raise EnvironmentFault("X440", "; ".join(problem))
         chosen = choose_device(device, local_rank=0)
         use_threads(None, local_world=1)
         set_matmul(plan.node("setup.bootstrap").args["matmul"], chosen)
@@ -62,6 +66,8 @@ class TrainedRun:
         read_tensors(saved_tensors(model, plan, prefix(entry, evaluated(entry))), entry.path)
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], folder)
         model.train(False)
+        if model.axes.tasks is not None and task is not None:
+            model.axes.tasks.whole = model.axes.tasks.names.index(task)
         return cls(plan, folder, TextGenerator(model=model, rank=rank), tokenizer)
 
     def chat(self, template: str, system: str) -> Chat:

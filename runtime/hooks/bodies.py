@@ -25,7 +25,7 @@ class StepContext:
 
     batches: the microbatches of this rank, each once, in their order; gradients are summed over ranks in the backward
     of the last one. scale: what losses are multiplied with before their backward: 1 / the valid tokens of the step on
-    all ranks; 1 in evaluations. run: all else.
+    all ranks, or its sequences or pairs where the loss is of these; 1 in evaluations. run: all else.
     """
 
     batches: Iterator[ModelBatch]
@@ -78,7 +78,7 @@ def user_body(
 
     def run(step: Step) -> None:
         assert 1 <= len(step.microbatches) <= accumulate
-        given, scale = batches(step), 1.0 / step.valid_tokens
+        given, scale = batches(step), 1.0 / step.units
         context = StepContext(batches=given, scale=scale, run=call.context(step), whole=wrapped.forward)
         with failures_of(call.part):
             found = call.function(context, **call.part.arguments)

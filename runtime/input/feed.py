@@ -218,9 +218,12 @@ def build_loader(
     prefetch: int,
     workers: int,
     balance: bool = False,
+    task_of: list[int] | None = None,
     ramp: dict[str, int] | None = None,
 ) -> Feed:
     """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
+
+    task_of: the task of each dataset, where rows of a microbatch lie in their order.
 
     With a budget in epochs the steps are known from here on. ramp: `rows` of the first step, and the `steps` that grow
     from there to `rows`. `prefetch` steps are read while another one computes, by a
@@ -239,6 +242,7 @@ def build_loader(
         data_rank=rank.data_rank,
         data_ranks=rank.data_ranks,
         balance=balance,
+        task_of=tuple(task_of or ()),
     )
     assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
     first = curriculum.rows_per_step.first

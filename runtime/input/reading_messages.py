@@ -53,12 +53,20 @@ def receive_answer(socket: Connection) -> Microbatches | BaseException:
 
 
 def _arrays(batch: Microbatch) -> dict[str, Any]:
-    values = {attribute.name: getattr(batch, attribute.name) for attribute in fields(Microbatch)}
-    return {name: np.ascontiguousarray(v.numpy()) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+    return {attribute.name: _array(getattr(batch, attribute.name)) for attribute in fields(Microbatch)}
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _array(each) for name, each in value.items()}
+    return np.ascontiguousarray(value.numpy()) if isinstance(value, torch.Tensor) else value
 
 
 def _tensors(content: dict[str, Any]) -> Microbatch:
-    values: dict[str, Any] = {
-        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in content.items()
-    }
-    return Microbatch(**values)
+    return Microbatch(**_tensor(content))
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tensor(each) for name, each in value.items()}
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value

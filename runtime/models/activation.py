@@ -1,8 +1,9 @@
-"""`setup.activation`, `setup.routing_replay` and `setup.compile`: how blocks run, not what they compute."""
+"""How blocks run, not what they compute: what they keep for the backward, in which pieces, and compiled or not."""
 
 from collections.abc import Iterator
 from itertools import chain
 
+import torch
 from attrs import frozen
 from torch import nn
 
@@ -13,6 +14,7 @@ from .block import DecoderBlock
 from .moe import MoE
 from .parts import ModelParts
 from .recompute import SAVED, RecomputeFunction
+from .tiled import TiledModule
 
 
 @op("setup.activation")
@@ -69,21 +71,45 @@ def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
         recompute.keep_choices = True
 
 
+@op("setup.tile_mlp")
+def tile_layers(model: ModelParts, rank: Rank, positions: int, pattern: str, matches: list[int]) -> None:
+    """Let layers of blocks compute so many positions at a time. matches: how many blocks have such layers."""
+    for _, block in matching(_Tiled(model), pattern, matches, rank):
+        for module in block.children():
+            if isinstance(module, TiledModule) and module.tiles:
+                module.positions = positions
+
+
+@frozen
+class _Tiled:
+    """Blocks with layers that can compute some positions at a time."""
+
+    model: ModelParts
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self.model.named_modules():
+            layers = module.children() if isinstance(module, DecoderBlock) else ()
+            if any(isinstance(each, TiledModule) and each.tiles for each in layers):
+                yield name, module
+
+
 @op("setup.compile")
 def compile_blocks(model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int]) -> None:
     """Compile every block in place, so that no name changes; shapes are taken as fixed, which packed rows are.
 
     Where tokens go to experts no shape is fixed: of such a block everything but that is compiled, each part by itself.
+    So is a block with layers that compute some positions at a time, of these layers what they do with a piece.
     """
     for _, block in matching(model, pattern, matches, rank):
         assert isinstance(block, DecoderBlock)
-        if block.routes:
-            found = ([m.shared_experts, m.shared_expert] if isinstance(m, MoE) else [m] for m in block.children())
-            compiled = list(chain.from_iterable(found))
-        else:
-            compiled = [block]
+        if not block.routes and not block.tiled:
             if isinstance(block.recompute, RecomputeFunction):
                 block.recompute.compiled = True
-        for module in compiled:
-            if module is not None:
-                module.compile(dynamic=False, mode=mode)
+            block.compile(dynamic=False, mode=mode)
+            continue
+        for part in block.children():
+            for module in (part.shared_experts, part.shared_expert) if isinstance(part, MoE) else (part,):
+                if isinstance(module, TiledModule) and module.positions is not None:
+                    module.of_piece = torch.compile(module.of_piece, dynamic=False, mode=mode)
+                elif module is not None:
+                    module.compile(dynamic=False, mode=mode)

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from ...planner.architecture import Architecture, BlockParameter
 from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from ..ops import PlanMismatch
+from ..parallel.axes import Axes
+from .tasks import add_task, take_task
 
-PutOn = Callable[[Any, nn.Module, Mapping[str, BlockParameter]], None]
-"""(matrix, block, the block's parameters by name): changes the block."""
+PutOn = Callable[[Any, nn.Module, Mapping[str, BlockParameter], Axes], None]
+"""(matrix, block, the block's parameters by name, axes of the model): changes the block."""
 
 _PUTS_ON: Final[dict[type[AdaptedMatrix], PutOn]] = {}
 
@@ -26,7 +28,7 @@ def puts_on(matrix: type[AdaptedMatrix]) -> Callable[[PutOn], PutOn]:
     return add
 
 
-def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture) -> None:
+def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture, axes: Axes) -> None:
     """Let a block that was built without adapter have it. Raises PlanMismatch where nothing puts it on."""
     known = {parameter.name: parameter for parameter in block.parameters(arch)}
     for matrix in block.matrices:
@@ -35,7 +37,14 @@ def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture) -> None:
             importlib.import_module(kind.torch_module())
         if kind not in _PUTS_ON:
             raise PlanMismatch(f"`{kind.torch_module()}` puts no {kind.__name__} into a block")
-        _PUTS_ON[kind](matrix, module, known)
+        if not matrix.task:
+            _PUTS_ON[kind](matrix, module, known, axes)
+            continue
+        assert axes.tasks is not None
+        path = known[matrix.name].owner
+        tree = add_task(module, path, matrix.task, axes.tasks)
+        _PUTS_ON[kind](matrix, tree, known, axes)
+        take_task(module, path, matrix.task, tree)
 
 
 Merge = Callable[[Any, Tensor, Mapping[str, Tensor]], Tensor]

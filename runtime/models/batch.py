@@ -3,13 +3,19 @@
 Shapes: B rows, S positions of a row that this rank holds, V vocabulary.
 """
 
+from typing import Final
+
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 
 from ..data.collate.batch import IGNORE_INDEX, Microbatch
+from ..data.collate.units import Units
 from .cache import KeyValueCache
 from .document_layout import DocumentLayout
+
+# Among the columns of a term: what makes a sum over tokens a sum of the means of their sequences.
+SHARE: Final = "share"
 
 
 @frozen(kw_only=True, eq=False)
@@ -39,11 +45,13 @@ class ModelBatch:
 
     cache: of texts that are generated, to which these positions are added; wanted are then the logits behind the last
     position of every row, and no losses.
-    cross_entropy: sum over this batch's valid tokens, left here by the last stage. objective: the same of what is
-    minimised, where that is not the cross-entropy with its z-loss.
-    dataset_B: number of each row's dataset, where several are trained on. row_losses: left by the last stage then.
+    cross_entropy: sum over this batch's valid tokens, left here by the last stage.
+    dataset_B: number of each row's dataset, where several are trained on; datasets: the same without asking the device.
+    row_losses: left by the last stage then.
     each: the cross-entropy of every token is asked for. losses_BS: left by the last stage then, 0 without a label.
-    text_BS: as of the microbatch.
+    recorded: [1 + metrics] what is minimised, where that is not the cross-entropy with its z-loss, and what is measured
+    beside it; left by the last stage.
+    text_BS, place_B, in_row_BS, columns, units: as of the microbatch.
     """
 
     input_ids_BS: Tensor | None
@@ -53,12 +61,17 @@ class ModelBatch:
     packing: DocumentLayout
     cache: KeyValueCache | None = None
     cross_entropy: Tensor | None = None
-    objective: Tensor | None = None
+    recorded: Tensor | None = None
     dataset_B: Tensor | None = None
+    datasets: tuple[int, ...] | None = None
     row_losses: RowLosses | None = None
     each: bool = False
     losses_BS: Tensor | None = None
     text_BS: Tensor | None = None
+    columns: dict[str, Tensor] = field(factory=dict)
+    units: Units | None = None
+    place_B: Tensor | None = None
+    in_row_BS: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Microbatch, device: torch.device) -> "ModelBatch":
@@ -75,14 +88,27 @@ class ModelBatch:
             real_BS=batch.real_BS.to(device, non_blocking=True),
             packing=DocumentLayout.from_lengths(batch.cumulative_lengths, rows, batch.sequence, device),
             dataset_B=moved(batch.dataset_B),
+            datasets=None if batch.dataset_B is None else tuple(batch.dataset_B.tolist()),
             text_BS=moved(batch.text_BS),
+            columns={name: column.to(device, non_blocking=True) for name, column in batch.columns.items()},
+            units=None if batch.units is None else batch.units.to(device),
+            place_B=batch.place_B,  # moved where they are needed
+            in_row_BS=batch.in_row_BS,
         )
 
     @property
     def sums(self) -> Tensor:
-        """Cross-entropy, and behind it the objective if there is one: [1] or [2]; of the last stage."""
+        """Cross-entropy, and behind it what is recorded besides: [1] or [2 + metrics]; of the last stage."""
         assert self.cross_entropy is not None
-        return torch.stack([each for each in (self.cross_entropy, self.objective) if each is not None])
+        first = self.cross_entropy[None]
+        return first if self.recorded is None else torch.cat((first, self.recorded))
+
+    def numbers(self, name: str) -> Tensor:
+        """A column [T], all rows one after the other. `SHARE`: 1 / the labels of the sequence that a position is of."""
+        if name != SHARE:
+            return self.columns[name].flatten()
+        assert self.units is not None
+        return self.units.share_BS.flatten()
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -32,10 +32,12 @@ from .adapted import put_on
 from .attention import AttentionKernel, AttentionModule
 from .cache import KeyValueCache
 from .document_layout import DocumentLayout
+from .dropout import DropsInputs
 from .latent_attention import LatentAttention
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
 from .own_layer import OwnLayer
+from .tiled import TiledModule
 
 
 class Attention(AttentionModule):
@@ -173,7 +175,8 @@ def built(layer: Layer, of: BlockSettings) -> Built:
 
 class DecoderBlock(nn.Module):
     """The decoder block of one layer. `recompute`, where it is set, runs `compute` so that the backward can run it
-    again. angles: of the positions that its `rotate` is made of; None: it takes none."""
+    again. angles: of the positions that its `rotate` is made of; None: it takes none. dropping: those of its modules
+    that drop inputs, by the tokens' keys."""
 
     def __init__(
         self, arch: Architecture, layer: int, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
@@ -185,15 +188,22 @@ class DecoderBlock(nn.Module):
             module, calls[piece.name] = built(piece, settings)
             self.add_module(piece.name, module)
         if isinstance(block, AdaptedBlock):
-            put_on(self, block, arch)
+            put_on(self, block, arch, axes)
+        self.tasks = axes.tasks
         self.angles = block.angles(arch)
         self._forward = _call_of(block, calls)
         self.recompute: Callable[..., Tensor] | None = None
+        self.dropping: list[DropsInputs] = []
 
     @property
     def routes(self) -> bool:
         """Whether it has experts."""
         return any(isinstance(module, MoE) for module in self.children())
+
+    @property
+    def tiled(self) -> bool:
+        """Whether a layer of it computes some positions at a time."""
+        return any(isinstance(module, TiledModule) and module.positions is not None for module in self.children())
 
     def forward(
         self,
@@ -202,13 +212,26 @@ class DecoderBlock(nn.Module):
         packing: DocumentLayout,
         real_BS: Tensor,
         cache: KeyValueCache | None = None,
+        keys_BS: Tensor | None = None,
     ) -> Tensor:
         if self.recompute is None or cache is not None:
-            return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache))
-        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS)
+            return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS)
+        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS)
 
-    def compute(self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, real_BS: Tensor) -> Tensor:
-        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS))
+    def compute(
+        self,
+        x_BSD: Tensor,
+        rotate: Rotation | None,
+        packing: DocumentLayout,
+        real_BS: Tensor,
+        cache: KeyValueCache | None,
+        keys_BS: Tensor | None,
+    ) -> Tensor:
+        if self.tasks is not None:  # in the backward other microbatches have come in between
+            self.tasks.counts = packing.task_rows
+        for module in self.dropping:
+            module.keys_BS = keys_BS
+        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache))
 
 
 def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:

@@ -2,6 +2,7 @@
 
 import torch
 
+from ...dsl.schema.adapters import TaskAdapters
 from ...planner.architecture import Architecture
 from ...planner.plan import Plan
 from ..data.user_parts import spec_folder
@@ -10,6 +11,7 @@ from ..parallel.axes import Axes
 from ..state import Rank
 from .loss import Head
 from .parts import ModelParts
+from .tasks import TaskRouting
 from .transformer import StageSpan, Transformer
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "uint8": torch.uint8}
@@ -33,7 +35,8 @@ def build_model(
     attention: device type → kernel. stages: [first, last] layer of every stage. owners: the stages of each pipeline
     coordinate. rows: those of a step, over which the losses of a router are averaged.
     """
-    axes = Axes()
+    adapter = architecture.adapter
+    axes = Axes(tasks=TaskRouting(tuple(adapter.tasks)) if isinstance(adapter, TaskAdapters) else None)
     cap = architecture.ends.logit_cap
     head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes, cap=cap)
     kernel = attention[rank.device.type]
@@ -47,6 +50,16 @@ def build_model(
     model = ModelParts(parts, axes)
     assert_matches_plan(model, plan)
     return model
+
+
+@op("setup.tasks")
+def route(plan: Plan, model: ModelParts, tasks: dict[str, list[str]]) -> None:
+    """Let rows go through the adapter of their task. tasks: the datasets of each."""
+    routing = model.axes.tasks
+    if routing is None or set(routing.names) != tasks.keys():
+        raise PlanMismatch(f"the model has no adapters of {', '.join(tasks)}")
+    place = {dataset: number for number, name in enumerate(routing.names) for dataset in tasks[name]}
+    routing.of_dataset = tuple(place[name] for name in plan.node("setup.loader").args["datasets"])
 
 
 def compute_format(plan: Plan) -> str:

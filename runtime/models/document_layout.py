@@ -22,6 +22,7 @@ class DocumentLayout:
     document_BS: int32, a number of its own for every document of the microbatch.
     single: every row is one document. block_masks: what flex wants to know, by window, made once for all layers.
     cached: keys and values of earlier positions lie in a cache (`cache.py`), and these rows are the newest positions.
+    task_rows: how many of the rows go through the adapter of each task, one behind the other; empty: none does.
     """
 
     segments: tuple[tuple[int, int, int], ...]
@@ -29,6 +30,7 @@ class DocumentLayout:
     single: bool
     block_masks: Mapping[int | None, Any] = field(factory=dict)
     cached: "CachedRows | None" = None
+    task_rows: tuple[int, ...] = ()
 
     @classmethod
     def from_lengths(

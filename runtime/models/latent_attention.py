@@ -1,7 +1,9 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), with the keys and values of all heads written out.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), with the keys and values of all heads written out; but
+for texts that are generated, which keep the narrow vectors.
 
 Shapes: B rows, S positions, D dim, H heads of this rank, A width of a head, N, P widths of the parts of queries and
-keys without and with rotary positions, V width of a value, R widths of the narrow vectors.
+keys without and with rotary positions, V width of a value, R widths of the narrow vectors, L positions in a cache, C
+width of what it has of each, R + P.
 """
 
 import torch
@@ -12,7 +14,7 @@ from ...planner.architecture import Architecture
 from ...planner.blocks.latent_attention import LatentAttentionLayer
 from ..parallel.attention_blocks import Scores
 from ..parallel.axes import Axes
-from ..parallel.tensor import column_parallel_input
+from ..parallel.tensor import column_parallel_input, local
 from .attention import AttentionKernel, AttentionModule
 from .cache import KeyValueCache
 from .document_layout import DocumentLayout
@@ -50,19 +52,41 @@ class LatentAttention(AttentionModule):
         tensor = self.axes.tensor
         narrow_BSR = column_parallel_input(self.kv_a_proj_with_mqa(x_BSD), tensor)
         latent_BSR, shared_BSP = narrow_BSR.split(self.narrow, dim=-1)
-        expanded_BSH = self.kv_b_proj(self.kv_a_layernorm(latent_BSR))
-        k_BSHN, v_BSHV = self._heads(expanded_BSH, self.expanded)
-        q_BSHN, q_BSHP = self._heads(self._queries(x_BSD), self.query)
+        latent_BSR = self.kv_a_layernorm(latent_BSR)
         k_BS1P = self._turned(shared_BSP[:, :, None], rotate)
+        q_BSHN, q_BSHP = self._heads(self._queries(x_BSD), self.query)
+        q_BSHP = self._turned(q_BSHP, rotate)
+        if cache is not None and self.keeps_latent:
+            (known_B1LC,) = cache.extended(self, torch.cat((latent_BSR[:, None], k_BS1P.transpose(1, 2)), dim=-1))
+            if cache.filled:
+                out_BSHV = self._newest(q_BSHN, q_BSHP, known_B1LC, packing)
+                return self.o_proj.row_parallel(out_BSHV.flatten(-2), tensor)
+        k_BSHN, v_BSHV = self._heads(self.kv_b_proj(latent_BSR), self.expanded)
         # Heads stay the inner dimension in memory: so does the result, as the last product wants it.
-        q_BSHA = torch.cat((q_BSHN, self._turned(q_BSHP, rotate)), dim=-1)
+        q_BSHA = torch.cat((q_BSHN, q_BSHP), dim=-1)
         k_BSHA = torch.cat((k_BSHN, k_BS1P.expand(-1, -1, k_BSHN.shape[2], -1)), dim=-1)
         q_BHSA, k_BHSA, v_BHSA = (self._padded(x).transpose(1, 2) for x in (q_BSHA, k_BSHA, v_BSHV))
-        if cache is not None:
+        if cache is not None and not self.keeps_latent:
             k_BHSA, v_BHSA = cache.extended(self, k_BHSA, v_BHSA)
         out_BHSA = self.kernel(q_BHSA, k_BHSA, v_BHSA, packing, self.scores)
         out_BSHV = out_BHSA.transpose(1, 2)[..., : self.expanded[1]]
         return self.o_proj.row_parallel(out_BSHV.flatten(-2), tensor)
+
+    @property
+    def keeps_latent(self) -> bool:
+        """Whether a cache has narrow vectors in place of keys and values, as `LatentAttentionLayer.cached` says."""
+        return type(self.kv_b_proj) is Linear and self.kv_b_proj.quantised is None
+
+    def _newest(self, q_BSHN: Tensor, q_BSHP: Tensor, known_B1LC: Tensor, packing: DocumentLayout) -> Tensor:
+        """Values [B, 1, H, V] of the newest position (section 2.1.2 of the paper): as q · (K · c) is (q · K) · c, keys
+        are never written out, and values only once they are summed over positions."""
+        matrix_HXR = local(self.kv_b_proj.weight).unflatten(0, (-1, sum(self.expanded)))
+        key_HNR, value_HVR = matrix_HXR.split(self.expanded, dim=1)
+        q_BHSR = torch.einsum("bshn,hnr->bhsr", q_BSHN, key_HNR)
+        q_BHSC = torch.cat((q_BHSR, q_BSHP.transpose(1, 2)), dim=-1)
+        # What comes of the part with positions as values is left out: kernels are faster where both are one tensor.
+        out_BHSC = self.kernel(q_BHSC, known_B1LC, known_B1LC, packing, self.scores)
+        return torch.einsum("bhsr,hvr->bshv", out_BHSC[..., : self.narrow[0]], value_HVR)
 
     def _queries(self, x_BSD: Tensor) -> Tensor:
         tensor = self.axes.tensor

@@ -17,6 +17,7 @@ from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import column_parallel_input, local, row_parallel_output
 from .quantised import QuantisedMatrix
 from .rms_norm import rms_norm
+from .tiled import TiledModule
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "silu": F.silu,
@@ -44,13 +45,26 @@ class Linear(nn.Linear):
         out = self.quantised.product(x, local(self.weight), self.quantised.beside(self), torch.matmul, turned=True)
         return out if bias is None else out.add_(bias)
 
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """What of it a rank computes with, [outputs, inputs]; of a quantised one computed anew."""
+        weight = local(self.weight)
+        if self.quantised is None:
+            return weight
+        return self.quantised.values(weight, self.quantised.beside(self), dtype)
+
     def row_parallel(self, x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
         """The same of a matrix that tensor parallel cuts by input: the bias is added once, to the sum over ranks, of
         which each has its own positions under sequence parallel."""
-        if tensor is None or self.bias is None:
-            return row_parallel_output(self(x_BSD), tensor)
-        out_BSD = row_parallel_output(self.without_bias(x_BSD), tensor)
-        return out_BSD + local(self.bias, partial=tensor.sequence)
+        return self.row_parallel_sum(self.row_parallel_summand(x_BSD, tensor), tensor)
+
+    def row_parallel_summand(self, x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
+        """What this rank has of it before the sum."""
+        return self(x_BSD) if tensor is None or self.bias is None else self.without_bias(x_BSD)
+
+    def row_parallel_sum(self, summand_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
+        """The sum of what ranks have of it."""
+        out_BSD = row_parallel_output(summand_BSD, tensor)
+        return out_BSD if tensor is None or self.bias is None else out_BSD + local(self.bias, partial=tensor.sequence)
 
     def without_bias(self, x_BSD: Tensor) -> Tensor:
         return self._product(x_BSD)
@@ -97,7 +111,7 @@ class Embedding(nn.Embedding):
         return row_parallel_output(x_BSD, tensor)
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(TiledModule):
     """down(activation(gate(x)) · up(x)) (Shazeer 2020). With `axes` its width is cut where there is tensor parallel."""
 
     def __init__(
@@ -110,9 +124,16 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(ffn, dim, bias=bias)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        tensor = None if self.axes is None else self.axes.tensor
-        x_BSD = column_parallel_input(x_BSD, tensor)
-        return self.down_proj.row_parallel(self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD), tensor)
+        tensor = self._tensor
+        return self.down_proj.row_parallel_sum(self.in_pieces(column_parallel_input(x_BSD, tensor)), tensor)
+
+    def of_piece(self, x_BSD: Tensor) -> Tensor:
+        hidden_BSF = self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
+        return self.down_proj.row_parallel_summand(hidden_BSF, self._tensor)
+
+    @property
+    def _tensor(self) -> TensorAxis | None:
+        return None if self.axes is None else self.axes.tensor
 
 
 @frozen(eq=False)

@@ -5,9 +5,9 @@ the forward, so neither the logits nor their gradient ever exist as a whole. Wha
 a `Term` of a few statistics of each token's logits, whose gradients are known in closed form.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from ..parallel.axes import TensorAxis
 from ..parallel.collectives import all_gather, all_reduce
 from .layers import first_row
 
+if TYPE_CHECKING:
+    from .unit_losses import UnitTerm
+
 IGNORE = -100
 
 
@@ -28,11 +31,23 @@ class LossTerms(NamedTuple):
     asked for, both are of the cross-entropy.
 
     each_T: the summands of `cross_entropy`, 0 where a token is not valid; None unless they are asked for.
+    recorded: [1 + metrics] the objective and what a term measures beside it, as this rank counts them; None where the
+    cross-entropy is minimised.
     """
 
     objective: Tensor
     cross_entropy: Tensor
     each_T: Tensor | None = None
+    recorded: Tensor | None = None
+
+
+class TermValues(NamedTuple):
+    """Of each token its loss [t], the derivatives of that by what it was computed from, by name, and the metrics of the
+    term [metrics, t]."""
+
+    loss_T: Tensor
+    by: dict[str, Tensor]
+    metrics_MT: Tensor
 
 
 @frozen
@@ -40,23 +55,29 @@ class Term:
     """What is minimised of each token instead of its cross-entropy.
 
     function: is given the log-probability of each label, [t] in at least fp32, and by name what it `reads` besides, of
-    STATISTICS; returns the loss of each token [t], which may depend on what is given of that token alone.
+    STATISTICS, and the numbers of its `columns`; returns the loss of each token [t], which may depend on what is given
+    of that token alone, and beside it, if it has `metrics`, a dict of these, each [t].
     failures: what errors of the function and of its backward pass through.
     """
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Any]
     reads: tuple[str, ...] = ()
     failures: Callable[[], AbstractContextManager[None]] = nullcontext
+    columns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
-    def by(self, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each token [t], and the derivatives of their sum by what is `given`: the label's log-probability
-        and behind it what is read, by name."""
+    def by(self, given: dict[str, Tensor], columns: Mapping[str, Tensor] | None = None) -> TermValues:
+        """given: the label's log-probability and behind it what is read, by name; `columns` have no derivative."""
         given = {name: value.detach().requires_grad_() for name, value in given.items()}
         logprob_T, *_ = given.values()
         with torch.enable_grad(), self.failures():
-            loss_T = self.function(logprob_T, **{name: given[name] for name in self.reads})
+            found = self.function(logprob_T, **{name: given[name] for name in self.reads}, **(columns or {}))
+            loss_T, metrics = found if self.metrics else (found, {})
             slopes = torch.autograd.grad(loss_T.sum(), tuple(given.values()), allow_unused=True, materialize_grads=True)
-        return loss_T.detach(), dict(zip(given, slopes, strict=True))
+        metrics_MT = logprob_T.new_empty(len(self.metrics), len(logprob_T))
+        for number, name in enumerate(self.metrics):
+            metrics_MT[number] = metrics[name].detach()
+        return TermValues(loss_T.detach(), dict(zip(given, slopes, strict=True)), metrics_MT)
 
 
 @frozen(kw_only=True)
@@ -74,7 +95,7 @@ class Head:
     z_weight: float
     chunk_bytes: int
     tensor: TensorAxis | None = None
-    term: Term | None = None
+    term: "Term | UnitTerm | None" = None
     twice: bool = False
     cap: float | None = None
 
@@ -96,9 +117,17 @@ class Head:
 
 
 def token_losses(
-    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, *, each: bool = False
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    *,
+    each: bool = False,
+    columns: Mapping[str, Tensor] | None = None,
 ) -> LossTerms:
     """Σ (loss + z_weight · lse²) over tokens whose label is not −100; a loss is taken in at least fp32.
+
+    columns: the numbers [T] that the term is given, by name; what they are without a label is not looked at.
 
     z-loss: PaLM (arXiv 2204.02311) §5. The gradient of `hidden_TD` is that of this rank's piece of the vocabulary.
     With `each` the terms tell tokens apart; nothing else changes by that.
@@ -106,19 +135,20 @@ def token_losses(
     # Asked here: inside a custom forward gradients are off, and the inputs say they need one even under no_grad.
     enabled = torch.is_grad_enabled()
     needs = (enabled and hidden_TD.requires_grad, enabled and weight_VD.requires_grad)
-    terms = _ChunkedLoss.apply(hidden_TD, weight_VD, labels_T, head, needs, each)
-    objective, cross_entropy, each_T = terms  # pyright: ignore[reportGeneralTypeIssues]
-    return LossTerms(objective, cross_entropy, each_T)
+    terms = _ChunkedLoss.apply(hidden_TD, weight_VD, labels_T, head, needs, each, columns or {})
+    objective, cross_entropy, each_T, metrics_M = terms  # pyright: ignore[reportGeneralTypeIssues]
+    recorded = None if head.term is None else torch.cat((objective.detach()[None], metrics_M))
+    return LossTerms(objective, cross_entropy, each_T, recorded)
 
 
 def whole_logits(hidden_TD: Tensor, weight_VD: Tensor, head: Head) -> Tensor:
     """Logits [T, whole vocabulary], without gradient."""
     logits_TV = F.linear(hidden_TD, weight_VD)
-    _cap(logits_TV, head, slope=False)
+    cap_logits(logits_TV, head, slope=False)
     return logits_TV if head.tensor is None else _gathered(logits_TV, head)
 
 
-def _cap(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
+def cap_logits(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
     """Cap logits, in place. Returns the derivatives of that, if there is a cap and they are asked for."""
     if head.cap is None:
         return None
@@ -135,7 +165,7 @@ def _gathered(logits_TV: Tensor, head: Head) -> Tensor:
     return all_gather(filled_TV, 1, head.tensor.group)[:, : head.vocabulary]
 
 
-class _Statistics(NamedTuple):
+class Statistics(NamedTuple):
     """Of every token: logarithm of the sum of exponentials, logit of the label, mean logit of the vocabulary and
     entropy where they are asked for; softmax of this rank's piece, and its logarithm with the entropy."""
 
@@ -148,8 +178,23 @@ class _Statistics(NamedTuple):
     position_T: Tensor
     own_T: Tensor
 
+    def logprobs(self, valid_T: Tensor) -> Tensor:
+        """Log-probabilities of the labels; −1 where there is none."""
+        return (self.label_T - self.lse_T).clamp_(max=0).masked_fill_(~valid_T, -1.0)
 
-def _statistics(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...]) -> _Statistics:
+    def read(self, name: str) -> Tensor:
+        """One of STATISTICS."""
+        known = {
+            "mean_logprob_T": None if self.mean_T is None else self.mean_T - self.lse_T,
+            "entropy_T": self.entropy_T,
+            "lse_T": self.lse_T,
+        }
+        value_T = known[name]
+        assert value_T is not None
+        return value_T
+
+
+def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...]) -> Statistics:
     """`logits_TV` is overwritten."""
     tensor, width = head.tensor, logits_TV.shape[1]
     position_T = labels_T - head.first
@@ -192,34 +237,24 @@ def _statistics(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[st
         logprob_TV, softmax_TV = softmax_TV, softmax_TV.exp()
     else:
         softmax_TV.exp_()
-    return _Statistics(lse_T, label_T, mean_T, entropy_T, softmax_TV, logprob_TV, position_T, own_T)
+    return Statistics(lse_T, label_T, mean_T, entropy_T, softmax_TV, logprob_TV, position_T, own_T)
 
 
-class _Minimised(NamedTuple):
-    """The loss of each token and its derivatives by what it was computed from, by name; 0 where it is not valid."""
-
-    loss_T: Tensor
-    by: dict[str, Tensor]
-
-
-def _minimised(term: Term, found: _Statistics, valid_T: Tensor) -> _Minimised:
-    """Of tokens that are not valid the function is shown any log-probability: what it gives for them is left out."""
-    known = {
-        "mean_logprob_T": None if found.mean_T is None else found.mean_T - found.lse_T,
-        "entropy_T": found.entropy_T,
-        "lse_T": found.lse_T,
-    }
-    given = {LOGPROB: (found.label_T - found.lse_T).clamp_(max=0).masked_fill_(~valid_T, -1.0)}
-    for name in term.reads:
-        value_T = known[name]
-        assert value_T is not None
-        given[name] = value_T
-    loss_T, by = term.by(given)
-    by = {name: torch.where(valid_T, slope_T, 0.0) for name, slope_T in by.items()}
-    return _Minimised(torch.where(valid_T, loss_T, 0.0), by)
+def _minimised(term: Term, found: Statistics, valid_T: Tensor, columns: dict[str, Tensor]) -> TermValues:
+    """All of it is 0 where a token is not valid. Of these the function is shown any log-probability, and columns of 0:
+    what it gives for them is left out."""
+    given = {LOGPROB: found.logprobs(valid_T)} | {name: found.read(name) for name in term.reads}
+    exact = given[LOGPROB].dtype
+    loss_T, by, metrics_MT = term.by(given, {name: _where(valid_T, columns[name].to(exact)) for name in term.columns})
+    by = {name: _where(valid_T, slope_T) for name, slope_T in by.items()}
+    return TermValues(_where(valid_T, loss_T), by, _where(valid_T, metrics_MT))
 
 
-def _gradient(found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
+def _where(valid_T: Tensor, values: Tensor) -> Tensor:
+    return torch.where(valid_T, values, 0.0)
+
+
+def _gradient(found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
     """That of cross-entropy and z-loss by this rank's logits [t, V], in the place of the softmax."""
     grad_tV = found.softmax_TV.mul_((valid_t * (1 + 2 * head.z_weight * found.lse_T))[:, None])
     if grad_tV.shape[1]:
@@ -227,7 +262,7 @@ def _gradient(found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
     return grad_tV
 
 
-def _gradient_of(by: dict[str, Tensor], found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
+def gradient_of(by: dict[str, Tensor], found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
     """The same of a term, from its derivatives. Over logits z with softmax p: ∂ log p(label) = 1[label] − p, ∂ lse = p,
     ∂ (mean of log p) = 1/V − p, ∂ entropy = −p · (log p + entropy)."""
     factor_t = 2 * head.z_weight * found.lse_T * valid_t - by[LOGPROB]
@@ -248,6 +283,39 @@ def _gradient_of(by: dict[str, Tensor], found: _Statistics, valid_t: Tensor, hea
     return grad_tV
 
 
+@frozen(eq=False)
+class HeadGradients:
+    """Gradients of hidden states and of the head's weight, from those of logits piece by piece; None what is not asked
+    for. The weight's are added up in at least fp32."""
+
+    hidden_TD: Tensor | None
+    weight_VD: Tensor | None
+
+    @classmethod
+    def of(cls, hidden_TD: Tensor, weight_VD: Tensor, exact: torch.dtype, needs: tuple[bool, bool]) -> "HeadGradients":
+        return cls(
+            torch.empty_like(hidden_TD) if needs[0] else None,
+            torch.zeros_like(weight_VD, dtype=exact) if needs[1] else None,
+        )
+
+    def add(self, part: slice, grad_tV: Tensor, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
+        """The products of a piece of tokens; `grad_tV` as they take it."""
+        grad_tV = grad_tV.to(hidden_TD.dtype)
+        if self.hidden_TD is not None:
+            torch.mm(grad_tV, weight_VD, out=self.hidden_TD[part])
+        if self.weight_VD is None:
+            return grad_tV
+        if grad_tV.dtype == self.weight_VD.dtype:
+            self.weight_VD.addmm_(grad_tV.t(), hidden_TD[part])  # no second [V, D] for the product
+        else:
+            self.weight_VD.add_(grad_tV.t() @ hidden_TD[part])
+        return grad_tV
+
+    def found(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """Both, that of the weight in its format."""
+        return self.hidden_TD, None if self.weight_VD is None else self.weight_VD.to(dtype)
+
+
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -258,52 +326,50 @@ class _ChunkedLoss(torch.autograd.Function):
         head: Head,
         needs: tuple[bool, bool],
         each: bool,
+        columns: dict[str, Tensor],
     ):
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         objective = torch.zeros((), dtype=exact, device=hidden_TD.device)
         cross_entropy = torch.zeros_like(objective)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
-        grad_hidden_TD = torch.empty_like(hidden_TD) if needs[0] else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if needs[1] else None
+        grads = HeadGradients.of(hidden_TD, weight_VD, exact, needs)
         term = head.term if any(needs) else None
+        assert term is None or isinstance(term, Term)
+        metrics_M = torch.zeros(0 if term is None else len(term.metrics), dtype=exact, device=hidden_TD.device)
         reads = () if term is None else term.reads
         for first in range(0, labels_T.numel(), head.chunk):
             part = slice(first, first + head.chunk)
             labels_t = labels_T[part]
             valid_t = (labels_t != IGNORE).to(exact)
             logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
-            slope_tV = _cap(logits_tV, head, slope=any(needs))
-            found = _statistics(logits_tV, labels_t, head, reads)
+            slope_tV = cap_logits(logits_tV, head, slope=any(needs))
+            found = statistics_of(logits_tV, labels_t, head, reads)
             loss_t = (found.lse_T - found.label_T) * valid_t
             loss = loss_t.sum()
             if each_T is not None:
                 each_T[part] = loss_t
             cross_entropy += loss
-            minimised = None if term is None else _minimised(term, found, labels_t != IGNORE)
-            loss = loss if minimised is None else minimised.loss_T.sum()
+            minimised = None
+            if term is not None:
+                its = {name: columns[name][part] for name in term.columns}
+                minimised = _minimised(term, found, labels_t != IGNORE, its)
+                loss = minimised.loss_T.sum()
+                metrics_M += minimised.metrics_MT.sum(1)
             objective += loss + head.z_weight * (found.lse_T.square() * valid_t).sum()
             if any(needs):
                 if minimised is None:
                     grad_tV = _gradient(found, valid_t, head)
                 else:
-                    grad_tV = _gradient_of(minimised.by, found, valid_t, head)
+                    grad_tV = gradient_of(minimised.by, found, valid_t, head)
                 if slope_tV is not None:
                     grad_tV.mul_(slope_tV)
                     slope_tV = None
-                grad_tV = grad_tV.to(hidden_TD.dtype)
-                if grad_hidden_TD is not None:
-                    torch.mm(grad_tV, weight_VD, out=grad_hidden_TD[part])
-                if grad_weight_VD is None:
-                    continue
-                if grad_tV.dtype == exact:
-                    grad_weight_VD.addmm_(grad_tV.t(), hidden_TD[part])  # no second [V, D] for the product
-                else:
-                    grad_weight_VD += grad_tV.t() @ hidden_TD[part]
+                grad_tV = grads.add(part, grad_tV, hidden_TD, weight_VD)
         # Kept on ctx, not saved for backward: it is scaled in place there, once.
-        ctx.grads = (grad_hidden_TD, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype))
+        ctx.grads = grads.found(weight_VD.dtype)
         ctx.twice, ctx.scaled = head.twice, False
-        ctx.mark_non_differentiable(*(term for term in (cross_entropy, each_T) if term is not None))
-        return objective, cross_entropy, each_T
+        ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
+        return objective, cross_entropy, each_T, metrics_M
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
@@ -315,4 +381,4 @@ class _ChunkedLoss(torch.autograd.Function):
             ctx.scaled = True
         if not ctx.twice:
             del ctx.grads
-        return grad_hidden_TD, grad_weight_VD, None, None, None, None
+        return grad_hidden_TD, grad_weight_VD, None, None, None, None, None

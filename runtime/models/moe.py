@@ -24,6 +24,7 @@ from ..parallel.tensor import local
 from .layers import Linear, SwiGLU
 from .quantised import QuantisedMatrix
 from .router import ExpertRouter, attach
+from .tasks import ExpertStacks, TaskExperts, TaskRouting
 
 
 @frozen(eq=False)
@@ -32,14 +33,14 @@ class ExpertWeights:
 
     matrices: of gate, up and down, [E, D, F], [E, D, F] and [E, F, D], the last dim being the output. biases: one of
     each, [E, F], [E, F] and [E, D], or none. quantised: how each of the matrices is stored, if not as it is, with the
-    fp32 numbers beside its bytes. added: what an adapter adds to each of the three products. limit, alpha: as of an
-    `ExpertsLayer`.
+    fp32 numbers beside its bytes. added: what the adapter, or that of each task, adds to each of the three products.
+    limit, alpha: as of an `ExpertsLayer`.
     """
 
     matrices: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...] = (None, None, None)
     quantised: tuple[tuple[QuantisedMatrix, Tensor | None] | None, ...] = (None, None, None)
-    added: "tuple[ExpertAdapter | None, ...]" = (None, None, None)
+    added: "tuple[tuple[ExpertAdapter | None, ...], ...]" = ((None,), (None,), (None,))
     limit: float | None = None
     alpha: float = 1.0
 
@@ -60,7 +61,7 @@ class ExpertAdapter:
     call: Callable[[Tensor, tuple[Tensor, ...], MatrixProduct], Tensor]
 
 
-class Experts(nn.Module):
+class Experts(ExpertStacks):
     """SwiGLUs side by side, as an `ExpertsLayer` says it; parameters as of `ExpertWeights`."""
 
     def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
@@ -80,17 +81,34 @@ class Experts(nn.Module):
         self.adapters: dict[str, Callable[[], ExpertAdapter]] = {}
 
     def forward(self, rows_ND: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows in order of expert, `counts_E` of them for each expert of this rank."""
+        """Rows in order of expert, `counts_E` of them for each expert of this rank; of those that go through the
+        adapters of tasks, `counts_E` are the rows of each expert and task, in order of both."""
         matrices = tuple(map(local, (self.gate_proj, self.up_proj, self.down_proj)))
         biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
         biases = tuple(None if bias is None else local(bias) for bias in biases)
         stored = tuple(self.quantised.get(name) for name in MATRICES)
         beside = tuple(None if each is None else (each, each.beside(self)) for each in stored)
-        added = tuple(None if (make := self.adapters.get(name)) is None else make() for name in MATRICES)
+        if (tasks := self._tasks()) is not None:
+            added = tuple(tuple(_made(each, name) for each in tasks) for name in MATRICES)
+            weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
+            return one_by_one(rows_ND, counts_E, weights, self.routing)
+        added = tuple((_made(self.adapters, name),) for name in MATRICES)
         weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
         shapes = [m.shape if each is None else each.piece for m, each in zip(matrices, stored, strict=True)]
-        shapes += [stack.shape for each in added if each is not None for stack in each.stacks]
+        shapes += [stack.shape for (each,) in added if each is not None for stack in each.stacks]
         return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
+
+    def _tasks(self) -> "list[Adapters] | None":
+        """What each task adds; None where rows go through no adapter of a task."""
+        if self.tasks is None or self.routing is None or not self.routing.counts:
+            return None
+        found = [self.tasks.get(name) for name in self.routing.names]
+        return [each.adapters if isinstance(each, TaskExperts) else {} for each in found]
+
+
+def _made(adapters: "Adapters", name: str) -> "ExpertAdapter | None":
+    make = adapters.get(name)
+    return None if make is None else make()
 
 
 def can_group(rows_ND: Tensor, shapes: Iterable[Sequence[int]]) -> bool:
@@ -121,7 +139,8 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
 
         return call
 
-    of_each = zip(weights.matrices, weights.biases, weights.quantised, weights.added, strict=True)
+    added = (each for (each,) in weights.added)
+    of_each = zip(weights.matrices, weights.biases, weights.quantised, added, strict=True)
     return _swiglu(weights, rows_ND, *(product(*each) for each in of_each))
 
 
@@ -132,26 +151,35 @@ def _one_hot(ends_E: Tensor, rows_ND: Tensor) -> Tensor:
     return (expert_N[:, None] == torch.arange(len(ends_E), device=ends_E.device)).to(rows_ND.dtype)
 
 
-def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor:
+def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routing: TaskRouting | None = None) -> Tensor:
     """A product for each expert; where there are gradients those without rows included, so that every parameter has
-    one."""
-    parts = rows_ND.split(numbers(counts_E, even(len(rows_ND), len(counts_E))))
+    one. routing: `counts_E` are of each expert and task."""
+    tasks = 1 if routing is None else len(routing.names)
+    guess = even(len(rows_ND), len(counts_E) // tasks)
+    counts = numbers(counts_E, guess if routing is None else routing.as_in(guess))
+    of_tasks = [counts[first : first + tasks] for first in range(0, len(counts), tasks)]
+    parts = rows_ND.split([sum(each) for each in of_tasks])
     # Unbound at once: gradients of single slices would each be as large as all experts.
     matrices = zip(*(matrix.unbind(0) for matrix in weights.matrices), strict=True)
     biases = zip(*(repeat(None) if bias is None else bias.unbind(0) for bias in weights.biases), strict=False)
-    added = zip(*(_one_by_one(each, len(parts)) for each in weights.added), strict=True)
+    added = zip(*(_one_by_one(each, len(parts)) for each in weights.added), strict=True)  # of each expert
     experts = enumerate(zip(parts, matrices, biases, added, strict=False))
     if not torch.is_grad_enabled():
         experts = [(number, each) for number, each in experts if len(each[0])]
 
-    def product(matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored, added: ExpertAdapter | None) -> Product:
+    def product(
+        number: int, matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored, added: "tuple[ExpertAdapter | None, ...]"
+    ) -> Product:
         def call(x_NK: Tensor) -> Tensor:
             if stored is None and bias_M is not None:
                 out_NM = torch.addmm(bias_M, x_NK, matrix_KM)
             else:
                 out_NM = _times(x_NK, matrix_KM, stored, torch.matmul)
                 out_NM = out_NM if bias_M is None else out_NM.add_(bias_M)
-            return out_NM if added is None else out_NM + added.call(x_NK, added.stacks, torch.matmul)
+            if tasks == 1:
+                return _plus(out_NM, x_NK, added[0])
+            rows = of_tasks[number]
+            return torch.cat(list(map(_plus, out_NM.split(rows), x_NK.split(rows), added)))
 
         return call
 
@@ -159,14 +187,24 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Ten
         return [None if each is None else _expert(each, number) for each in weights.quantised]
 
     out = [
-        _swiglu(weights, x, *map(product, matrix, bias, own(number), more))
+        _swiglu(weights, x, *map(product, repeat(number), matrix, bias, own(number), more))
         for number, (x, matrix, bias, more) in experts
     ]
     return torch.cat(out) if out else rows_ND
 
 
-def _one_by_one(added: ExpertAdapter | None, experts: int) -> Iterable[ExpertAdapter | None]:
+def _plus(out_NM: Tensor, x_NK: Tensor, added: ExpertAdapter | None) -> Tensor:
+    return out_NM if added is None else out_NM + added.call(x_NK, added.stacks, torch.matmul)
+
+
+def _one_by_one(
+    added: "tuple[ExpertAdapter | None, ...]", experts: int
+) -> "Iterable[tuple[ExpertAdapter | None, ...]]":
     """Of each expert alone."""
+    return zip(*(_of_experts(each, experts) for each in added), strict=True)
+
+
+def _of_experts(added: ExpertAdapter | None, experts: int) -> Iterable[ExpertAdapter | None]:
     if added is None:
         return repeat(None, experts)
     return [evolve(added, stacks=each) for each in zip(*(stack.unbind(0) for stack in added.stacks), strict=True)]
@@ -216,6 +254,9 @@ class _ClampedSwiGLU(torch.autograd.Function):
         return grad_gate, grad_up, None, None
 
 
+Adapters = dict[str, Callable[[], ExpertAdapter]]
+
+
 class MoE(nn.Module):
     """Σ weight · expert(x) over a token's experts, plus the shared experts: one SwiGLU as wide as they are together.
 
@@ -253,7 +294,8 @@ class MoE(nn.Module):
     def _compute(self, x_BSD: Tensor, real_BS: Tensor) -> Tensor:
         routing = self.gate(x_BSD, real_BS)
         x_TD = x_BSD.flatten(0, 1)
-        out_TKD = to_experts(x_TD, routing.chosen_TK, self.experts, self.gate.experts, self.axes.experts)
+        chosen_TK, places = self._places(routing.chosen_TK, x_BSD)
+        out_TKD = to_experts(x_TD, chosen_TK, self.experts, places, self.axes.experts)
         # Summed in order of choice and in the router's precision.
         pairs = zip(out_TKD.unbind(1), routing.weights_TK.unbind(1), strict=True)
         out_TD = sum((out_TD * weight_T[:, None] for out_TD, weight_T in pairs), start=x_TD.new_zeros(()))
@@ -264,3 +306,12 @@ class MoE(nn.Module):
             more_BSD = self.shared_expert(x_BSD)
             out_BSD = out_BSD + self.shared_expert_gate(x_BSD).sigmoid() * more_BSD
         return out_BSD if routing.loss is None else attach(out_BSD, routing.loss)
+
+    def _places(self, chosen_TK: Tensor, x_BSD: Tensor) -> tuple[Tensor, int]:
+        """Which expert each token goes to, and of how many; with adapters of tasks which expert and task."""
+        routing = self.experts.routing
+        task_T = None if routing is None else routing.task_T(len(x_BSD), x_BSD.shape[1], x_BSD.device)
+        if routing is None or task_T is None:
+            return chosen_TK, self.gate.experts
+        count = len(routing.names)
+        return chosen_TK * count + task_T[:, None], self.gate.experts * count

@@ -10,6 +10,7 @@ from ...planner.blocks.user_layer import UserLayer
 from ..data.user_parts import UserPart, failures_of
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local, row_parallel_output
+from .tiled import TiledModule
 
 
 class WeightHolder(nn.Module):
@@ -20,28 +21,32 @@ class WeightHolder(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
 
 
-class OwnLayer(nn.Module):
+class OwnLayer(TiledModule):
     """What a function makes of activations [B, S, D]."""
 
     def __init__(self, layer: UserLayer, part: UserPart, axes: Axes) -> None:
         super().__init__()
         self.is_cut, self.axes, self.part, self.function = layer.is_cut, axes, part, part.load()
+        self.tiles = layer.tiles
         self.is_whole = {weight.owner: weight.cut is None for weight in layer.weights}
         for weight in layer.weights:
             self.add_module(weight.owner, WeightHolder(weight.shape))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Raises PartFailed for what the function raises, and for a result of another shape or number format."""
+        if not self.is_cut:
+            return self.in_pieces(x_BSD)
         tensor = self.axes.tensor
-        if self.is_cut:
-            x_BSD = column_parallel_input(x_BSD, tensor)
+        return row_parallel_output(self.in_pieces(column_parallel_input(x_BSD, tensor)), tensor)
+
+    def of_piece(self, x_BSD: Tensor) -> Tensor:
+        tensor = self.axes.tensor
         # A rank has only a summand of the gradient of what is not cut: of its own matrices, or of its own positions.
         partial = tensor is not None and (self.is_cut or tensor.sequence)
         weights = {
             name: local(getattr(self, name).weight, partial=partial and whole) for name, whole in self.is_whole.items()
         }
-        out_BSD = self._call(x_BSD, weights)
-        return row_parallel_output(out_BSD, tensor) if self.is_cut else out_BSD
+        return self._call(x_BSD, weights)
 
     def _call(self, x_BSD: Tensor, weights: dict[str, Any]) -> Tensor:
         if torch.compiler.is_compiling():

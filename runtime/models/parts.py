@@ -1,6 +1,7 @@
 """`ModelParts`: what a rank holds of the model, one part for each of its pipeline stages."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from attrs import evolve, frozen
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from .loss import Term
 from .moe import Experts
 from .quantised import QuantisedMatrix
 from .transformer import Transformer
+from .unit_losses import UnitTerm
 
 
 @frozen(eq=False)
@@ -45,10 +47,22 @@ class ModelParts:
         (model,) = self.parts
         return model
 
-    def minimise(self, term: Term) -> None:
-        """Make `term` the loss of each token."""
+    @property
+    def recorded(self) -> int:
+        """How many sums of losses a microbatch leaves: of the cross-entropy, and of what is minimised and measured
+        besides."""
+        term = self.parts[0].head.term
+        return 1 if term is None else 2 + len(term.metrics)
+
+    def minimise(self, term: Term | UnitTerm) -> None:
+        """Make `term` the loss of each token, or of each sequence or pair."""
         for part in self.parts:
             part.head = evolve(part.head, term=term)
+
+    def with_adapter_of(self, task: str | None) -> AbstractContextManager[None]:
+        """Meanwhile rows whose datasets are not told apart go through the adapter of a task, of several; None: through
+        none."""
+        return nullcontext() if self.axes.tasks is None else self.axes.tasks.all_of(task)
 
     def modules(self) -> Iterator[nn.Module]:
         for part in self.parts:

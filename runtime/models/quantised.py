@@ -5,6 +5,7 @@ Shapes: E experts, R rows and C columns of a matrix, N blocks, B numbers of a bl
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any, Final
 
@@ -196,10 +197,17 @@ _TABLES: Final[dict[tuple[Callable[[], Tensor], torch.device], Tensor]] = {}
 
 
 def on_device(make: Callable[[], Tensor], beside: Tensor) -> Tensor:
-    """A table on the device of a tensor, made once; in a trace anew, where tensors have no values."""
+    """A table on the device of a tensor, made once; in a trace without values, as all tensors there."""
     key = (make, beside.device)
     if isinstance(beside, FakeTensor) or beside.device.type == "meta":
-        return torch.empty_like(make(), device=beside.device)
+        size, dtype = _form(make)
+        return torch.empty(size, dtype=dtype, device=beside.device)
     if key not in _TABLES:
         _TABLES[key] = make().to(beside.device)
     return _TABLES[key]
+
+
+@cache
+def _form(make: Callable[[], Tensor]) -> tuple[torch.Size, torch.dtype]:
+    table = make()
+    return table.shape, table.dtype

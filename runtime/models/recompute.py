@@ -149,6 +149,8 @@ class _Results(TorchDispatchMode):
             finally:
                 self._inside = False
 
+        if self._inside:
+            return make()
         return self.result(word, inside) if word in self._results else inside()
 
     def result(self, name: Any, make: Callable[[], Any]) -> Any:

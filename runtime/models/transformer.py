@@ -18,8 +18,11 @@ from ..parallel.tensor import column_parallel_input, local
 from .attention import KERNELS, AttentionModule, with_block_masks
 from .batch import ModelBatch, RowLosses
 from .block import DecoderBlock
+from .dropout import token_keys
+from .embedding_noise import EmbeddingNoise
 from .layers import Embedding, Linear, RMSNorm, Rotation
 from .loss import Head, token_losses, whole_logits
+from .unit_losses import UnitTerm, unit_losses
 from .zero_gradient import with_zero_gradient
 
 
@@ -70,6 +73,8 @@ class Transformer(nn.Module):
         # In a pipeline, whose schedule expects gradients of all that stages pass on: nothing before this stage is
         # trained, nor anything of the first stage.
         self.begins_backward = False
+        self.drops = False
+        self.noise: EmbeddingNoise | None = None
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
@@ -91,7 +96,7 @@ class Transformer(nn.Module):
     def _embedded(self, x_BSD: Tensor | None, batch: ModelBatch) -> Tensor:
         if self.span.embeds:
             assert batch.input_ids_BS is not None
-            return self.embed(batch.input_ids_BS)
+            return self._noisy(self.embed(batch.input_ids_BS), batch)
         assert x_BSD is not None, "a stage that does not embed takes what the one before it gives"
         return x_BSD
 
@@ -102,6 +107,22 @@ class Transformer(nn.Module):
             return x_BSD
         # Rounded as transformers rounds it, which has it in fp32 first.
         return x_BSD.mul_(torch.tensor(scale, dtype=torch.float32).to(x_BSD.dtype).item())
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What the loss measures beside itself, by name."""
+        return () if self.head.term is None else self.head.term.metrics
+
+    def _noisy(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
+        """With noise, in training alone; of positions cut over tensor-parallel ranks, that of this rank's."""
+        if self.noise is None or batch.place_B is None:
+            return x_BSD
+        keys_BS = self._keys(batch, x_BSD.device)
+        if x_BSD.shape[1] != keys_BS.shape[1]:
+            assert self.axes.tensor is not None
+            first = self.axes.tensor.group.rank() * x_BSD.shape[1]
+            keys_BS = keys_BS[:, first : first + x_BSD.shape[1]]
+        return self.noise.add(x_BSD, keys_BS)
 
     def _blocks(self) -> Iterator[DecoderBlock]:
         for block in self.layers.values():
@@ -116,10 +137,14 @@ class Transformer(nn.Module):
     def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
         rotations = self.rotations(batch.positions_BS, x_BSD.dtype)
         packing = batch.packing
+        if (tasks := self.axes.tasks) is not None:
+            packing = evolve(packing, task_rows=tasks.of_rows(batch.datasets, batch.shape[0]))
         if self.uses_flex and self.axes.ring is None and batch.cache is None:
             packing = with_block_masks(packing, self.kernels)
+        # In evaluation rows have no numbers.
+        keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
         for block in self._blocks():
-            x_BSD = block(x_BSD, rotations[block.angles], packing, batch.real_BS, batch.cache)
+            x_BSD = block(x_BSD, rotations[block.angles], packing, batch.real_BS, batch.cache, keys_BS)
         if not self.span.predicts:
             return x_BSD
         if batch.cache is not None:
@@ -129,14 +154,25 @@ class Transformer(nn.Module):
         hidden_BSD = column_parallel_input(hidden_BSD, self.axes.tensor)
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
         each = batch.dataset_B is not None or batch.each
-        terms = token_losses(hidden_TD, self._head_VD(), labels_T, self._head(), each=each)
-        batch.cross_entropy = terms.cross_entropy
-        batch.objective = terms.objective.detach() if self.head.term is not None else None
+        term, weight_VD, head = self.head.term, self._head_VD(), self._head()
+        columns = {} if term is None or not torch.is_grad_enabled() else {n: batch.numbers(n) for n in term.columns}
+        if isinstance(term, UnitTerm) and torch.is_grad_enabled():
+            assert batch.units is not None
+            terms = unit_losses(hidden_TD, weight_VD, labels_T, head, columns, batch.units, self.axes, each=each)
+        else:
+            terms = token_losses(hidden_TD, weight_VD, labels_T, head, each=each, columns=columns)
+        batch.cross_entropy, batch.recorded = terms.cross_entropy, terms.recorded
         if batch.dataset_B is not None and terms.each_T is not None:
             batch.row_losses = RowLosses.of(batch.dataset_B, batch.labels_BS, terms.each_T)
         if batch.each and terms.each_T is not None:
             batch.losses_BS = terms.each_T.view_as(batch.labels_BS)
         return torch.stack((terms.objective,))  # FSDP wants no view
+
+    def _keys(self, batch: ModelBatch, device: torch.device) -> Tensor:
+        """Numbers of the tokens of a run, int64 [B, S]."""
+        assert batch.place_B is not None
+        in_row_BS = torch.arange(batch.shape[1]) if batch.in_row_BS is None else batch.in_row_BS
+        return token_keys(batch.place_B.to(device, non_blocking=True), in_row_BS.to(device, non_blocking=True))
 
     def _head_VD(self) -> Tensor:
         return local((self.embed_tokens if self.arch.tie_embeddings else self.lm_head).weight)

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from attrs import define, evolve, frozen
 from torch.distributed import ProcessGroup
+
+if TYPE_CHECKING:
+    from ..models.tasks import TaskRouting
 
 
 @frozen(eq=False)
@@ -28,7 +32,8 @@ class TensorAxis:
 class Axes:
     """One object for all modules of a model.
 
-    row: all ranks that hold positions of the same rows (ring · ulysses · tp).
+    row: all ranks that hold positions of the same rows (ring · ulysses · tp). tasks: which rows go through which
+    adapter, where there are several.
     """
 
     tensor: TensorAxis | None = None
@@ -36,6 +41,7 @@ class Axes:
     ulysses: ProcessGroup | None = None
     experts: ProcessGroup | None = None
     row: ProcessGroup | None = None
+    tasks: "TaskRouting | None" = None
 
     @contextmanager
     def uncut_rows(self) -> Iterator[None]:

@@ -22,10 +22,11 @@ def spread_experts(model: ModelParts, meshes: Meshes, rank: Rank, size: int, pat
     assert mesh.size() == size
     model.axes.experts = meshes.group("ep")
     for _, experts in matching(model, pattern, matches, rank):
-        for name, parameter in experts.named_parameters(recurse=False):
-            own = parameter.detach().chunk(size)[mesh.get_local_rank()].clone()
-            cut = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
-            experts.register_parameter(name, nn.Parameter(cut))
+        for module in experts.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                own = parameter.detach().chunk(size)[mesh.get_local_rank()].clone()
+                cut = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
+                module.register_parameter(name, nn.Parameter(cut))
 
 
 @op("setup.parallel.expert_fsdp")

@@ -5,7 +5,7 @@ rest.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -42,12 +42,8 @@ class GradientNorm:
     def measure(self, loss_sums: Tensor) -> list[float]:
         """Take the norm of the gradients as they are now; returns `loss_sums` [n] summed over all ranks."""
         assert all(p.grad is not None for p in self._parameters), "every trained parameter is part of every step"
-        self._grads = [_local(p.grad) for p in self._parameters if p.grad is not None]
-        grads = [_at_least_fp32(g) for g in self._grads]
-        norms = self._weights.new_zeros(0)  # of a stage that has nothing to train
-        if grads:
-            norms = torch.stack(torch._foreach_norm(grads)).double()  # pyright: ignore[reportPrivateImportUsage]
-        squares = norms.square().to(self._weights.device) @ self._weights
+        self._grads = [local_gradient(p.grad) for p in self._parameters]
+        squares = squares_of(self._parameters, self._weights) @ self._weights
         sums = torch.cat((squares[None], loss_sums.double()))
         if self._rank.world_size > 1:
             dist.all_reduce(sums)
@@ -62,6 +58,15 @@ class GradientNorm:
             factor = clip_factor(self.value, max_norm)
             torch._foreach_mul_(self._grads, factor)  # pyright: ignore[reportPrivateImportUsage]
         self._grads = []
+
+
+def squares_of(parameters: Sequence[nn.Parameter], like: Tensor) -> Tensor:
+    """fp64, on the device of `like`: the square of the norm of the gradient of each, as a rank has it."""
+    grads = [_at_least_fp32(local_gradient(parameter.grad)) for parameter in parameters]
+    if not grads:  # of a stage that has nothing to train
+        return like.new_zeros(0)
+    norms = torch.stack(torch._foreach_norm(grads)).double()  # pyright: ignore[reportPrivateImportUsage]
+    return norms.square().to(like.device)
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
@@ -111,7 +116,7 @@ def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> Call
     @torch.no_grad()
     def run(step: Step) -> None:
         for group in every:
-            _sum([_local(p.grad) for p in dense if p.grad is not None], group)
+            _sum([local_gradient(p.grad) for p in dense if p.grad is not None], group)
 
     return run
 
@@ -128,7 +133,7 @@ def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> Call
         if ends is not None:
             grad = parameters[TIED].grad
             assert grad is not None
-            _sum([_local(grad)], ends)
+            _sum([local_gradient(grad)], ends)
 
     return run
 
@@ -152,7 +157,7 @@ def _sum(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
         work.wait()
 
 
-def _local(grad: Tensor | nn.Parameter | None) -> Tensor:
+def local_gradient(grad: Tensor | nn.Parameter | None) -> Tensor:
     assert grad is not None
     return grad.to_local() if isinstance(grad, DTensor) else grad
 

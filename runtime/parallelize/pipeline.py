@@ -86,8 +86,7 @@ class PipelineSchedule:
         schedule.step(*first, **_without_outputs(schedule), **last)
         if self.has_last:
             return torch.stack([batch.sums for batch in batches]).sum(0)
-        count = 1 if self.model.parts[0].head.term is None else 2
-        return torch.zeros(count, dtype=self.objective, device=self.rank.device)
+        return torch.zeros(self.model.recorded, dtype=self.objective, device=self.rank.device)
 
     def schedule_for(self, count: int, rows: int, positions: int) -> Any:
         """The schedule of `count` microbatches whose residual stream is [rows, positions, D]."""

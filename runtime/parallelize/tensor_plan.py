@@ -34,8 +34,9 @@ def cut_matrices(
         for _, module in matching(model, rule["pattern"], rule["matches"], rank):
             _place(module, mesh, DIMENSION[rule["style"]])
             cut.add(module)
+    experts = {each for module in model.modules() if isinstance(module, Experts) for each in module.modules()}
     for module in model.modules():
-        if module in cut or isinstance(module, Experts):
+        if module in cut or module in experts:
             continue
         _place(module, mesh)
         if isinstance(module, RMSNorm):

@@ -9,7 +9,7 @@ from attrs import define, field
 from msgspec.structs import replace
 
 from ...records.event import Event
-from ...records.lines import read
+from ...records.lines import as_object, plain_value, read
 from ...records.metrics import StepMetrics
 from ...records.paths import EVENTS_FILE, METRICS_FILE, rank_lines_path
 from ...records.run_events import WarningEvent
@@ -104,6 +104,10 @@ class Records:
         self._last_step = step
         if self.metrics.write(record) and not self._reported_lost:
             self._warn_of_lost(step)
+
+    def unwritten(self) -> dict[str, Any]:
+        """`record`: that of the step that has just ended, which is in no file yet, as JSON."""
+        return {} if self.pending is None else {"record": plain_value(as_object(self.pending))}
 
     def go_on_with(self, record: dict[str, Any], step: int) -> None:
         """The run goes on behind a step whose record was gathered when it was saved: it is still to be written, unless

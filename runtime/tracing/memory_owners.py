@@ -48,7 +48,8 @@ class MemoryOwners:
         self.name_gradients()
         for batch in batches:
             tensors = (batch.input_ids_BS, batch.labels_BS, batch.positions_BS, batch.real_BS, batch.dataset_B)
-            self.ledger.assign("batch", pieces((*tensors, batch.packing.document_BS)))
+            read = (*batch.columns.values(), *(() if batch.units is None else (batch.units.segment_BS,)))
+            self.ledger.assign("batch", pieces((*tensors, *read, batch.packing.document_BS)))
 
     def forward_ends(self, objective: Tensor | None) -> None:
         """`objective`: what the last stage gives."""
@@ -108,10 +109,14 @@ class MemoryOwners:
 
 
 def left_by_head(objective: Tensor) -> list[Tensor | None]:
-    """The gradients that the chunked loss has computed in its forward: its node in the graph keeps them."""
-    node: Any = objective.grad_fn
-    while node is not None:
+    """The gradients that the chunked loss has computed in its forward, which its node in the graph has; or what is left
+    to compute them in the backward."""
+    nodes: list[Any] = [objective.grad_fn]
+    for node in nodes:
         if hasattr(node, "grads"):
-            return list(node.grads)
-        node = node.next_functions[0][0] if node.next_functions else None
+            if node.grads is not None:
+                return list(node.grads)
+            hidden_TD, _, _, lse_T, entropy_T = node.saved_tensors
+            return [hidden_TD, lse_T, entropy_T]
+        nodes += [each for each, _ in node.next_functions if each is not None]
     raise AssertionError("the last stage ends with a loss")

@@ -1,7 +1,7 @@
 """`Program`: a rank of a plan, as far as a trace runs it."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from ...dsl.schema.cluster import CLUSTERS
+from ...planner.blocks.adapted import widest_task
 from ...planner.graph.alerts import ALERTS
 from ...planner.plan import Node, Plan
 from ..control.agreement import Agreement
@@ -21,6 +22,7 @@ from ..control.signals import StopRequests
 from ..data.collate.batch import Microbatch
 from ..data.collate.collators import CollateChain
 from ..data.collate.outline import encode_outline
+from ..data.collate.units import SIDES, Units
 from ..execution.node_order import topological
 from ..input.feed import Feed
 from ..models.parts import ModelParts
@@ -79,7 +81,10 @@ class FullRows:
     @classmethod
     def of(cls, plan: Plan, collate: CollateChain) -> "FullRows":
         args = plan.node("setup.loader").args
-        whole = full_rows(args["micro"], args["sequence"], several=len(args["datasets"]) > 1)
+        several = len(args["datasets"]) > 1
+        whole = full_rows(args["micro"], args["sequence"], dataset=_dataset(plan) if several else None)
+        read = next(node.args for node in plan.nodes if node.op == "collate.pack")
+        whole = with_numbers(whole, read.get("unit"), read.get("columns", ()), read.get("values", ()))
         return cls(whole=whole, local=collate.local_part(whole), accumulate=args["accumulate"])
 
     def num_microbatches(self, step: int) -> int:
@@ -89,8 +94,16 @@ class FullRows:
         return [evolve(self.local) for _ in range(self.accumulate)]
 
 
-def full_rows(rows: int, sequence: int, *, several: bool = False) -> Microbatch:
-    """Whole rows, before context parallelism takes its part of them; `several`: datasets are to be told apart."""
+def _dataset(plan: Plan) -> int:
+    """The number of the dataset that all rows are of: with tasks, one of the task that costs most."""
+    datasets = plan.node("setup.loader").args["datasets"]
+    own = (node.args["tasks"][widest_task(plan.architecture)] for node in plan.nodes if node.op == "setup.tasks")
+    return datasets.index(next(own, datasets)[0])
+
+
+def full_rows(rows: int, sequence: int, *, dataset: int | None = None) -> Microbatch:
+    """Whole rows, before context parallelism takes its part of them. dataset: the number of theirs, where several are
+    to be told apart."""
     positions_BS = torch.arange(sequence).repeat(rows, 1)
     return Microbatch(
         input_ids_BS=torch.zeros_like(positions_BS),
@@ -99,9 +112,22 @@ def full_rows(rows: int, sequence: int, *, several: bool = False) -> Microbatch:
         real_BS=torch.ones_like(positions_BS, dtype=torch.bool),
         cumulative_lengths=torch.arange(0, rows * sequence + 1, sequence, dtype=torch.int32),
         real_lengths=torch.full((rows,), sequence, dtype=torch.int32),
-        dataset_B=torch.zeros(rows, dtype=torch.int64) if several else None,
+        dataset_B=None if dataset is None else torch.full((rows,), dataset),
+        place_B=torch.arange(rows),
         num_valid=rows * sequence,
     )
+
+
+def with_numbers(whole: Microbatch, unit: str | None, columns: Sequence[str], values: Sequence[str]) -> Microbatch:
+    """The same rows with what a loss reads of them: each row is a sequence, or both sides of a pair."""
+    rows, positions_BS = whole.positions_BS.shape[0], whole.positions_BS
+    units = Units(
+        segment_BS=torch.arange(rows)[:, None].repeat(1, positions_BS.shape[1]),
+        tokens_N=torch.full((rows,), positions_BS.shape[1]),
+        members_KU=torch.arange(rows).repeat(len(SIDES[unit]), 1),
+        values={name: torch.zeros(rows, dtype=torch.float64) for name in values},
+    ) if unit is not None else None  # fmt: skip
+    return evolve(whole, columns={name: torch.zeros(positions_BS.shape) for name in columns}, units=units)
 
 
 class Program:
@@ -204,7 +230,9 @@ class Program:
     def _others(self) -> Iterator[None]:
         """Tensors have values, and what is broadcast is the outline of rows that others have read."""
         with unset_fake_temporarily():
-            self._watch.heard = encode_outline([self.rows.whole] * self.rows.accumulate)
+            shared = next((node.args for node in self.plan.nodes if node.op == OUTLINE), {})
+            whole, numbers = [self.rows.whole] * self.rows.accumulate, shared.get("numbers", ())
+            self._watch.heard = encode_outline(whole, numbers)
             yield
             self._watch.heard = None
 

@@ -1,6 +1,6 @@
 """What optimizers are built from: the parameters of a rank in groups. Optimizers stand in `components/optimizers/`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -10,8 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ...planner.model.frozen import covers
-from ...planner.model.groups import ParameterGroups
+from ...planner.model.groups import ParameterGroups, is_in, name_of
 from ...planner.plan import Node, Plan
 from ..models.parts import ModelParts
 from ..ops import PlanMismatch, op, op_of
@@ -33,12 +32,12 @@ def groups_of(
     One fused update works on tensors of one mesh only: experts and the rest are groups of their own.
     """
     decays = {p.name: p.decays for p in plan.parameters.tensors}
-    patterns = [group["pattern"] for group in ParameterGroups.of(plan).groups]
+    all_groups = ParameterGroups.of(plan).groups
     groups: dict[tuple[bool, str | None, DeviceMesh | None], list[nn.Parameter]] = {}
     for name, parameter in updated(plan, model):
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         if only(name):
-            pattern = next((each for each in patterns if covers(each, name)), None)
+            pattern = next((name_of(each) for each in all_groups if is_in(each, name)), None)
             groups.setdefault((decays[name], pattern, mesh), []).append(parameter)
     if not groups:  # of a stage that has nothing to train; an optimizer wants a group all the same
         return [{"params": [], "weight_decay": weight_decay}]
@@ -60,9 +59,11 @@ class MovesWeights(Protocol):
 class SeveralOptimizers(Optimizer):
     """Optimizers of different parameters, as one."""
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], tasks: Sequence[str] = ()) -> None:
+        """tasks: whose parameters the last of the optimizers update, one each."""
         super().__init__([group for each in optimizers for group in each.param_groups], {})
-        self.optimizers = tuple(optimizers)
+        self.optimizers, self.tasks = tuple(optimizers), tuple(tasks)
+        self.left_out: Set[str] = frozenset()
         self._share_state()
 
     def _share_state(self) -> None:
@@ -73,9 +74,12 @@ class SeveralOptimizers(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters, one optimizer after the other. closure: not used."""
-        for each in self.optimizers:
-            each.step()
+        """Update all parameters, one optimizer after the other, but those of tasks that are `left_out`. closure: not
+        used."""
+        first = len(self.optimizers) - len(self.tasks)
+        for place, each in enumerate(self.optimizers):
+            if place < first or self.tasks[place - first] not in self.left_out:
+                each.step()
         self._share_state()
 
 
@@ -85,31 +89,37 @@ def set_group(
     model: ModelParts,
     resources: Resources,
     optimizer: Optimizer,
-    pattern: str,
+    pattern: str = "",
+    task: str = "",
     lr_scale: float = 1.0,
     weight_decay: float | None = None,
     own: dict[str, Any] | None = None,
 ) -> Optimizer:
-    """The optimizer, with another learning rate, weight decay or update rule for the parameters that a pattern means.
+    """The optimizer, with another learning rate, weight decay or update rule for the parameters that a pattern means,
+    or those of a task.
 
     own: arguments of the optimizer that they have for themselves. Raises PlanMismatch where the optimizer has put some
     of them in one group of torch with others.
     """
+    args = {"task": task} if task else {"pattern": pattern}
     if own is not None:
-        node = Node(id=f"setup.group.{pattern}", kind="setup", op="setup.optimizer", does="", args=own)
-        built = op_of(node).bind(node, {**resources, "model": evolve(model, group=pattern)})()
-        before = optimizer.optimizers if isinstance(optimizer, SeveralOptimizers) else (optimizer,)
-        optimizer = SeveralOptimizers([*before, built])
+        node = Node(id=f"setup.group.{name_of(args)}", kind="setup", op="setup.optimizer", does="", args=own)
+        built = op_of(node).bind(node, {**resources, "model": evolve(model, group=name_of(args))})()
+        before, tasks = (optimizer,), ()
+        if isinstance(optimizer, SeveralOptimizers):
+            before, tasks = optimizer.optimizers, optimizer.tasks
+        optimizer = SeveralOptimizers([*before, built], (*tasks, task) if task else tasks)
     names = {parameter: name for name, parameter in model.trained()}
     for group in optimizer.param_groups:
-        meant = {covers(pattern, names[parameter]) for parameter in group["params"]}
+        meant = {is_in(args, names[parameter]) for parameter in group["params"]}
         if meant == {True}:
             group["lr_scale"] = group.get("lr_scale", 1.0) * lr_scale
             if weight_decay is not None:
                 group["weight_decay"] = weight_decay
         elif len(meant) > 1:
+            which = f"task {task}" if task else f"group {pattern}"
             raise PlanMismatch(
-                f"the optimizer has joined parameters of `group {pattern}` with others: it must keep the groups that "
+                f"the optimizer has joined parameters of `{which}` with others: it must keep the groups that "
                 "it is given apart"
             )
     return optimizer

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from ..models.splitmix import shifted, splitmix64
 from ..state import Progress
 
 
@@ -44,20 +45,8 @@ def rounded(value: Tensor, bits: Tensor) -> Tensor:
 
 
 def random_bits(place: Tensor, key: int) -> Tensor:
-    """16 bits, as int32, for each number of int64: SplitMix64 (Steele et al. 2014) there in the stream `key`."""
-    bits = place * _signed(0x9E3779B97F4A7C15) + key
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ _shifted(bits, shift)) * _signed(factor)
-    return _shifted(bits, 48).to(torch.int32)
-
-
-def _shifted(bits: Tensor, by: int) -> Tensor:
-    """To the right, with zeros from the left."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
+    """16 bits, as int32, for each number of int64."""
+    return shifted(splitmix64(place, key), 48).to(torch.int32)
 
 
 def _places(shape: tuple[int, ...], start: tuple[int, ...], extent: torch.Size, device: torch.device) -> Tensor:

@@ -45,6 +45,7 @@ def test_statistics_count_what_there_is(spec: str, capsys):
     assert training["lengths"] == {"least": 6, "median": 8, "p90": 22, "p99": 26, "most": 27}
     # 8, 26, 6 and 5 positions: a full row, then 10 + 6 and 8 + 5.
     assert (training["rows"], training["fill"], training["steps_an_epoch"]) == (3, round(45 / 48, 6), 1.5)
+    assert (training["documents_split"], training["documents_cut"], words["oversized"]) == (1, 0, "split")
     assert words["parts"]["hold-out"]["rows"] == 0 and words["parts"]["hold-out"]["lengths"] == {}
     assert others["parts"]["hold-out"]["documents"] == 4
 
@@ -101,3 +102,41 @@ def test_looking_at_data_does_not_load_torch(spec: str):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
+def test_pairs_are_counted_and_shown_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [{"chosen": "1+1=2", "rejected": "1+1=3", "gap": number} for number in range(3)]
+    lines += [{"chosen": "1+1=" + "2" * 20, "rejected": "1+1=3", "gap": 1}, {"chosen": "q", "rejected": "q", "gap": 0}]
+    lines += [{"chosen": "x", "rejected": "x", "gap": 0}, {"chosen": "x", "gap": 0}]
+    Path("pairs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    source = 'source = jsonl("pairs.jsonl"), chosen = "chosen", rejected = "rejected", values = { gap: "gap" }'
+    pairs = f"dataset pairs {{ {source}, bad_records = 3 }}"
+    text = SPEC.replace('dataset words { source = text("*.txt") }', pairs)
+    text = text.replace('dataset others { source = text("*.txt"), holdout = 100% }\n', "")
+    text = text.replace("every 2 steps eval others\n", "")
+    Path("look.xtrain").write_text(f"{text}\nloss orpo {{ }}\n")
+    assert main(["data", "stats", "look.xtrain", "--dataset", "pairs", "--json"]) == 0
+    (found,) = objects(capsys)
+    training = found["parts"]["training"]
+    # 6 + 6 positions a pair; the long one has 25 + 6, and a row 16.
+    counts = (training[name] for name in ("pairs", "rows", "documents_left_out", "tokens_lost"))
+    assert tuple(counts) == (4, 3, 1, 31)
+    assert training["fill"] == 12 / 16 and training["trained_tokens"] == 3 * 4 + 21 + 2
+    assert found["bad_records"] == 3 and found["bad_reasons"]["fields `chosen` and `rejected` are equal"] == 2
+    assert found["numbers"] == {"gap": {"least": 0.0, "mean": 1.0, "most": 2.0}}
+    assert main(["data", "stats", "look.xtrain"]) == 0
+    page = capsys.readouterr().out
+    assert (
+        "0 pairs cut, 1 left out, as oversized = skip says: 31 tokens lost" in page
+        and "gap  least 0 · mean 1 · most 2" in page
+    )
+    assert "bad records 2 fields `chosen` and `rejected` are equal" in " ".join(page.split())
+    assert main(["data", "show", "look.xtrain", "--dataset", "pairs", "-n", "3", "--json"]) == 0
+    rows = objects(capsys)
+    assert [[segment["side"] for segment in row["segments"]] for row in rows] == [["chosen", "rejected"]] * 3
+    assert {segment["text"] for row in rows for segment in row["segments"]} == {"1+1=2", "1+1=3"}
+    assert sorted(row["segments"][0]["values"]["gap"] for row in rows) == [0, 1, 2]
+    assert main(["data", "show", "look.xtrain", "--dataset", "pairs", "-n", "1"]) == 0
+    page = capsys.readouterr().out
+    assert ", chosen, 6 tokens, 2 trained, gap " in page and ", rejected, 6 tokens, 2 trained, gap " in page

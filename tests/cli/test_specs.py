@@ -47,21 +47,6 @@ def test_a_plan_has_the_same_id_wherever_and_however_its_spec_is_named(tmp_path)
     assert there["id"] == here["id"]
 
 
-def test_files_that_are_not_there_are_reported_by_run(tmp_path):
-    (tmp_path / "s.xtrain").write_text(
-        "experiment x { budget = 2 steps }\n"
-        "model llama { dim = 8, layers = 1, heads = 2 }\n"
-        "tokenizer bytes\n"
-        'dataset d { source = text("nothing/*.txt") }\n'
-        "batch { sequence = 8 }\n"
-        "optimizer adamw { lr = 1e-3 }\n"
-    )
-    assert xtrain("plan", "s.xtrain", cwd=tmp_path).returncode == 0
-    done = started("run", "s.xtrain", cwd=tmp_path)
-    assert done.returncode == 3
-    assert "nothing/*.txt" in done.stdout + done.stderr and "Traceback" not in done.stdout + done.stderr
-
-
 WRONG = [("plan", "no.xtrain"), ("run", "no.xtrain"), ("check", "no.xtrain"), ("run", "no.json"), ("fly",)]
 
 

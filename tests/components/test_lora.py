@@ -9,11 +9,12 @@ from reference_models import make
 from small_runs import plan_of, read
 from torch import Tensor
 
-from xtrain.components.adapters.lora_torch import first_values
+from xtrain.components.adapters.lora_torch import LoraLinear, first_values
 from xtrain.planner.architecture import ParameterSpec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.dropout import Dropout, token_keys
 from xtrain.runtime.models.loss import Head
 from xtrain.runtime.models.transformer import StageSpan, Transformer
 from xtrain.runtime.parallel.axes import Axes
@@ -42,6 +43,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
             "rank_pattern": {"v_proj": 3, "up_proj": 4},
             "alpha_pattern": {"v_proj": 9, "gate_proj": 1},
         },
+    ),
+    (
+        "llama",
+        "biased, scaled by yarn",
+        'rank = 3, alpha = 12, dora = true, targets = ["all_linear"]',
+        {"r": 3, "lora_alpha": 12, "use_dora": True, "target_modules": LINEAR},
     ),
     ("gemma3", "plain", "rank = 2, alpha = 3", {"r": 2, "lora_alpha": 3, "target_modules": LINEAR}),
     (
@@ -157,6 +164,54 @@ def test_adapters_of_experts_are_a_change_of_their_matrices(tmp_path: Path, fami
         assert a.grad is not None and b.grad is not None and change is not None and change.abs().max() > 0
         torch.testing.assert_close(a.grad, 2 * change @ b.mT, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(b.grad, 2 * a.mT @ change, rtol=1e-9, atol=1e-12)
+
+
+def test_dropout_is_of_what_goes_into_a(tmp_path: Path):
+    """The loss is that of x · Wᵀ + scale · drop(x) · Aᵀ · Bᵀ, its gradients those of autograd; in evaluation nothing is
+    dropped."""
+    make("llama", "odd heads, tied", tmp_path / "base")
+    plan, tensors = adapted(tmp_path / "base", "rank = 3, alpha = 12, dropout = 0.4")
+    model = model_of(plan, tensors)
+    linear = model.get_submodule("layers.0.mlp.down_proj")
+    assert isinstance(linear, LoraLinear)
+    share = plan.node("setup.dropout").args["share"]
+    linear.dropout = how = Dropout.of("layers.0.mlp.down_proj.weight", share, seed=1)
+    x_BSD = torch.randn(2, 5, linear.in_features, dtype=torch.float64, requires_grad=True)
+    weight, a, b = linear.weight, linear.lora_A.weight, linear.lora_B.weight
+    assert torch.equal(linear(x_BSD), x_BSD @ weight.T + (x_BSD @ a.T) * 4 @ b.T)
+    linear.keys_BS = token_keys(torch.tensor([7, 2**40]), torch.arange(5))
+    mask_BSD = how.dropped(torch.ones_like(x_BSD), linear.keys_BS, 0)
+    assert set(mask_BSD.unique().tolist()) == {0.0, 1 / 0.6}
+    out = linear(x_BSD)
+    expected = x_BSD @ weight.T + ((x_BSD * mask_BSD) @ a.T) * 4 @ b.T
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    grads = [torch.autograd.grad(each.square().sum(), (x_BSD, a, b), retain_graph=True) for each in (out, expected)]
+    for own, its in zip(*grads, strict=True):
+        torch.testing.assert_close(own, its, rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_dropped_is_independent_of_all_that_it_depends_on():
+    """Shares of rows, positions, features, matrices and seeds, and of what two of them drop both, are as for
+    independent draws: within five deviations."""
+    share, size = 0.3, (64, 128, 96)
+    keys_BS = token_keys(torch.arange(size[0]), torch.arange(size[1]))
+    ones = torch.ones(size)
+    masks = [
+        Dropout.of(name, share, seed).dropped(ones, keys_BS, 0) == 0 for name, seed in (("a", 1), ("b", 1), ("a", 2))
+    ]
+    later = Dropout.of("a", share, 1).dropped(ones[..., :10], keys_BS, 86) == 0
+    assert torch.equal(later, masks[0][..., 86:])  # features of a rank that has the last ones
+    first = masks[0].double()
+    for dims in ((0, 1, 2), (1, 2), (0, 2), (0, 1), 2, 0):
+        count = ones.numel() / (first.mean(dims).numel() or 1)
+        assert (first.mean(dims) - share).abs().max() < 5 * (share * (1 - share) / count) ** 0.5
+    pairs = [
+        (masks[0], masks[1]), (masks[0], masks[2]), (masks[0][1:], masks[0][:-1]),
+        (masks[0][:, 1:], masks[0][:, :-1]), (masks[0][..., 1:], masks[0][..., :-1]),
+    ]  # fmt: skip
+    for one, other in pairs:
+        both = (one & other).double()
+        assert abs(both.mean() - share**2) < 5 * (share**2 * (1 - share**2) / both.numel()) ** 0.5
 
 
 @pytest.mark.parametrize("shapes", [((6, 10), (8, 6)), ((3, 10, 6), (3, 6, 8))], ids=["dense", "experts"])

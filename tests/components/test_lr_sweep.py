@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,6 +122,17 @@ def test_the_plan_of_a_sweep_is_a_spec_of_its_own(spec, tmp_path):
     assert plan.workspace["lineage"] == "tiny-find-lr"
     (tmp_path / "again.xtrain").write_text(plan.spec_text)
     assert load_spec(tmp_path / "again.xtrain").require() == changed
+
+
+@pytest.mark.parametrize("kind", ["adamw", "schedule_free"])
+def test_groups_keep_the_ratio_of_rates(spec, kind):
+    text = SPEC.replace("optimizer adamw", f"optimizer {kind}").replace("cosine", "constant")
+    (Path("groups.xtrain")).write_text(f'{text}group "layers.0" {{ optimizer sgd {{ lr = 0.04 }} }}')
+    changed = swept(load_spec("groups.xtrain").require(), low=1e-5, high=2.0, steps=40)
+    assert changed.groups["layers.0"].optimizer.lr == pytest.approx(80.0, rel=1e-12)
+    compiled = compile_plan(changed, spec_text=resolved_text(changed))
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    assert "sgd" in compiled.plan.node("setup.group.layers.0").does
 
 
 def test_the_command_trains_shows_and_shows_again(spec, tmp_path, capsys):

@@ -36,7 +36,7 @@ def test_it_is_called_with_its_settings_and_what_it_reads(build, params):
     text = "def own(x, lse_T, *, gamma, entropy_T):\n    return -gamma * x + lse_T.square() * entropy_T"
     term = build(text, params, reads=("entropy_T", "lse_T"), gamma=3.0)
     given = [torch.tensor(values, dtype=torch.float64) for values in ([-1.0, -2.0], [0.5, 0.25], [2.0, 4.0])]
-    loss_T, by = term.by(dict(zip(("logprob_T", "entropy_T", "lse_T"), given, strict=True)))
+    loss_T, by, _ = term.by(dict(zip(("logprob_T", "entropy_T", "lse_T"), given, strict=True)))
     assert loss_T.tolist() == [5.0, 10.0]
     assert {name: slope_T.tolist() for name, slope_T in by.items()} == {
         "logprob_T": [-3.0, -3.0],

@@ -1,9 +1,12 @@
 """An adapter trains on layouts as in one process, and the model under it stays as it was."""
 
+import json
+
 import numpy as np
 import pytest
 from attrs import evolve
-from forked_ranks import Mutation, Outcome
+from forked_ranks import Mutation
+from safetensors.numpy import load_file
 from topologies import SCHEDULES, TIED, ZBV, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
@@ -15,12 +18,16 @@ RANKS = "adapter lora { rank = 4, alpha = 8, ranks = { down_proj: 2, self_attn: 
 BESIDE = 'adapter lora { rank = 3, alpha = 6, targets = ["layers.2.mlp"], train = ["norm", "layers.3.mlp"] }'
 EXPERTS = 'adapter lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }'
 DOWN = 'adapter lora { rank = 4, init = orthogonal, targets = ["2-3.*.experts.down_proj"], train = ["*.*.*.gate"] }'
+DORA = "adapter lora { rank = 4, alpha = 12, dora = true, init = orthogonal }"
+DROPOUT = "adapter lora { rank = 4, alpha = 12, dropout = 0.3, init = orthogonal }"
 MOE = {"model": "moe"}
 
 ORDINARY = [
     (Topology(fsdp=2, note="all"), ALL),
     (Topology(tp=2, note="all"), ALL),
+    (Topology(tp=2, note="dora"), DORA),
     (Topology(pp=2, note="some"), SOME),
+    (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
     (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
 ]
 MORE = [
@@ -39,6 +46,26 @@ MORE = [
     (Topology(ulysses=2, note="some"), SOME),
     (Topology(fsdp=2, sets=("activation.mode=full",), note="all, full recomputation"), ALL),
     (Topology(fsdp=2, sets=("activation.mode=selective",), note="some, selective recomputation"), SOME),
+    (Topology(fsdp=2, note="dora"), DORA),
+    (Topology(fsdp=4, note="dora"), DORA),
+    (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="dora, without sequence"), DORA),
+    (Topology(pp=2, sets=ZBV, note="dora, zbv"), DORA),
+    (Topology(pp=2, tp=2, fsdp=2, note="dora"), DORA),
+    (Topology(tp=2, sets=("activation.mode=full",), note="dora, full recomputation"), DORA),
+    (Topology(tp=2, sets=("activation.mode=selective",), note="dora, selective recomputation"), DORA),
+    (Topology(tp=2, ep=2, note="dora", **MOE), DORA),
+    (Topology(fsdp=2, note="dropout"), DROPOUT),
+    (Topology(fsdp=4, note="dropout"), DROPOUT),
+    (Topology(tp=2, note="dropout"), DROPOUT),
+    (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="dropout, without sequence"), DROPOUT),
+    (Topology(pp=2, note="dropout"), DROPOUT),
+    (Topology(pp=2, sets=ZBV, note="dropout, zbv"), DROPOUT),
+    (Topology(pp=2, tp=2, fsdp=2, note="dropout"), DROPOUT),
+    (Topology(ring=2, note="dropout"), DROPOUT),
+    (Topology(pp=2, ulysses=2, note="dropout"), DROPOUT),
+    (Topology(fsdp=2, sets=("activation.mode=full",), note="dropout, full recomputation"), DROPOUT),
+    (Topology(tp=2, sets=("activation.mode=selective",), note="dropout, selective recomputation"), DROPOUT),
+    (Topology(tp=2, ep=2, note="dropout", **MOE), DROPOUT),
     (Topology(fsdp=2, ep=2, note="all", **MOE), ALL),
     (Topology(tp=2, ep=2, note="experts", **MOE), EXPERTS),
     (Topology(fsdp=4, ep=2, note="down", **MOE), DOWN),
@@ -74,6 +101,12 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
 
 
+def test_magnitudes_are_norms_at_first(lab: Laboratory):
+    """So that a run begins with the model under the adapter."""
+    first = [lab.alone(trial_of(Topology(tp=2), adapter)).curve[0] for adapter in (DORA, ALL)]
+    assert first[0][1] == pytest.approx(first[1][1], rel=1e-6)
+
+
 FAULTS = [
     (Topology(tp=2, note="summands"), ALL, Mutation("own_summands")),
     (Topology(fsdp=2, note="averaged"), ALL, Mutation("average")),
@@ -107,14 +140,43 @@ def test_the_model_under_an_adapter_stays_as_it_was(lab: Laboratory):
     }
 
 
+BESIDES = """
+group "**.*lora_B" { lr_scale = 4, optimizer lion { lr = 1e-3 } }
+group norm { weight_decay = 0.1 }
+ema { decay = 0.9 }
+"""
+
+
 def test_a_run_goes_on_with_its_adapter(lab: Laboratory):
-    trial = Trial(steps=4, more=ALL, settings=("model.layers=2",))
+    """With groups and averages, bit for bit; and on another layout the same."""
+    adapter = ALL.replace(" }", ', train = ["norm"] }')
+    trial = Trial(steps=4, more=adapter + BESIDES, settings=("model.layers=2",))
 
-    def train(name: str, *sets: str) -> Outcome:
-        return lab.ranks.run(lab.plan(trial, sets), lab.folder, name=name)
+    whole, ended = lab.resumed(trial, ("parallel.fsdp=2",), "adapter")
+    assert any(name.startswith("ema.") and "lora_B" in name for name in whole.tensors)
+    lab.take_checkpoint(whole, 2, "adapter-moved")
+    moved = lab.ranks.run(lab.plan(trial, ("parallel.tp=2",)), lab.folder, name="adapter-moved")
+    ended, moved = (evolve(each, evals=each.evals[-1:]) for each in (ended, moved))
+    assert gaps(moved, ended).worst < TOLERANCE["fp64"]
 
-    whole = train("adapter-whole")
-    train("adapter-parts", "experiment.budget=2 steps")
-    ended = train("adapter-parts")
-    assert ended.curve == whole.curve and len(whole.curve) == 4
-    assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]
+
+def test_an_adapter_of_a_folder_is_read_and_written_by_ranks_as_it_was(lab: Laboratory, monkeypatch):
+    """Experts on two ranks for PEFT, and read by four: steps that change nothing, and the same bytes."""
+    monkeypatch.chdir(lab.folder)
+    settings = ("model.layers=2", "model.router.aux_loss=0", "model.router.z_loss=0")
+    written = "on finish export {{ to = {}, adapter = true }} then checkpoint"
+
+    def train(adapter: str, to: str, topology: Topology, optimizer: str) -> None:
+        more = f"{adapter}\n{written.format(json.dumps(to))}"
+        trial = Trial(
+            model="moe", params="fp32", steps=1, optimizer=optimizer, clip="none", settings=settings, more=more
+        )
+        lab.run(trial, topology.layout)
+
+    first, again = Topology(fsdp=2, ep=2, **MOE), Topology(fsdp=2, tp=2, ep=2, **MOE)
+    train(EXPERTS.replace(" }", ", init = gaussian }"), "written", first, "sgd { lr = 0.1, momentum = 0")
+    train('adapter lora { from = "written" }', "again", again, "sgd { lr = 1e-300, momentum = 0")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (lab.folder / "again" / name).read_bytes() == (lab.folder / "written" / name).read_bytes()
+    b = load_file(lab.folder / "written" / "adapter_model.safetensors")
+    assert len(b) == 2 * 2 * (1 + 8 * 3) and any(value.any() for name, value in b.items() if "experts.7" in name)

@@ -1,11 +1,9 @@
 """Runs of the real command on one rank and on several; the table of layouts is in test_topologies.py."""
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from projects import Project, curve, events, worst
-from topologies import Topology
 from torch.distributed.checkpoint import FileSystemReader
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
@@ -43,12 +41,3 @@ def test_the_command_on_two_ranks_computes_the_run_and_saves_the_checkpoint_of_o
     (ours,), (theirs,) = events(directory, "eval"), events(alone, "eval")
     assert ours["tokens"] == theirs["tokens"]
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=TOLERANCE)
-
-
-def test_bf16_compute_follows_fp32_and_is_the_same_on_two_ranks(lab):
-    exact = lab.alone(Topology().trial("fp32", shallow=True))
-    trial = Topology(shared=("precision.compute=bf16",)).trial("fp32", shallow=True)
-    one, two = lab.alone(trial), lab.run(trial, Topology(fsdp=2).layout, saves=False)
-    assert 1e-6 < worst(one.curve, exact.curve)[0] < 5e-3, "it computes in bf16"
-    assert worst(two.curve, one.curve)[0] < 5e-3
-    assert {value.dtype for value in one.tensors.values()} == {np.dtype("float32")}

@@ -9,6 +9,7 @@ from forked_ranks import ForkedRanks
 from projects import events
 from reference_models import CONFIGS, make
 from safetensors.torch import load_file
+from trials import Laboratory
 
 from xtrain.cli.main import main
 from xtrain.planner.load import plan_from_spec
@@ -29,13 +30,11 @@ on finish export {{ to = "{name}/end" }}
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory):
+def desk(lab: Laboratory, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("exports")
     words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 5) for i in range(150)]
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
-    with ForkedRanks() as ranks:
-        ranks.start()
-        yield folder, ranks
+    return folder, lab.ranks
 
 
 TP_PP = ("parallel.tp=2", "parallel.pp=2", "batch.micro=1")
@@ -79,7 +78,8 @@ def test_every_layout_exports_what_it_has_read(
     assert compiled.plan is not None, compiled.diagnostics.render()
     taken = folder / label / "step-2"
     taken.mkdir(parents=True)
-    directory = ranks.run(compiled.plan, folder, name=label).directory
+    outcome = ranks.run(compiled.plan, folder, name=label)
+    directory = outcome.directory
 
     before = stored(base)
     assert same(before, stored(folder / label / "step-1")) and same(before, stored(folder / label / "end"))
@@ -91,7 +91,11 @@ def test_every_layout_exports_what_it_has_read(
     assert (first["step"], first["path"], first["weights"]) == (1, f"{label}/step-1", "trained")
     assert end["bytes"] == sum(each.nbytes for each in before.values()) == end["formats"]["fp32"]
     assert not list(directory.glob("*.partial"))
-    assert "| made by | xtrain " in (folder / label / "end" / "README.md").read_text()
+    card = (folder / label / "end" / "README.md").read_text()
+    assert "| made by | xtrain " in card
+    losses = {step: loss for step, loss, _ in outcome.curve}
+    for name, loss in (("step-1", losses[1]), ("end", losses[2])):  # of which no record is in its file yet
+        assert f"| loss in training | {loss:.4f} nats a token |" in (folder / label / name / "README.md").read_text()
 
     (directory / "metadata").mkdir(exist_ok=True)
     (directory / "metadata" / "environment.json").write_text(json.dumps({"folder": str(folder)}))

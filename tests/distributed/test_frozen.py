@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from attrs import evolve
-from forked_ranks import Outcome
 from topologies import SCHEDULES, TIED, ZBV, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
@@ -94,15 +93,7 @@ def test_matrices_of_trained_parts_alone_are_made_orthogonal(lab: Laboratory, to
 
 def test_a_run_goes_on_with_the_same_parts_frozen(lab: Laboratory):
     trial = Trial(steps=4, settings=(*HALF, "model.layers=3"))
-
-    def train(name: str, *sets: str) -> Outcome:
-        return lab.ranks.run(lab.plan(trial, sets), lab.folder, name=name)
-
-    whole = train("frozen-whole")
-    train("frozen-parts", "experiment.budget=2 steps")
-    ended = train("frozen-parts")
-    assert ended.curve == whole.curve and len(whole.curve) == 4
-    assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]
+    lab.resumed(trial, (), "frozen")
 
 
 def test_frozen_weights_need_no_finer_copy_than_the_computation(lab: Laboratory):

@@ -18,7 +18,7 @@ checkpoint {{ enabled = false }}
 """
 # Documents are laid into rows alike everywhere: a ring of two wants them at multiples of four.
 ALIGN = "collate=to_tensor -> flatten -> shift_tokens -> pack(sequential, align = 4)"
-moe, oss = partial(Topology, model="moe"), partial(Topology, model="oss")
+moe, oss, latent = (partial(Topology, model=model) for model in ("moe", "oss", "latent"))
 # Of those that are not here test_resharding.py has some, with checkpoints that move between them.
 LAYOUTS = {
     "tp": Topology(tp=2),
@@ -37,6 +37,10 @@ LAYOUTS = {
     "sinks and windows, tp and ep": oss(tp=2, ep=2),
     "sinks and windows, ring": oss(ring=2),
     "sinks and windows, pp": oss(pp=2),
+    "latent attention, tp and ep": latent(tp=2, ep=2),
+    "latent attention, whole sequences": latent(tp=2, sets=("parallel.tp.sequence=false",)),
+    "latent attention, ring and pp": latent(ring=2, pp=2),
+    "latent attention, fsdp": latent(fsdp=2),
 }
 ORDINARY = ("tp", "ring")
 

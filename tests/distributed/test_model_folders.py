@@ -13,6 +13,7 @@ from forked_ranks import ForkedRanks, Outcome, RanksFailed
 from projects import events
 from reference_models import CONFIGS, gradients, make
 from safetensors.torch import load_file, save_file
+from trials import Laboratory
 
 from xtrain.planner.load import plan_from_spec
 
@@ -66,14 +67,12 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory):
+def desk(lab: Laboratory, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("folders")
     words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 5) for i in range(150)]
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
     (folder / "parts.py").write_text(HOOK)
-    with ForkedRanks() as ranks:
-        ranks.start()
-        yield Desk(folder, ranks)
+    return Desk(folder, lab.ranks)
 
 
 @frozen
@@ -144,8 +143,8 @@ STACKED: dict[str, Any] = {"save_original_format": False}
 # Every axis, every family, every form of the files, and what is cut twice.
 ORDINARY = (
     ("llama", "odd heads, tied", PP, SHARDS),
-    ("qwen3", "wide heads, tied", (*TP, *FSDP), SHARDS),
-    ("mistral", "plain", (*ULYSSES, *TP), {}),
+    ("qwen3", "wide heads, tied", TP, SHARDS),
+    ("mistral", "plain", ULYSSES, {}),
     ("mixtral", "plain", (*FSDP, *EP), {}),
     ("qwen3_moe", "plain", (*TP, *EP), STACKED),
     ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),
@@ -164,6 +163,8 @@ MORE = [
     for number, layout in enumerate((TP, FSDP, PP, RING, ULYSSES, *([(*FSDP, *EP)] if family in SETTINGS else [])))
 ]
 MORE += [
+    ("qwen3", "wide heads, tied", (*TP, *FSDP), SHARDS),
+    ("mistral", "plain", (*ULYSSES, *TP), {}),
     ("llama", "biased, scaled by yarn", WHOLE, {}),
     ("llama", "biased, scaled by yarn", RING, {}),
     ("gemma3", "wide heads, capped logits", WHOLE, {}),

@@ -34,7 +34,9 @@ RECOMPUTED = ("activation.mode=selective",)
 
 
 ADAPTED = ("model.ffn=64", "precision.base.kind=nf4", "precision.base.block=32")
+ODD = ("model.ffn=48", "precision.base.kind=nf4", "precision.base.block=32")  # blocks across rows of down_proj
 ADAPTER = 'adapter lora { rank = 3, alpha = 12, train = ["norm"] }'
+DORA = 'adapter lora { rank = 3, alpha = 12, dora = true, train = ["norm"] }'
 
 
 def kind(name: str) -> tuple[str, ...]:
@@ -84,15 +86,16 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
 
 
 @pytest.mark.parametrize(
-    "topology",
+    ("topology", "adapter"),
     [
-        Topology(fsdp=2, tp=2, shared=ADAPTED, note="nf4 under an adapter"),
-        pytest.param(Topology(pp=2, tp=2, shared=ADAPTED, note="nf4 under an adapter"), marks=pytest.mark.matrix),
+        pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), ADAPTER, id="fsdp 2 · tp 2"),
+        pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), DORA, id="fsdp 2 · tp 2, dora", marks=pytest.mark.matrix),
+        pytest.param(Topology(fsdp=2, shared=ODD), DORA, id="fsdp 2, dora, odd", marks=pytest.mark.matrix),
+        pytest.param(Topology(pp=2, tp=2, shared=ADAPTED), ADAPTER, id="pp 2 · tp 2", marks=pytest.mark.matrix),
     ],
-    ids=lambda topology: topology.name,
 )
-def test_an_adapter_of_what_is_stored_trains_as_in_one_process(lab: Laboratory, topology: Topology):
-    trial = evolve(topology.trial("fp64"), steps=2, more=f"{ADAPTER}\nevery 1 step norms {{ of = [parameters] }}")
+def test_an_adapter_of_what_is_stored_trains_as_in_one_process(lab: Laboratory, topology: Topology, adapter: str):
+    trial = evolve(topology.trial("fp64"), steps=2, more=f"{adapter}\nevery 1 step norms {{ of = [parameters] }}")
     alone = lab.alone(trial)
     outcome = lab.run(trial, topology.layout, saves=False)
     found = gaps(outcome, alone)
@@ -104,7 +107,9 @@ def test_an_adapter_of_what_is_stored_trains_as_in_one_process(lab: Laboratory, 
     assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-6 * b[1] for a, b in zip(ours, theirs, strict=True))
     assert found.loss < TOLERANCE["fp64"] and found.norm < TOLERANCE["fp64"]
     assert not {name: gap for name, gap in found.tensors.items() if not gap < TOLERANCE["fp64"]}
-    plain = lab.alone(evolve(trial, settings=("model.ffn=64",)))  # the model as it was drawn: what codes cost
+    plain = lab.alone(
+        evolve(trial, settings=tuple(each for each in trial.settings if "precision" not in each))
+    )  # the model as it was drawn: what codes cost
     assert 1e-6 < abs(plain.curve[0][1] - alone.curve[0][1]) < 0.3
 
 
@@ -114,10 +119,7 @@ def test_a_run_goes_on_from_what_it_has_stored_on_another_layout(lab: Laboratory
     def train(name: str, *sets: str) -> dict[str, np.ndarray]:
         return lab.ranks.run(lab.plan(trial, sets), lab.folder, name=name).tensors
 
-    whole = train("quantised-whole")
-    train("quantised-parts", "experiment.budget=2 steps")
-    same = train("quantised-parts")
-    assert not [name for name in whole if not np.array_equal(same[name], whole[name])]
+    whole = lab.resumed(trial, (), "quantised")[0].tensors
     train("quantised-moved", "experiment.budget=2 steps", "parallel.fsdp=2", "parallel.tp=2", "batch.micro=4")
     moved = train("quantised-moved", "parallel.pp=2", "batch.micro=2", "parallel.fsdp=1")
     assert moved.keys() == whole.keys()

@@ -1,6 +1,5 @@
 """A checkpoint of any layout is gone on with on any other: the same state, and the steps that would have followed."""
 
-import shutil
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import evolve
-from checkpoints import folder, tensors
+from checkpoints import tensors
 from forked_ranks import Mutation, Outcome, saved_tensors
 from projects import events
 from topologies import SCHEDULES, Topology
@@ -110,10 +109,7 @@ def samples(outcome: Outcome) -> list[dict[str, str]]:
 def test_a_run_that_moves_is_the_run_that_stayed(lab: Laboratory, stayed, before: str, after: str):
     there: Outcome = stayed(before)
     name = slug(before, "to", after)
-    checkpoints = lab.folder / "jobs" / name / "checkpoints"
-    taken = folder(there.directory).path(SAVED)
-    shutil.copytree(taken, checkpoints / taken.name)
-    (checkpoints / "latest").write_text(f"{taken.name}\n")
+    taken = lab.take_checkpoint(there, SAVED, name)
     here = lab.ranks.run(plan_of(lab, after), lab.folder, name=name, mutation=Mutation("loaded"))
     assert events(here.directory, "resumed")[-1]["step"] == SAVED
 

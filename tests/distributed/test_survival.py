@@ -189,6 +189,16 @@ def test_under_torchrun_the_same_command_is_a_rank(under_torchrun, unbroken):
     assert all(abs(a[1] - b[1]) < 1e-5 * b[1] for a, b in zip(ours[first], theirs[first], strict=True))
 
 
+def test_files_that_are_not_there_are_reported(project):
+    path = project.folder / project.spec(steps=2)
+    path.write_text(path.read_text().replace('jsonl("data.jsonl")', 'text("nothing/*.txt")'))
+    assert xtrain("plan", path).returncode == 0
+    process = project.start(path.name)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "nothing/*.txt" in out + err and "Traceback" not in out + err
+
+
 def test_another_world_than_planned_is_reported_before_anything_starts(project):
     spec = project.spec(steps=5)
     process = project.start(spec, "--world", "4", torchrun=2)
@@ -197,6 +207,7 @@ def test_another_world_than_planned_is_reported_before_anything_starts(project):
     assert "4 ranks and 2 were started" in out + err
 
 
+@pytest.mark.slow  # test_ways_in.py goes on with a run by its saved plan
 def test_the_plan_that_was_reviewed_is_the_one_that_runs(project):
     spec = project.spec(steps=3)
     assert xtrain("plan", spec, "--out", "plan.json", cwd=project.folder).returncode == 0

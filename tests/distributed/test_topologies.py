@@ -7,8 +7,10 @@ is what a count of all positions gives. The table is tests/support/topologies.py
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 from attrs import evolve
+from projects import worst
 from rank_counts import stray_counts
 from topologies import BY_DEFAULT, BY_NAME, CASES, SCHEDULES, TOPOLOGIES, Topology
 from trials import TOLERANCE, Laboratory, gaps, stray_shapes
@@ -78,6 +80,15 @@ def test_one_process_clips_where_it_should_and_its_parameters_move(lab):
     assert parameters
     for name, value in parameters.items():
         assert abs(value - still.tensors[name]).max() > 1e-3 * abs(value).max(), name
+
+
+def test_bf16_compute_follows_fp32_and_is_the_same_on_two_ranks(lab):
+    exact = lab.alone(Topology().trial("fp32", shallow=True))
+    trial = Topology(shared=("precision.compute=bf16",)).trial("fp32", shallow=True)
+    one, two = lab.alone(trial), lab.run(trial, Topology(fsdp=2).layout, saves=False)
+    assert 1e-6 < worst(one.curve, exact.curve)[0] < 5e-3, "it computes in bf16"
+    assert worst(two.curve, one.curve)[0] < 5e-3
+    assert {value.dtype for value in one.tensors.values()} == {np.dtype("float32")}
 
 
 def test_partial_evaluations_are_the_same_in_every_layout(lab):

@@ -240,10 +240,13 @@ def test_the_object_of_a_spec_says_all_of_it():
     assert GOOD["dataset"]["c++"] == {
         "source": {"jsonl": {"patterns": ["c.jsonl"]}}, "text": "content", "messages": None, "prompt": None,
         "response": None, "choices": None, "question": "question", "answer": "answer", "train_on": "auto",
-        "template": "auto", "holdout": "100%", "oversized": "truncate", "bad_records": 3,
+        "template": "auto", "holdout": "100%", "oversized": "truncate", "bad_records": 3, "columns": {}, "values": {},
+        **dict.fromkeys(("chosen", "rejected", "label", "tokens", "mask", "input", "tools")),
+        "message_train": None, "message_weight": None,
     }  # fmt: skip
     assert GOOD["dataset"]["qa"]["source"] == {"huggingface": {"name": "org/name", "config": "en", "split": "train"}}
-    assert GOOD["mixture"] == {**spec.mixture.weights, "temperature": 2.0} and GOOD["mixture"]["stdlib"] == 0.2
+    assert GOOD["mixture"] == {**spec.mixture.weights, "temperature": 2.0, "exact": False}
+    assert GOOD["mixture"]["stdlib"] == 0.2
     assert GOOD["phase"]["early"] == {
         "from": "100 steps",
         "mix": {"web": 0.8, "c++": 0.0, "chat": 0.5},

@@ -102,8 +102,8 @@ def test_every_block_of_a_spec_has_a_kind():
 
 
 def test_every_kind_of_the_language_is_known():
-    language = """experiment workspace launch cluster model adapter tokenizer dataset mixture batch loss optimizer group
-    scheduler ema precision compile activation parallel checkpoint log hook step
+    language = """experiment workspace launch cluster model adapter task tokenizer dataset mixture batch loss optimizer
+    group scheduler ema precision compile activation parallel checkpoint log hook step
     evaluation_step fault_tolerance alerts serve sweep phase"""
     assert set(language.split()) == set(blocks.ALL_KINDS)
     assert {"compile", "activation"} <= set(blocks.KINDS)

@@ -70,6 +70,65 @@ def test_what_it_reads_are_the_names_of_its_parameters(own):
     assert chosen.call()["arguments"] == {"weight": 1}
 
 
+UNITS = """
+from xtrain import collator, loss
+
+@collator(takes="labelled samples")
+def halves(samples): ...
+
+@loss(unit="pair", columns=("ref_logprobs",), values=("margin",))
+def own(logprob_U, ref_logprobs, margin, tokens_U, beta: float = 0.1): ...
+
+@loss(columns=["advantages"])
+def tokens(logprob_T, advantages, low: float = 0.5): ...
+
+@loss(values=["margin"])
+def wrong(logprob_T, margin): ...
+"""
+
+
+def test_a_loss_of_pairs_reads_sums_of_columns_and_values(own):
+    chosen = own("loss own { beta = 0.2 }", UNITS).spec.loss
+    assert (chosen.unit, chosen.columns, chosen.values, chosen.across) == ("pair", ("ref_logprobs",), ("margin",), True)
+    args = chosen.args()
+    assert args["unit"] == "pair" and args["reads"] == [] and args["columns"] == ["ref_logprobs"]
+    assert args["user"]["arguments"] == {"beta": 0.2} and chosen.z_loss == 0
+    found = own("loss own { z_loss = 0.1 }", UNITS).diagnostics.errors
+    assert [each.code for each in found] == ["X203"]
+    chosen = own("loss tokens { z_loss = 0.1 }", UNITS).spec.loss
+    assert (chosen.unit, chosen.columns, chosen.across) == ("token", ("advantages",), False)
+    assert "unit" not in chosen.args() and chosen.args()["user"]["arguments"] == {"low": 0.5}
+
+
+def test_the_plan_of_a_loss_of_pairs_shows_what_is_read(planned):
+    plan = planned("collate = to_tensor -> flatten -> shift_tokens -> halves() -> pack(sequential)\nloss own", UNITS)
+    assert plan.node("collate.pack").args["unit"] == "pair" and plan.node("step.agree").args["unit"] == "pair"
+    assert plan.node("collate.pack").args["columns"] == ["ref_logprobs"]
+    assert "for each pair" in plan.node("setup.loss").does and "pairs of the whole step" in (
+        plan.node("step.forward_backward").does
+    )
+
+
+def test_values_are_not_for_a_loss_of_tokens(own, tmp_path):
+    own("collate = to_tensor -> flatten -> shift_tokens -> halves() -> pack(sequential)\nloss wrong", UNITS)
+    (error,) = plan_from_path(tmp_path / "spec.xtrain").diagnostics.errors
+    assert error.code == "X439" and "`margin`" in error.message and 'unit="sequence"' in error.hint
+
+
+@pytest.mark.parametrize(
+    ("decorator", "message"),
+    [
+        ('@loss(unit="row")', "there is no unit called `row`"),
+        ("@loss(unit=KIND)", "read without running the code"),
+        ('@loss(columns="a b")', "lists names"),
+        ('@loss(unit="pair", reads=["x"])', "are `unit` and `columns` and `values`"),
+    ],
+)
+def test_a_decorator_that_cannot_be_read_is_reported(own, decorator, message):
+    found = own("loss own", f"from xtrain import loss\n{decorator}\ndef own(x): ...\n").diagnostics
+    assert any(each.code == "X223" and message in each.message for each in found)
+
+
 # (text, code, part of the message, part of the hint)
 CALLS = [
     ("loss foca {}", "X305", "no kind called `foca`", "`focal`"),
@@ -79,7 +138,7 @@ CALLS = [
     ("loss sure", "X204", "needs `weight`", None),
     ("loss sure { weight = 1, entropy_T = 2 }", "X203", "unknown setting `entropy_T`", None),
     ("loss triangle", "X219", "`triangle` is a schedule", "scheduler NAME"),
-    ("loss cross_entropy { gamma = 1 }", "X203", "unknown setting `gamma`", None),
+    ("loss cross_entropy { gamma = 1 }", "X208", "`gamma`", None),
 ]
 
 

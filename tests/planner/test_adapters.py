@@ -5,6 +5,7 @@ from agreement import hold_against_the_trace
 from topologies import SCHEDULES, TIED, ZBV, Topology
 from traces import plan_of
 
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
 from xtrain.planner.model.module_names import adapters_of, modules_of
 from xtrain.planner.report.render import render
@@ -87,14 +88,33 @@ def test_only_an_adapter_has_states(make_plan):
         ('layers = ["0"], targets = ["layers.1"]', "no matrix that targets name is in these blocks", "name others"),
         ("ranks = { mlp: 3, norm: 2 }", "no matrix with an adapter is meant by `norm`", "as targets do"),
         ('targets = ["mlp"], alphas = { q_proj: 2 }', "is meant by `q_proj`", "as targets do"),
+        ('targets = ["mlp", "layers.9"]', "is meant by `layers.9`", "the blocks are 0 to 3"),
         ("rank = 3, init = orthogonal", "rank 3 is odd", "use rank 4, or another init"),
+        ("dora = true, dropout = 0.1", "beside dora there is no dropout", "use dropout 0"),
         ("targets = []", "no matrix has an adapter", "leave targets out"),
+        ('train = ["layers.4"]', "is in `layers.4`", "the blocks are 0 to 3"),
         ('train = ["norms"]', "no parameter of the model is in `norms`", "did you mean `norm`?"),
     ],
 )
 def test_names_that_do_not_fit(compiled, settings, message, hint):
     (wrong,) = compiled(model=SHAPE, adapter=adapted(settings)).diagnostics.errors
     assert wrong.code == "X435" and message in wrong.message and wrong.hint is not None and hint in wrong.hint
+
+
+@pytest.mark.parametrize("setting", ["dora = true", "dropout = 0.1"])
+def test_experts_have_neither_magnitudes_nor_dropout(compiled, setting):
+    model = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 8, expert_ffn = 32 }"
+    text = adapted(f'{setting}, targets = ["q_proj", "experts.up_proj"]')
+    (wrong,) = compiled(model=model, adapter=text).diagnostics.errors
+    assert wrong.code == "X435" and "mlp.experts.up_proj are routed experts" in wrong.message
+
+
+def test_what_is_dropped_is_in_the_plan(make_plan):
+    plan = make_plan(model=SHAPE, adapter=adapted('rank = 4, dropout = 0.05, targets = ["q_proj"]'))
+    node = plan.node("setup.dropout")
+    assert node.args == {"seed": 1, "share": 0.05, "matrices": 4}
+    assert "drop 0.05 of what goes into the adapters of 4 matrices, and divide the rest by 0.95" in node.does
+    assert all(each.op != "setup.dropout" for each in make_plan(model=SHAPE, adapter=adapted("rank = 4")).nodes)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +137,54 @@ def test_other_settings_that_do_not_fit(compiled):
     moving = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 8, router { bias_speed = 1e-3 } }"
     (wrong,) = compiled(model=moving, adapter=adapted("rank = 4")).diagnostics.errors
     assert wrong.code == "X435" and wrong.hint == "use bias_speed 0"
-    (idle,) = compiled(model=SHAPE, adapter=adapted('targets = ["mlp", "up_proj"]')).diagnostics.warnings
-    assert idle.code == "W401" and "`up_proj` means nothing" in idle.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ('targets = ["mlp", "up_proj"]', "`up_proj` means nothing", "remove `up_proj`"),
+        ('layers = ["1-9"]', "`1-9` goes beyond the model, whose blocks are 0 to 3", "write `1-3`"),
+        ('targets = ["layers.2-4.mlp"]', "`layers.2-4.mlp` goes beyond the model", "write `2-3`"),
+        ('targets = ["mlp"], train = ["layers.0-9.self_attn"]', "`layers.0-9.self_attn` goes beyond", "write `0-3`"),
+        ("rank = 33", "rank 33 is more than layers.0.self_attn.k_proj of 32 × 64 can have", "use rank 32 or less"),
+        ("rank = 4, ranks = { mlp: 65 }", "rank 65 is more than layers.0.mlp.gate_proj of 192 × 64", "use rank 64"),
+    ],
+)
+def test_what_an_adapter_says_in_vain(compiled, settings, message, hint):
+    (idle,) = compiled(model=SHAPE, adapter=adapted(settings)).diagnostics.warnings
+    assert idle.code == "W401" and message in idle.message and hint in idle.hint
+
+
+def test_a_mistake_stands_where_it_was_written(compiled):
+    """Of a list at the element, of a map at the name."""
+    wrong = ('targets = ["mlp", "q_prj"]', 'layers = ["0", "7"]', 'train = ["norm", "norms"]', "ranks = { q_prj: 4 }")
+    for settings in wrong:
+        (error,) = compiled(model=SHAPE, adapter=adapted(settings)).diagnostics.errors
+        assert error.span is not None and error.span.text.strip('"') in ("q_prj", "7", "norms")
+
+
+def test_groups_are_not_held_against_an_adapter_that_does_not_fit(compiled):
+    group = 'group "**.*lora_B" { lr_scale = 16 }'
+    (wrong,) = compiled(model=SHAPE, adapter=adapted('targets = ["q_prj"]'), group=group).diagnostics.errors
+    assert wrong.code == "X435"
+
+
+def test_a_group_can_have_every_b(make_plan):
+    model = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 8, expert_ffn = 32 }"
+    blocks = {"adapter": adapted('rank = 4, targets = ["all_linear", "experts"]'), "batch": BATCH}
+    plan = make_plan(model=model, group='group "**.*lora_B" { lr_scale = 16 }', **blocks)
+    (group,) = (node for node in plan.nodes if node.op == "setup.group")
+    assert group.does.startswith("14 tensors, ") and group.args["lr_scale"] == 16  # 4 and 3 matrices of two blocks
+    whole = sum(each.size for each in plan.parameters.tensors if each.name.endswith(("lora_B", "lora_B.weight")))
+    assert f", {whole / 1000:.1f}k parameters" in group.does
+
+
+def test_a_matrix_is_trained_in_full_or_has_an_adapter(compiled, make_plan):
+    beside = 'train = ["layers.0.self_attn"]'
+    (wrong,) = compiled(model=SHAPE, adapter=adapted(beside)).diagnostics.errors
+    assert wrong.code == "X435" and "layers.0.self_attn.q_proj in it has an adapter" in wrong.message
+    for more in ('targets = ["mlp"]', 'layers = ["1-3"]'):
+        assert make_plan(model=SHAPE, adapter=adapted(f"{more}, {beside}"))
 
 
 def test_every_setting_makes_another_experiment(make_plan):
@@ -129,6 +195,8 @@ def test_every_setting_makes_another_experiment(make_plan):
         "ranks = { mlp: 4 }",
         "alphas = { mlp: 4 }",
         'layers = ["0"]',
+        "dora = true",
+        "dropout = 0.1",
     )
     plans = [make_plan(model=SHAPE, adapter=adapted(each)) for each in ("rank = 16", *settings, *more)]
     assert len({plan.config_id for plan in plans}) == len({plan.id for plan in plans}) == len(plans)
@@ -141,12 +209,13 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
         return checkpoint_contents(make_plan(model=SHAPE, **blocks))
 
     lora = contents("rank = 8")
-    assert not mismatches(lora, contents("rank = 8, init = gaussian")) and not mismatches(lora, lora)
+    assert not mismatches(lora, contents("rank = 8, init = gaussian, dropout = 0.1")) and not mismatches(lora, lora)
     for other, path in (
         (contents("rank = 8, alpha = 9"), "adapter.alpha"),
         (contents("rank = 8, scaling = rslora"), "adapter.scaling"),
         (contents('rank = 8, targets = ["q_proj"]'), "adapter.targets"),
         (contents("rank = 4, alpha = 8"), "adapter.rank"),
+        (contents("rank = 8, dora = true"), "adapter.dora"),
         (contents("rank = 8, ranks = { mlp: 4 }"), "adapter.ranks"),
         (contents("rank = 8, alphas = { mlp: 4 }"), "adapter.alphas"),
     ):
@@ -164,12 +233,16 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
 
 LORA = adapted("rank = 4, alpha = 8")
 HIGH = adapted('rank = 4, targets = ["layers.2-3"], train = ["norm"]')
+DORA = adapted("rank = 4, alpha = 8, dora = true")
+DROPOUT = adapted("rank = 4, alpha = 8, dropout = 0.1")
 EXPERTS = adapted('rank = 4, alpha = 8, targets = ["experts", "o_proj"]')
 FEW = [
     (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(fsdp=2, note="all"), LORA),
     (Topology(tp=2, note="all"), LORA),
     (Topology(pp=2, note="high"), HIGH),
+    (Topology(tp=2, note="dora"), DORA),
+    (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
 ]
 MORE = [
     (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="all, without sequence"), LORA),
@@ -178,6 +251,15 @@ MORE = [
     (Topology(fsdp=2, sets=("activation.mode=selective",), note="all, selective recomputation"), LORA),
     (Topology(replicate=2, sets=("parallel.stack=ddp",), note="all, ddp"), LORA),
     (Topology(ring=2, note="all"), LORA),
+    (Topology(fsdp=2, note="dora"), DORA),
+    (Topology(tp=2, sets=("activation.mode=full",), note="dora, full recomputation"), DORA),
+    (Topology(tp=2, sets=("activation.mode=selective",), note="dora, selective recomputation"), DORA),
+    (Topology(tp=2, ep=2, model="moe", note="dora"), DORA),
+    (Topology(fsdp=2, note="dropout"), DROPOUT),
+    (Topology(ring=2, note="dropout"), DROPOUT),
+    (Topology(tp=2, sets=("activation.mode=full",), note="dropout, full recomputation"), DROPOUT),
+    (Topology(tp=2, sets=("activation.mode=selective",), note="dropout, selective recomputation"), DROPOUT),
+    (Topology(tp=2, ep=2, model="moe", note="dropout"), DROPOUT),
     (Topology(tp=2, fsdp=2, note="high"), HIGH),
     (Topology(pp=2, sets=ZBV, note="all, zbv"), LORA),
     (Topology(pp=2, sets=SCHEDULES["interleaved_1f1b"], note="all, interleaved_1f1b"), LORA),
@@ -197,3 +279,12 @@ MORE = [
 def test_an_adapter_costs_what_the_plan_says(topology, adapter, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=adapter, shallow=False))
+
+
+def test_a_model_that_is_drawn_anew_under_an_adapter_is_the_same(make_plan):
+    """A checkpoint has the adapter alone; where there is none, it has the model."""
+    other = SHAPE.replace(" }", ", init_std = 0.1 }")
+    (wrong,) = resumable(*(make_plan(model=each, adapter=adapted("rank = 4")) for each in (SHAPE, other))).reasons
+    assert (wrong.kind, wrong.path) == ("incompatible", "model.init_std") and "0.02 → 0.1: the model" in wrong.text
+    (allowed,) = resumable(*(make_plan(model=each) for each in (SHAPE, other))).reasons
+    assert allowed.kind == "safe"

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from agreement import hold_against_the_trace
 from attrs import evolve
+from numbered_rows import CHAIN, PARTS
 from topologies import BY_NAME, TOPOLOGIES, Topology
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
+from xtrain.runtime.tracing.trace import trace_plan
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -28,14 +30,17 @@ FEW = (
     "pp 2 · tp 2, tied, uneven vocabulary (dense)",
     "fsdp 2 · ep 2, full recomputation (moe)",
     "fsdp 2, selective recomputation (dense)",
+    "tp 2, tiled, without sequence (dense)",
 )
 
 # Options that layouts of the table do not have, and kernels of devices that it does not name.
+IN_TWO = ("activation.tile_mlp=2",)
 WIDE = {
     "8b": ("llama_8b_64gpu.xtrain", "batch.rows=64", "model.layers=3"),
     "8b, whole gradients": ("llama_8b_64gpu.xtrain", "batch.rows=256", "model.layers=3", "parallel.fsdp.sync=step"),
     "8b, tp 8": ("llama_8b_64gpu.xtrain", "batch.rows=8", "model.layers=3", "parallel.tp=8"),
     "8b, full": ("llama_8b_64gpu.xtrain", "batch.rows=64", "model.layers=3", "activation.mode=full"),
+    "8b, tiled": ("llama_8b_64gpu.xtrain", "batch.rows=64", "model.layers=3", "activation=full", *IN_TWO),
     "8b, offloaded": ("llama_8b_64gpu.xtrain", "batch.rows=64", "model.layers=3", "parallel.fsdp.offload=true"),
     "8b, pipeline": ("llama_8b_64gpu.xtrain", "batch.rows=128", "model.layers=4", "parallel.pp=2"),
     "30b": ("qwen3_moe_plan.xtrain", "batch.rows=128", "model.layers=3"),
@@ -59,7 +64,7 @@ mixture { lines = 1, others = 2 }
 @pytest.mark.parametrize(
     "name",
     [
-        "one rank, four microbatches (moe)",
+        pytest.param("one rank, four microbatches (moe)", marks=pytest.mark.matrix),
         "tp 2, without loss (dense)",
         pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix),
     ],
@@ -72,7 +77,9 @@ def test_losses_of_several_datasets_cost_what_the_plan_says(name, tmp_path, monk
 SMOOTHED = "loss cross_entropy { label_smoothing = 0.1, chunk = 8 KiB }"
 
 
-@pytest.mark.parametrize("name", ["tp 2, without loss (dense)", "tp 2, z loss (dense)"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("tp 2, without loss (dense)", marks=pytest.mark.matrix), "tp 2, z loss (dense)"]
+)
 def test_smoothed_labels_cost_what_the_plan_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=SMOOTHED))
@@ -94,6 +101,35 @@ def test_a_loss_that_reads_entropies_costs_what_the_plan_says(name, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "losses.py").write_text(OWN)
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=ENTROPY))
+
+
+LOSSES = {
+    "dpo": "loss dpo { chunk = 8 KiB }",
+    "gspo": "loss gspo { kl = k3, kl_weight = 0.1, chunk = 8 KiB }",
+    "grpo": "loss grpo { kl = k3, kl_weight = 0.1, chunk = 8 KiB }",
+    "weighted": "loss cross_entropy { weighted = true, focal = 2.0, chunk = 8 KiB }",
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        ("dpo", "tp 2, z loss (dense)"),
+        ("dpo", "pp 2 · ring 2 (dense)"),
+        ("gspo", "tp 2, without loss (dense)"),
+        ("grpo", "fsdp 2, three microbatches (dense)"),
+        ("weighted", "tp 2, z loss (dense)"),
+        pytest.param("dpo", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
+        pytest.param("dpo", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
+        pytest.param("gspo", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+    ],
+)
+def test_losses_of_sequences_and_tokens_cost_what_the_plan_says(loss, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
+    (tmp_path / "numbers.py").write_text(PARTS)
+    chain = CHAIN.format(kind="pairs" if loss == "dpo" else "sequences")
+    hold_against_the_trace(plan_of(topology, tmp_path, more=chain + LOSSES[loss]))
 
 
 @pytest.mark.parametrize(
@@ -176,3 +212,32 @@ def plan_of(
     compiled = plan_from_spec(trial.write(folder, alone=False), sets)
     assert compiled.plan is not None, compiled.diagnostics.render()
     return compiled.plan
+
+
+WIDE = """
+experiment wide {{ seed = 1, budget = 10 steps }}
+model llama {{ dim = 1024, layers = 2, heads = 8, kv_heads = 8, vocab = 128256 }}
+tokenizer bytes
+dataset lines {{ source = synthetic(), holdout = 10% }}
+batch {{ sequence = 4096, micro = 2, rows = 2 }}
+precision {{ params = fp32, compute = bf16 }}
+optimizer adamw {{ lr = 1e-3 }}
+{more}
+"""
+
+
+def test_a_loss_of_pairs_takes_no_more_memory_than_the_cross_entropy(tmp_path, monkeypatch):
+    """With a vocabulary of 128 k and rows of 8192 tokens, whose logits are 4 GiB: as planned, and as traced."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numbers.py").write_text(PARTS)
+    found = []
+    for loss in ("loss cross_entropy", CHAIN.format(kind="pairs") + "loss dpo"):
+        (tmp_path / "wide.xtrain").write_text(WIDE.format(more=loss))
+        compiled = plan_from_spec(tmp_path / "wide.xtrain")
+        assert compiled.plan is not None, compiled.diagnostics.render()
+        (traced,) = trace_plan(compiled.plan)
+        (closed,) = compiled.plan.estimates.classes
+        found.append((traced.memory.total_bytes, closed.memory.total_bytes - closed.memory.reserve))
+    for plain, pairs in zip(*found, strict=True):
+        assert pairs <= 1.05 * plain
+    assert found[1][1] == pytest.approx(found[1][0], rel=0.06)

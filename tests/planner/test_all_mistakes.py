@@ -57,7 +57,7 @@ GALLERY = {
     "an adapter, and how what is under it is stored": """
         experiment e { «X203|sed» = 1, budget = 100 steps }
         model llama { dim = 64, layers = 4, heads = 8 }
-        adapter lora { rank = 4, targets = «X435|["q_prj"]» }
+        adapter lora { rank = 4, targets = [«X435|"q_prj"»] }
         tokenizer bytes
         dataset code { source = python_stdlib() }
         batch { sequence = «X301|"512"» }
@@ -166,7 +166,7 @@ GALLERY = {
         dataset code { source = python_stdlib(), holdout = 1% }
         batch { sequence = 512 }
         optimizer adamw { lr = «X304|-1» }
-        loss «X209|dpo» { }
+        loss «X209|kl» { }
         scheduler cosine { warmup = «X602|1k steps» }
         parallel { ep «X409|2», fsdp 2 }
     """,

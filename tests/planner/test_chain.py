@@ -170,3 +170,22 @@ def test_drift_names_the_code_that_has_changed(own, tmp_path, monkeypatch):
     (found,) = find_drift(plan)
     assert found.code == "X710"
     assert ("parts.py has changed", None) in found.notes
+
+
+def test_links_that_change_documents_are_in_the_plan(make_plan):
+    from xtrain.planner.compare.resumable import resumable
+
+    def chain(*links: str) -> str:
+        return " -> ".join(["collate = to_tensor", "flatten", *links, "shift_tokens", "pack"])
+
+    plain = make_plan(collate=chain())
+    plan = make_plan(collate=chain('fill_in_middle(rate = 40%, middle = "<m>")', "document_prefix(most = 20%)"))
+    node = plan.node("collate.fill_in_middle")
+    assert node.args == {"rate": 0.4, "suffix_first": 0.5, "tokens": ["<|fim_prefix|>", "<|fim_suffix|>", "<m>"]}
+    assert "40% of the plain documents" in node.does
+    assert plan.node("collate.document_prefix").args == {"most": 0.2}
+    assert plan.config_id != plain.config_id
+    other = make_plan(collate=chain('fill_in_middle(rate = 50%, middle = "<m>")', "document_prefix(most = 20%)"))
+    assert other.config_id != plan.config_id
+    texts = [reason.text for reason in resumable(plan, other).reasons]
+    assert any(text.startswith("fill_in_middle, document_prefix: other code, arguments") for text in texts)

@@ -28,7 +28,7 @@ CASES = [
     ("X411", "2", {"parallel": "parallel { pp 4 }", "batch": "batch { sequence = 256, accumulate = 2 }"}, "4 or more"),
     ("X412", "9", {"model": MOE.replace("token = 2", "token = 9")}, "8 or fewer"),
     ("X413", "cp", {"parallel": "parallel { cp 4 { ring = 2, ulysses = 4 } }"}, "cp 8"),
-    ("X434", '["layers.4"]', {"model": MOE.replace("2 }", '2, frozen = ["layers.4"] }')}, "0 to 3"),
+    ("X434", '"layers.4"', {"model": MOE.replace("2 }", '2, frozen = ["layers.4"] }')}, "0 to 3"),
     ("X437", "true", {"optimizer": "optimizer lion { lr = 1e-4, stochastic_rounding = true }"}, "params bf16"),
     ("X501", "nowhere", {"every": "every 10 steps eval nowhere"}, "code"),
     ("X502", "100%", {"dataset": "dataset code { source = python_stdlib(), holdout = 100% }"}, "lower its holdout"),

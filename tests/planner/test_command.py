@@ -50,7 +50,7 @@ assert not [name for name in sys.modules if name.startswith(("xtrain.runtime", "
 
 def test_sixteen_thousand_ranks_take_no_time():
     """In calls of functions, which a busy machine does not change: 1.1 million take 0.5 s of processor time, half of it
-    to import what every command does. The first of each command compiles what it imports, which is not counted."""
+    to import what every command does. A command that still has to compile what it imports is given again."""
     code = """
 import cProfile, pstats, sys
 profile = cProfile.Profile()
@@ -62,7 +62,9 @@ print(pstats.Stats(profile).total_calls, file=sys.stderr)
     for extra in ((), ("--json",)):
         for _ in range(2):
             run = started("plan", ROOT / "specs/llama_405b_16k.xtrain", *extra, code=code)
-        assert int(run.stderr.splitlines()[-1]) < 1_350_000, extra
+            if (calls := int(run.stderr.splitlines()[-1])) < 1_350_000:
+                break
+        assert calls < 1_350_000, extra
 
 
 def test_json_holds_every_rank():

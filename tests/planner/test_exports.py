@@ -40,6 +40,13 @@ def test_where_it_cannot_stand(compiled, code: str, shown: str, blocks: dict[str
     assert error.span is not None and error.span.text == shown
 
 
+def test_what_changes_nothing_of_an_adapter_is_said(compiled):
+    every = 'on finish export { to = "chat", adapter = true, shard_size = 1 GiB, dequantise = true }'
+    warned = compiled(every=every, adapter="adapter lora { rank = 2 }").diagnostics.warnings
+    assert [each.code for each in warned] == ["W401", "W401"]
+    assert "shard_size changes nothing" in warned[0].message and "dequantise changes nothing" in warned[1].message
+
+
 def test_averages_that_are_exported_are_published(compiled):
     more = {"ema": "ema { publish = true }", "checkpoint": "checkpoint { enabled = false }"}
     warned = [[each.hint for each in compiled(every=every, **more).diagnostics if each.code == "W401"]

@@ -169,11 +169,11 @@ EXPERTS = ('model.frozen=["embed_tokens", "layers.0", "layers.*.mlp.experts.up_p
 
 FEW = [
     Topology(fsdp=2, shared=MIDDLE, note="within units"),
-    Topology(fsdp=2, shared=HALF, note="half"),
     Topology(tp=2, shared=LOW, note="low"),
     Topology(fsdp=2, ep=2, model="moe", shared=EXPERTS, note="some matrices of experts"),
 ]
 MORE = [
+    Topology(fsdp=2, shared=HALF, note="half"),
     Topology(fsdp=2, shared=(*LOW, *TIED), note="low, tied"),
     Topology(fsdp=2, shared=HALF, sets=("activation.mode=full",), note="half, full recomputation"),
     Topology(replicate=2, shared=LOW, sets=("parallel.stack=ddp",), note="low, ddp"),

@@ -2,6 +2,8 @@
 
 import pytest
 
+from xtrain.planner.units import bytes_text
+
 PROMPTS = '["def ", "grüß dich"]'  # the longest has 11 bytes
 MODEL = "model qwen3 { dim = 64, layers = 5, heads = 8, kv_heads = 4, head_dim = 12 }"
 MOST = 'dataset talk { source = jsonl("talk.jsonl"), messages = "messages", template = "llama3" }'
@@ -44,6 +46,35 @@ def test_layers_with_a_window_keep_its_positions(make_plan):
     each = 2 * 4 * 12 * 4 * 2  # bytes of a position of a layer, in fp32, for both prompts
     numbers = (5 * 31, 2 * 31 + 3 * 9, 5 * 9, 5 * 31)
     assert sizes == [f"{each * number / 1024:.3g} KiB a rank" for number in numbers]
+
+
+KEYS_AND_VALUES, VECTORS = 2 * 4 * 32, 40 + 8
+
+
+@pytest.mark.parametrize(
+    ("blocks", "numbers"),
+    [
+        ({}, VECTORS),
+        ({"parallel": "parallel { tp 2 }"}, VECTORS),  # of which every rank has all
+        ({"adapter": 'adapter lora { targets = ["o_proj"] }'}, VECTORS),
+        ({"adapter": 'adapter lora { targets = ["kv_b_proj"] }'}, KEYS_AND_VALUES),
+        (
+            {"adapter": 'adapter lora { targets = ["kv_b_proj"] }', "parallel": "parallel { tp 2 }"},
+            KEYS_AND_VALUES // 2,
+        ),
+        (
+            {"adapter": 'adapter lora { targets = ["o_proj"] }', "precision": "precision { base int8 { block = 32 } }"},
+            KEYS_AND_VALUES,
+        ),
+    ],
+)
+def test_latent_attention_keeps_narrow_vectors_where_it_can(make_plan, blocks, numbers):
+    """Where the matrix to keys and values is as it is: `LatentAttention` multiplies others with it."""
+    sizes = "dim = 64, layers = 3, heads = 4, kv_rank = 40, nope_dim = 24, rope_dim = 8, value_dim = 16"
+    model = f"model deepseek_v3 {{ {sizes}, ffn = 64, experts = 4, experts_per_token = 2, expert_ffn = 64 }}"
+    action = f"on finish generate {{ prompts = {PROMPTS}, tokens = 20 }}"
+    plan = make_plan(2 if "parallel" in blocks else 1, model=model, more=action, **blocks)
+    assert node_of(plan).does.partition("cache: ")[2] == f"{bytes_text(3 * numbers * 31 * 4 * 2)} a rank"
 
 
 def test_a_cache_can_be_what_a_rank_holds_most_of(make_plan):

@@ -5,6 +5,7 @@ from itertools import pairwise
 import networkx
 import pytest
 
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.graph.builder import GraphError, check_graph
 from xtrain.planner.plan import Edge, Node
 
@@ -228,6 +229,31 @@ def test_blocks_without_experts_have_no_routing_to_repeat(make_plan):
     assert "setup.routing_replay" not in ids(plan, "setup")
 
 
+def test_feed_forward_layers_in_pieces(make_plan):
+    """Of 256 positions a rank has 128, in pieces of at most 64, as wide as the model."""
+    model = """model qwen3_moe { dim = 64, layers = 4, heads = 4, ffn = 64, experts = 4, experts_per_token = 2,
+        expert_ffn = 16, expert_every = 3 }"""
+    rows = {"model": model, "batch": "batch { sequence = 256 }", "parallel": "parallel { cp 2 { ring = 2 } }"}
+    plan = make_plan(**rows, activation="activation { tile_mlp = auto }")
+    node = plan.node("setup.tile_mlp")
+    assert node.args == {"positions": 64, "pattern": "layers.*", "matches": [3]}
+    assert node.does.startswith("compute the feed-forward layers of 3 blocks in 2 pieces of 64 positions")
+    (pieces,) = [each for each in plan.provenance if each.path == "activation.tile_mlp"]
+    assert pieces.value == "2" and "dim 64" in pieces.how
+    assert make_plan(**rows, activation="activation { tile_mlp = 5 }").node("setup.tile_mlp").args["positions"] == 26
+    # Every piece is computed a second time, and not a third time where the block is.
+    work = plan.estimates.classes[0]
+    plain, full, both = (
+        make_plan(**rows, activation=f"activation {text}").estimates.classes[0]
+        for text in ("none", "full", "full { tile_mlp = auto }")
+    )
+    layer = 2 * 3 * 64 * 64 * 128 * 3
+    assert plain.flops == work.flops and work.hardware_flops == plain.hardware_flops + layer
+    assert both.hardware_flops == full.hardware_flops
+    (reason,) = resumable(make_plan(**rows), plan).reasons
+    assert (reason.path, reason.effect) == ("activation.tile_mlp", "rounding")
+
+
 def test_compilation(make_plan):
     assert make_plan(compile="compile").node("setup.compile").args == {
         "mode": "default",
@@ -381,3 +407,18 @@ def test_when_gradients_are_summed(make_plan):
     assert sync(parallel=two, model=large, batch="batch { sequence = 256 }") == ("step", "a step has one microbatch")
     assert sync(parallel="parallel { fsdp 2 { sync = step } }", model=large) == ("step", "")
     assert sync(parallel="parallel { pp 2, fsdp 2 }", model=large)[0] is None
+
+
+def test_noise_on_embeddings_is_a_node_that_runs_without_it_lack(make_plan):
+    from xtrain.planner.compare.resumable import resumable
+
+    plain = make_plan()
+    noisy = make_plan(batch="batch { sequence = 256, accumulate = 4, neftune = 5 }")
+    node = noisy.node("setup.embedding_noise")
+    assert node.args == {"seed": noisy.seed, "most": 5 / (256 * noisy.architecture.dim) ** 0.5}
+    assert "setup.embedding_noise" not in {each.id for each in plain.nodes}
+    assert plain.config_id != noisy.config_id
+    other = make_plan(batch="batch { sequence = 256, accumulate = 4, neftune = 2 }")
+    assert "noise of another size" in " ".join(reason.text for reason in resumable(noisy, other).reasons)
+    silent = make_plan(batch="batch { sequence = 256, accumulate = 4, neftune = 0 }")
+    assert silent.config_id == make_plan(batch="batch { sequence = 256, accumulate = 4 }").config_id

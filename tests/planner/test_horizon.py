@@ -6,7 +6,7 @@ from math import ceil, gcd
 import pytest
 from attrs import evolve
 from examples import drawn
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
@@ -52,9 +52,23 @@ def timeline(budget, tick, share, phase, stop):
 
 @drawn(30, 600)
 @given(
-    rows=st.integers(1, 30), each=st.integers(1, 25), sequence=st.integers(1, 9), budget=amounts, tick=amounts,
-    share=st.integers(1, 100), phase=amounts, stop=amounts, begun=st.integers(0, 40), before=st.integers(1, 25),
-    first=st.integers(1, 24), ramp=st.integers(0, 30),
+    rows=st.integers(1, 30),
+    each=st.integers(1, 25),
+    sequence=st.integers(1, 9),
+    budget=amounts,
+    tick=amounts,
+    share=st.integers(1, 100),
+    phase=amounts,
+    stop=amounts,
+    begun=st.integers(0, 40),
+    before=st.integers(1, 25),
+    first=st.integers(1, 24),
+    ramp=st.integers(0, 30),
+)
+# A run that ends within its ramp, and a phase longer than it.
+@example(
+    rows=4, each=2, sequence=1, budget=0.01, tick=0.01, share=1, phase=0.26, stop=0.01, begun=0, before=1,
+    first=1, ramp=1,
 )  # fmt: skip
 def test_what_is_counted_is_what_a_run_of_such_rows_comes_to(
     rows, each, sequence, budget, tick, share, phase, stop, begun, before, first, ramp

@@ -300,6 +300,20 @@ WRONG = {
         mixture_of(f"{MIXED}\nphase a {{ from = 1M tokens, lr_scale = 2 }}"),
         "X607", "1M tokens", "before step 978", "from = 90%", "phase.a.from=90%",
     ),
+    "no whole rows of a step": (
+        mixture_of("mixture { web = 2, code = 1, exact = true }"),
+        "X526", "true", "0.6667 of 4 rows a step, the share of web, is 2.667 rows", "`batch { rows }`",
+        "mixture.web=3",
+    ),
+    "exact shares in epochs": (
+        mixture_of("mixture { web = 2 epochs, code = 1 epoch, exact = true }"),
+        "X526", "true", "these are in epochs", "without `epochs`", "mixture.exact=false",
+    ),
+    "exact shares of a ramp": (
+        {**mixture_of(MIXED.replace(" }", ", exact = true }")),
+         "batch": "batch { sequence = 256, accumulate = 4, ramp_from = 1 }"},
+        "X526", "true", "those of a ramp grow", "`ramp_from`", "mixture.exact=false",
+    ),
     "at the end": (
         {"experiment": EPOCHS, "phase": "phase a { from = 100%, lr_scale = 2 }"},
         "X607", "100%", "when the run is over", "from = 90%", "phase.a.from=90%",
@@ -480,6 +494,12 @@ def test_two_mistakes_are_both_reported(tmp_path):
 # Identity -------------------------------------------------------------------------------------------------------------
 
 
+def test_exact_shares_are_shown_and_do_nothing_with_one_dataset(make_plan):
+    plan = make_plan(**mixture_of("mixture { web = 3, code = 1, exact = true }"))
+    assert plan.timeline.phases[0].exact_rows == 4 and from_json(json.loads(dumps(plan))) == plan
+    assert "exact shares of the 4 rows of every step" in render(plan)
+
+
 def test_what_belongs_to_the_experiment(make_plan):
     base = make_plan(**mixture_of(MIXED))
     same = [
@@ -489,6 +509,7 @@ def test_what_belongs_to_the_experiment(make_plan):
     other = [
         mixture_of("mixture { web = 3, code = 2 }"),
         mixture_of("mixture { web = 3, code = 1, temperature = 2 }"),
+        mixture_of("mixture { web = 3, code = 1, exact = true }"),
         mixture_of(f"{MIXED}\nphase a {{ from = 50%, lr_scale = 0.5 }}"),
         mixture_of(f"{MIXED}\nphase a {{ from = 50%, mix = {{ web: 1 }} }}"),
         mixture_of(f"{MIXED}\nphase b {{ from = 50%, mix = {{ web: 1 }} }}"),  # rows are drawn by the phase's name

@@ -25,6 +25,21 @@ def test_a_state_that_is_being_copied_is_not_moved(make_plan):
     assert steps.index("step.await_copy") < steps.index("step.training_point")
 
 
+def test_a_run_that_goes_back_at_once_leaves_no_step_out(compiled):
+    blocks = {"model": MODEL, "optimizer": BLOCK, "scheduler": CONSTANT, "checkpoint": "checkpoint {}"}
+    (error,) = compiled(**blocks, every="every 10 steps checkpoint\non nan(2) rollback").diagnostics.errors
+    assert error.code == "X437" and "write `on nan rollback`" in error.hint
+    assert compiled(**blocks, every="every 10 steps checkpoint\non nan rollback").plan is not None
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    ["cosine { floor = 100% }", "linear { floor = 100% }", "polynomial { floor = 100% }", "wsd { decay = 0 steps }"],
+)
+def test_a_schedule_that_falls_to_where_it_was_is_no_fall(compiled, scheduler: str):
+    assert compiled(model=MODEL, optimizer=BLOCK, scheduler=f"scheduler {scheduler}").plan is not None
+
+
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [

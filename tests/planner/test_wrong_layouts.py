@@ -414,6 +414,18 @@ TABLE = {
         "X418", "[]", "keeps nothing is full recomputation", "use save [matmul]", "activation.save=[matmul]",
         activation="activation selective { save = [] }",
     ),
+    "more pieces than positions": wrong(
+        "X418", "300", "more than the 256 positions", "use tile_mlp auto", "activation.tile_mlp=256",
+        activation="activation { tile_mlp = 300 }", batch=rows(),
+    ),
+    "pieces of feed-forward layers where experts are": wrong(
+        "X418", "4", "all blocks have experts in their place", "use tile_mlp 1", "activation.tile_mlp=1",
+        activation="activation { tile_mlp = 4 }", model=moe(),
+    ),
+    "pieces in a backward of two parts": wrong(
+        "X416", "4", "takes gradients of weights later", "use tile_mlp 1", "activation.tile_mlp=1",
+        activation="activation { tile_mlp = 4 }", parallel=parallel("pp 2 { schedule = zero_bubble }"),
+    ),
     # The chain.
     "shard before pack": wrong(
         "X508", "to_tensor", "`shard` takes microbatch", "pack",

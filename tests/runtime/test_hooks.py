@@ -110,9 +110,10 @@ def test_a_body_takes_all_microbatches(tmp_path, code, message):
     row = SimpleNamespace(
         input_ids_BS=None, labels_BS=None, positions_BS=torch.zeros(1, 4, dtype=torch.int64), dataset_B=None,
         real_BS=torch.ones(1, 4, dtype=torch.bool), cumulative_lengths=torch.tensor([0, 4]), sequence=4, text_BS=None,
+        columns={}, units=None, in_row_BS=None, place_B=None,
     )  # fmt: skip
     with pytest.raises(PartFailed) as caught:
-        call(Step(index=0, microbatches=[row], valid_tokens=4))
+        call(Step(index=0, microbatches=[row], valid_tokens=4, units=4))
     assert message in str(caught.value)
     assert caught.value.path == tmp_path / "parts.py" and caught.value.line
 

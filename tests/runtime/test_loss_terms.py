@@ -7,7 +7,7 @@ from attrs import evolve
 from loss_inputs import T, V, head, inputs
 from ranks import on_ranks
 
-from xtrain.components.losses.cross_entropy_torch import smoothed
+from xtrain.components.losses.cross_entropy_torch import cross_entropy
 from xtrain.runtime.models.loss import IGNORE, Term, token_losses
 from xtrain.runtime.parallel.axes import TensorAxis
 from xtrain.runtime.parallel.collectives import shared
@@ -25,7 +25,7 @@ def everything(logprob_T, mean_logprob_T, entropy_T, lse_T):
 
 
 TERMS = {
-    "smoothed": smoothed(SMOOTHING),
+    "smoothed": cross_entropy(SMOOTHING),
     "focal": Term(focal),
     "entropy": Term(lambda logprob_T, entropy_T: -logprob_T - 0.1 * entropy_T, reads=("entropy_T",)),
     "everything": Term(everything, reads=("mean_logprob_T", "entropy_T", "lse_T")),
@@ -75,7 +75,7 @@ def test_a_term_is_what_it_is_on_whole_logits(name, per_chunk, cap):
 def test_the_term_of_the_cross_entropy_is_the_cross_entropy():
     """Through the other path: what is minimised is the same to the last bits."""
     found = []
-    for term in (None, Term(lambda logprob_T: -logprob_T), smoothed(0.0)):
+    for term in (None, Term(lambda logprob_T: -logprob_T), cross_entropy(0.0)):
         hidden, weight, labels = inputs()
         terms = token_losses(hidden, weight, labels, evolve(head(Z, 7), term=term))
         terms.objective.backward()
@@ -154,3 +154,38 @@ def test_a_vocabulary_cut_over_ranks_gives_the_same(tmp_path):
                 for one, other in zip(ours, (objective, hidden_grad, piece), strict=True):
                     assert torch.allclose(one, other, rtol=1e-12, atol=1e-13), (name, whole_logits)
     assert T > 7 and V % 3
+
+
+def test_weights_and_focal_are_what_they_are_on_whole_logits():
+    """Beside smoothing, z-loss and a cap; a weight where there is no label spoils nothing."""
+    term = cross_entropy(SMOOTHING, weighted=True, focal=1.5)
+    weights = torch.rand(T, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    hidden, weight, labels = inputs()
+    given = torch.where(labels != IGNORE, weights, float("nan"))
+    found = token_losses(hidden, weight, labels, evolve(head(Z, 7), term=term), columns={"weights": given})
+    (found.objective * 0.25).backward()
+    ours = found.objective.detach(), hidden.grad, weight.grad
+    hidden, weight, labels = inputs()
+    valid = labels != IGNORE
+    logits = hidden[valid] @ weight.T
+    logprobs = torch.log_softmax(logits, -1)
+    label = logprobs.gather(1, labels[valid, None])[:, 0]
+    loss = -(1 - SMOOTHING) * (1 - label.exp()) ** 1.5 * label - SMOOTHING * logprobs.mean(-1)
+    objective = (weights[valid] * loss).sum() + Z * torch.logsumexp(logits, -1).square().sum()
+    (objective * 0.25).backward()
+    for one, other in zip(ours, (objective.detach(), hidden.grad, weight.grad), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_a_focal_loss_of_a_label_that_is_certain_has_a_gradient_of_nearly_zero():
+    _, by, _ = cross_entropy(0.0, focal=0.5).by({"logprob_T": torch.tensor([0.0, -1e-30, -1.0], dtype=torch.float64)})
+    assert by["logprob_T"].isfinite().all() and abs(by["logprob_T"][0]) < 1e-100
+
+
+def test_what_a_term_measures_is_summed_over_valid_tokens():
+    term = Term(lambda logprob_T: (-logprob_T, {"p": logprob_T.exp()}), metrics=("p",))
+    hidden, weight, labels = inputs()
+    found = token_losses(hidden, weight, labels, evolve(head(0.0, 7), term=term))
+    valid = labels != IGNORE
+    probability = torch.softmax(hidden[valid] @ weight.T, -1).gather(1, labels[valid, None]).sum()
+    assert torch.allclose(found.recorded, torch.stack([found.objective, probability]).detach(), rtol=1e-12)

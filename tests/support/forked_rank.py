@@ -70,7 +70,7 @@ def save(
             if optimizer.state[parameter][moment].dim():  # else a single number
                 tensors.append(optimizer.state[parameter][moment])
             keep(f"optimizer.{name}.{moment}", optimizer.state[parameter][moment])
-        if averages is not None:
+        if averages is not None and name in averages.averages:
             tensors.append(averages.averages[name])
         local = [_local(tensor) for tensor in tensors if tensor is not None]
         parts[name] = {"shape": list(local[0].shape), "bytes": sum(t.numel() * t.element_size() for t in local)}

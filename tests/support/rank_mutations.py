@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 
+from xtrain.runtime.models import tasks
 from xtrain.runtime.ops import OPS, load_ops, op_named
 from xtrain.runtime.parallel.tensor import local
 from xtrain.runtime.parallelize import fsdp, gradients
 from xtrain.runtime.state import Step
+from xtrain.runtime.training import task_gradients
 
 StepCall = Callable[[Step], None]
 MUTATIONS: dict[str, Callable[..., None]] = {}
@@ -54,16 +56,84 @@ def skip(op: str) -> None:
 
 @mutation
 def own_tokens() -> None:
-    """Every rank divides by its own valid tokens: a mean of means."""
+    """Every rank divides by its own valid tokens, sequences or pairs: a mean of means."""
 
     def change(call: StepCall, given: dict[str, Any]) -> StepCall:
         def run(step: Step) -> None:
             call(step)
-            step.valid_tokens = sum(m.num_valid for m in step.microbatches) * given["rank"].data_ranks
+            own = [m.num_valid if m.units is None else m.num_units for m in step.microbatches]
+            step.units = max(1, sum(own)) * given["rank"].data_ranks
 
         return run
 
     rebind("step.agree", change)
+
+
+@mutation
+def own_sums() -> None:
+    """A context-parallel rank takes the sums over its own positions for those of whole sequences."""
+    from xtrain.runtime.models import unit_losses
+
+    vars(unit_losses)["total"] = lambda sums, group: sums
+
+
+@mutation
+def numbers_without_labels() -> None:
+    """What stands where no loss is taken counts too, as a prompt that the reference has judged."""
+    from xtrain.runtime.models import transformer, unit_losses
+
+    original = unit_losses.unit_losses
+
+    def unmasked(hidden_TD: Any, weight_VD: Any, labels_T: Any, *more: Any, **named: Any) -> Any:
+        head, columns, units, *rest = more
+        term, segment_T = head.term, units.segment_BS.flatten()
+
+        def function(given: Any) -> Any:
+            sums = dict(given.sums)
+            for name in term.columns:
+                whole = torch.zeros(len(units.tokens_N), dtype=torch.float64)
+                sums[name] = whole.index_add_(0, segment_T, columns[name].double())[units.members_KU]
+            return term.function(evolve(given, sums=sums))
+
+        head = evolve(head, term=evolve(term, function=function))
+        return original(hidden_TD, weight_VD, labels_T, head, columns, units, *rest, **named)
+
+    vars(transformer)["unit_losses"] = unmasked
+
+
+@mutation
+def mean_of_microbatch() -> None:
+    """The tokens of a sequence are weighed by the mean length of the microbatch instead of its own."""
+    from xtrain.runtime.models.batch import SHARE, ModelBatch
+
+    original = ModelBatch.numbers
+
+    def numbers(self: Any, name: str) -> Any:
+        found = original(self, name)
+        return found if name != SHARE else torch.full_like(found, len(self.units.tokens_N) / self.units.tokens_N.sum())
+
+    type.__setattr__(ModelBatch, "numbers", numbers)
+
+
+@mutation
+def cut_pairs() -> None:
+    """A rank has the first side of every pair alone, as if the other lay on another rank."""
+    from xtrain.runtime.models import transformer, unit_losses
+
+    original = unit_losses.unit_losses
+
+    def cut(hidden_TD: Any, weight_VD: Any, labels_T: Any, *more: Any, **named: Any) -> Any:
+        head, columns, units, *rest = more
+
+        def function(given: Any) -> Any:
+            keep = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
+            sums = {name: value * keep for name, value in given.sums.items()}
+            return head.term.function(evolve(given, sums=sums))
+
+        changed = evolve(head, term=evolve(head.term, function=function))
+        return original(hidden_TD, weight_VD, labels_T, changed, columns, units, *rest, **named)
+
+    vars(transformer)["unit_losses"] = cut
 
 
 @mutation
@@ -99,6 +169,34 @@ def own_statistics() -> None:
     from xtrain.runtime.models import router
 
     vars(router)["all_reduce"] = lambda counts, group: counts
+
+
+@mutation
+def own_pieces() -> None:
+    """Muon makes the piece of a matrix orthogonal that a rank has, by itself."""
+    from xtrain.runtime.parallel.whole_matrices import WholeMatrices
+
+    def apply(self: WholeMatrices, pieces: Callable[..., Any], compute: Callable[..., Any]) -> Any:
+        for stack in (stack for batch in self.batches for stack in batch.stacks):
+            yield stack, compute(stack, pieces(stack))
+
+    WholeMatrices.apply = apply
+
+
+@mutation
+def own_means() -> None:
+    """Adafactor takes the sums over the pieces of a rank for those of whole matrices."""
+    from xtrain.components.optimizers.adafactor_torch import AdafactorOptimizer
+
+    AdafactorOptimizer._sum_up = lambda self, wanted: None
+
+
+@mutation
+def own_places() -> None:
+    """Weights are rounded as if the piece of a rank began where the whole parameter does."""
+    from xtrain.runtime.training import stochastic_rounding
+
+    vars(stochastic_rounding)["_start"] = lambda parameter: (0,) * parameter.dim()
 
 
 @mutation
@@ -168,3 +266,29 @@ def fail(rank: int, how: str) -> None:
 def _wait_for_ever() -> None:
     while True:
         time.sleep(60)
+
+
+@mutation
+def shared_divisor() -> None:
+    """Gradients of tasks stay those of the loss over the valid tokens of all of them."""
+    original = task_gradients.TaskGradients.measure
+
+    def measure(self: Any, step: Step) -> Any:
+        found = original(self, step)
+        return {name: evolve(each, tokens=step.valid_tokens) for name, each in found.items()}
+
+    vars(task_gradients)["TaskGradients"].measure = measure
+
+
+@mutation
+def next_task() -> None:
+    """The first row of a microbatch goes through the adapter of another task."""
+    original = tasks.TaskRouting.of_rows
+
+    def of_rows(self: Any, *given: Any) -> tuple[int, ...]:
+        if not (counts := original(self, *given)):
+            return counts
+        first, *rest, last = counts
+        return (first - 1, *rest, last + 1) if first else (1, *rest, last - 1)
+
+    vars(tasks)["TaskRouting"].of_rows = of_rows

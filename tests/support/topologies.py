@@ -339,6 +339,21 @@ def _recomputing() -> list[Topology]:
     ]
 
 
+def _tiled() -> list[Topology]:
+    """Feed-forward layers in pieces of the positions, which ranks cut as they like."""
+    cut, full, selective = ("activation.tile_mlp=3",), ("activation.mode=full",), ("activation.mode=selective",)
+    return [
+        Topology(fsdp=2, sets=cut, note="tiled"),
+        Topology(fsdp=2, sets=(*cut, *full), note="tiled, full recomputation"),
+        Topology(replicate=2, sets=(*cut, "parallel.stack=ddp"), note="ddp, tiled"),
+        Topology(tp=2, sets=cut, note="tiled"),
+        Topology(tp=2, sets=(*cut, *selective, "parallel.tp.sequence=false"), note="tiled, without sequence"),
+        Topology(ring=2, ulysses=2, sets=cut, note="tiled"),
+        Topology(pp=2, sets=(*cut, *full), note="tiled, full recomputation"),
+        Topology(pp=2, tp=2, fsdp=2, sets=cut, note="tiled"),
+    ]
+
+
 def _ramps() -> list[Topology]:
     """The first step has fewer microbatches than the second."""
     ramp = {"shared": RAMP, "note": "ramp"}
@@ -364,6 +379,7 @@ TOPOLOGIES = (
     *_pairs(),
     *_triples(),
     *_recomputing(),
+    *_tiled(),
     *_ramps(),
 )
 # Names of rows that tests of another subject run by default, and compare with one process as the table is: the loss,
@@ -375,17 +391,17 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "mixture": ("pp 2 · replicate 2 (dense)", "ulysses 2 · tp 2 · ep 2 (moe)"),
     "averages": ("pp 2 · fsdp 2 · ep 2 (moe)",),
     "sgd": ("fsdp 2 (dense)",),
-    "plain sgd": ("tp 2 (dense)",),
+    "plain sgd": (),
     "lion": ("fsdp 2 · ep 2 (moe)",),
     "muon": ("fsdp 2 · tp 2 (dense)",),
     "adamw in bf16": ("tp 2 (dense)",),
-    "muon in bf16": ("fsdp 2 · ep 2 (moe)",),
+    "muon in bf16": (),
     "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)"),
     "adafactor": ("fsdp 2 · tp 2 (dense)", "fsdp 4 · ep 2 (moe)"),
-    "schedule_free": ("fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)"),
+    "schedule_free": ("fsdp 2 · tp 2 (dense)",),
     "plain muon": ("fsdp 2 · ep 2 (moe)",),
     "cautious muon": ("fsdp 2 (dense)",),
-    "cautious lion": ("fsdp 2 (dense)",),
+    "cautious lion": (),
     "groups": ("fsdp 2 · tp 2 (dense)",),
 }
 # Names of the rows that the ordinary tests of the table run, and in which formats: with those above every pair of axes,
@@ -423,6 +439,7 @@ ORDINARY: dict[str, tuple[str, ...]] = {
             "fsdp 2 · ep 2, full recomputation (moe)",
             "fsdp 2, selective recomputation (dense)",
             "pp 2 · fsdp 2, ramp (moe)",
+            "tp 2, tiled (dense)",
         ),
         ("fp64",),
     ),

@@ -5,11 +5,12 @@ A trial is a small experiment; a layout is a tuple of `--set` texts on top of it
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from forked_ranks import TIMEOUT, ForkedRanks, Mutation, Outcome
 
 from xtrain.planner.load import plan_from_spec
@@ -30,6 +31,8 @@ MODELS = {
     "oss": "gpt_oss { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, experts = 8, "
     "experts_per_token = 2, expert_ffn = 24, init_std = 0.2, attention_bias = true, window = 6, full_layers = [1, 3], "
     "swiglu_limit = 1, router { aux_loss = 0.1, z_loss = 0.01 } }",
+    "latent": "deepseek_v3 { dim = 32, layers = 4, heads = 8, q_rank = 20, kv_rank = 16, nope_dim = 6, rope_dim = 4, "
+    "value_dim = 8, experts = 8, experts_per_token = 2, expert_ffn = 24, init_std = 0.2 }",
 }
 SPEC = """
 experiment trial {{ seed = 3, budget = {steps} steps }}
@@ -162,6 +165,32 @@ class Laboratory:
         name = f"{self._count[0]:03d}-{slug.strip('-')}"
         plan = self.plan(trial, sets, world, alone=alone)
         return self.ranks.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation, saves=saves)
+
+    def resumed(self, trial: Trial, sets: tuple[str, ...], job: str, *, step: int = 2) -> tuple[Outcome, Outcome]:
+        """The trial with an evaluation and a checkpoint behind a step, and the same from that checkpoint on.
+
+        Asserts that what follows is the same bit for bit: the curve, every tensor, the evaluation at the end.
+        """
+        more = f"every {step} steps eval lines {{ batches = 1 }} then checkpoint\n{trial.more}"
+        plan = self.plan(evolve(trial, more=more), sets)
+        whole = self.ranks.run(plan, self.folder, name=f"{job}-whole")
+        self.take_checkpoint(whole, step, f"{job}-resumed")
+        later = self.ranks.run(plan, self.folder, name=f"{job}-resumed")
+        assert len(whole.curve) == trial.steps
+        # The checkpoint has brought the record of its own step along.
+        assert later.curve == whole.curve[step - 1 :]
+        assert later.tensors.keys() == whole.tensors.keys()
+        assert not [name for name in whole.tensors if not np.array_equal(later.tensors[name], whole.tensors[name])]
+        assert later.evals[-1]["loss"] == whole.evals[-1]["loss"]
+        return whole, later
+
+    def take_checkpoint(self, outcome: Outcome, step: int, name: str) -> Path:
+        """Let the job `name`, which has not run yet, begin with a checkpoint of another; where that one lies."""
+        checkpoints, taken = self.folder / "jobs" / name / "checkpoints", f"ckpt-s{step:012d}"
+        source = outcome.directory / "checkpoints" / taken
+        shutil.copytree(source, checkpoints / taken)
+        (checkpoints / "latest").write_text(f"{taken}\n")
+        return source
 
     def alone(self, trial: Trial, *, saves: bool = False) -> Outcome:
         """The trial in one process; computed once."""

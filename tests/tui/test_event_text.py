@@ -20,6 +20,20 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
             "0.71 s for the first; evaluations and saves come on top",
         ),
         (
+            {"event": "weights", "step": 0, "path": "models/a", "done": 2**20, "total": 2**30},
+            "models/a  1.0 MiB of 1.0 GiB",
+        ),
+        (
+            {"event": "weights", "step": 0, "path": "models/a", "done": 9, "total": 9, "rank_bytes": [1024, 2048],
+             "rank_seconds": [0.2, 0.1]},
+            "models/a  3.0 KiB in 0.20 s  1.0 KiB to 2.0 KiB a rank  0.10 s to 0.20 s, rank 0 the slowest",
+        ),
+        (
+            {"event": "weights", "step": 0, "path": "models/a", "done": 9, "total": 9, "rank_bytes": [1024, 1024],
+             "rank_seconds": [0.1, 0.101]},
+            "models/a  2.0 KiB in 0.10 s  1.0 KiB a rank  0.10 s, rank 1 the slowest",
+        ),
+        (
             {"event": "eval", "step": 5, "dataset": "arc", "loss": 2.5, "acc": 0.4123, "acc_norm": 0.5, "tokens": 900,
              "seconds": 2},
             "arc  acc 41.2%  norm 50.0%  900 tokens  2.00 s",

@@ -25,7 +25,9 @@ def generate_command(directory: Path) -> tuple[str, str]:
 
 
 def going_on(state: RunState) -> str:
-    """How a run that stopped before its end goes on."""
+    """How a run goes on that stopped before its end, or has nothing to go on with."""
+    if state.status == EndStatus.DONE and not _saved(state):
+        return "no checkpoint was saved, so the trained model is gone"
     code = next((failure.code for failure in state.failures if failure.code), None)
     if code:
         return f"xtrain explain {code}"
@@ -67,4 +69,8 @@ def wants_logs(state: RunState) -> bool:
 
 def succeeded(state: RunState) -> bool:
     """Whether there is a trained model at the end of it."""
-    return state.status in (EndStatus.DONE, EndStatus.COMPLETE)
+    return state.status == EndStatus.COMPLETE or (state.status == EndStatus.DONE and _saved(state))
+
+
+def _saved(state: RunState) -> bool:
+    return state.checkpoint is not None or (state.start is not None and state.start.resumed_step is not None)

@@ -2,9 +2,14 @@
 
 # shapes: B rows of the microbatch, S positions of a row that this rank holds, T = B · whole positions of a row
 
+from typing import TYPE_CHECKING
+
 import torch
-from attrs import define
+from attrs import define, field
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .units import Units
 
 # Label of a position that no loss is taken at; torch's cross entropy leaves it out by default.
 IGNORE_INDEX = -100
@@ -34,10 +39,22 @@ class Microbatch:
     """int64: number of each row's dataset among those that are trained on; None if there is one alone."""
     place_B: Tensor | None = None
     """int64: rows of the run before each one; None in evaluation."""
+    in_row_BS: Tensor | None = None
+    """int64: position in the row; None where a rank holds all of every row."""
     text_BS: Tensor | None = None
     """int64: number of the text that each position is of, where texts are scored one by one; padding is of any."""
     num_valid: int
     """Labels here that are not IGNORE_INDEX, counted where they were made so that no device has to be asked."""
+
+    columns: dict[str, Tensor] = field(factory=dict)
+    """float32 [B, S] each: a number for the label at each position, of those that the loss reads, by name."""
+    units: "Units | None" = None
+    """The sequences or pairs of whole rows; None where no loss asks for them."""
+
+    @property
+    def num_units(self) -> int:
+        """Sequences or pairs that a loss is taken of, in whole rows; 0 where no loss asks for them."""
+        return 0 if self.units is None else self.units.count
 
     @property
     def sequence(self) -> int:

@@ -12,11 +12,11 @@ Only under context parallel does a rank take a part of a microbatch; otherwise t
 
 # shapes: B rows of the microbatch, S positions of a row, L positions of a sample
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define
+from attrs import define, field
 from torch import Tensor
 
 from ....dsl.schema.collators import (
@@ -32,10 +32,14 @@ from .batch import Microbatch
 
 @define(kw_only=True, frozen=True, eq=False)
 class TensorRow:
-    """A packed row with memory of its own: int64 tokens, bool masks, and otherwise what `RawRow` says."""
+    """A packed row with memory of its own: int64 tokens, bool masks, float32 columns, and otherwise what `RawRow`
+    says."""
 
     segments: list[Tensor]
     trained: list[Tensor] | None = None
+    columns: dict[str, list[Tensor]] = field(factory=dict)
+    values: dict[str, list[float]] = field(factory=dict)
+    sides: list[int] | None = None
     dataset: int = UNKNOWN
     position: int = UNKNOWN
 
@@ -52,6 +56,12 @@ class Sample:
     """int64 [L], or None before they are made; IGNORE_INDEX where no loss is taken."""
     trained: Tensor | None = None
     """bool [L + 1]: whether each token is to be predicted. None: all of them, or the labels say it."""
+    columns: dict[str, Tensor] = field(factory=dict)
+    """Numbers along the tokens, by name: float32 [L + 1] as read; [L], those of the labels, once there are labels."""
+    values: dict[str, float] = field(factory=dict)
+    """Numbers of its document, by name."""
+    side: int = 0
+    """0 for the preferred side of a pair, and for what is no pair; 1 for the other side, the next sample."""
     dataset: int = UNKNOWN
     """Number of its dataset among those that are trained on; UNKNOWN if there is one alone, and in evaluation."""
     position: int = UNKNOWN
@@ -64,6 +74,14 @@ class Samples:
 
     num_rows: int
     samples: tuple[Sample, ...]
+
+
+def numbered_in_rows(value: Samples) -> Iterator[tuple[int, Sample]]:
+    """Samples, each with its number in its row, from 0."""
+    row, number = -1, 0
+    for sample in value.samples:
+        row, number = (sample.row, 0) if sample.row != row else (row, number + 1)
+        yield number, sample
 
 
 @define(kw_only=True, frozen=True)
@@ -92,6 +110,8 @@ class PackStage(Stage):
 
     capacity: int
     align: int
+    labels_alone: bool = True
+    """Whether the loss reads nothing of a row but its labels."""
 
 
 def longest_padding(align: int) -> int:
@@ -128,7 +148,7 @@ class CollateChain:
         if not all(stage.one_pass for stage in self.stages[:3]):
             return None
         last = self.stages[3] if len(self.stages) > 3 else None
-        return last if isinstance(last, PackStage) else None
+        return last if isinstance(last, PackStage) and last.labels_alone else None
 
     def behind_pack(self, packed: Microbatch) -> Microbatch:
         """What the stages behind `pack` make of rows that were laid out elsewhere."""

@@ -10,6 +10,7 @@ from attrs import evolve
 from torch import Tensor
 
 from .batch import IGNORE_INDEX, Microbatch
+from .units import Units
 
 
 def split_rows(batch: Microbatch) -> list[Microbatch]:
@@ -30,6 +31,8 @@ def split_rows(batch: Microbatch) -> list[Microbatch]:
             real_lengths=batch.real_lengths[first:end],
             dataset_B=_part(batch.dataset_B, own),
             place_B=_part(batch.place_B, own),
+            columns={name: column_BS[own] for name, column_BS in batch.columns.items()},
+            units=None if batch.units is None else batch.units.part(row, first, end),
             num_valid=count_valid(labels_BS),
         )
 
@@ -51,6 +54,8 @@ def join_rows(rows: Sequence[Microbatch]) -> Microbatch:
         real_lengths=torch.cat([row.real_lengths for row in rows]),
         dataset_B=_all([row.dataset_B for row in rows]),
         place_B=_all([row.place_B for row in rows]),
+        columns={name: torch.cat([row.columns[name] for row in rows]) for name in rows[0].columns},
+        units=Units.joined(units) if (units := [row.units for row in rows if row.units is not None]) else None,
         num_valid=sum(row.num_valid for row in rows),
     )
 

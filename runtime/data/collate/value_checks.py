@@ -46,6 +46,11 @@ def check_samples(
             raise Wrong(f"{gave} labels already: say `gives` for that")
         elif sample.trained is not None:
             _check_tensor(sample.trained, torch.bool, f"{gave} `trained`", len(sample.tokens))
+        for name, column in sample.columns.items():
+            _check_tensor(column, torch.float32, f"{gave} column `{name}`", len(sample.tokens))
+        before = given[number - 1].side if number else 1
+        if sample.side not in (0, 1) or (sample.side == 1 and before == 1):
+            raise Wrong(f"{gave} side {sample.side}, and the second side of a pair, 1, follows its first, 0")
     if given:
         _check_range([sample.tokens for sample in given], vocab, "sample", "tokens")
         if labelled:
@@ -68,6 +73,9 @@ def check_row(given: Any, kind: type[RawRow] | type[TensorRow], before: RawRow |
     masks = given.trained
     if masks is not None and [len(mask) for mask in masks] != [len(segment) for segment in given.segments]:
         raise Wrong("gave `trained` that does not fit the segments, mask by mask")
+    for name, parts in given.columns.items():
+        if [len(part) for part in parts] != [len(segment) for segment in given.segments]:
+            raise Wrong(f"gave column `{name}` that does not fit the segments, number by number")
     if given.segments:
         _check_range([torch.as_tensor(np.asarray(each, dtype=np.int64)) for each in given.segments], vocab, "segment")
     return evolve(given, dataset=before.dataset, position=before.position)
@@ -88,7 +96,19 @@ def check_microbatch(given: Any, before: Microbatch, vocab: int, *, local: bool)
     _check_range([given.labels_BS.flatten()], vocab, "", "`labels_BS`", ignored=True)
     if bool((given.labels_BS[~given.real_BS] != IGNORE_INDEX).any()):
         raise Wrong("gave labels for padding")
-    return evolve(given, dataset_B=before.dataset_B, place_B=before.place_B, num_valid=count_valid(given.labels_BS))
+    if before.units is not None:
+        assert before.labels_BS is not None
+        same = torch.equal(given.labels_BS != IGNORE_INDEX, before.labels_BS != IGNORE_INDEX)
+        if not same or not torch.equal(given.cumulative_lengths, before.cumulative_lengths):
+            raise Wrong("moved labels or segments, and the loss counts sequences: change them before `pack`")
+    return evolve(
+        given,
+        dataset_B=before.dataset_B,
+        place_B=before.place_B,
+        columns=before.columns,
+        units=before.units,
+        num_valid=count_valid(given.labels_BS),
+    )
 
 
 def _check_layout(given: Microbatch, before: Microbatch, *, local: bool) -> None:

@@ -56,6 +56,9 @@ def local_part(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulyss
         labels_BS=labels_BS,
         positions_BS=batch.positions_BS.take(index),
         real_BS=batch.real_BS.take(index),
+        in_row_BS=index % batch.sequence,
         text_BS=None if batch.text_BS is None else batch.text_BS.take(index),
+        columns={name: column_BS.take(index) for name, column_BS in batch.columns.items()},
+        units=None if batch.units is None else batch.units.at(index),
         num_valid=0 if labels_BS is None else int((labels_BS != IGNORE_INDEX).sum()),
     )

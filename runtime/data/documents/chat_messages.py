@@ -1,5 +1,7 @@
 """Conversations in one form: lists of messages with `role` and `content`, whatever way a record spells them."""
 
+import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import date, time, timedelta
@@ -10,7 +12,10 @@ from ..records.records import Message, Unusable
 from ..records.texts import checked, described, not_text, strings
 
 # Two spellings are in use: {"role", "content"}, and {"from", "value"} with names of its own for who speaks.
-SPEAKERS = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+SPEAKERS = {
+    "human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system",
+    "chatgpt": "assistant", "model": "assistant", "tool": "tool", "function_response": "tool", "observation": "tool",
+}  # fmt: skip
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -38,12 +43,84 @@ def pair(prompt: str, response: str) -> list[Message]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
 
 
+def flagged(messages: list[Message], train: str | None, weight: str | None) -> Unusable | None:
+    """What is wrong with the keys of messages that say whether, and by which weight, they are trained on."""
+    for number, message in enumerate(messages, start=1):
+        flag = message.get(train) if train is not None else None
+        if flag is not None and not isinstance(flag, bool):
+            return Unusable(f"message {number}: `{train}` is {described(flag)}, neither true nor false")
+        if flag and message["role"] != "assistant":
+            return Unusable(f"message {number}: `{train}` is true for {message['role']}; only the assistant is trained")
+        share = message.get(weight) if weight is not None else None
+        if share is None:
+            continue
+        if isinstance(share, bool) or not isinstance(share, int | float):
+            return Unusable(f"message {number}: `{weight}` is {described(share)}, not a number")
+        if not 0 <= share < math.inf:
+            return Unusable(f"message {number}: `{weight}` is {share:g}, and weights are 0 or more")
+    return None
+
+
+def tool_definitions(value: object, what: str) -> list[Any] | Unusable | None:
+    """The functions that the assistant may call: a list of objects, or JSON text of one; None if there are none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return Unusable(f"{what} is a string that is no JSON")
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+        return Unusable(f"{what} is not a list of objects")
+    if not _is_plain(value):
+        return Unusable(f"{what} has a value that is neither JSON nor a date")
+    for text in strings(value):
+        if (fault := not_text(text)) is not None:
+            return Unusable(f"{what} {fault}")
+    return list(value) or None
+
+
+def parsed_calls(messages: list[Message]) -> list[Message] | Unusable:
+    """Messages whose calls have their arguments as objects: many datasets have them as JSON text, which a template
+    would write as a quoted text."""
+    found = []
+    for number, message in enumerate(messages, start=1):
+        calls = message.get("tool_calls")
+        if not calls:
+            found.append(message)
+            continue
+        if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+            return Unusable(f"message {number}: `tool_calls` is not a list of objects")
+        parsed = [_parsed_call(call) for call in calls]
+        if any(call is None for call in parsed):
+            return Unusable(f"message {number}: the arguments of a call are no JSON object")
+        found.append({**message, "tool_calls": parsed})
+    return found
+
+
+def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any] | None:
+    function = call.get("function", call)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return None
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    if not isinstance(arguments, Mapping):
+        return None
+    function = {**function, "arguments": dict(arguments)}
+    return {**call, "function": function} if "function" in call else function
+
+
 def _message(item: object) -> Message | Unusable:
     if not isinstance(item, Mapping):
         return Unusable(f"{described(item)}, not an object")
     who, said = ("from", "value") if "from" in item and "role" not in item else ("role", "content")
+    calls = bool(item.get("tool_calls")) and item.get(who) == "assistant"
     for key in (who, said):
-        if key not in item:
+        if key not in item and not (calls and key == said):
             return Unusable(f"no `{key}`")
     role = item[who]
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
@@ -52,10 +129,11 @@ def _message(item: object) -> Message | Unusable:
         if role not in SPEAKERS:
             return Unusable(f"`from` is {role!r:.40}; known are {', '.join(SPEAKERS)}")
         role = SPEAKERS[role]
-    content = _content(item[said], f"`{said}`")
+    # Who only calls a function often says null, or nothing at all.
+    content = "" if calls and item.get(said) is None else _content(item[said], f"`{said}`")
     if isinstance(content, Unusable):
         return content
-    if role == "assistant" and not content:
+    if role == "assistant" and not content and not calls:
         return Unusable("the assistant says nothing")
     rest = {key: value for key, value in item.items() if key not in (who, said) and value is not None}
     if not _is_plain(rest):

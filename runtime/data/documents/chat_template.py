@@ -52,6 +52,8 @@ class ChatTemplate:
     origin: str
     bos_token: str
     eos_token: str
+    tools: list[Any] | None = None
+    """Definitions of the functions that the assistant may call in the conversations it writes."""
 
     def __attrs_post_init__(self) -> None:
         try:
@@ -87,7 +89,7 @@ class ChatTemplate:
         try:
             return _compiled(self.text).render(
                 messages=messages, add_generation_prompt=prompt, bos_token=self.bos_token, eos_token=self.eos_token,
-                tools=None, documents=None, **{_OPEN: opens, _CLOSE: closes},
+                tools=self.tools, documents=None, **{_OPEN: opens, _CLOSE: closes},
             )  # fmt: skip
         except RecursionError:
             raise TemplateRefusal("the template never ends") from None

@@ -3,7 +3,7 @@
 from attrs import define, field
 
 from ..records.records import Message
-from .chat_template import ChatTemplate, TemplateRefusal, unused
+from .chat_template import ChatTemplate, Rendered, TemplateRefusal, unused
 
 Span = tuple[int, int]
 REMEDY = "mark what the assistant says in the template with {% generation %} and {% endgeneration %}"
@@ -17,23 +17,38 @@ def assistant_spans(template: ChatTemplate, messages: list[Message], *, last: bo
     conversation, or writes turns in ways that leave open where one begins or ends.
     """
     rendered = template.render(messages)
-    if template.marks:
-        spans = list(rendered.spans)
-        return rendered.text, _of_last(template, messages, rendered.text, spans) if last else spans
-    said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if template.marks and not last:
+        return rendered.text, list(rendered.spans)
+    said = _said(messages)
+    turns = _spans_of_turns(template, messages, rendered, said[-1:] if last else said)
+    return rendered.text, [span for spans in turns for span in spans]
+
+
+def turns_of_assistant(template: ChatTemplate, messages: list[Message]) -> tuple[str, dict[int, list[Span]]]:
+    """The same by message: its number, from 0, and the characters of it. Raises TemplateRefusal as that does."""
+    rendered, said = template.render(messages), _said(messages)
+    return rendered.text, dict(zip(said, _spans_of_turns(template, messages, rendered, said), strict=True))
+
+
+def _spans_of_turns(
+    template: ChatTemplate, messages: list[Message], rendered: Rendered, wanted: list[int]
+) -> list[list[Span]]:
+    """What the assistant says in some of its messages; where the template marks it, a turn may have several parts."""
     turns = Turns(template=template, messages=messages, text=rendered.text)
-    return rendered.text, [turns.span(index) for index in (said[-1:] if last else said)]
+    if not template.marks:
+        return [[turns.span(index)] for index in wanted]
+    said = _said(messages)
+    if len(rendered.spans) == len(said):
+        return [[rendered.spans[said.index(index)]] for index in wanted]
+    found = []
+    for index in wanted:
+        start, end = turns.span(index)
+        found.append([span for span in rendered.spans if span[0] < end and start < span[1]])
+    return found
 
 
-def _of_last(template: ChatTemplate, messages: list[Message], text: str, spans: list[Span]) -> list[Span]:
-    said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    if len(spans) == len(said):
-        return spans[-1:]
-    if not said:
-        return []
-    # A turn may have several marked parts, or none.
-    start, end = Turns(template=template, messages=messages, text=text).span(said[-1])
-    return [span for span in spans if span[0] < end and start < span[1]]
+def _said(messages: list[Message]) -> list[int]:
+    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 @define(kw_only=True)

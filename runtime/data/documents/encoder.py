@@ -7,13 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 from ..records.bad_records import BadRecord
-from ..records.records import ChoiceQuestion, Message, Reads, SourceRecord, SyntheticRecord, TokenIds
+from ..records.records import (
+    WEIGHTS,
+    ChoiceQuestion,
+    Conversation,
+    Message,
+    Numbered,
+    PreferencePair,
+    Reads,
+    SourceRecord,
+    SyntheticRecord,
+    TokenIds,
+)
 from ..records.texts import strings
 from .chat_template import ChatTemplate, TemplateRefusal, load_template, reserved
-from .chat_turns import Span, assistant_spans
+from .chat_turns import Span, assistant_spans, turns_of_assistant
 from .synthetic import Lexicon
 from .tokenizers import Placed, TextTokenizer
 
@@ -33,6 +44,24 @@ class TokenDocument:
     """bool [tokens]: which are to be predicted. None: all. The first of a document never is, as nothing precedes it."""
     choice: tuple[int, int, int, int] | None = None
     """Of a choice behind its question: its number there, 1 if it is the right one, its characters and its bytes."""
+    first: int | None = None
+    """Of a pair: how many of the tokens are those of the preferred side, which comes first."""
+    columns: dict[str, np.ndarray] = field(factory=dict)
+    """Numbers along the tokens, float32 [tokens] each, by name."""
+    values: dict[str, float] = field(factory=dict)
+    """Numbers of the document as a whole, by name."""
+
+
+@frozen(kw_only=True)
+class _Written:
+    """A conversation as text. prompt: its beginning, of which nothing is predicted, where that is set apart."""
+
+    text: str
+    spans: list[Span]
+    """Characters that are predicted."""
+    weights: list[float] | None = None
+    """Of each of them the weight of its loss."""
+    prompt: str = ""
 
 
 class DocumentEncoder:
@@ -47,6 +76,9 @@ class DocumentEncoder:
     - A question becomes a document for each choice, as EleutherAI's lm-evaluation-harness scores them: begun as the
       tokenizer begins texts by itself, without eos, a space between them; what is predicted are the tokens of both
       together without as many as the question has alone.
+    - A pair is one document: its preferred side, then the other one, each with bos and eos of its own. What is
+      predicted of a side are the answers of the assistant behind the prompt, whose tokens have to be the first ones of
+      both; of two texts, all behind the tokens that they have in common.
     """
 
     def __init__(self, tokenizer: TextTokenizer, reads: Mapping[str, Any], base: Path | None = None) -> None:
@@ -58,7 +90,10 @@ class DocumentEncoder:
         self.reads = Reads.of(reads)
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
         self.template: ChatTemplate | None = None
-        if self.reads.form in ("chat", "instruction"):
+        optional = self.reads.form == "preference" and self.reads.prompt is None and self.reads.template == "auto"
+        if self.reads.form in ("chat", "instruction", "preference") and not (
+            optional and tokenizer.chat_template is None
+        ):
             self.template = load_template(self.reads.template, tokenizer, base or Path.cwd())
 
     @property
@@ -77,6 +112,8 @@ class DocumentEncoder:
         }
         if self.template is not None:
             covered |= {"template": self.template.text, "train_on": self.reads.train_on}
+        if self.reads.beside:
+            covered["beside"] = self.reads.beside
         return covered
 
     def encode(self, records: Sequence[SourceRecord]) -> "list[TokenDocument | tuple[TokenDocument, ...] | BadRecord]":
@@ -84,7 +121,9 @@ class DocumentEncoder:
         order."""
         if not records:
             return []
-        contents: list[Any] = [record.content for record in records]
+        contents: list[Any] = [
+            record.content.content if isinstance(record.content, Numbered) else record.content for record in records
+        ]
         match contents[0]:
             case str():
                 found = self._texts(contents)
@@ -94,24 +133,27 @@ class DocumentEncoder:
                 found = self._questions(contents)
             case SyntheticRecord():
                 found = [TokenDocument(ids=self._between(self._lexicon.write(record))) for record in contents]
+            case PreferencePair():
+                found = self._pairs(contents)
             case _:
                 found = self._conversations(contents)
         return [
-            BadRecord(origin=record.origin, reason=each) if isinstance(each, str) else each
+            BadRecord(origin=record.origin, reason=each) if isinstance(each, str) else _with_numbers(each, record)
             for record, each in zip(records, found, strict=True)
         ]
 
     # Each of these gives a document or the reason why there is none.
 
     def _texts(self, texts: list[str]) -> list[TokenDocument | str]:
-        if max(map(len, texts)) <= PIECE:
-            encoded = self.tokenizer.encode_batch(texts)
-        else:
-            encoded = [np.concatenate([self.tokenizer.encode(piece) for piece in _pieces(text)]) for text in texts]
         return [
             TokenDocument(ids=self._between(ids)) if len(ids) else "the tokenizer gives no tokens for this text"
-            for ids in encoded
+            for ids in self._encoded(texts)
         ]
+
+    def _encoded(self, texts: list[str]) -> list[np.ndarray]:
+        if max(map(len, texts), default=0) <= PIECE:
+            return self.tokenizer.encode_batch(texts)
+        return [np.concatenate([self.tokenizer.encode(piece) for piece in _pieces(text)]) for text in texts]
 
     def _questions(self, questions: list[ChoiceQuestion]) -> list[tuple[TokenDocument, ...] | str]:
         # Spaces at the end of a question belong to what follows: tokens begin with spaces and do not end with them.
@@ -164,47 +206,142 @@ class DocumentEncoder:
     def _lexicon(self) -> Lexicon:
         return Lexicon.of(self.tokenizer)
 
-    def _conversations(self, conversations: list[list[Message]]) -> list[TokenDocument | str]:
-        written = [self._written(messages) for messages in conversations]
-        texts = [each[0] for each in written if not isinstance(each, str)]
-        placed = iter(self.tokenizer.encode_rendered(texts) if texts else ())
-        return [each if isinstance(each, str) else self._document(*each, next(placed)) for each in written]
+    def _pairs(self, pairs: list[PreferencePair]) -> list[TokenDocument | str]:
+        sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+        texts = iter(self._texts([side for side in sides if isinstance(side, str)]))
+        conversations = iter(
+            self._conversations(
+                [
+                    Conversation(messages=side, prompt=pair.prompt, tools=pair.tools)
+                    for pair in pairs
+                    for side in (pair.chosen, pair.rejected)
+                    if not isinstance(side, str)
+                ]
+            )
+        )
+        found = []
+        for pair in pairs:
+            both = [next(texts if isinstance(side, str) else conversations) for side in (pair.chosen, pair.rejected)]
+            found.append(self._pair(*both))
+        return found
 
-    def _written(self, messages: list[Message]) -> tuple[str, list[Span]] | str:
+    def _pair(self, first: TokenDocument | str, second: TokenDocument | str) -> TokenDocument | str:
+        for name, side in ((self.reads.chosen, first), (self.reads.rejected, second)):
+            if isinstance(side, str):
+                return f"field `{name}`: {side}"
+        assert isinstance(first, TokenDocument) and isinstance(second, TokenDocument)
+        if np.array_equal(first.ids, second.ids):
+            return f"fields `{self.reads.chosen}` and `{self.reads.rejected}` have the same tokens"
+        masks = [side.trained for side in (first, second)]
+        if masks[0] is None or masks[1] is None:
+            # Texts: the tokens that they have in common are the prompt.
+            shorter = min(len(first.ids), len(second.ids))
+            unlike = np.flatnonzero(first.ids[:shorter] != second.ids[:shorter])
+            common = int(unlike[0]) if len(unlike) else shorter
+            masks = [np.arange(len(side.ids)) >= max(common, 1) for side in (first, second)]
+        return TokenDocument(
+            ids=np.concatenate([first.ids, second.ids]),
+            trained=np.concatenate(masks),  # pyright: ignore[reportArgumentType, reportCallIssue]
+            first=len(first.ids),
+        )
+
+    def _conversations(self, conversations: Sequence[list[Message] | Conversation]) -> list[TokenDocument | str]:
+        written = [self._written(each) for each in conversations]
+        good = [each for each in written if not isinstance(each, str)]
+        placed = iter(self.tokenizer.encode_rendered([each.text for each in good]) if good else ())
+        prompts = [each.prompt for each in good if each.prompt]
+        begun = iter(self.tokenizer.encode_rendered(prompts) if prompts else ())
+        return [
+            each if isinstance(each, str) else self._document(each, next(placed), next(begun) if each.prompt else None)
+            for each in written
+        ]
+
+    def _written(self, conversation: list[Message] | Conversation) -> _Written | str:
         """The conversation as text and what is to be predicted of it; or the reason why there is none."""
-        assert self.template is not None
+        if self.template is None:
+            return f"messages need a chat template, and tokenizer {self.tokenizer.name} has none: set `template`"
+        if isinstance(conversation, list):
+            conversation = Conversation(messages=conversation)
+        messages, tools = conversation.messages, conversation.tools
         for number, message in enumerate(messages, start=1):
             for text in strings(message):
                 if (spelt := self._reserved.search(text)) is not None:
                     return f"message {number} contains the special token {spelt[0]}"
+        for text in strings(tools):
+            if (spelt := self._reserved.search(text)) is not None:
+                return f"the definition of a tool contains the special token {spelt[0]}"
         if sum(len(message["content"]) for message in messages) > LONGEST_CONVERSATION:
             return f"a conversation of more than {LONGEST_CONVERSATION:,} characters"
+        template = self.template if tools is None else evolve(self.template, tools=tools)
         try:
-            if self.reads.train_on == "all":
-                text = self.template.render(messages).text
-                spans = [(0, len(text))]
+            if conversation.prompt:
+                found = self._answer(template, messages, conversation.prompt)
+            elif self.reads.message_train is not None or self.reads.message_weight is not None:
+                found = self._chosen_turns(template, messages)
+            elif self.reads.train_on == "all":
+                text = template.render(messages).text
+                found = _Written(text=text, spans=[(0, len(text))])
             else:
-                text, spans = assistant_spans(self.template, messages, last=self.reads.train_on == "last")
+                text, spans = assistant_spans(template, messages, last=self.reads.train_on == "last")
+                found = _Written(text=text, spans=spans)
         except TemplateRefusal as refusal:
             return str(refusal)
-        if not any(text[start:end].strip() for start, end in spans):
+        if isinstance(found, _Written) and not any(found.text[start:end].strip() for start, end in found.spans):
             return "the assistant says nothing in it"
-        return text, spans
+        return found
 
-    def _document(self, text: str, spans: list[Span], placed: Placed) -> TokenDocument | str:
-        ids, trained = placed.ids, _within(placed, spans, len(text))
+    def _answer(self, template: ChatTemplate, messages: list[Message], prompt: int) -> _Written | str:
+        """What follows a prompt of so many messages."""
+        if messages[prompt]["role"] != "assistant":
+            return f"message {prompt + 1}, with which the answer begins, is of {messages[prompt]['role']}"
+        before = template.render(messages[:prompt], prompt=True).text
+        text, spans = assistant_spans(template, messages)
+        if not text.startswith(before):
+            return "the template writes the prompt otherwise where an answer follows it"
+        spans = [(max(start, len(before)), end) for start, end in spans if end > len(before)]
+        return _Written(text=text, spans=spans, prompt=before)
+
+    def _chosen_turns(self, template: ChatTemplate, messages: list[Message]) -> _Written | str:
+        """The turns that their messages say are trained on, or else `train_on`, with the weights of the messages."""
+        text, turns = turns_of_assistant(template, messages)
+        train, weight = self.reads.message_train, self.reads.message_weight
+        spans, weights = [], []
+        for index, parts in turns.items():
+            flag = messages[index].get(train) if train is not None else None
+            if flag is None:
+                flag = self.reads.train_on != "last" or index == max(turns)
+            share = messages[index].get(weight) if weight is not None else None
+            if flag:
+                spans += parts
+                weights += [1.0 if share is None else float(share)] * len(parts)
+        if not spans:
+            return "no message in it is trained on"
+        return _Written(text=text, spans=spans, weights=None if weight is None else weights)
+
+    def _document(self, written: _Written, placed: Placed, prompt: Placed | None) -> TokenDocument | str:
+        text = written.text
+        ids, trained = placed.ids, _within(placed, written.spans, len(text))
+        if prompt is not None and not np.array_equal(prompt.ids, ids[: len(prompt.ids)]):
+            return "the tokens of the prompt alone are not those that it has in front of the answer"
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
         blanks = len(text) - len(text.lstrip())
-        written = np.flatnonzero((placed.ends > blanks) & (placed.starts < len(text.rstrip())))
-        if not len(written):
+        visible = np.flatnonzero((placed.ends > blanks) & (placed.starts < len(text.rstrip())))
+        if not len(visible):
             return "the tokenizer gives no tokens for this conversation"
-        front = [bos] if self.tokenizer.has_bos and ids[written[0]] != bos else []
-        back = [eos] if ids[written[-1]] != eos else []
+        front = [bos] if self.tokenizer.has_bos and ids[visible[0]] != bos else []
+        back = [eos] if ids[visible[-1]] != eos else []
         laid = np.concatenate([np.array(front, self.dtype), ids.astype(self.dtype), np.array(back, self.dtype)])
-        if self.reads.train_on == "all":
+        if self.reads.train_on == "all" and prompt is None:
             return TokenDocument(ids=laid)
         mask = np.concatenate([[False] * len(front), trained, [trained[-1]] * len(back)])
-        return TokenDocument(ids=laid, trained=mask.astype(bool))
+        columns = {}
+        if written.weights is not None:
+            weights = np.zeros(len(ids), dtype=np.float32)
+            for span, weight in zip(written.spans, written.weights, strict=True):
+                weights[_within(placed, [span], len(text))] = weight
+            shares = [np.zeros(len(front)), weights, np.full(len(back), weights[-1])]
+            columns[WEIGHTS] = np.concatenate(shares).astype(np.float32)
+        return TokenDocument(ids=laid, trained=mask.astype(bool), columns=columns)
 
     @cached_property
     def _reserved(self) -> re.Pattern[str]:
@@ -213,6 +350,22 @@ class DocumentEncoder:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_reserved", "_lexicon")}
+
+
+def _with_numbers(
+    found: TokenDocument | tuple[TokenDocument, ...], record: SourceRecord
+) -> TokenDocument | tuple[TokenDocument, ...]:
+    """A document with the numbers of its record: one for the whole record is that of every token."""
+    numbers = record.content
+    if not isinstance(numbers, Numbered):
+        return found
+    assert isinstance(found, TokenDocument), "questions with choices have no numbers"
+    count = len(found.ids)
+    columns = {
+        name: column if isinstance(column, np.ndarray) else np.full(count, column, dtype=np.float32)
+        for name, column in numbers.columns.items()
+    }
+    return evolve(found, columns=found.columns | columns, values=numbers.values)
 
 
 def _within(placed: Placed, spans: list[Span], length: int) -> np.ndarray:

@@ -8,6 +8,7 @@ see the same rows in every layout. Pure arithmetic on the costs of these rows: e
 import numpy as np
 
 from ..jit import kernel
+from ..packing.pairs import cut_sides, sides_of
 from ..packing.rows import Rows
 from ..stores.store import TokenStore
 
@@ -18,6 +19,11 @@ def row_costs(store: TokenStore, documents: np.ndarray, rows: Rows, indices: np.
     `documents` int64 says which document of the store each document index in `rows` stands for.
     """
     costs = np.empty(len(indices), dtype=np.int64)
+    if store.firsts is not None:
+        for at, index in enumerate(indices):
+            pairs = documents[rows.document[rows.row_offsets[index] : rows.row_offsets[index + 1]]]
+            costs[at] = sum((side**2).sum() for side in cut_sides(*sides_of(store, pairs), rows.capacity, rows.align))
+        return costs
     cuts = (rows.cut_segments, rows.cut_starts)
     _row_costs(indices, rows.row_offsets, rows.document, *cuts, documents, store.offsets, rows.capacity, costs)
     return costs

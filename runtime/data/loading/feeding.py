@@ -74,7 +74,7 @@ class _Collation:
         self, runs: list[tuple[RowFeeder, np.ndarray]], datasets: np.ndarray | None, places: np.ndarray | None
     ) -> Microbatch:
         """`runs`: rows of one dataset each, one behind the other."""
-        if self._pack is not None:
+        if self._pack is not None and all(reader.store.is_plain for reader, _ in runs):
             return self._collate.behind_pack(_laid_out(runs, self._pack, datasets, places))
         readers = [(reader, index) for reader, indices in runs for index in indices.tolist()]
         row_numbers = [

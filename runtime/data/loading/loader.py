@@ -52,6 +52,8 @@ class RowLoader:
     data_ranks: int
     balance: bool = False
     """Deal the rows of a step by what attention costs in them."""
+    task_of: tuple[int, ...] = ()
+    """The task of each dataset: the rows of a task lie side by side in a microbatch. Empty where there are none."""
     _left: dict[str, dict[str, Any]] = field(factory=dict, init=False)
     """States of datasets that the run has been trained on and is not any more, by name."""
 
@@ -76,6 +78,9 @@ class RowLoader:
         """Rows that this rank takes in `step`."""
         datasets, rows = self._taken(step)
         mine = self._by_cost(datasets, rows) if self.balance else self._in_order[: self.num_microbatches(step)]
+        if self.task_of:
+            order = np.array(self.task_of)[datasets[mine]].argsort(axis=1, kind="stable")
+            mine = np.take_along_axis(mine, order, axis=1)
         return StepRows(datasets[mine], rows[mine], mine + self.curriculum.rows_before(step))
 
     @cached_property

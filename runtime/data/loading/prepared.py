@@ -13,6 +13,7 @@ from ....planner.plan import Node, Plan
 from ..documents.encoder import DocumentEncoder
 from ..documents.tokenizers import TextTokenizer
 from ..packing.pack import pack_rows
+from ..packing.pairs import pack_pairs
 from ..packing.row_reader import RowReader
 from ..packing.rows import Oversized, Rows
 from ..packing.rows_cache import cached_rows, num_rows, rows_key
@@ -70,6 +71,8 @@ def prepare(
 
     def packed(part: str) -> Rows:
         def pack() -> Rows:
+            if store.firsts is not None:
+                return pack_pairs(store, documents[part], sequence, oversized, align, method=method, group=group)
             lengths = store.lengths_of(documents[part])
             return pack_rows(lengths, sequence, oversized, align, method=method, group=group)
 

@@ -5,9 +5,10 @@ from hashlib import blake2b
 from typing import Final
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from ..stores.store import TokenStore
+from .pairs import cut_sides, sides_of
 from .rows import Rows
 
 # The number of a row that holds nothing but padding.
@@ -24,6 +25,12 @@ class RawRow:
     """Views into the store; L positions come with L + 1 tokens, the last a label."""
     trained: list[np.ndarray] | None = None
     """Of each segment, uint8 [L + 1]: 1 where the token is to be predicted. None: all of them are."""
+    columns: dict[str, list[np.ndarray]] = field(factory=dict)
+    """Numbers along the tokens of each segment, float32 [L + 1], by name."""
+    values: dict[str, list[float]] = field(factory=dict)
+    """Numbers of the document of each segment, by name."""
+    sides: list[int] | None = None
+    """Of each segment, 0 for the preferred side of a pair, 1 for the other side behind it. None: there are no pairs."""
     dataset: int = UNKNOWN
     """Number of its dataset among those that are trained on; UNKNOWN if there is one alone, and in evaluation."""
     position: int = UNKNOWN
@@ -46,17 +53,33 @@ class RowReader:
         rows = self.rows
         segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
         documents = self.documents[rows.document[segments]]
-        first = self.store.offsets[documents] + rows.starts(segments)
-        # The last position of a document reads its last token but one.
-        end = np.minimum(first + rows.capacity + 1, self.store.offsets[documents + 1])
+        store, sides = self.store, None
+        if store.firsts is None:
+            first = store.offsets[documents] + rows.starts(segments)
+            # The last position of a document reads its last token but one.
+            end = np.minimum(first + rows.capacity + 1, store.offsets[documents + 1])
+        else:
+            first, end = self._pairs(documents)
+            documents, sides = np.repeat(documents, 2), [0, 1] * len(documents)
         cuts = [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True)]
-        tokens, trained = self.store.tokens, self.store.trained
         return RawRow(
-            segments=[tokens[cut] for cut in cuts],
-            trained=None if trained is None else [trained[cut] for cut in cuts],
+            segments=[store.tokens[cut] for cut in cuts],
+            trained=None if store.trained is None else [store.trained[cut] for cut in cuts],
+            columns={name: [column[cut] for cut in cuts] for name, column in store.columns.items()},
+            values={name: value[documents].tolist() for name, value in store.values.items()},
+            sides=sides,
             dataset=dataset,
             position=position,
         )
+
+    def _pairs(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first token of each side of some pairs, and one behind its last, int64 [2 · documents] both."""
+        rows, firsts = self.rows, self.store.firsts
+        assert firsts is not None
+        begin = self.store.offsets[documents]
+        first = np.stack([begin, begin + firsts[documents]], axis=1).ravel()
+        positions = cut_sides(*sides_of(self.store, documents), rows.capacity, rows.align)
+        return first, first + np.stack(positions, axis=1).ravel() + 1
 
     @cached_property
     def fingerprint(self) -> str:

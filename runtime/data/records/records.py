@@ -2,15 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 
-Form = Literal["text", "chat", "instruction", "choices"]
+Form = Literal["text", "chat", "instruction", "choices", "preference", "tokens"]
 TrainOn = Literal["assistant", "last", "all"]
 Message = dict[str, Any]
 """`role` and `content`, both strings, and whatever else the record says, for the template."""
+WEIGHTS: Final = "weights"  # the column of loss weights
+
+
+def _by_name(fields: Mapping[str, str] | tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    # A plan that was read back has its keys in order.
+    return tuple(sorted(dict(fields).items()))
 
 
 @frozen(kw_only=True)
@@ -20,11 +26,24 @@ class Reads:
     form: Form = "text"
     text: str = "text"
     messages: str = "messages"
-    prompt: str = "prompt"
+    prompt: str | None = "prompt"
     response: str = "response"
     question: str = "question"
     choices: str = "choices"
     answer: str = "answer"
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    tokens: str = "tokens"
+    mask: str | None = None
+    input: str | None = None
+    label: str | None = None
+    tools: str | None = None
+    message_train: str | None = None
+    message_weight: str | None = None
+    columns: tuple[tuple[str, str], ...] = field(default=(), converter=_by_name)
+    """Numbers along the tokens: what they are called, and the field that has them."""
+    values: tuple[tuple[str, str], ...] = field(default=(), converter=_by_name)
+    """Numbers of the record as a whole, in the same way; `label` is not among them."""
     template: str = "auto"
     train_on: TrainOn = "assistant"
 
@@ -36,15 +55,56 @@ class Reads:
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields that are read; a dot leads into an object: `meta.text`."""
+        beside = (self.input, self.label, self.tools, self.mask)
+        numbers = (name for _, name in (*self.columns, *self.values))
+        return tuple(dict.fromkeys((*self._content, *(name for name in beside if name is not None), *numbers)))
+
+    @property
+    def _content(self) -> tuple[str, ...]:
         match self.form:
             case "text":
                 return (self.text,)
             case "chat":
                 return (self.messages,)
             case "instruction":
+                assert self.prompt is not None
                 return (self.prompt, self.response)
             case "choices":
                 return (self.question, self.choices, self.answer)
+            case "preference":
+                prompt = () if self.prompt is None else (self.prompt,)
+                return (*prompt, self.chosen, self.rejected)
+            case "tokens":
+                return (self.tokens,)
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """Those that have one type in every table: texts, of `chat` a list of messages."""
+        if self.form in ("preference", "tokens"):
+            return ()
+        if self.form == "instruction" and self.label is not None:
+            return ()
+        return self._content
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What is read beside the fields that every record of this form has, as JSON: setting → field."""
+        names = ("input", "label", "tools", "mask", "message_train", "message_weight")
+        found: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
+        found |= {name: dict(fields) for name in ("columns", "values") if (fields := getattr(self, name))}
+        return found
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The numbers along the tokens of every document, by name."""
+        names = {name for name, _ in self.columns} | ({WEIGHTS} if self.message_weight is not None else set())
+        return tuple(sorted(names))
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """The numbers of every document as a whole, by name."""
+        names = {name for name, _ in self.values} | ({"label"} if self.label is not None else set())
+        return tuple(sorted(names))
 
 
 @frozen(kw_only=True, eq=False)
@@ -76,7 +136,62 @@ class ChoiceQuestion:
     right: int
 
 
-Content = str | list[Message] | TokenIds | SyntheticRecord | ChoiceQuestion
+@frozen(kw_only=True)
+class Conversation:
+    """Messages, with more than a plain list of them says."""
+
+    messages: list[Message]
+    prompt: int = 0
+    """So many messages are the prompt: only what follows is predicted. 0: none are set apart."""
+    tools: list[Any] | None = None
+    """Definitions of the functions that the assistant may call, for the template."""
+
+
+@frozen(kw_only=True)
+class PreferencePair:
+    """Two answers to one prompt, of which the first is preferred.
+
+    Either conversations that begin with the same `prompt` messages; or texts, whose common beginning is the prompt.
+    """
+
+    chosen: str | list[Message]
+    rejected: str | list[Message]
+    prompt: int = 0
+    tools: list[Any] | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class Numbered:
+    """A record with numbers beside it."""
+
+    content: "Content"
+    columns: dict[str, float | np.ndarray]
+    """One number for all tokens of the document, or float32 [tokens]."""
+    values: dict[str, float]
+
+
+Content = str | list[Message] | TokenIds | SyntheticRecord | ChoiceQuestion | Conversation | PreferencePair | Numbered
+
+
+def content_size(content: Content) -> int:
+    """Characters, or tokens of what is tokenised, about."""
+    match content:
+        case str():
+            return len(content)
+        case TokenIds():
+            return len(content.ids)
+        case SyntheticRecord():
+            return content.tokens
+        case ChoiceQuestion():
+            return len(content.text) * len(content.choices) + sum(map(len, content.choices))
+        case Conversation():
+            return content_size(content.messages)
+        case PreferencePair():
+            return content_size(content.chosen) + content_size(content.rejected)
+        case Numbered():
+            return content_size(content.content)
+        case _:
+            return sum(len(message["content"]) for message in content)
 
 
 @define
@@ -84,7 +199,7 @@ class SourceRecord:
     """What one document is made of, or those of a question, and where it was read: `path`, `path:line`, or words that
     say so.
 
-    All records of one source have contents of one type.
+    All records of one source have contents of one type; messages may be a list or a conversation.
     """
 
     content: Content
@@ -93,16 +208,7 @@ class SourceRecord:
     @property
     def size(self) -> int:
         """Characters, or tokens of what is tokenised, about."""
-        content = self.content
-        if isinstance(content, str):
-            return len(content)
-        if isinstance(content, TokenIds):
-            return len(content.ids)
-        if isinstance(content, SyntheticRecord):
-            return content.tokens
-        if isinstance(content, ChoiceQuestion):
-            return len(content.text) * len(content.choices) + sum(map(len, content.choices))
-        return sum(len(message["content"]) for message in content)
+        return content_size(self.content)
 
 
 @frozen(kw_only=True)

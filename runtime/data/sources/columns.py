@@ -12,6 +12,7 @@ from ..errors import DataError
 from ..records.bad_records import BadRecord
 from ..records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
 from ..records.texts import checked, decoded
+from .fields import Take, taker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +32,8 @@ def check_columns(schema: "pa.Schema", reads: Reads, path: object) -> None:
             raise DataError(f"no column `{name}`", path=str(path), remedy=there)
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
+        if name not in reads.typed:
+            continue
         if reads.form != "chat":
             if not _is_text(kind):
                 raise DataError(f"column `{name}` is {kind}, not text", path=str(path), remedy=there)
@@ -74,8 +77,9 @@ def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[Source
     with pa.ipc.open_stream(unit.part) as stream:
         batch = stream.read_next_batch()
     values = [_values(column) for column in batch.columns]
+    take = None if reads.typed == reads.fields else taker(reads)
     for number, row in enumerate(zip(*values, strict=True), start=unit.line):
-        content = _content(row, reads)
+        content = _content(row, reads) if take is None else _taken(row, reads, take)
         origin = f"{place}, row {number}"
         if isinstance(content, Unusable):
             yield BadRecord(origin=origin, reason=content.reason)
@@ -99,6 +103,18 @@ def _content(row: Sequence[Any], reads: Reads) -> Content | Unusable:
             return text
         texts.append(text)
     return texts[0] if reads.form == "text" else pair(*texts)
+
+
+def _taken(row: Sequence[Any], reads: Reads, take: Take) -> Content | Unusable:
+    """The content of a row of which columns are lists, numbers or truth values, too."""
+    fields = {}
+    for name, value in zip(reads.fields, row, strict=True):
+        text = decoded(value) if isinstance(value, bytes) and value else value
+        text = value if isinstance(value, Unusable) else text
+        if isinstance(text, Unusable):
+            return Unusable(f"column `{name}`: {text.reason}")
+        fields[name] = "" if text == b"" else text
+    return take(fields)
 
 
 def _values(column: "pa.Array") -> list[Any]:

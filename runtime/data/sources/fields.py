@@ -1,30 +1,50 @@
-"""Takes the text, the conversation, the pair or the question that a dataset reads out of the fields of a record."""
+"""Takes what a dataset reads out of the fields of a record: a text, a conversation, a pair, a question, token ids."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from ..documents.chat_messages import conversation, pair
-from ..records.records import ChoiceQuestion, Message, Reads, Unusable
+from attrs import evolve
+
+from ..documents.chat_messages import conversation, flagged, pair, parsed_calls, tool_definitions
+from ..records.records import ChoiceQuestion, Content, Conversation, Message, PreferencePair, Reads, Unusable
 from ..records.texts import checked, described
+from .numbers import numbered, token_ids
 
-Take = Callable[[Mapping[str, Any]], str | list[Message] | ChoiceQuestion | Unusable]
+Take = Callable[[Mapping[str, Any]], Content | Unusable]
+Talk = TypeVar("Talk", Conversation, PreferencePair)
 _MISSING = object()
 
 
 def taker(reads: Reads) -> Take:
-    """A function of a record's fields that gives the text or the messages in them, or says why there are none."""
+    """A function of a record's fields that gives what is in them, or says why there is nothing."""
+    take = _content_taker(reads)
+    if not reads.columns and not reads.value_names:
+        return take
+
+    def with_numbers(fields: Mapping[str, Any]) -> Content | Unusable:
+        content = take(fields)
+        if isinstance(content, Unusable):
+            return content
+        return numbered(content, {name: find(fields, name) for name in reads.fields}, reads)
+
+    return with_numbers
+
+
+def _content_taker(reads: Reads) -> Take:
     match reads.form:
         case "text":
             name = reads.text
             return lambda fields: _text(fields, name)
         case "chat":
-            name = reads.messages
-            return lambda fields: _conversation(fields, name)
+            return lambda fields: _conversation(fields, reads)
         case "instruction":
-            prompt, response = reads.prompt, reads.response
-            return lambda fields: _pair(fields, prompt, response)
+            return lambda fields: _instruction(fields, reads)
         case "choices":
             return lambda fields: _question(fields, reads)
+        case "preference":
+            return lambda fields: _preference(fields, reads)
+        case "tokens":
+            return lambda fields: _tokens(fields, reads)
 
 
 def find(fields: Mapping[str, Any], name: str) -> Any | Unusable:
@@ -58,20 +78,132 @@ def _text(fields: Mapping[str, Any], name: str) -> str | Unusable:
     return text if isinstance(text, Unusable) else checked(text, f"field `{name}`")
 
 
-def _conversation(fields: Mapping[str, Any], name: str) -> list[Message] | Unusable:
-    messages = find(fields, name)
-    return messages if isinstance(messages, Unusable) else conversation(messages, f"field `{name}`")
+def _conversation(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Conversation | Unusable:
+    found = find(fields, reads.messages)
+    if isinstance(found, Unusable):
+        return found
+    messages = conversation(found, f"field `{reads.messages}`")
+    if isinstance(messages, Unusable):
+        return messages
+    if (problem := flagged(messages, reads.message_train, reads.message_weight)) is not None:
+        return Unusable(f"field `{reads.messages}`, {problem.reason}")
+    if reads.tools is None and reads.message_train is None and reads.message_weight is None:
+        return messages
+    return _with_tools(fields, reads, Conversation(messages=messages))
 
 
-def _pair(fields: Mapping[str, Any], prompt: str, response: str) -> list[Message] | Unusable:
-    texts = []
-    for name in (prompt, response):
-        text = find(fields, name)
-        text = text if isinstance(text, Unusable) else checked(text, f"field `{name}`")
-        if isinstance(text, Unusable):
-            return text
-        texts.append(text)
-    return pair(*texts)
+def _instruction(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Conversation | Unusable:
+    """A prompt and a response, each a text or a list of messages."""
+    assert reads.prompt is not None
+    prompt, response = find(fields, reads.prompt), find(fields, reads.response)
+    if isinstance(prompt, str) and isinstance(response, str) and reads.label is None and reads.tools is None:
+        texts = [checked(prompt, f"field `{reads.prompt}`"), checked(response, f"field `{reads.response}`")]
+        further = _further_input(fields, reads)
+        for text in (*texts, further):
+            if isinstance(text, Unusable):
+                return text
+        return pair(f"{texts[0]}{further}", f"{texts[1]}")
+    before = _turns(prompt, reads.prompt, "user")
+    if isinstance(before, Unusable):
+        return before
+    if further := _further_input(fields, reads):
+        if isinstance(further, Unusable):
+            return further
+        before = [*before[:-1], {**before[-1], "content": before[-1]["content"] + further}]
+    answer = _turns(response, reads.response, "assistant")
+    if isinstance(answer, Unusable):
+        return answer
+    whole = Conversation(messages=[*before, *answer], prompt=len(before))
+    return _with_tools(fields, reads, whole)
+
+
+def _further_input(fields: Mapping[str, Any], reads: Reads) -> str | Unusable:
+    """What is appended to the prompt, behind an empty line; empty if the record has none."""
+    if reads.input is None:
+        return ""
+    text = find(fields, reads.input)
+    if isinstance(text, Unusable) or text is None or text == "":
+        return text if isinstance(text, Unusable) else ""
+    text = checked(text, f"field `{reads.input}`")
+    return text if isinstance(text, Unusable) else f"\n\n{text}"
+
+
+def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unusable:
+    fields_of_sides = (reads.chosen, reads.rejected)
+    sides = [find(fields, name) for name in fields_of_sides]
+    names = [f"field `{name}`" for name in fields_of_sides]
+    for side in sides:
+        if isinstance(side, Unusable):
+            return side
+    if sides[0] == sides[1]:
+        return Unusable(f"fields `{reads.chosen}` and `{reads.rejected}` are equal")
+    if reads.prompt is None and all(isinstance(side, str) for side in sides):
+        texts = [checked(side, name) for side, name in zip(sides, names, strict=True)]
+        for text in texts:
+            if isinstance(text, Unusable):
+                return text
+        return PreferencePair(chosen=texts[0], rejected=texts[1])  # pyright: ignore[reportArgumentType]
+    for text, other in ((0, 1), (1, 0)):
+        if reads.prompt is None and isinstance(sides[text], str):
+            return Unusable(f"{names[text]} is a text, and {names[other].removeprefix('field ')} is not")
+    answers = [_turns(side, name, "assistant") for side, name in zip(sides, fields_of_sides, strict=True)]
+    for answer in answers:
+        if isinstance(answer, Unusable):
+            return answer
+    first, second = (answer for answer in answers if not isinstance(answer, Unusable))
+    if reads.prompt is None:
+        # Of two conversations the messages that they have in common are the prompt.
+        common = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
+        common = min(common, len(first) - 1, len(second) - 1)
+        for side in (first, second):
+            if (role := side[common]["role"]) != "assistant":
+                return Unusable(f"answers to different prompts: message {common + 1} is of {role}")
+        return _with_tools(fields, reads, PreferencePair(chosen=first, rejected=second, prompt=common))
+    prompt = find(fields, reads.prompt)
+    before = prompt if isinstance(prompt, Unusable) else _turns(prompt, reads.prompt, "user")
+    if isinstance(before, Unusable):
+        return before
+    # Many datasets have the prompt by itself and once more in both sides.
+    chosen, rejected = (
+        side if side[: len(before)] == before and len(side) > len(before) else [*before, *side]
+        for side in (first, second)
+    )
+    whole = PreferencePair(chosen=chosen, rejected=rejected, prompt=len(before))
+    return _with_tools(fields, reads, whole)
+
+
+def _turns(value: Any, name: str, role: str) -> list[Message] | Unusable:
+    """A text as a message of `role`, or a list of messages."""
+    if isinstance(value, Unusable):
+        return value
+    if isinstance(value, list | tuple):
+        return conversation(value, f"field `{name}`")
+    text = checked(value, f"field `{name}`")
+    return text if isinstance(text, Unusable) else [{"role": role, "content": text}]
+
+
+def _with_tools(fields: Mapping[str, Any], reads: Reads, found: Talk) -> Talk | Unusable:
+    """`found` with the tools of the record, and the arguments of calls as objects, as templates write them."""
+    if reads.tools is None:
+        return found
+    value = find(fields, reads.tools)
+    tools = value if isinstance(value, Unusable) else tool_definitions(value, f"field `{reads.tools}`")
+    if isinstance(tools, Unusable):
+        return tools
+    names = ("messages",) if isinstance(found, Conversation) else ("chosen", "rejected")
+    changed: dict[str, Any] = {"tools": tools}
+    for name in names:
+        messages = parsed_calls(getattr(found, name))
+        if isinstance(messages, Unusable):
+            return messages
+        changed[name] = messages
+    return evolve(found, **changed)
+
+
+def _tokens(fields: Mapping[str, Any], reads: Reads) -> Content | Unusable:
+    ids = find(fields, reads.tokens)
+    mask = None if reads.mask is None else find(fields, reads.mask)
+    return token_ids(ids, mask, reads)
 
 
 def _question(fields: Mapping[str, Any], reads: Reads) -> ChoiceQuestion | Unusable:

@@ -84,6 +84,9 @@ def _store(path: Path) -> TokenArray:
     store = open_store(path)
     if store is None:
         raise DataError("not an intact token store", path=path, remedy="Build it again.")
+    if not store.is_plain:
+        message = "a token store of pairs, or with numbers beside the tokens, is no file of token ids"
+        raise DataError(message, path=path, remedy="Read the records that it was made of.")
     return TokenArray(tokens=store.tokens, offsets=store.offsets, trained=store.trained)
 
 

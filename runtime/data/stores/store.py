@@ -1,7 +1,7 @@
 """The tokenised data set: one flat array of tokens, cached on disk under the hash of everything it depends on."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,13 @@ FORMAT = 2
 
 
 TOKENS, TRAINED, LENGTHS, BAD, OFFSETS = "tokens.bin", "trained.bin", "lengths.bin", "bad_records.jsonl", "offsets.npy"
-CHOICES = "choices.bin"
+CHOICES, FIRSTS = "choices.bin", "firsts.bin"
+COLUMN, VALUE = "column", "value"
+
+
+def numbers_file(kind: str, name: str) -> str:
+    """The file of a column (COLUMN) or of a value (VALUE) in the folder of a store."""
+    return f"{kind}-{name}.bin"
 
 
 META, JOURNAL = "meta.json", "journal.json"
@@ -49,6 +55,13 @@ class TokenStore:
     """uint8 [tokens], mapped and read-only: 1 where a token is to be predicted. None: all of them are."""
     choices: np.ndarray | None = None
     """int32 [documents, 4], mapped and read-only: what `TokenDocument.choice` says. None: documents are no choices."""
+    firsts: np.ndarray | None = None
+    """int32 [documents], mapped and read-only: every document is a pair, and so many of its tokens are its preferred
+    side, which comes first. None: documents are no pairs."""
+    columns: Mapping[str, np.ndarray] = field(factory=dict)
+    """Numbers along the tokens, float32 [tokens] each, mapped and read-only, by name."""
+    values: Mapping[str, np.ndarray] = field(factory=dict)
+    """Numbers of the documents, float32 [documents] each, mapped and read-only, by name."""
     aliases: tuple[str, ...] = ()
     """Other names that the same data may be known by, to a checkpoint and in the cache."""
     folder: str = field(default=Factory(lambda self: self.key, takes_self=True))
@@ -66,6 +79,11 @@ class TokenStore:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are tokens alone, and which of them are predicted: no pairs, and no numbers beside them."""
+        return self.firsts is None and not self.columns and not self.values
 
     def lengths(self) -> np.ndarray:
         """Tokens of each document, bos and eos included, int64 [documents]."""
@@ -110,6 +128,9 @@ def open_store(directory: Path) -> TokenStore | None:
         choices = None
         if meta.get("choices", False):
             choices = np.asarray(np.memmap(directory / CHOICES, dtype=np.int32, mode="r")).reshape(-1, 4)
+        firsts = _mapped(directory / FIRSTS, np.int32) if meta.get("pairs", False) else None
+        columns = {name: _mapped(directory / numbers_file(COLUMN, name)) for name in meta.get("columns", ())}
+        values = {name: _mapped(directory / numbers_file(VALUE, name)) for name in meta.get("values", ())}
         bad = meta["bad_records"]
         first = tuple(BadRecord(origin=origin, reason=reason) for origin, reason in bad["first"])
         report = BadRecordReport(count=int(bad["count"]), first=first)
@@ -122,6 +143,9 @@ def open_store(directory: Path) -> TokenStore | None:
             and offsets[0] == 0
             and (trained is None or len(trained) == count)
             and (choices is None or len(choices) == meta["documents"])
+            and (firsts is None or len(firsts) == meta["documents"])
+            and all(len(column) == count for column in columns.values())
+            and all(len(value) == meta["documents"] for value in values.values())
             and (directory / BAD).is_file() == (report.count > 0)
             and all(bool(np.all(lengths > 0)) for lengths in _lengths(offsets))
         )
@@ -132,8 +156,12 @@ def open_store(directory: Path) -> TokenStore | None:
         return None
     return TokenStore(
         key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report, trained=trained,
-        choices=choices,
+        choices=choices, firsts=firsts, columns=columns, values=values,
     )  # fmt: skip
+
+
+def _mapped(path: Path, dtype: type = np.float32) -> np.ndarray:
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
 def damage(directory: Path, progress: Report | None = None) -> list[str]:

@@ -19,10 +19,24 @@ from attrs import asdict, evolve, field, frozen
 from ..records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
 from ..stores.cache_folder import sync_folder
 from ..stores.durable import GrowingFile, replace_file
-from ..stores.store import BAD, CHOICES, FORMAT, JOURNAL, LENGTHS, META, OFFSETS, TOKENS, TRAINED
+from ..stores.store import (
+    BAD,
+    CHOICES,
+    COLUMN,
+    FIRSTS,
+    FORMAT,
+    JOURNAL,
+    LENGTHS,
+    META,
+    OFFSETS,
+    TOKENS,
+    TRAINED,
+    VALUE,
+    numbers_file,
+)
 from .worker import EncodedUnit
 
-GROWING: Final = (TOKENS, TRAINED, LENGTHS, CHOICES, BAD)
+GROWING: Final = (TOKENS, TRAINED, LENGTHS, CHOICES, FIRSTS, BAD)
 _AT_ONCE = 1 << 20
 _ONES = np.ones(_AT_ONCE, dtype=np.uint8)
 
@@ -76,7 +90,7 @@ class StoreWriter:
         """With nothing: what is in the folder is deleted."""
         self.close()
         # The journal first: without it the rest means nothing.
-        for name in (JOURNAL, META, *GROWING, OFFSETS):
+        for name in (JOURNAL, META, *self._growing(), OFFSETS):
             (self.folder / name).unlink(missing_ok=True)
         self.journal = Journal(key=self.journal.key, dtype=self.journal.dtype)
         self.bad_records, self._mark, self._whole = BadRecordReport(), blake2b(digest_size=16), True
@@ -87,7 +101,7 @@ class StoreWriter:
         journal = read_journal(self.folder, self.journal.key)
         if journal is None or journal.dtype != self.journal.dtype:
             return False
-        for name in (META, OFFSETS, *(name for name in GROWING if name not in journal.sizes)):
+        for name in (META, OFFSETS, *(name for name in self._growing() if name not in journal.sizes)):
             (self.folder / name).unlink(missing_ok=True)
         self._files = {}
         try:
@@ -98,7 +112,10 @@ class StoreWriter:
         except (EOFError, ValueError, KeyError, TypeError):
             return False
         items = {LENGTHS: 8 * journal.documents, TOKENS: np.dtype(journal.dtype).itemsize * journal.tokens}
-        items |= {CHOICES: 16 * journal.documents} if CHOICES in journal.sizes else {}
+        each = {CHOICES: 16 * journal.documents, FIRSTS: 4 * journal.documents}
+        each |= dict.fromkeys(_names(journal.sizes, COLUMN), 4 * journal.tokens)
+        each |= dict.fromkeys(_names(journal.sizes, VALUE), 4 * journal.documents)
+        items |= {name: size for name, size in each.items() if name in journal.sizes}
         items |= {BAD: journal.sizes.get(BAD)} | ({TRAINED: journal.tokens} if TRAINED in journal.sizes else {})
         if journal.sizes != items or self._digests() != journal.digests:
             return False
@@ -126,10 +143,15 @@ class StoreWriter:
             self._files[TRAINED].append(encoded.trained.data)
         elif TRAINED in self._files:
             self._append_ones(len(encoded.tokens))
-        if encoded.choices is not None:
-            if CHOICES not in self._files:
-                self._files[CHOICES] = GrowingFile(self.folder / CHOICES)
-            self._files[CHOICES].append(encoded.choices.data)
+        others = {CHOICES: encoded.choices, FIRSTS: encoded.firsts}
+        others |= {numbers_file(COLUMN, name): column for name, column in encoded.columns.items()}
+        others |= {numbers_file(VALUE, name): value for name, value in encoded.values.items()}
+        for name, content in others.items():
+            if content is None:
+                continue
+            if name not in self._files:
+                self._files[name] = GrowingFile(self.folder / name)
+            self._files[name].append(content.data)
         for record in encoded.bad:
             self.bad_records = self.bad_records.including(record)
             line = json.dumps({"origin": record.origin, "reason": record.reason}, ensure_ascii=False)
@@ -178,6 +200,12 @@ class StoreWriter:
             "trained_tokens": now.trained,
             "masked": TRAINED in now.sizes,
             **({"choices": True} if CHOICES in now.sizes else {}),
+            **({"pairs": True} if FIRSTS in now.sizes else {}),
+            **{
+                f"{kind}s": [name.removeprefix(f"{kind}-").removesuffix(".bin") for name in names]
+                for kind in (COLUMN, VALUE)
+                if (names := _names(now.sizes, kind))
+            },
             **meta,
             "bad_records": {"count": now.bad_records, "first": shown},
             "digests": digests,
@@ -193,9 +221,19 @@ class StoreWriter:
     def _digests(self) -> dict[str, str]:
         return {name: file.digest.hexdigest() for name, file in self._files.items()}
 
+    def _growing(self) -> list[str]:
+        """The files that may be in the folder and grow with every unit."""
+        numbers = (path.name for kind in (COLUMN, VALUE) for path in self.folder.glob(numbers_file(kind, "*")))
+        return [*GROWING, *numbers]
+
     def _append_ones(self, count: int) -> None:
         for first in range(0, count, _AT_ONCE):
             self._files[TRAINED].append(_ONES[: min(_AT_ONCE, count - first)].data)
+
+
+def _names(files: Iterable[str], kind: str) -> list[str]:
+    """The files of columns, or of values."""
+    return sorted(name for name in files if name.startswith(f"{kind}-"))
 
 
 def tidy(folder: Path) -> None:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from ..errors import DataError
 from ..records.bad_records import BadRecord
@@ -40,6 +40,12 @@ class EncodedUnit:
     """In reading order."""
     choices: np.ndarray | None = None
     """int32 [documents, 4]: what `TokenDocument.choice` says; None if they are no choices."""
+    firsts: np.ndarray | None = None
+    """int32 [documents]: tokens of the preferred side of each pair; None if they are no pairs."""
+    columns: dict[str, np.ndarray] = field(factory=dict)
+    """Numbers along the tokens, float32 [tokens] each, by name."""
+    values: dict[str, np.ndarray] = field(factory=dict)
+    """Numbers of the documents, float32 [documents] each, by name."""
 
 
 @frozen
@@ -69,6 +75,9 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
     lengths: list[int] = []
     masks: list[np.ndarray | None] = []
     choices: list[tuple[int, int, int, int]] = []
+    firsts: list[int] = []
+    columns: dict[str, list[np.ndarray]] = {}
+    values: dict[str, list[float]] = {}
     bad: list[BadRecord] = []
     for batch in _batches(source.read(unit)):
         documents = iter(encoder.encode([record for record in batch if not isinstance(record, BadRecord)]))
@@ -94,12 +103,21 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
         lengths += counts
         masks.append(_mask(good, counts))
         choices += [document.choice for document in good if document.choice is not None]
+        firsts += [document.first for document in good if document.first is not None]
+        for document in good:
+            for name, column in document.columns.items():
+                columns.setdefault(name, []).append(column)
+            for name, value in document.values.items():
+                values.setdefault(name, []).append(value)
     return EncodedUnit(
         tokens=np.concatenate(tokens) if tokens else np.empty(0, dtype),
         lengths=np.array(lengths, dtype=np.int64),
         trained=_joined(masks, tokens),
         bad=tuple(bad),
         choices=np.array(choices, dtype=np.int32) if choices else None,
+        firsts=np.array(firsts, dtype=np.int32) if firsts else None,
+        columns={name: np.concatenate(parts) for name, parts in columns.items()},
+        values={name: np.array(numbers, dtype=np.float32) for name, numbers in values.items()},
     )
 
 

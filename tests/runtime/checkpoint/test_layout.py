@@ -210,7 +210,7 @@ def number_of_changes(tmp_path, monkeypatch, backend: Backend, links: bool) -> i
     ("backend", "links", "error"),
     [
         pytest.param("dcp", True, None, id="dcp, death"),
-        pytest.param("dcp", True, FULL, id="dcp, disk full"),
+        pytest.param("dcp", True, FULL, id="dcp, disk full", marks=pytest.mark.slow),
         pytest.param("file", True, None, id="file, death", marks=pytest.mark.slow),
         pytest.param("file", True, FULL, id="file, disk full"),
         pytest.param("file", False, None, id="file without links, death"),

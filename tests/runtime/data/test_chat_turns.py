@@ -260,7 +260,11 @@ WRONG = [
     ({**USER, "by": open}, "its value is neither JSON nor a date"),
     ({**USER, "role": "a\nb"}, "`role` is 'a\\nb', which is not a role name"),
     ({**USER, "role": 3}, "`role` is 3, which is not a role name"),
-    ({"from": "bing", "value": "a"}, "`from` is 'bing'; known are human, gpt, user, assistant, system"),
+    (
+        {"from": "bing", "value": "a"},
+        "`from` is 'bing'; known are human, gpt, user, assistant, system, chatgpt, model, tool, function_response, "
+        "observation",
+    ),
 ]
 CONVERSATIONS += [([USER, message], f"it, message 2: {reason}") for message, reason in WRONG] + NONE
 

@@ -300,3 +300,19 @@ def test_shares_of_epochs_follow_from_the_rows():
     assert first.shares == {"a": 0.5, "b": 0.5, "c": 0.0} and second == phases[1]
     assert rows_of_epoch(phases, {"a": 60, "b": 20, "c": 9}) == 120
     assert rows_of_epoch((by_epochs("one", {"a": 0.1, "b": 0.5}),), {"a": 11, "b": 3}) == Fraction(26, 10)
+
+
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(lambda rows: sum(rows) > 1), st.integers(0, 99))
+def test_exact_shares_are_those_of_every_step_wherever_a_run_begins(taken: list[int], seed: int):
+    """Each dataset gives the rows that a run on it alone would take, also where a run goes on."""
+    rows = sum(taken)
+    shares = {name: each / rows for name, each in zip(NAMES, taken, strict=True)}
+    first, second = (evolve(phase(name, at, **shares), exact_rows=rows) for name, at in (("a", 0), ("b", 3)))
+    whole = curriculum((first, second), rows=rows, seed=seed)
+    # Any stretch as long as a step has the same rows, wherever the circle is entered.
+    later = evolve(whole, start=evolve(whole.position(2), sampled=5))
+    for step in range(6):
+        for each in (whole, *([later] if step >= 2 else [])):
+            datasets, cursors = each.rows(step)
+            for number, count in enumerate(taken):
+                assert cursors[datasets == number].tolist() == list(range(step * count, (step + 1) * count))

@@ -35,7 +35,7 @@ def test_costs_are_sums_of_squares_of_segments():
     lengths = np.array([6, 4, 12, 3])
     rows = pack_multipack(lengths, 8, "split", group=10)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    store = type("Store", (), {"offsets": offsets})()
+    store = type("Store", (), {"offsets": offsets, "firsts": None})()
     costs = row_costs(store, np.arange(4), rows, np.arange(rows.num_rows))  # pyright: ignore[reportArgumentType]
     # A full row of the third document (11 positions), then 5 + 3 and its rest of 3 with 2.
     assert costs.tolist() == [64, 25 + 9, 9 + 4]
@@ -47,7 +47,7 @@ def test_ranks_wait_far_less_than_without(data_ranks: int, micro: int, accumulat
     rng = np.random.default_rng(0)
     lengths = np.clip(np.exp(rng.normal(np.log(350), 1.1, 20_000)).astype(np.int64), 2, 8193)
     rows = pack_multipack(lengths, 8192, "split", group=10**6)
-    store = type("Store", (), {"offsets": np.concatenate([[0], np.cumsum(lengths)])})()
+    store = type("Store", (), {"offsets": np.concatenate([[0], np.cumsum(lengths)]), "firsts": None})()
     costs = row_costs(store, np.arange(len(lengths)), rows, np.arange(rows.num_rows))  # pyright: ignore[reportArgumentType]
     each, waits = data_ranks * micro * accumulate, Counter()
     order = rng.permutation(rows.num_rows)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from attrs import evolve
 from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +54,18 @@ def test_what_is_encoded_is_decoded(steps: list[list[list[int]]]):
         found = [collate.local_part(whole) for whole in decode_outline(outline)]
         for ours, theirs in zip(found, batches, strict=True):
             assert_same_but_tokens(ours, theirs)
+
+
+def test_numbers_of_rows_go_with_it():
+    rows = [evolve(row_of([6, 5]), position=2**40 + 7), evolve(row_of([3]), position=-(2**33))]
+    batches = [chain(None)(rows), chain(None)([row_of([2]), row_of([])])]
+    outline = encode_outline(batches, ("place", "dataset"))
+    assert outline.shape == (2, 2, CAPACITY + 4)
+    first, second = decode_outline(outline, ("place", "dataset"))
+    assert first.place_B is not None and first.place_B.tolist() == [2**40 + 7, -(2**33)]
+    assert first.dataset_B is second.dataset_B is second.place_B is None
+    for ours, theirs in zip((first, second), batches, strict=True):
+        assert_same_but_tokens(ours, theirs)
 
 
 def test_padding_is_known_by_its_sign():

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from reference_models import make
 from safetensors.torch import load_file, save_file
 from small_runs import make_run, plan_of, save
@@ -27,10 +26,15 @@ from xtrain.runtime.checkpoint.stored_weights import WeightReader
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "odd heads, tied", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}),
     "rslora": ("qwen3", "plain", {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": ["q_proj", "v_proj"]}),
+    "dora": (
+        "llama",
+        "biased, scaled by yarn",
+        {"r": 3, "lora_alpha": 5, "use_dora": True, "target_modules": ["q_proj", "o_proj", "down_proj"]},
+    ),
     "some layers": (
         "llama",
         "odd heads, tied",
-        {"r": 2, "target_modules": ["up_proj", "o_proj"], "layers_to_transform": [1]},
+        {"r": 2, "lora_dropout": 0.05, "target_modules": ["up_proj", "o_proj"], "layers_to_transform": [1]},
     ),
     "patterns": (
         "llama",
@@ -59,6 +63,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def made(family: str, name: str, asked: dict[str, Any], folder: Path) -> Any:
     """A model of PEFT with random A and B, saved with its base; folder: gets `base` and `adapter`."""
+    from peft import LoraConfig, get_peft_model
+
     base = make(family, name, folder / "base")
     model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **asked))
     generator = torch.Generator().manual_seed(1)
@@ -96,6 +102,8 @@ def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: 
     plan = plan_on(tmp_path)
     adapter = plan.architecture.adapter
     assert (adapter.rank, adapter.alpha) == (asked["r"], asked.get("lora_alpha", 8))
+    assert adapter.dropout == asked.get("lora_dropout", 0)
+    assert adapter.dora == asked.get("use_dora", False)
     assert adapter.scaling == ("rslora" if asked.get("use_rslora") else "standard")
     directory = run_of(plan, tmp_path)
     assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / "out")]) == 0
@@ -108,6 +116,10 @@ def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: 
     assert merged.keys() <= theirs.keys() and merged
     for key, tensor in merged.items():
         torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=1e-6)
+    for folder, library, words in (("out", "peft", "RA of rank "), ("merged", "transformers", "into which ")):
+        card = (tmp_path / folder / "README.md").read_text()
+        assert f'library_name: "{library}"' in card and f'"xtrain", "{family}", "lora"]' in card
+        assert words in card and f"alpha {adapter.alpha:g}" in card
     report = json.loads((tmp_path / "merged" / "merge.json").read_text())
     assert len(report) == sum("lora_A" in key for key in load_file(tmp_path / "adapter" / PEFT_WEIGHTS))
     assert all(each["rms"] > 0 and each["error"] == 0 for each in report.values())
@@ -115,6 +127,7 @@ def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: 
 
 def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
     """Of an adapter that began here, so that its config is written anew."""
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     base = make("llama", "odd heads, tied", tmp_path / "base")
@@ -122,6 +135,7 @@ def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
         (
             "rank = 3, alpha = 7, ranks = { mlp: 2 }, alphas = { v_proj: 9.5 }",
             'rank = 2, targets = ["layers.0.self_attn.q_proj", "mlp.up_proj"], scaling = rslora',
+            "rank = 2, alpha = 3, dora = true",
             'rank = 3, layers = ["1"], ranks = { o_proj: 5 }, alphas = { "layers.1.mlp": 2.5, v_proj: 1 }',
         )
     ):
@@ -148,6 +162,7 @@ def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
 def test_adapters_of_experts_are_written_one_by_one(tmp_path: Path, family: str):
     """PEFT computes with them what the merged model computes; and they are read and written again byte for byte."""
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     make(family, "plain", tmp_path / "base")
@@ -251,7 +266,9 @@ WRONG: dict[str, tuple[Change, str, str]] = {
     "conv1d": (config(fan_in_fan_out=True), "X522", "`fan_in_fan_out` is true"),
     "pissa": (config(init_lora_weights="pissa"), "X522", '`init_lora_weights` is "pissa"'),
     "an unknown key": (config(new_thing=2), "X522", "`new_thing` of"),
+    "a word for a yes": (config(use_rslora="yes"), "X522", '`use_rslora` is "yes"'),
     "words for numbers": (config(lora_alpha="eight"), "X522", "`lora_alpha` is"),
+    "a share of words": (config(lora_dropout=1), "X522", "`lora_dropout` is 1"),
     "no pattern": (config(alpha_pattern={"v_proj": None}), "X522", "`alpha_pattern` is null"),
     "patterns in a list": (config(rank_pattern=["v_proj"]), "X522", "`rank_pattern` is ["),
     "a broken pattern": (config(alpha_pattern={"v_proj(": 3}), "X522", "`v_proj(` is no pattern"),
@@ -268,6 +285,7 @@ WRONG: dict[str, tuple[Change, str, str]] = {
     ),
     "no B": (weights(lambda found: found.pop(A.replace("lora_A", "lora_B"))), "X524", "is missing"),
     "no A": (weights(lambda found: found.pop(A)), "X524", "is not of this model"),
+    "no magnitudes": (config(use_dora=True), "X524", "lora_magnitude_vector` are missing"),
     "another shape": (weights(lambda found: found.update({A: torch.zeros(2, 7)})), "X524", "is 2 × 7 in"),
     "whole numbers": (weights(lambda found: found.update({A: found[A].int()})), "X524", "is stored as I32"),
     "another model": (

@@ -100,6 +100,10 @@ def test_other_ends(event, status: str, last: str) -> None:
     assert plain([saved, event("run_end", 2, 41, status=status)]).splitlines()[-1] == last
 
 
+def test_without_a_checkpoint_there_is_nothing_to_generate_with(event) -> None:
+    assert plain([event("run_end", 1, 41, status="done")]).splitlines()[-1].startswith("next  no checkpoint was saved")
+
+
 def test_an_end_without_a_word(metrics) -> None:
     assert "end  training  step 7  the run ended without reporting a reason\n" in plain([metrics(7, 1)])
     assert plain([]).startswith("end  waiting  step 0  nothing was recorded\n")

@@ -1,0 +1,37 @@
+"""`document_prefix`: documents of which the beginning is only read."""
+
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.collators import LINKS, TOKEN_SAMPLES, Link
+from ...dsl.schema.setting import setting, share
+
+
+@LINKS.register()
+@frozen
+class DocumentPrefix(Link):
+    """`document_prefix(most = 50%)`: the beginning of a document is only read, its rest is predicted.
+
+    How much of it is drawn evenly from the seed, from nothing to `most`: language modelling behind a prefix (Raffel et
+    al. 2020) with causal attention. Evaluation predicts everything.
+    """
+
+    most: Quantity = setting(
+        "longest beginning, as a share of the document", default=Quantity(50, "%"), units=("%",), check=share
+    )
+
+    kind = "document_prefix"
+    takes = TOKEN_SAMPLES
+    gives = TOKEN_SAMPLES
+    changes = True
+
+    def args(self, run: Any) -> dict[str, Any]:
+        return {"most": self.most.fraction}
+
+    def does(self, run: Any) -> str:
+        return f"a beginning of each document, drawn from the seed and {self.most} of it at most, is only read"
+
+    def identity(self, align: int) -> list[Any]:
+        return [type(self).__name__, self.args(None)]

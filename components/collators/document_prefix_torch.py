@@ -1,0 +1,45 @@
+"""`document_prefix`: beginnings of documents without labels."""
+
+# shapes: L positions of a sample
+
+import numpy as np
+import torch
+from attrs import define, evolve
+
+from ...dsl.schema.collators import TOKEN_SAMPLES
+from ...planner.plan import Plan
+from ...runtime.data.collate.collators import Sample, Samples, Stage, numbered_in_rows
+from ...runtime.data.packing.row_reader import UNKNOWN
+from ...runtime.ops import op
+
+# First word of what random numbers are seeded by, so that other collators draw other ones.
+_STREAM = 0xD0C
+
+
+@define(kw_only=True, frozen=True)
+class PrefixRead:
+    """What is drawn depends on the seed, the row's place in the run, and the sample's number in it."""
+
+    most: float
+    seed: int
+
+    def __call__(self, value: Samples) -> Samples:
+        samples = tuple(self._changed(sample, number) for number, sample in numbered_in_rows(value))
+        return Samples(num_rows=value.num_rows, samples=samples)
+
+    def _changed(self, sample: Sample, number: int) -> Sample:
+        if sample.position == UNKNOWN:
+            return sample
+        length = len(sample.tokens)
+        random = np.random.default_rng([_STREAM, self.seed, sample.position, number])
+        # The first token is read anyway, and the last one is always predicted.
+        read = min(1 + int(random.random() * self.most * length), length - 1)
+        predicted = torch.arange(length) >= read
+        return evolve(sample, trained=predicted if sample.trained is None else sample.trained & predicted)
+
+
+@op("collate.document_prefix", gives="stages")
+def append_document_prefix(plan: Plan, stages: list[Stage], most: float) -> list[Stage]:
+    """Append the stage."""
+    read = PrefixRead(most=most, seed=plan.seed)
+    return [*stages, Stage(name="document_prefix", takes=TOKEN_SAMPLES, gives=TOKEN_SAMPLES, function=read)]

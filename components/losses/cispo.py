@@ -1,0 +1,48 @@
+"""`loss cispo { … }`: the policy gradient with clipped weights (MiniMax-M1, arXiv 2506.13585)."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.losses import (
+    ADVANTAGES,
+    OLD,
+    KlEstimator,
+    TokenPolicyLoss,
+    kl_setting,
+    kl_weight,
+    max_tokens_setting,
+    normalise_setting,
+)
+from ...dsl.schema.setting import not_negative, positive, setting
+from ...dsl.schema.training import LOSSES, Misfit, logits_chunk
+
+
+@LOSSES.register()
+@frozen
+class Cispo(TokenPolicyLoss):
+    """`loss cispo { … }`: the log-probability of each token times its advantage and its clipped ratio, a weight."""
+
+    kind: str = named("cispo")
+    ratio_low: float = setting("ratios count at least so much", default=0.0, check=not_negative)
+    ratio_high: float = setting("ratios count at most so much", default=5.0, check=positive)
+    normalise: Literal["token", "sequence", "dr_grpo"] = normalise_setting("token")
+    max_tokens: int | None = max_tokens_setting()
+    kl: KlEstimator = kl_setting()
+    kl_weight: float = kl_weight()
+    chunk: Quantity = logits_chunk()
+
+    resuming: ClassVar[Mapping[str, str]] = {"ratio_high": "ratios are clipped by it from here on"}
+
+    def misfits(self) -> Iterator[Misfit]:
+        yield from super().misfits()
+        if self.ratio_low >= self.ratio_high:
+            message = f"it lies below `ratio_high`, which is {self.ratio_high:g}"
+            yield Misfit("ratio_low", message, f"write less than {self.ratio_high:g}")
+
+    def does(self) -> str:
+        text = f"minimise −ρA · log π of each token, ρ = π / e^`{OLD}` a weight in {self.ratio_low:g} … "
+        return f"{text}{self.ratio_high:g}, A = `{ADVANTAGES}`{self.penalty()}; {self.mean()}"

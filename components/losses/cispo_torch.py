@@ -1,0 +1,26 @@
+"""`setup.loss` of cispo."""
+
+from typing import Any
+
+from torch import Tensor
+
+from ...runtime.models.parts import ModelParts
+from ...runtime.ops import op
+from .policy_torch import Surrogate, of_tokens
+
+
+@op("setup.loss.cispo")
+def improve(model: ModelParts, ratio_low: float, ratio_high: float, **others: Any) -> None:
+    """Minimise a loss of a policy whose ratios are weights."""
+    model.minimise(of_tokens(weighted(ratio_low, ratio_high), **others))
+
+
+def weighted(low: float, high: float) -> Surrogate:
+    """−clip(ρ, low, high) A log π, ρ without gradient."""
+
+    def surrogate(logprob_T: Tensor, ratio_T: Tensor, advantage_T: Tensor) -> tuple[Tensor, Tensor]:
+        ratio_T = ratio_T.detach()
+        # Where it is clipped it still counts, as a weight.
+        return -ratio_T.clamp(low, high) * advantage_T * logprob_T, (ratio_T < low) | (ratio_T > high)
+
+    return surrogate

@@ -1,0 +1,42 @@
+"""`loss cpo { … }`: contrastive preference optimisation (Xu et al. 2024, arXiv 2401.08417)."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.losses import PairLoss, beta_setting
+from ...dsl.schema.setting import Range, not_negative, setting
+from ...dsl.schema.training import LOSSES, Misfit, logits_chunk
+
+
+@LOSSES.register()
+@frozen
+class Cpo(PairLoss):
+    """`loss cpo { … }`: prefers the chosen answer of a pair, beside its cross-entropy; no reference."""
+
+    kind: str = named("cpo")
+    beta: float = beta_setting(0.1)
+    form: Literal["sigmoid", "ipo", "hinge"] = setting(
+        "of the difference of both answers' log-probabilities, as those of dpo", default="sigmoid"
+    )
+    label_smoothing: float = setting(
+        "share of pairs that are taken to be the wrong way round", default=0.0, check=Range(low=0, below=0.5)
+    )
+    alpha: float = setting(
+        "weight of the cross-entropy of the chosen answer, mean over its tokens", default=1.0, check=not_negative
+    )
+    chunk: Quantity = logits_chunk()
+
+    resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}
+
+    def misfits(self) -> Iterator[Misfit]:
+        if self.label_smoothing and self.form != "sigmoid":
+            hint = "remove it, or write `form = sigmoid`"
+            yield Misfit("label_smoothing", f"form {self.form} has no labels that are smoothed", hint)
+
+    def does(self) -> str:
+        text = f"minimise {self.form} of both answers' log-probabilities of each pair, and {self.alpha:g} · the mean "
+        return f"{text}cross-entropy of the chosen one, mean over all pairs of the step; the head is computed twice"

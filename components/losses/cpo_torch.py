@@ -1,0 +1,28 @@
+"""`setup.loss` of cpo."""
+
+from torch import Tensor
+
+from ...dsl.user_parts.kinds import LOGPROB
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.unit_losses import UnitSums, UnitTerm
+from ...runtime.ops import op
+from .cpo import Cpo
+from .preference_torch import compared, rewards_of
+
+
+@op("setup.loss.cpo")
+def prefer(model: ModelParts, beta: float, form: str, label_smoothing: float, alpha: float) -> None:
+    """Minimise a loss of pairs without a reference."""
+    model.minimise(preference(beta, form, label_smoothing, alpha))
+
+
+def preference(beta: float, form: str, label_smoothing: float, alpha: float) -> UnitTerm:
+    """Arguments as the settings of `Cpo`."""
+
+    def loss(pairs: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
+        by_KU = pairs.mean(LOGPROB) if form == "ipo" else pairs.logprob_KU
+        chosen_U, rejected_U = by_KU
+        found_U = compared(form, beta, chosen_U - rejected_U, label_smoothing)
+        return found_U - alpha * pairs.mean(LOGPROB)[0], rewards_of(beta * by_KU)
+
+    return UnitTerm(loss, metrics=tuple(Cpo.metrics))

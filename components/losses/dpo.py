@@ -1,0 +1,53 @@
+"""`loss dpo { … }`: direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290), and its variants."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.losses import REF, PairLoss, beta_setting
+from ...dsl.schema.setting import Range, setting
+from ...dsl.schema.training import LOSSES, Misfit, logits_chunk
+
+
+@LOSSES.register()
+@frozen
+class Dpo(PairLoss):
+    """`loss dpo { … }`: prefers the chosen answer of a pair to the rejected one, measured against a reference model."""
+
+    kind: str = named("dpo")
+    beta: float = beta_setting(0.1)
+    form: Literal["sigmoid", "ipo", "hinge", "robust"] = setting(
+        "of the difference d of both answers' log-ratios to the reference: sigmoid: −log σ(βd); ipo: (d − 1/(2β))², of "
+        "means over tokens (arXiv 2310.12036); hinge: max(0, 1 − βd) (arXiv 2305.10425); robust: sigmoid corrected for "
+        "a share `label_smoothing` of pairs that are the wrong way round (arXiv 2403.00409)",
+        default="sigmoid",
+    )
+    label_smoothing: float = setting(
+        "share of pairs that are taken to be the wrong way round", default=0.0, check=Range(low=0, below=0.5)
+    )
+    length_normalised: bool = setting("log-ratios are means over tokens instead of sums", default=False)
+    chunk: Quantity = logits_chunk()
+
+    resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (REF,)
+
+    def misfits(self) -> Iterator[Misfit]:
+        if self.label_smoothing and self.form in ("ipo", "hinge"):
+            hint = "remove it, or write `form = robust`"
+            yield Misfit("label_smoothing", f"form {self.form} has no labels that are smoothed", hint)
+        if self.form == "robust" and not self.label_smoothing:
+            hint = "add `label_smoothing = 0.1`, or write `form = sigmoid`"
+            yield Misfit("form", "robust corrects for `label_smoothing`, and that is 0", hint)
+        if self.length_normalised and self.form == "ipo":
+            yield Misfit("length_normalised", "ipo is of means over tokens already", "remove it")
+
+    def does(self) -> str:
+        of = "means over their tokens" if self.length_normalised or self.form == "ipo" else "sums over their tokens"
+        text = f"minimise {self.form} of the two answers of each pair, by {of} of log π − `{REF}`"
+        return f"{text}, mean over all pairs of the step; the head is computed twice"

@@ -1,0 +1,29 @@
+"""`setup.loss` of dpo."""
+
+from torch import Tensor
+
+from ...dsl.schema.losses import REF
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.unit_losses import UnitSums, UnitTerm
+from ...runtime.ops import op
+from .dpo import Dpo
+from .preference_torch import compared, rewards_of
+
+
+@op("setup.loss.dpo")
+def prefer(model: ModelParts, beta: float, form: str, label_smoothing: float, length_normalised: bool) -> None:
+    """Minimise a loss of pairs against a reference."""
+    model.minimise(preference(beta, form, label_smoothing, length_normalised))
+
+
+def preference(beta: float, form: str, label_smoothing: float = 0.0, length_normalised: bool = False) -> UnitTerm:
+    """Arguments as the settings of `Dpo`."""
+
+    def loss(pairs: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
+        ratio_KU = pairs.logprob_KU - pairs.sums[REF]
+        if length_normalised or form == "ipo":
+            ratio_KU = ratio_KU / pairs.tokens_KU
+        chosen_U, rejected_U = ratio_KU
+        return compared(form, beta, chosen_U - rejected_U, label_smoothing), rewards_of(beta * ratio_KU)
+
+    return UnitTerm(loss, columns=(REF,), metrics=tuple(Dpo.metrics))

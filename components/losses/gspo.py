@@ -1,0 +1,51 @@
+"""`loss gspo { … }`: group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071), over data."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.losses import (
+    ADVANTAGES,
+    OLD,
+    POLICY,
+    REFERENCE_KL,
+    KlEstimator,
+    PolicyLoss,
+    kl_setting,
+    kl_weight,
+)
+from ...dsl.schema.setting import Range, not_negative, setting
+from ...dsl.schema.training import LOSSES, Unit, logits_chunk
+
+
+@LOSSES.register()
+@frozen
+class Gspo(PolicyLoss):
+    """`loss gspo { … }`: the clipped ratio of whole sequences, the mean of log-ratios of their tokens."""
+
+    kind: str = named("gspo")
+    clip_low: float = setting("ratios are clipped at 1 − this", default=3e-4, check=Range(low=0, below=1))
+    clip_high: float = setting("ratios are clipped at 1 + this", default=4e-4, check=not_negative)
+    kl: KlEstimator = kl_setting()
+    kl_weight: float = kl_weight()
+    chunk: Quantity = logits_chunk()
+
+    across: ClassVar[bool] = True
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL
+    resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by it from here on"}
+
+    @property
+    def unit(self) -> Unit:
+        return "sequence"
+
+    @property
+    def summed(self) -> int:
+        return super().summed + (self.kl != "none")
+
+    def does(self) -> str:
+        clips = f"clipped to {1 - self.clip_low:g} … {1 + self.clip_high:g}"
+        text = f"minimise −ρA of each sequence, log ρ the mean of log π − `{OLD}` over its tokens, {clips}, A the mean "
+        return f"{text}of `{ADVANTAGES}`{self.penalty()}; mean over sequences; the head is computed twice"

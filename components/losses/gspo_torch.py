@@ -1,0 +1,39 @@
+"""`setup.loss` of gspo."""
+
+from torch import Tensor
+
+from ...dsl.schema.losses import ADVANTAGES, OLD, REF
+from ...dsl.user_parts.kinds import LOGPROB
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.unit_losses import UnitSums, UnitTerm
+from ...runtime.ops import op
+from .policy_torch import clipped, divergence, measured, measures
+
+
+@op("setup.loss.gspo")
+def improve(model: ModelParts, clip_low: float, clip_high: float, kl: str, kl_weight: float) -> None:
+    """Minimise a clipped loss of sequences of a policy."""
+    model.minimise(of_sequences(clip_low, clip_high, kl, kl_weight))
+
+
+def of_sequences(clip_low: float, clip_high: float, kl: str = "none", kl_weight: float = 0.0) -> UnitTerm:
+    """Arguments as the settings of `Gspo`."""
+    surrogate = clipped(clip_low, clip_high)
+
+    def each(**tokens: Tensor) -> dict[str, Tensor]:
+        return {"kl": divergence(kl, tokens[LOGPROB], tokens[REF])}
+
+    def loss(sequences: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
+        (log_ratio_U,) = sequences.mean(LOGPROB) - sequences.mean(OLD)
+        (advantage_U,), (entropy_U,) = sequences.mean(ADVANTAGES), sequences.mean("entropy_T")
+        loss_U, clipped_U = surrogate(log_ratio_U, log_ratio_U.exp(), advantage_U)
+        found = measures(log_ratio_U, clipped_U, entropy_U)
+        if kl != "none":
+            (kl_U,) = sequences.mean("kl")
+            loss_U, found["policy/reference_kl"] = loss_U + kl_weight * kl_U, kl_U
+        return loss_U, found
+
+    columns = (OLD, ADVANTAGES, *((REF,) if kl != "none" else ()))
+    return UnitTerm(
+        loss, reads=("entropy_T",), columns=columns, metrics=measured(kl), each=None if kl == "none" else each
+    )

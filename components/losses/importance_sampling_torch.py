@@ -1,0 +1,21 @@
+"""`setup.loss` of importance_sampling."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...runtime.models.parts import ModelParts
+from ...runtime.ops import op
+from .policy_torch import of_tokens
+
+
+@op("setup.loss.importance_sampling")
+def improve(model: ModelParts, **settings: Any) -> None:
+    """Minimise a loss of a policy without clipping."""
+    model.minimise(of_tokens(weighted, **settings))
+
+
+def weighted(logprob_T: Tensor, ratio_T: Tensor, advantage_T: Tensor) -> tuple[Tensor, Tensor]:
+    """−ρ A; no ratio is clipped."""
+    return -ratio_T * advantage_T, torch.zeros_like(ratio_T, dtype=torch.bool)

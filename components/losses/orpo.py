@@ -1,0 +1,30 @@
+"""`loss orpo { … }`: preferences by odds beside the cross-entropy (Hong et al. 2024, arXiv 2403.07691)."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.losses import PairLoss, beta_setting
+from ...dsl.schema.training import LOSSES, logits_chunk
+
+
+@LOSSES.register()
+@frozen
+class Orpo(PairLoss):
+    """`loss orpo { … }`: the cross-entropy of chosen answers, and their odds against the rejected ones; no
+    reference."""
+
+    kind: str = named("orpo")
+    beta: float = beta_setting(0.1, "weight of the odds beside the cross-entropy: λ of the paper")
+    chunk: Quantity = logits_chunk()
+
+    resuming: ClassVar[Mapping[str, str]] = {"beta": "odds count by it from here on"}
+
+    def does(self) -> str:
+        text = f"minimise the mean cross-entropy of the chosen answer of each pair − {self.beta:g} · log σ of the "
+        return (
+            f"{text}logarithm of both answers' odds ratio, mean over all pairs of the step; the head is computed twice"
+        )

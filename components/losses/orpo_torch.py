@@ -1,0 +1,31 @@
+"""`setup.loss` of orpo."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...dsl.user_parts.kinds import LOGPROB
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.unit_losses import UnitSums, UnitTerm
+from ...runtime.ops import op
+from .orpo import Orpo
+from .preference_torch import rewards_of
+
+
+@op("setup.loss.orpo")
+def prefer(model: ModelParts, beta: float) -> None:
+    """Minimise a loss of pairs without a reference."""
+    model.minimise(preference(beta))
+
+
+def preference(beta: float) -> UnitTerm:
+    """With a the mean log-probabilities of answers, odds = e^a / (1 − e^a). beta: as the setting of `Orpo`."""
+
+    def loss(pairs: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
+        mean_KU = pairs.mean(LOGPROB)
+        chosen_U, _ = mean_KU
+        certain = -torch.finfo(mean_KU.dtype).tiny  # of what is certain the odds are infinite
+        odds_KU = mean_KU - torch.log(-torch.expm1(mean_KU.clamp(max=certain)))
+        return -chosen_U - beta * F.logsigmoid(odds_KU[0] - odds_KU[1]), rewards_of(beta * mean_KU)
+
+    return UnitTerm(loss, metrics=tuple(Orpo.metrics))

@@ -1,0 +1,83 @@
+"""What losses of policies have in common."""
+
+# shapes: T tokens of a rank that the policy has sampled
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...dsl.schema.losses import ADVANTAGES, OLD, POLICY, REF, REFERENCE_KL
+from ...runtime.models.batch import SHARE
+from ...runtime.models.loss import Term
+
+Surrogate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From log-probabilities now, ratios to those of the sampler, and advantages, [T] each: the loss of each token, and
+whether its ratio is clipped, so that nothing comes of it."""
+
+
+def divergence(kl: str, logprob_T: Tensor, ref_T: Tensor) -> Tensor:
+    """Estimates of the divergence from a reference, for each token (Schulman, joschu.net/blog/kl-approx.html)."""
+    d_T = ref_T - logprob_T
+    if kl == "k1":
+        return -d_T
+    if kl == "k2":
+        return d_T.square() / 2
+    assert kl == "k3"
+    return torch.expm1(d_T) - d_T
+
+
+def measured(kl: str) -> tuple[str, ...]:
+    """The names of metrics."""
+    return (*POLICY, *(REFERENCE_KL if kl != "none" else ()))
+
+
+def measures(log_ratio_T: Tensor, clipped_T: Tensor, entropy_T: Tensor) -> dict[str, Tensor]:
+    """The metrics of every policy."""
+    log_ratio_T = log_ratio_T.detach()
+    return {
+        "policy/ratio": log_ratio_T.exp(),
+        "policy/clipped": clipped_T.to(log_ratio_T.dtype),
+        "policy/kl": torch.expm1(log_ratio_T) - log_ratio_T,
+        "policy/entropy": entropy_T,
+    }
+
+
+def of_tokens(
+    surrogate: Surrogate, *, kl: str, kl_weight: float, normalise: str, max_tokens: int | None = None
+) -> Term:
+    """A loss of single tokens. Arguments as the settings of a `TokenPolicyLoss`."""
+
+    def loss(logprob_T: Tensor, entropy_T: Tensor, **columns: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        log_ratio_T = logprob_T - columns[OLD]
+        loss_T, clipped_T = surrogate(logprob_T, log_ratio_T.exp(), columns[ADVANTAGES])
+        found = measures(log_ratio_T, clipped_T, entropy_T)
+        if kl != "none":
+            kl_T = divergence(kl, logprob_T, columns[REF])
+            loss_T = loss_T + kl_weight * kl_T
+            found["policy/reference_kl"] = kl_T
+        if normalise == "sequence":
+            loss_T = loss_T * columns[SHARE]
+        elif normalise == "dr_grpo":
+            assert max_tokens is not None
+            loss_T = loss_T / max_tokens
+        return loss_T, found
+
+    columns = (OLD, ADVANTAGES, *((REF,) if kl != "none" else ()), *((SHARE,) if normalise == "sequence" else ()))
+    return Term(loss, reads=("entropy_T",), columns=columns, metrics=measured(kl))
+
+
+def clipped(low: float, high: float, dual: float | None = None) -> Surrogate:
+    """−min(ρ A, clip(ρ, 1 − low, 1 + high) A) (PPO, arXiv 1707.06347), which for A < 0 is at most −`dual` · A (arXiv
+    1912.09729)."""
+
+    def surrogate(logprob_T: Tensor, ratio_T: Tensor, advantage_T: Tensor) -> tuple[Tensor, Tensor]:
+        free_T, bound_T = ratio_T * advantage_T, ratio_T.clamp(1 - low, 1 + high) * advantage_T
+        gain_T, clipped_T = torch.minimum(free_T, bound_T), bound_T < free_T
+        if dual is not None:
+            least_T = dual * advantage_T
+            cut_T = (advantage_T < 0) & (gain_T < least_T)
+            gain_T, clipped_T = torch.where(cut_T, least_T, gain_T), clipped_T | cut_T
+        return -gain_T, clipped_T
+
+    return surrogate

@@ -1,0 +1,29 @@
+"""`loss simpo { … }`: preferences without a reference, by means over tokens (Meng et al. 2024, arXiv 2405.14734)."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.losses import PairLoss, beta_setting
+from ...dsl.schema.setting import not_negative, setting
+from ...dsl.schema.training import LOSSES, logits_chunk
+
+
+@LOSSES.register()
+@frozen
+class Simpo(PairLoss):
+    """`loss simpo { … }`: prefers the chosen answer of a pair by a margin of mean log-probabilities; no reference."""
+
+    kind: str = named("simpo")
+    beta: float = beta_setting(2.0)
+    gamma: float = setting("margin by which the chosen answer is to be ahead: γ", default=1.0, check=not_negative)
+    chunk: Quantity = logits_chunk()
+
+    resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}
+
+    def does(self) -> str:
+        text = f"minimise −log σ({self.beta:g} · (a − b) − {self.gamma:g}) of each pair, a and b the mean "
+        return f"{text}log-probabilities of its answers, mean over all pairs of the step; the head is computed twice"

@@ -1,0 +1,117 @@
+"""Numbers in the fields of a record: token ids, numbers along them, and numbers of the record as a whole."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..records.records import Content, Numbered, Reads, TokenIds, Unusable
+from ..records.texts import described
+
+
+def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbered | Unusable:
+    """`content` with its numbers, which `fields` have, or why they cannot be used."""
+    count = len(content.ids) if isinstance(content, TokenIds) else None
+    columns: dict[str, float | np.ndarray] = {}
+    for name, field in reads.columns:
+        column = _column(fields[field], f"field `{field}`", count, reads)
+        if isinstance(column, Unusable):
+            return column
+        columns[name] = column
+    values: dict[str, float] = {}
+    for name, field in reads.values:
+        value = number(fields[field], f"field `{field}`")
+        if isinstance(value, Unusable):
+            return value
+        values[name] = value
+    if reads.label is not None:
+        label = fields[reads.label]
+        if isinstance(label, Unusable):
+            return label
+        if not isinstance(label, bool):
+            return Unusable(f"field `{reads.label}` is {_shown(label)}, neither true nor false")
+        values["label"] = float(label)
+    return Numbered(content=content, columns=columns, values=values)
+
+
+def token_ids(ids: Any, mask: Any, reads: Reads) -> TokenIds | Unusable:
+    """A document of token ids. mask: which of them are predicted; None: all but the first."""
+    found = _integers(ids, f"field `{reads.tokens}`")
+    if isinstance(found, Unusable):
+        return found
+    if len(found) < 2:
+        return Unusable(f"field `{reads.tokens}` has {len(found)} tokens, and nothing to predict")
+    if mask is None and reads.mask is None:
+        return TokenIds(ids=found)
+    trained = _mask(mask, f"field `{reads.mask}`", len(found), reads)
+    return trained if isinstance(trained, Unusable) else TokenIds(ids=found, trained=trained)
+
+
+def number(value: Any, what: str) -> float | Unusable:
+    """A finite number, as float32 can hold it."""
+    if isinstance(value, Unusable):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return Unusable(f"{what} is {described(value)}, not a number")
+    return _finite(float(value), what)
+
+
+def _finite(value: float, what: str) -> float | Unusable:
+    if math.isnan(value):
+        return Unusable(f"{what} is NaN")
+    if abs(value) > float(np.finfo(np.float32).max):
+        return Unusable(f"{what} is {value:g}, too large for float32")
+    return value
+
+
+def _column(value: Any, what: str, count: int | None, reads: Reads) -> float | np.ndarray | Unusable:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return number(value, what)
+    if count is None:
+        return Unusable(f"{what} is a list; only records of token ids (`tokens`) have a number a token")
+    if len(value) != count:
+        return Unusable(f"{what} has {len(value):,} numbers, and `{reads.tokens}` has {count:,} tokens")
+    for place, each in enumerate(value):
+        if isinstance(problem := number(each, f"{what}, number {place},"), Unusable):
+            return problem
+    return np.array(value, dtype=np.float32)
+
+
+def _integers(value: Any, what: str) -> np.ndarray | Unusable:
+    if isinstance(value, Unusable):
+        return value
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return Unusable(f"{what} is {described(value)}, not a list of token ids")
+    for place, each in enumerate(value):
+        if isinstance(each, bool) or not isinstance(each, int):
+            return Unusable(f"{what}, token {place}, is {_shown(each)}, not a whole number")
+        if not 0 <= each < 1 << 32:
+            return Unusable(f"{what}, token {place}, is {each}, which is no token id")
+    return np.array(value, dtype=np.int64)
+
+
+def _mask(value: Any, what: str, count: int, reads: Reads) -> np.ndarray | Unusable:
+    if isinstance(value, Unusable):
+        return value
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return Unusable(f"{what} is {described(value)}, not a list")
+    if len(value) != count:
+        return Unusable(f"{what} has {len(value):,} entries, and `{reads.tokens}` has {count:,} tokens")
+    for place, each in enumerate(value):
+        if each not in (0, 1):
+            return Unusable(f"{what}, entry {place}, is {_shown(each)}, neither 0 nor 1")
+    trained = np.array(value, dtype=bool)
+    if not trained[1:].any():
+        return Unusable(f"{what} leaves no token to predict")
+    return trained
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, int | float) else described(value)

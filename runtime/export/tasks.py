@@ -1,0 +1,32 @@
+"""The adapter of one of several tasks, as if a run had trained it alone: what is exported, and merged."""
+
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from ...dsl.schema.adapters import TaskAdapters
+from ...planner.blocks.adapted import alone_name
+from ...planner.model.tasks import alone, unfit_task
+from ...planner.plan import Plan
+from ..errors import ExportFailed
+
+
+def plan_of(plan: Plan, task: str | None) -> Plan:
+    """The plan of a run with the adapter of a task alone; without tasks the plan itself. Raises ExportFailed where it
+    has no such task, or none is named."""
+    if (problem := unfit_task(plan.architecture, task)) is not None:
+        raise ExportFailed("; ".join(problem), "X525")
+    if task is None:
+        return plan
+    kept = (tensor for tensor in plan.parameters.tensors if tensor.task in ("", task))
+    tensors = tuple(evolve(tensor, name=alone_name(tensor), task="") for tensor in kept)
+    return evolve(
+        plan, architecture=alone(plan.architecture, task), parameters=evolve(plan.parameters, tensors=tensors)
+    )
+
+
+def stored_names(plan: Plan, task: str | None) -> Mapping[str, str]:
+    """What checkpoints of a plan with tasks call the parameters of `plan_of`, where they do otherwise."""
+    if task is None or not isinstance(plan.architecture.adapter, TaskAdapters):
+        return {}
+    return {alone_name(tensor): tensor.name for tensor in plan.parameters.tensors if tensor.task == task}

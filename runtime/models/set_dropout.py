@@ -1,0 +1,32 @@
+"""`setup.dropout`: which matrices drop what goes into them."""
+
+from ...planner.plan import Plan
+from ..ops import PlanMismatch, op
+from .block import DecoderBlock
+from .dropout import Dropout, DropsInputs
+from .parts import ModelParts
+
+
+@op("setup.dropout")
+def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices: int) -> None:
+    """Let A of every adapter drop a share of its inputs in training.
+
+    Raises PlanMismatch unless the plan has so many `matrices` with an adapter, and all modules drop inputs that have
+    one.
+    """
+    names = {tensor.adapter for tensor in plan.parameters.tensors if tensor.adapter}
+    if len(names) != matrices:
+        raise PlanMismatch(f"{len(names)} matrices have an adapter, and the node of dropout says {matrices}")
+    own = names & {name for name, _ in model.named_parameters()}
+    for path, block in model.named_modules():
+        if not isinstance(block, DecoderBlock):
+            continue
+        for name, module in block.named_modules():
+            if isinstance(module, DropsInputs):
+                module.dropout = Dropout.of(f"{path}.{name}.weight", share, seed)
+                block.dropping.append(module)
+                own.discard(f"{path}.{name}.weight")
+    if own:
+        raise PlanMismatch(f"nothing drops what goes into the adapter of {min(own)}")
+    for part in model.parts:
+        part.drops = True

@@ -1,0 +1,165 @@
+"""Several adapters over one model: rows of a microbatch go through that of their task.
+
+The rows of a task lie side by side, so that what it takes of activations are views, and gradients of its adapter are of
+its own rows alone.
+Shapes: B rows, S positions, D inputs, F outputs, N rows of experts, T tasks, L experts of this rank.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from attrs import define
+from torch import Tensor, nn
+
+from .layers import Linear
+
+
+class AddsToProduct(Protocol):
+    """What an adapter puts in the place of a `Linear`."""
+
+    def added(self, x_BSD: Tensor) -> Tensor:
+        """[B, S, F]: what it adds to the product of the matrix."""
+        ...
+
+
+@define(eq=False)
+class TaskRouting:
+    """Which rows go through which adapter; one object for all modules of a model.
+
+    names: of the tasks. of_dataset: the place among them of each dataset that is trained on. whole: that of all rows
+    of batches whose datasets are not told apart; None: these rows go through no adapter. counts: of the rows that a
+    block computes now, how many are of each task; empty: they go through no adapter.
+    """
+
+    names: tuple[str, ...]
+    of_dataset: tuple[int, ...] = ()
+    whole: int | None = None
+    counts: tuple[int, ...] = ()
+
+    def of_rows(self, datasets: Sequence[int] | None, rows: int) -> tuple[int, ...]:
+        """How many rows of a microbatch are of each task. datasets: numbers of the rows' datasets, if they are told
+        apart."""
+        if datasets is not None:
+            places = [self.of_dataset[number] for number in datasets]
+            assert places == sorted(places), "rows of a task lie side by side"
+            return tuple(places.count(place) for place in range(len(self.names)))
+        return () if self.whole is None else tuple(rows * (place == self.whole) for place in range(len(self.names)))
+
+    @contextmanager
+    def all_of(self, task: str | None) -> Iterator[None]:
+        """Meanwhile all rows go through the adapter of a task; None: through none."""
+        before, self.whole = self.whole, None if task is None else self.names.index(task)
+        try:
+            yield
+        finally:
+            self.whole = before
+
+    def added(self, adapters: "Sequence[AddsToProduct | None]", x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
+        """The product with what the adapter of each row adds. adapters: of each task, None where it has none here.
+
+        Those without rows take part as well, so that each has a gradient in every microbatch.
+        """
+        if not self.counts:
+            return out_BSF
+        found = []
+        for adapter, x, out in zip(adapters, x_BSD.split(self.counts), out_BSF.split(self.counts), strict=True):
+            if adapter is not None and (len(x) or torch.is_grad_enabled()):
+                out = out + adapter.added(x)
+            found.append(out)
+        return torch.cat(found)
+
+    def as_in(self, rows: Sequence[int]) -> list[int]:
+        """Rows of each expert as rows of each expert and task, where the rows that are computed are all of one task."""
+        return [count * (own > 0) for count in rows for own in self.counts]
+
+    def task_T(self, rows: int, positions: int, device: torch.device) -> Tensor | None:
+        """int64: the task of each token of rows that are flattened; None where none goes through an adapter."""
+        if not self.counts:
+            return None
+        assert sum(self.counts) == rows
+        parts = [
+            torch.full((n * positions,), place, dtype=torch.int64, device=device) for place, n in enumerate(self.counts)
+        ]
+        return torch.cat(parts)
+
+
+class TasksOf(nn.Module):
+    """What the tasks have beside one matrix or stack of experts, by their names."""
+
+    def put(self, task: str, module: nn.Module) -> None:
+        """Not as an attribute: a task may be called as a method of modules is."""
+        self._modules[task] = module
+
+    def get(self, task: str) -> nn.Module | None:
+        return self._modules.get(task)
+
+
+class TaskLinear(Linear):
+    """A `Linear` whose rows go through the adapters of their tasks."""
+
+    def __init__(self, base: Linear, routing: TaskRouting) -> None:
+        super().__init__(base.in_features, base.out_features)
+        self.weight, self.bias, self.partial = base.weight, base.bias, base.partial
+        self.routing = routing
+        self.tasks = TasksOf()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._with_added(input, super().forward(input))
+
+    def without_bias(self, x_BSD: Tensor) -> Tensor:
+        return self._with_added(x_BSD, super().without_bias(x_BSD))
+
+    def _with_added(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
+        adapters = [self.tasks.get(name) for name in self.routing.names]
+        return self.routing.added(adapters, x_BSD, out_BSF)  # pyright: ignore[reportArgumentType]
+
+
+class TaskExperts(nn.Module):
+    """What a task has beside experts: its parameters, and as `Experts.adapters` what it adds to their products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters: dict[str, Callable[[], Any]] = {}
+
+
+class ExpertStacks(nn.Module):
+    """Experts side by side; where there are tasks, what each of them has beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: TasksOf | None = None
+        self.routing: TaskRouting | None = None
+
+
+def add_task(block: nn.Module, path: str, task: str, routing: TaskRouting) -> nn.Module:
+    """Where an adapter finds a module of its own in the place of that of a block: a tree of modules with it at `path`.
+
+    What is put there is that of the task; `take_task` takes it into the block.
+    """
+    base = block.get_submodule(path)
+    above, _, own = path.rpartition(".")
+    if isinstance(base, ExpertStacks):
+        if base.tasks is None:
+            base.tasks, base.routing = TasksOf(), routing
+        inner: nn.Module = base.tasks.get(task) or TaskExperts()
+        base.tasks.put(task, inner)
+    else:
+        assert isinstance(base, Linear)
+        if not isinstance(base, TaskLinear):
+            setattr(block.get_submodule(above), own, TaskLinear(base, routing))
+        inner = Linear(base.in_features, base.out_features)
+    for part in reversed(path.split(".")):
+        outer = nn.Module()
+        outer.add_module(part, inner)
+        inner = outer
+    return inner
+
+
+def take_task(block: nn.Module, path: str, task: str, tree: nn.Module) -> None:
+    """Put what an adapter has put into the tree of `add_task` into the block, without a matrix of its own."""
+    base, found = block.get_submodule(path), tree.get_submodule(path)
+    if isinstance(base, TaskLinear):
+        found.register_parameter("weight", None)
+        base.tasks.put(task, found)

@@ -1,0 +1,106 @@
+"""Log-probabilities of labels, and other statistics of each token's logits, for losses that look across tokens.
+
+Shapes: T tokens, D dim, V vocabulary of this rank. In the forward logits are computed piece by piece, and of each token
+only the log-sum-exp is left; the backward gets numbers [T], computes the logits of each piece a second time and makes
+their gradients. So neither the logits nor their gradient ever exist as a whole, for the price of the head's product
+once more.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...dsl.user_parts.kinds import LOGPROB
+from .loss import IGNORE, Head, HeadGradients, Statistics, cap_logits, gradient_of, statistics_of
+
+
+def token_statistics(
+    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...] = ()
+) -> dict[str, Tensor]:
+    """By name, in at least fp32, with gradients: the log-probability [T] of each label, and what of STATISTICS is read.
+
+    Where the label is −100 a log-probability is −1, and nothing has a gradient. The gradient of `hidden_TD` is that of
+    this rank's piece of the vocabulary.
+    """
+    enabled = torch.is_grad_enabled()
+    needs = (enabled and hidden_TD.requires_grad, enabled and weight_VD.requires_grad)
+    found = _TokenStatistics.apply(hidden_TD, weight_VD, labels_T, head, reads, needs)
+    return dict(zip((LOGPROB, *reads), found, strict=True))  # pyright: ignore[reportArgumentType]
+
+
+class _TokenStatistics(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        labels_T: Tensor,
+        head: Head,
+        reads: tuple[str, ...],
+        needs: tuple[bool, bool],
+    ):
+        exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
+        lse_T = torch.empty(labels_T.shape, dtype=exact, device=hidden_TD.device)
+        found_T = [torch.empty_like(lse_T) for _ in (LOGPROB, *reads)]
+        for first in range(0, labels_T.numel(), head.chunk):
+            part = slice(first, first + head.chunk)
+            logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
+            cap_logits(logits_tV, head, slope=False)
+            found = statistics_of(logits_tV, labels_T[part], head, reads)
+            lse_T[part] = found.lse_T
+            found_T[0][part] = found.logprobs(labels_T[part] != IGNORE)
+            for name, value_T in zip(reads, found_T[1:], strict=True):
+                value_T[part] = found.read(name)
+            del logits_tV, found  # nothing of a piece is alive in the next one
+        entropy_T = found_T[1 + reads.index("entropy_T")] if "entropy_T" in reads else None
+        if any(needs):
+            ctx.save_for_backward(hidden_TD, weight_VD, labels_T, lse_T, entropy_T)
+        ctx.head, ctx.reads, ctx.needs, ctx.grads = head, reads, needs, None
+        return tuple(found_T)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        grads = ctx.grads
+        if grads is None:
+            grads = _gradients(ctx, dict(zip((LOGPROB, *ctx.reads), grad_outputs, strict=True)))
+        # In a pipeline that takes gradients of inputs and weights apart it is called for both.
+        ctx.grads = grads if ctx.head.twice and ctx.grads is None else None
+        return *grads, None, None, None, None
+
+
+def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    """Of hidden states and weight, from those of the statistics [T]. The ranks of a vocabulary need not communicate:
+    with the log-sum-exp each knows the softmax of its piece."""
+    hidden_TD, weight_VD, labels_T, lse_T, entropy_T = ctx.saved_tensors
+    head, exact = ctx.head, lse_T.dtype
+    grads = HeadGradients.of(hidden_TD, weight_VD, exact, ctx.needs)
+    for first in range(0, labels_T.numel(), head.chunk):
+        part = slice(first, first + head.chunk)
+        labels_t, lse_t = labels_T[part], lse_T[part]
+        valid_t = (labels_t != IGNORE).to(exact)
+        logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
+        slope_tV = cap_logits(logits_tV, head, slope=True)
+        position_t = labels_t - head.first
+        own_t = (position_t >= 0) & (position_t < logits_tV.shape[1])
+        logprob_tV = logits_tV.sub_(lse_t[:, None])
+        softmax_tV = logprob_tV.exp_() if entropy_T is None else logprob_tV.exp()
+        found = Statistics(
+            lse_T=lse_t,
+            label_T=lse_t,  # not needed for gradients
+            mean_T=None,
+            entropy_T=None if entropy_T is None else entropy_T[part],
+            softmax_TV=softmax_tV,
+            logprob_TV=None if entropy_T is None else logprob_tV,
+            position_T=torch.where(own_t, position_t, 0),
+            own_T=own_t,
+        )
+        del logits_tV, logprob_tV, softmax_tV
+        grad_tV = gradient_of({name: grad[part] * valid_t for name, grad in by.items()}, found, valid_t, head)
+        if slope_tV is not None:
+            grad_tV.mul_(slope_tV)
+            slope_tV = None
+        grads.add(part, grad_tV, hidden_TD, weight_VD)
+        del found, grad_tV, slope_tV
+    return grads.found(weight_VD.dtype)

@@ -1,0 +1,124 @@
+"""Losses of pairs, sequences and weighted tokens on layouts: what one process minimises, measures and learns."""
+
+import pytest
+from attrs import evolve
+from forked_ranks import Mutation
+from numbered_rows import CHAIN, PARTS
+from projects import records
+from topologies import BY_NAME
+from trials import TOLERANCE, Laboratory, Trial, gaps
+
+pytestmark = pytest.mark.distributed
+
+# (loss, layout) of the ordinary tests; the others are in the matrix.
+LOSSES = {
+    "dpo": ("pairs", "loss dpo { label_smoothing = 0.1, chunk = 8 KiB }"),
+    "ipo": ("pairs", "loss dpo { form = ipo, chunk = 8 KiB }"),
+    "orpo": ("pairs", "loss orpo { beta = 0.5, chunk = 8 KiB }"),
+    "cpo": ("pairs", "loss cpo { chunk = 8 KiB }"),
+    "simpo": ("pairs", "loss simpo { chunk = 8 KiB }"),
+    "kto": ("sequences", "loss kto { beta = 0.5, undesirable = 1.5, chunk = 8 KiB }"),
+    "ppo": ("sequences", "loss ppo { dual_clip = 3.0, kl = k2, kl_weight = 0.1, chunk = 8 KiB }"),
+    "grpo": ("sequences", "loss grpo { kl = k3, kl_weight = 0.1, chunk = 8 KiB }"),
+    "dr_grpo": ("sequences", "loss grpo { normalise = dr_grpo, max_tokens = 40, chunk = 8 KiB }"),
+    "cispo": ("sequences", "loss cispo { normalise = sequence, chunk = 8 KiB }"),
+    "gspo": ("sequences", "loss gspo { clip_low = 0.2, clip_high = 0.3, kl = k1, kl_weight = 0.1, chunk = 8 KiB }"),
+    "importance": ("sequences", "loss importance_sampling { chunk = 8 KiB }"),
+    "weighted": (
+        "sequences",
+        "loss cross_entropy { weighted = true, focal = 1.5, label_smoothing = 0.1, z_loss = 0.1, chunk = 8 KiB }",
+    ),
+}
+OWN = '''
+import torch
+import torch.nn.functional as F
+from xtrain import loss
+
+@loss(unit="pair", columns=["ref_logprobs"])
+def own_pairs(logprob_U, ref_logprobs, entropy_T, tokens_U, *, beta: float = 0.1):
+    """Of everything that a loss of pairs may read."""
+    chosen_U, rejected_U = logprob_U - ref_logprobs
+    return -F.logsigmoid(beta * (chosen_U - rejected_U)) - 0.1 * (entropy_T / tokens_U).sum(0)
+
+@loss(unit="sequence", columns=["advantages"], values=["label"])
+def own_sequences(logprob_U, advantages, label, tokens_U):
+    return (logprob_U / tokens_U - label).square() - advantages * logprob_U / tokens_U**2
+
+@loss(columns=["advantages", "logprobs"])
+def own_tokens(logprob_T, advantages, logprobs, *, low: float = 0.5):
+    return -torch.clamp((logprob_T - logprobs).exp(), min=low) * advantages
+'''
+LOSSES |= {
+    "own pairs": ("pairs", 'use "losses.py"\nloss own_pairs { beta = 0.2, chunk = 8 KiB }'),
+    "own sequences": ("sequences", 'use "losses.py"\nloss own_sequences { chunk = 8 KiB }'),
+    "own tokens": ("sequences", 'use "losses.py"\nloss own_tokens { chunk = 8 KiB, z_loss = 0.1 }'),
+}
+LAYOUTS = (
+    "pp 2 · fsdp 2 · tp 2 (dense)",
+    "fsdp 2, three microbatches (dense)",
+    "tp 2, uneven vocabulary (dense)",
+    "tp 2, without loss (dense)",
+    "ring 2 (dense)",
+    "ulysses 2 (dense)",
+    "pp 2, zbv (dense)",
+    "pp 2 · ring 2 (dense)",
+    "fsdp 2 · ep 2 (moe)",
+    "one rank, four microbatches (moe)",
+)
+ORDINARY = {
+    ("dpo", "tp 2, uneven vocabulary (dense)"),
+    ("dpo", "pp 2 · ring 2 (dense)"),
+    ("grpo", "ulysses 2 (dense)"),
+    ("gspo", "fsdp 2, three microbatches (dense)"),
+    ("weighted", "ring 2 (dense)"),
+    ("own pairs", "pp 2 · ring 2 (dense)"),
+    ("own sequences", "tp 2, without loss (dense)"),
+}
+CASES = [
+    pytest.param(loss, layout, marks=() if (loss, layout) in ORDINARY else pytest.mark.matrix)
+    for loss in LOSSES
+    for layout in LAYOUTS
+]
+
+
+def trial_of(lab: Laboratory, loss: str, layout: str) -> Trial:
+    (lab.folder / "numbers.py").write_text(PARTS)
+    (lab.folder / "losses.py").write_text(OWN)
+    topology, (kind, text) = BY_NAME[layout], LOSSES[loss]
+    trial = topology.trial("fp64", shallow=True)
+    return evolve(trial, align=1, more=CHAIN.format(kind=kind) + text)
+
+
+@pytest.mark.parametrize(("loss", "layout"), CASES)
+def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, layout: str):
+    trial = trial_of(lab, loss, layout)
+    alone = lab.alone(trial)
+    outcome = lab.run(trial, BY_NAME[layout].layout, saves=False)
+    found = gaps(outcome, alone)
+    limit = TOLERANCE["fp64"]
+    assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
+    assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    ours, theirs = (records(one.directory, "metrics") for one in (outcome, alone))
+    names = [name for name in theirs[0] if name == "objective" or name.startswith(("rewards/", "policy/"))]
+    assert len(names) == 1 + MEASURED[loss]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert [mine[name] for name in names] == pytest.approx([other[name] for name in names], rel=limit, abs=limit)
+
+
+MEASURED = {"kto": 2, "weighted": 0, "ppo": 5, "grpo": 5, "gspo": 5, "dr_grpo": 4, "cispo": 4, "importance": 4}
+MEASURED |= dict.fromkeys(("own pairs", "own sequences", "own tokens"), 0)
+MEASURED |= {name: 4 for name in LOSSES if name not in MEASURED}
+FAULTS = (
+    ("dpo", "fsdp 2, three microbatches (dense)", "own_tokens"),
+    ("dpo", "pp 2 · ring 2 (dense)", "own_sums"),
+    ("dpo", "tp 2, uneven vocabulary (dense)", "cut_pairs"),
+    ("dpo", "tp 2, uneven vocabulary (dense)", "numbers_without_labels"),
+    ("grpo", "ulysses 2 (dense)", "mean_of_microbatch"),
+)
+
+
+@pytest.mark.parametrize(("loss", "layout", "fault"), FAULTS)
+def test_a_fault_is_noticed(lab: Laboratory, loss: str, layout: str, fault: str):
+    trial = trial_of(lab, loss, layout)
+    outcome = lab.run(trial, BY_NAME[layout].layout, mutation=Mutation(fault), saves=False)
+    assert gaps(outcome, lab.alone(trial)).worst > 1e3 * TOLERANCE["fp64"]

@@ -1,0 +1,189 @@
+"""Conversations as people have them: tool calls, further input, messages chosen and weighted one by one."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Reads, SourceRecord, Unusable
+from xtrain.runtime.data.sources.fields import taker
+
+CHAT = {"form": "chat", "messages": "messages", "template": "chatml", "train_on": "assistant"}
+ALPACA = {
+    "form": "instruction", "prompt": "instruction", "response": "output", "input": "input", "template": "chatml",
+}  # fmt: skip
+PROMPTED = {"form": "instruction", "prompt": "prompt", "response": "completion", "template": "chatml"}
+CALLS = """{%- if tools %}{{ tools | tojson }}|{% endif -%}
+{%- for m in messages -%}
+{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}<call>{{ call.function.arguments.city }}{% endfor %};{% endgeneration %}
+{%- else %}{{ m.content }};{% endif -%}
+{%- endfor -%}"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return load_tokenizer("bytes", Path.cwd())
+
+
+def made(fields: dict[str, Any], reads: dict[str, Any], tokenizer: TextTokenizer) -> TokenDocument | str:
+    """The document of a record, or why there is none."""
+    content = taker(Reads.of(reads))(fields)
+    if isinstance(content, Unusable):
+        return content.reason
+    (found,) = DocumentEncoder(tokenizer, reads).encode([SourceRecord(content, "here")])
+    assert not isinstance(found, tuple)
+    return found.reason if isinstance(found, BadRecord) else found
+
+
+def predicted(document: TokenDocument | str, tokenizer: TextTokenizer) -> str:
+    assert isinstance(document, TokenDocument) and document.trained is not None, document
+    return tokenizer.decode(document.ids[document.trained]).replace("<|im_end|>", "|")
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def test_further_input_stands_behind_the_prompt(tokenizer: TextTokenizer):
+    record = {"instruction": "Add.", "input": "1+1", "output": "2"}
+    document = made(record, ALPACA, tokenizer)
+    assert isinstance(document, TokenDocument) and "user\nAdd.\n\n1+1<|im_end|>" in tokenizer.decode(document.ids)
+    assert predicted(document, tokenizer) == "2|"
+    for nothing in ("", None):
+        bare = made(record | {"input": nothing}, ALPACA, tokenizer)
+        assert isinstance(bare, TokenDocument) and "user\nAdd.<|im_end|>" in tokenizer.decode(bare.ids)
+    assert made(record | {"input": 3}, ALPACA, tokenizer) == "field `input` is a number, not a string"
+    assert made({"instruction": "x", "output": "2"}, ALPACA, tokenizer) == (
+        "no field `input`; there are `instruction`, `output`"
+    )
+
+
+def test_of_a_prompt_of_messages_only_the_response_is_predicted(tokenizer: TextTokenizer):
+    prompt = [said("user", "a"), said("assistant", "b"), said("user", "c")]
+    response = [said("assistant", "d"), said("user", "e"), said("assistant", "f")]
+    assert predicted(made({"prompt": prompt, "completion": response}, PROMPTED, tokenizer), tokenizer) == "d|f|"
+    assert predicted(made({"prompt": prompt, "completion": "g"}, PROMPTED, tokenizer), tokenizer) == "g|"
+    assert predicted(made({"prompt": "a", "completion": "g"}, PROMPTED, tokenizer), tokenizer) == "g|"
+    # Whichever way a single question and its answer are written, they are the same tokens.
+    documents = [
+        made({"prompt": p, "completion": c}, PROMPTED, tokenizer)
+        for p, c in (("a", "b"), ([said("user", "a")], [said("assistant", "b")]))
+    ]
+    first, second = (document for document in documents if isinstance(document, TokenDocument))
+    assert np.array_equal(first.ids, second.ids) and np.array_equal(first.trained, second.trained)
+
+
+TURNS = [said("user", "a"), said("assistant", "one"), said("user", "b"), said("assistant", "two")]
+
+
+@pytest.mark.parametrize(
+    ("train_on", "flags", "found"),
+    [
+        ("assistant", (None, None), "one|two|"),
+        ("assistant", (False, None), "two|"),
+        ("assistant", (None, False), "one|"),
+        ("last", (None, None), "two|"),
+        ("last", (True, None), "one|two|"),
+        ("last", (True, False), "one|"),
+    ],
+)
+def test_messages_are_chosen_one_by_one(train_on, flags, found, tokenizer: TextTokenizer):
+    messages = [dict(message) for message in TURNS]
+    messages[0]["train"] = False
+    for message, flag in zip(messages[1::2], flags, strict=True):
+        message |= {} if flag is None else {"train": flag}
+    reads = CHAT | {"train_on": train_on, "message_train": "train"}
+    assert predicted(made({"messages": messages}, reads, tokenizer), tokenizer) == found
+
+
+def test_a_weight_is_that_of_every_token_of_its_message(tokenizer: TextTokenizer):
+    messages = [dict(message) for message in TURNS]
+    messages[1]["weight"] = 0.25
+    document = made({"messages": messages}, CHAT | {"message_weight": "weight"}, tokenizer)
+    assert predicted(document, tokenizer) == "one|two|" and isinstance(document, TokenDocument)
+    weights = document.columns["weights"]
+    assert weights.dtype == np.float32 and len(weights) == len(document.ids)
+    end = len("<|im_end|>")
+    assert weights[document.trained].tolist() == [0.25] * (3 + end) + [1.0] * (3 + end)
+    assert not weights[~document.trained].any()
+    plain = made({"messages": TURNS}, CHAT, tokenizer)
+    assert isinstance(plain, TokenDocument) and np.array_equal(plain.ids, document.ids)
+    assert np.array_equal(plain.trained, document.trained)
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "value", "reason"),
+    [
+        ("train", 1, "yes", "message 2: `train` is a string, neither true nor false"),
+        ("train", 1, 1, "message 2: `train` is a number, neither true nor false"),
+        ("train", 0, True, "message 1: `train` is true for user; only the assistant is trained"),
+        ("weight", 3, "2", "message 4: `weight` is a string, not a number"),
+        ("weight", 3, -1, "message 4: `weight` is -1, and weights are 0 or more"),
+        ("weight", 3, float("inf"), "message 4: `weight` is inf, and weights are 0 or more"),
+        ("weight", 3, True, "message 4: `weight` is a boolean, not a number"),
+    ],
+)
+def test_keys_of_messages_that_say_something_else(key, number, value, reason, tokenizer: TextTokenizer):
+    messages = [dict(message) for message in TURNS]
+    messages[number][key] = value
+    reads = CHAT | {"message_train": "train", "message_weight": "weight"}
+    assert made({"messages": messages}, reads, tokenizer) == f"field `messages`, {reason}"
+
+
+def test_a_conversation_of_which_nothing_is_chosen(tokenizer: TextTokenizer):
+    messages = [said("user", "a"), said("assistant", "b", train=False)]
+    found = made({"messages": messages}, CHAT | {"message_train": "train"}, tokenizer)
+    assert found == "no message in it is trained on"
+
+
+def test_calls_of_tools(tokenizer: TextTokenizer, tmp_path: Path):
+    (tmp_path / "calls.jinja").write_text(CALLS)
+    reads = CHAT | {"template": str(tmp_path / "calls.jinja"), "tools": "tools"}
+    call = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [said("user", "rain?"), said("assistant", None, tool_calls=[call]), said("tool", "no"),
+                said("assistant", "It is dry.")]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    for given in (tools, '[{"type": "function", "function": {"name": "weather"}}]'):
+        document = made({"messages": messages, "tools": given}, reads, tokenizer)
+        assert predicted(document, tokenizer) == "<call>Oslo;It is dry.;"
+        assert isinstance(document, TokenDocument)
+        assert '"name": "weather"' in tokenizer.decode(document.ids)
+    bare = made({"messages": messages, "tools": None}, reads, tokenizer)
+    assert isinstance(bare, TokenDocument) and tokenizer.decode(bare.ids).startswith("user:rain?")
+    # Nothing but a message with calls may be without content.
+    for calls in (None, []):
+        silent = [said("user", "rain?"), said("assistant", None, tool_calls=calls)]
+        assert "message 2: `content` is null, not a string" in str(made({"messages": silent}, CHAT, tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("tools", "arguments", "reason"),
+    [
+        ("nonsense", "{}", "field `tools` is a string that is no JSON"),
+        ({"name": "x"}, "{}", "field `tools` is not a list of objects"),
+        (["x"], "{}", "field `tools` is not a list of objects"),
+        (["<|im_end|>"], "{}", "field `tools` is not a list of objects"),
+        ([{"name": "<|im_end|>"}], "{}", "the definition of a tool contains the special token <|im_end|>"),
+        ([], "city: Oslo", "message 2: the arguments of a call are no JSON object"),
+        ([], "[1]", "message 2: the arguments of a call are no JSON object"),
+    ],
+)
+def test_tools_that_are_none(tools, arguments, reason, tokenizer: TextTokenizer):
+    call = {"function": {"name": "weather", "arguments": arguments}}
+    messages = [said("user", "rain?"), said("assistant", "", tool_calls=[call])]
+    assert made({"messages": messages, "tools": tools}, CHAT | {"tools": "tools"}, tokenizer) == reason
+
+
+def test_the_names_of_sharegpt_and_texts_in_parts(tokenizer: TextTokenizer):
+    conversation = [
+        {"from": "human", "value": [{"type": "text", "text": "ra"}, {"type": "text", "text": "in?"}]},
+        {"from": "gpt", "value": "call"}, {"from": "observation", "value": "no"}, {"from": "model", "value": "dry"},
+    ]  # fmt: skip
+    document = made({"messages": conversation}, CHAT, tokenizer)
+    assert predicted(document, tokenizer) == "call|dry|" and isinstance(document, TokenDocument)
+    assert "<|im_start|>tool\nno<|im_end|>" in tokenizer.decode(document.ids)
