@@ -157,7 +157,7 @@ DECLARED = [
     ("@loss\ndef f(): ...", "X223", "no parameter for its input", "def f"),
     ("@loss\ndef f(logprob_T, chunk=1): ...", "X223", "cannot be called `chunk`", "def f"),
     ("@loss\ndef f(logprob_T, *more): ...", "X223", "accepts any argument", "def f"),
-    ("@loss(1)\ndef f(logprob_T): ...", "X223", "takes no arguments", "@loss"),
+    ("@loss(1)\ndef f(logprob_T): ...", "X223", "`unit` is read without running", "@loss"),
     ("@loss\ndef cross_entropy(logprob_T): ...", "X224", "already a word", "def cross_entropy"),
 ]
 

@@ -214,7 +214,7 @@ def plan_of(
     return compiled.plan
 
 
-WIDE = """
+WIDE_VOCABULARY = """
 experiment wide {{ seed = 1, budget = 10 steps }}
 model llama {{ dim = 1024, layers = 2, heads = 8, kv_heads = 8, vocab = 128256 }}
 tokenizer bytes
@@ -232,7 +232,7 @@ def test_a_loss_of_pairs_takes_no_more_memory_than_the_cross_entropy(tmp_path, m
     (tmp_path / "numbers.py").write_text(PARTS)
     found = []
     for loss in ("loss cross_entropy", CHAIN.format(kind="pairs") + "loss dpo"):
-        (tmp_path / "wide.xtrain").write_text(WIDE.format(more=loss))
+        (tmp_path / "wide.xtrain").write_text(WIDE_VOCABULARY.format(more=loss))
         compiled = plan_from_spec(tmp_path / "wide.xtrain")
         assert compiled.plan is not None, compiled.diagnostics.render()
         (traced,) = trace_plan(compiled.plan)

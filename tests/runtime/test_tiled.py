@@ -15,8 +15,9 @@ from xtrain.runtime.models.activation import compile_blocks, recompute_blocks, t
 from xtrain.runtime.models.layers import SwiGLU
 from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.ops import PlanMismatch
+from xtrain.runtime.parallel.axes import Axes
 
-MATRIX: Any = SimpleNamespace(rank=2, scale=0.5)
+MATRIX: Any = SimpleNamespace(rank=2, scale=0.5, by_input=False)
 RANK: Any = SimpleNamespace(coordinates={"pp": 0}, device=torch.device("cpu"))
 DENSE = architecture(family="qwen3", experts=0)
 MODES: dict[str, dict[str, Any] | None] = {
@@ -75,7 +76,7 @@ def test_an_adapter_and_frozen_matrices(how, given):
             parameter.requires_grad = False
         for number, block in model.parts[0].layers.items():
             torch.manual_seed(int(number))
-            block.mlp.up_proj = LoraLinear(block.mlp.up_proj, MATRIX).double()
+            block.mlp.up_proj = LoraLinear(block.mlp.up_proj, MATRIX, Axes()).double()
             block.mlp.up_proj.weight.requires_grad = False
         return gradients(model, given=given)
 
