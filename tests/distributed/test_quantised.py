@@ -185,11 +185,11 @@ def test_folders_and_checkpoints_are_stored_as_they_are_read_on_every_layout(lab
 
     (spread.directory / "metadata").mkdir(exist_ok=True)
     (spread.directory / "metadata" / "environment.json").write_text(json.dumps({"folder": str(lab.folder)}))
-    command = ["export", str(spread.directory), "--to", str(lab.folder / "again")]
+    command = ["export", str(spread.directory), "--to", str(lab.folder / "stored-again")]
     assert main(command) == 3
-    assert "add --dequantise" in capsys.readouterr().err and not (lab.folder / "again").exists()
+    assert "add --dequantise" in capsys.readouterr().err and not (lab.folder / "stored-again").exists()
     assert main([*command, "--dequantise"]) == 0
-    assert (lab.folder / "again" / "model.safetensors").read_bytes() == (
+    assert (lab.folder / "stored-again" / "model.safetensors").read_bytes() == (
         lab.folder / "values" / "model.safetensors"
     ).read_bytes()
     # A model that is generated with reads the codes.
