@@ -1,0 +1,272 @@
+"""What the server asks of whatever computes: models of one base, their gradients, steps, samples and files.
+
+The server has one thread that calls an engine, one call at a time, so an engine needs no locks. It decides order and
+what is executed once; an engine does as it is asked. Whatever a client sent has been read and checked against
+`Capabilities` before an engine sees it.
+
+Shapes: T tokens of a datum, K targets a token, P tokens of a prompt, N tokens that were drawn, C candidates.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from attrs import field, frozen
+
+Array = np.ndarray
+
+
+class UserError(Exception):
+    """The client asked for what cannot be done; nothing was changed. Its text is what the client reads."""
+
+
+class EngineLost(Exception):
+    """What an engine holds can no longer be relied on: a rank ended, or failed half-way through a change.
+
+    The server calls `start` again, restores every model from its last save, and repeats what came after that.
+    """
+
+
+# what an engine offers ------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class LossInput:
+    """A tensor that a loss reads beside the tokens.
+
+    integer: token ids, below the vocabulary (int64); otherwise numbers (float32), which must be finite.
+    """
+
+    name: str
+    integer: bool = False
+    required: bool = True
+
+
+@frozen(kw_only=True)
+class LossOffer:
+    """A loss that `forward_backward` knows, as the protocol names it.
+
+    inputs: `target_tokens` is one of them, and all others have its shape, [T], or [T, K] where `wide`.
+    settings: names that `loss_fn_config` may have.
+    """
+
+    inputs: tuple[LossInput, ...]
+    settings: frozenset[str] = frozenset()
+    wide: bool = False
+
+
+@frozen(kw_only=True)
+class Capabilities:
+    """What an engine can do; it stays the same while the engine lives.
+
+    names: by which clients may call the base model, the first being the one that is listed. context: tokens of a row
+    or of prompt and sample together. rank: the highest of an adapter; 0: the model itself is trained, without an
+    adapter. models: how many there can be at a time. matrices: the kinds (`attn`, `mlp`, `unembed`) that can be chosen
+    to have an adapter. text: whether stops may be texts, for which a tokenizer is needed. top: the most candidates
+    whose log-probabilities can be asked for, a token.
+    """
+
+    names: tuple[str, ...]
+    architecture: str
+    tokenizer: str | None
+    vocabulary: int
+    context: int
+    rank: int
+    models: int
+    losses: Mapping[str, LossOffer]
+    matrices: frozenset[str] = frozenset({"attn", "mlp", "unembed"})
+    text: bool = False
+    top: int = 20
+
+
+# what it is asked for -------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class AdapterSettings:
+    """The adapter of a new model. seed: of its first values. The rest: which matrices have one."""
+
+    rank: int
+    seed: int
+    attn: bool = True
+    mlp: bool = True
+    unembed: bool = True
+
+
+@frozen(kw_only=True, eq=False)
+class Datum:
+    """A row: tokens int32 [T], and what the loss reads beside them, int64 or float32 [T] or [T, K]."""
+
+    tokens: Array
+    inputs: Mapping[str, Array]
+
+
+@frozen(kw_only=True, eq=False)
+class Pass:
+    """A forward of the rows of one model, and unless `forward_only` a backward that adds to its gradient.
+
+    The loss is a sum over rows and tokens, which nothing divides. Weights may be negative and fractions.
+    """
+
+    model: str
+    data: Sequence[Datum]
+    loss: str
+    settings: Mapping[str, float | str]
+    forward_only: bool
+
+
+@frozen(kw_only=True, eq=False)
+class PassResult:
+    """outputs: of each row in order, by name, float32 [T] or [T, K]; all rows have the same names. metrics: by
+    `name:reduction`, with exactly one colon; `loss:sum` is the loss."""
+
+    outputs: Sequence[Mapping[str, Array]]
+    metrics: Mapping[str, float]
+
+
+@frozen(kw_only=True)
+class Adam:
+    """AdamW of one step (decoupled weight decay). clip: the highest norm of the gradient; 0: it is not clipped.
+
+    divisor: of the accumulated gradient, before it is clipped. 1: gradients are sums, as on the wire of the SDK.
+    """
+
+    rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip: float
+    divisor: float = 1.0
+
+
+@frozen(kw_only=True, eq=False)
+class SampleRequest:
+    """Continuations of a prompt, int32 [P].
+
+    id: of this request. weights: a folder that `export` wrote; None: the base model. temperature: 0 is greedy. top_k:
+    None is all. seed: sample i is drawn with (seed, i), whatever is computed beside it. stop_tokens, stop_texts: what
+    ends a sample, and is part of it. stop_at_end: whether the tokenizer's end of a text does. prompt_top, sample_top:
+    candidates whose log-probabilities are wanted, a token.
+    """
+
+    id: str
+    weights: Path | None
+    prompt: Array
+    count: int
+    most: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    seed: int
+    stop_tokens: frozenset[int]
+    stop_texts: tuple[str, ...]
+    stop_at_end: bool
+    prompt_logprobs: bool
+    prompt_top: int
+    sample_top: int
+
+
+@frozen(kw_only=True, eq=False)
+class Candidates:
+    """The likeliest tokens, int32 [N, C], and their log-probabilities, float32 [N, C]."""
+
+    tokens: Array
+    logprobs: Array
+
+
+@frozen(kw_only=True, eq=False)
+class Sample:
+    """tokens: int32 [N]. logprobs: float32 [N], of the distribution that was drawn from. stopped: whether something
+    ended it other than its length."""
+
+    tokens: Array
+    logprobs: Array
+    stopped: bool
+    top: Candidates | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class SampleResult:
+    """prompt_logprobs: float32 [P], of which the first is NaN; None: not asked for. prompt_top: of all but the first
+    token, [P - 1, C]."""
+
+    samples: Sequence[Sample]
+    prompt_logprobs: Array | None = None
+    prompt_top: Candidates | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class SampleQueue:
+    """Samples that are to be drawn, and where their results go.
+
+    arrived: those that have been asked for since the last call; they may join the batch at any token. It gives none
+    while other work waits, so that it waits no longer than for the longest sample. finished: called once for each
+    request, in any order, as soon as it is done.
+    """
+
+    requests: Sequence[SampleRequest]
+    arrived: Callable[[], Sequence[SampleRequest]]
+    finished: Callable[[SampleRequest, SampleResult | UserError], None] = field(repr=False)
+
+
+class Engine(Protocol):
+    """Computes, for the server. Every method may raise EngineLost; other exceptions but UserError count as that."""
+
+    def start(self) -> Capabilities:
+        """Begin without any model; also after EngineLost. Called before everything else."""
+        ...
+
+    def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
+        """A model with a new adapter; None: the whole base, as it is. Its gradient is zero, its step 0.
+
+        Equal settings make equal models. Raises UserError where there is no memory for it.
+        """
+        ...
+
+    def remove_model(self, model: str) -> None:
+        """Free what a model takes."""
+        ...
+
+    def forward_backward(self, passes: Sequence[Pass]) -> Sequence[PassResult | UserError]:
+        """Passes of different models, in one go where shapes allow; each has the numbers it would have alone.
+
+        A pass that is a UserError has changed nothing.
+        """
+        ...
+
+    def optim_step(self, model: str, adam: Adam) -> Mapping[str, float]:
+        """Step, set the gradient to zero, and give metrics: `grad_norm` before clipping among them.
+
+        Also where nothing was accumulated: the moments decay then as with a gradient of zero. Raises UserError where
+        the gradient is not finite, which is dropped then, so that the model is as it was.
+        """
+        ...
+
+    def save(self, model: str, folder: Path) -> None:
+        """Write the trained weights, moments and step (no gradient) into a new folder; all of it lasts on return."""
+        ...
+
+    def load(self, model: str, folder: Path, *, optimizer: bool) -> None:
+        """Read what `save` wrote for a model of equal settings; without `optimizer` moments and step begin anew.
+
+        Raises UserError where the folder does not fit the model.
+        """
+        ...
+
+    def export(self, model: str, folder: Path) -> None:
+        """Write the trained weights alone, as others read them (PEFT), into a new folder, to be sampled from; lasts."""
+        ...
+
+    def forget(self, weights: Path) -> None:
+        """A folder of `export` is about to be removed: free what sampling has read of it."""
+        ...
+
+    def sample(self, queue: SampleQueue) -> None:
+        """Draw samples until none are left. Equal requests give equal samples."""
+        ...
+
+    def close(self) -> None:
+        """End all that was started."""
+        ...
