@@ -3,12 +3,12 @@
 import re
 from typing import Final
 
-_PATTERN: Final = re.compile(r"eval\.(?P<dataset>.+)\.loss")
+_PATTERN: Final = re.compile(r"eval\.(?P<dataset>.+)\.(?P<what>loss|objective)")
 FORM: Final = "eval.DATASET.loss"
 
 
 class Metric(str):
-    """The loss on what a dataset held out; less is better."""
+    """The loss on what a dataset held out, or what is minimised there; less is better."""
 
     __slots__ = ()
 
@@ -19,11 +19,19 @@ class Metric(str):
 
     @property
     def dataset(self) -> str:
-        match = _PATTERN.fullmatch(self)
-        assert match is not None
-        return match["dataset"]
+        return self._part("dataset")
+
+    @property
+    def what(self) -> str:
+        """`loss` or `objective`."""
+        return self._part("what")
 
     @property
     def key(self) -> str:
         """Its name in `metrics.jsonl`."""
-        return f"eval/{self.dataset}/loss"
+        return f"eval/{self.dataset}/{self.what}"
+
+    def _part(self, name: str) -> str:
+        match = _PATTERN.fullmatch(self)
+        assert match is not None
+        return match[name]

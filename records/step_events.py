@@ -36,6 +36,8 @@ class EvalEvent(Event, tag="eval"):
         float | None, doc("of tokens that are text, if it is known how many bytes tokens stand for", "bits a byte")
     ] = None
     bytes: Annotated[int | None, doc("of the text of these tokens", "bytes")] = None
+    objective: Annotated[float | None, doc("what is minimised, where that is not the cross-entropy")] = None
+    metrics: Annotated[dict[str, float] | None, doc("of the loss, by name")] = None
     questions: Annotated[int | None, doc("with choices, of a dataset of these", "questions")] = None
     acc: Annotated[float | None, doc("how many of them get the right choice as the likeliest", "share, 0 to 1")] = None
     acc_norm: Annotated[

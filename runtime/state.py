@@ -162,7 +162,7 @@ class Step:
     loss: float = float("nan")
     objective: float | None = None
     metrics: dict[str, float] = field(factory=dict)
-    """What the loss measures beside it: means over what it is of, by name."""
+    """What the loss measures beside it: means over tokens, sequences or pairs, by name."""
     grad_norm: float = float("nan")
     clipped: float = 1.0
     """What its gradients were multiplied with."""
@@ -183,11 +183,13 @@ class Step:
     taken: dict[str, Any] = field(factory=dict)
     """What its nodes have taken for the ticks behind it, by the op of the tick; dropped when these have run."""
 
-    def record(self, measured: Sequence[str], sums: Sequence[float]) -> None:
-        """Take what was minimised and `measured` beside it, summed over all ranks; nothing where that is the loss."""
+    def record(self, measured: Sequence[str], sums: Sequence[float], count: int) -> None:
+        """Take what was minimised and `measured` beside it, summed over all ranks; nothing where that is the loss.
+        count: of how many tokens, sequences or pairs it was measured."""
         if sums:
-            self.objective, *means = (each / self.units for each in sums)
-            self.metrics = dict(zip(measured, means, strict=True))
+            objective, *others = sums
+            self.objective = objective / self.units
+            self.metrics = {name: total / count for name, total in zip(measured, others, strict=True)}
 
     def let_go(self) -> None:
         """Forget what it was computed of."""

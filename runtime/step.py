@@ -270,7 +270,7 @@ def _reduce(step: Step, norm: GradientNorm, rank: Rank, model: ModelParts) -> No
     assert step.loss_sums is not None
     sums = norm.measure(step.loss_sums if rank.is_tp_first else torch.zeros_like(step.loss_sums))
     step.loss = sums[0] / step.valid_tokens
-    step.record(model.parts[0].measured, sums[1:])
+    step.record(model.measured, sums[1:], step.units if model.measures_units else step.valid_tokens)
     step.grad_norm = norm.value
 
 

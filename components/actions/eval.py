@@ -1,4 +1,4 @@
-"""`eval DATASET { … }`: the loss on held-out documents, or the accuracy on questions with choices."""
+"""`eval DATASET { … }`: losses on held-out documents, or the accuracy on questions with choices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,6 +29,12 @@ class Eval(Action):
             "loss on the held-out part of dataset NAME, of questions on the right choices, after this step",
             "nats a token",
         ),
+        "eval/NAME/objective": (
+            "what is minimised, on the same, of a dataset that has what the loss reads; only where that is not the "
+            "cross-entropy",
+            "",
+        ),
+        "eval/NAME/METRIC": ("the [metrics of the loss](losses.md#what-is-measured), on the same", ""),
         "eval/NAME/bits_per_byte": (
             "cross-entropy of its text for each byte of that ([evaluation.md](evaluation.md#bits-per-byte))",
             "bits a byte",
@@ -52,6 +58,7 @@ class Eval(Action):
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(run)
+        from ...planner.data.loss_rules import is_measured
         from ...planner.model.tasks import task_of
 
         name = task_of(run.spec, self.dataset)
@@ -70,15 +77,17 @@ class Eval(Action):
         # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.
         rows = None if batches is None else batches * run.batch.rows
         reach = "the whole hold-out" if rows is None else f"its first {plural(rows, 'row')}"
-        body = run.spec.evaluation_step
-        by = f", by {body.function} of {body.module}" if body else ""
-        return ActionNode(
-            "tick.eval",
-            {"dataset": self.dataset, "rows": rows, **averaged, **task, **({"user": body.call()} if body else {})},
-            f"loss on what {self.dataset} held out: {reach}{of}{by}",
-            name=name,
-            after=after,
-        )
+        body, loss = run.spec.evaluation_step, run.spec.loss
+        args = {"dataset": self.dataset, "rows": rows, **averaged, **task}
+        what = "loss"
+        if body is not None:
+            args["user"] = body.call()
+            of += f", by {body.function} of {body.module}"
+        elif is_measured(run.spec, self.dataset):
+            args["objective"] = loss.unit
+            what = " and ".join(("loss", loss.kind, *(["its metrics"] if loss.measured else [])))
+        does = f"{what} on what {self.dataset} held out: {reach}{of}"
+        return ActionNode("tick.eval", args, does, name=name, after=after)
 
     def _batches(self, steps: int | None) -> int | None:
         """`auto` is a twentieth of the steps, at least 1; the whole hold-out (None) while the steps are not known."""

@@ -49,19 +49,22 @@ def evaluate(
     beat: HeartbeatWriter | None = None,
     user: dict[str, Any] | None = None,
     choices: bool = False,
+    objective: str | None = None,
     task: str | None = None,
     resources: Resources | None = None,
 ):
     """What a `Measure` finds over the rows of all ranks.
 
-    choices: the documents are choices behind their questions. task: with whose adapter, of several; None: with none.
+    choices: the documents are choices behind their questions. objective: what is minimised is of each token, sequence
+    or pair, and measured too; None: the cross-entropy alone. task: with whose adapter, of several; None: with none.
     averaged: of the averaged weights, once there are any. user: a function of the user's own in place of the forward.
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
-    loader = feed.evaluation(dataset, rows, rank)
+    loader = feed.evaluation(dataset, rows, rank, measures=objective is not None)
     # A function of the user's own gives one loss for all tokens.
     known_bytes = tokenizer.bytes_of if user is None else None
-    loss = LossMeasure(loader, rank.device, known_bytes)
+    first = rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0
+    loss = LossMeasure(loader, rank.device, known_bytes, model, objective, counts_units=first)
     measure: Measure = ChoicesMeasure(loader, rank.device) if choices else loss
     outlines = Outlines.of(plan, feed, rank, meshes)
     counts = rank.is_tp_first and rank.coordinates["pp"] == 0
@@ -81,6 +84,7 @@ def evaluate(
                     measure.count(sums, microbatch)
                 batch = ModelBatch.of(microbatch, rank.device)
                 batch.each = choices or known_bytes is not None
+                batch.measures = objective is not None
                 yield batch
 
         with weights.in_place() as which, model.with_adapter_of(task):

@@ -18,8 +18,8 @@ class FillInMiddle(Link):
 
     Bavarian et al. 2022, on tokens: two places of a document are drawn from the seed, and a special token of the
     tokenizer stands before each of the three parts. The last three tokens of the end give way to them, so that a
-    document keeps its length. Documents of which only some tokens are predicted, or with numbers beside them, stay as
-    they are, and so do all in evaluation.
+    document keeps its length. Documents of which only some tokens are predicted, or of which the loss reads numbers,
+    stay as they are, and so do all in evaluation.
     """
 
     rate: Quantity = setting("share of the documents", default=Quantity(50, "%"), units=("%",), check=share)

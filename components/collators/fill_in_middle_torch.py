@@ -32,13 +32,15 @@ class MiddleMoved:
     middle: int
     eos: int
     seed: int
+    reads: frozenset[str] = frozenset()
+    """The numbers of documents and their tokens that the loss reads."""
 
     def __call__(self, value: Samples) -> Samples:
         samples = tuple(self._changed(sample, number) for number, sample in numbered_in_rows(value))
         return Samples(num_rows=value.num_rows, samples=samples)
 
     def _changed(self, sample: Sample, number: int) -> Sample:
-        if sample.position == UNKNOWN or sample.trained is not None or sample.columns or sample.values:
+        if sample.position == UNKNOWN or sample.trained is not None or self.reads & {*sample.columns, *sample.values}:
             return sample
         tokens = sample.tokens
         ends = int(tokens[-1]) == self.eos
@@ -75,8 +77,9 @@ def append_fill_in_middle(
             raise DataError(f"tokenizer {tokenizer.name} has no special token {name}", remedy=remedy)
         ids.append(tokenizer.special_names[name])
     prefix, suffix, middle = ids
+    packed = plan.node("collate.pack").args
     moved = MiddleMoved(
         rate=rate, suffix_first=suffix_first, prefix=prefix, suffix=suffix, middle=middle, eos=tokenizer.eos,
-        seed=plan.seed,
+        seed=plan.seed, reads=frozenset((*packed.get("columns", ()), *packed.get("values", ()))),
     )  # fmt: skip
     return [*stages, Stage(name="fill_in_middle", takes=TOKEN_SAMPLES, gives=TOKEN_SAMPLES, function=moved)]

@@ -97,7 +97,7 @@ def pack(
         function=lay_out,
         capacity=capacity,
         align=align,
-        labels_alone=unit is None and not columns,
+        of_labels=None if unit is None and not columns else pack(capacity=capacity, align=align),
     )
 
 

@@ -45,6 +45,7 @@ class CrossEntropy(Loss):
         "weighted": "tokens count otherwise from here on",
         "focal": "labels that are sure count by it from here on",
     }
+    may_read: ClassVar[Mapping[str, str]] = {WEIGHTS: "weighted = true"}
 
     @property
     def plain(self) -> bool:

@@ -76,7 +76,7 @@ def _wrong(loss_T: Any, logprob_T: Tensor, each: str) -> str:
         return (
             f"gave {loss_T.dtype} for {logprob_T.dtype}, and a loss has the number format of what it is computed from"
         )
-    if not loss_T.requires_grad:
+    if torch.is_grad_enabled() and not loss_T.requires_grad:
         return f"gave a loss without gradient: compute it from `{LOGPROB}` by operations of torch"
     return ""
 

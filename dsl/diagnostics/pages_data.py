@@ -132,7 +132,7 @@ PAGES: Final = (
         "mixture { web = 3, noise = 1, exact = true }\nbatch { sequence = 256, rows = 8 }"),
     CodePage("X527", "a dataset without what the loss reads", """
         Losses of preferences compare the two answers of pairs, those of policies read `logprobs` and `advantages` along
-        the tokens, and kto a `label` of each document. Every dataset that is trained on or evaluated must have them. A
+        the tokens, and kto a `label` of each document. Every dataset that is trained on must have them. A
         loss of sequences is of whole documents: those that are longer than a row cannot be split.
         """, 'dataset prefs { source = jsonl("prefs.jsonl"), prompt = "prompt", response = "answer" }\nloss simpo',
         'dataset prefs { source = jsonl("prefs.jsonl"), prompt = "prompt", chosen = "good", rejected = "bad" }\n'

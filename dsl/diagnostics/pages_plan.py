@@ -362,8 +362,8 @@ PAGES: Final = (
         Because of other settings this setting has no effect: for instance, it concerns an axis of size 1, gradient
         reduction where nothing is sharded, saving where nothing is saved, the width of a layer that the model does not
         have, the decay of a constant learning rate, fp32 products where all are fp64, or a GPU feature on a CPU; or a
-        mixture has one dataset, or a phase has the shares and the learning rate of the phase before it. The run does
-        the same without the setting, and is the same experiment.
+        mixture has one dataset, or a phase has the shares and the learning rate of the phase before it, or a dataset
+        gives numbers that the loss does not read. The run learns the same without the setting.
         """, "parallel { tp 1 { loss = false } }", "parallel { tp 2 { loss = false } }"),
     CodePage("W423", "a device has too little memory for the run", """
         The rank that needs most memory would need more than a device has, or leave less than 8 % free, which

@@ -225,7 +225,7 @@ def _part(part: Any, meta: Setting) -> Schema:
     if part is Interval:
         return {"type": "string", "pattern": r"^[0-9]+\.\.[0-9]+$"}
     if part is Metric:
-        return {"type": "string", "pattern": r"^eval\..+\.loss$"}
+        return {"type": "string", "pattern": r"^eval\..+\.(loss|objective)$"}
     plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]
     if isinstance(check, TextCheck):
         return {"type": plain, **({"pattern": check.pattern} if check.pattern and part is str else {})}

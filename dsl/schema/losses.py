@@ -114,6 +114,8 @@ class PolicyLoss(Loss):
     kl: KlEstimator
     kl_weight: float
 
+    may_read: ClassVar[Mapping[str, str]] = {REF: "kl = k3, kl_weight = 0.04"}
+
     @property
     def columns(self) -> tuple[str, ...]:
         return (OLD, ADVANTAGES, *((REF,) if self.kl != "none" else ()))

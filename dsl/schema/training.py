@@ -61,6 +61,8 @@ class Loss(Component):
     these."""
     resuming: ClassVar[Mapping[str, str]] = {}
     """Argument of its node → what becomes of a run that is resumed with another value, as a clause."""
+    may_read: ClassVar[Mapping[str, str]] = {}
+    """Column that it reads only with certain settings → these settings, as a spec has them."""
 
     @property
     def plain(self) -> bool:

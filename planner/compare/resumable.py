@@ -40,6 +40,8 @@ _SWITCHES: Final = (
 
 
 # With none of these a model is drawn.
+# What evaluations measure of it, of which the loss itself is compared.
+_OF_THE_LOSS: Final = {"objective"}
 _READS_BASE: Final = {"setup.read_weights", "setup.pretrained"}
 
 
@@ -272,8 +274,10 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
         changes = [
             f"{name} {_spell(old[id].get(name))} → {_spell(new[id].get(name))}"
             for name in {**old[id], **new[id]}
-            if old[id].get(name) != new[id].get(name)
+            if old[id].get(name) != new[id].get(name) and name not in _OF_THE_LOSS
         ]
+        if not changes:
+            continue
         text = f"{', '.join(changes)}: evaluating does not change what is trained"
         yield Reason(kind="safe", path=actions_text((id,), stop=False), text=text)
     if not b.node("setup.resume").args["resume"]:

@@ -1,41 +1,80 @@
-"""Rules about what a loss reads of the data: documents of its kind, with the numbers that it names."""
+"""Rules about what a loss reads of the data: documents of its kind, with the numbers that it names, and no others."""
 
 from collections.abc import Iterator
+
+from attrs import NOTHING, fields
 
 from ...dsl.schema.collators import LABELLED_SAMPLES
 from ...dsl.schema.component import UserComponent
 from ...dsl.schema.data import Dataset
-from ...dsl.schema.training import Loss
+from ...dsl.schema.training import LOSSES, Loss
 from ...dsl.spec import Spec
 from ..findings import Findings
 
 CODE = "X527"
+IDLE = "W401"
 Problem = tuple[str, str, str]
 
 
 def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findings) -> None:
-    """Every dataset that is used must give what the loss reads. Evaluations take the cross-entropy, of any documents
-    that rows for the loss can be made of.
-
-    What a collator of the user's own makes of documents before they are packed, only the run sees.
-    """
-    behind = next((place for place, link in enumerate(spec.collate) if link.takes == LABELLED_SAMPLES and link.usual),
-                  len(spec.collate))  # fmt: skip
-    if any(isinstance(link, UserComponent) for link in spec.collate[:behind]):
+    """Every dataset that is trained on must give what the loss reads; evaluations of others take the cross-entropy
+    alone. Numbers that it does not read are idle."""
+    if _is_remade(spec):
         return
     for name in (each for each in spec.datasets if each in trained | evaluated and spec.datasets[each].choices is None):
-        for setting, message, hint in _missing(spec.loss, spec.datasets[name], name in trained):
+        for setting, message, hint in _missing(spec.loss, spec.datasets[name]) if name in trained else ():
             whole = f"the loss {spec.loss.kind} {message}"
             found.fail(f"data.loss.{name}", CODE, f"dataset.{name}.{setting}", f"dataset {name}: {whole}", hint)
+        for setting, number in _unread(spec.loss, spec.datasets[name]):
+            path = f"dataset.{name}.{setting}"
+            message = f"dataset {name}: the loss {spec.loss.kind} does not read `{number}`"
+            found.warn(f"idle.{path}", IDLE, path, message, _readers(spec.loss, number))
 
 
-def _missing(loss: Loss, dataset: Dataset, trained: bool) -> Iterator[Problem]:
+def is_measured(spec: Spec, name: str) -> bool:
+    """Whether evaluations of a dataset measure what is minimised, beside the cross-entropy: if it is another thing, and
+    the dataset gives what it reads. A function of the user's own in place of the forward gives one loss alone."""
+    dataset = spec.datasets[name]
+    if spec.loss.plain or spec.evaluation_step is not None or dataset.choices is not None:
+        return False
+    return _is_remade(spec) or not any(_missing(spec.loss, dataset))
+
+
+def _is_remade(spec: Spec) -> bool:
+    """Whether a collator of the user's own is shown documents before they are packed: what it makes of them, only the
+    run sees."""
+    behind = next((place for place, link in enumerate(spec.collate) if link.takes == LABELLED_SAMPLES and link.usual),
+                  len(spec.collate))  # fmt: skip
+    return any(isinstance(link, UserComponent) for link in spec.collate[:behind])
+
+
+def _unread(loss: Loss, dataset: Dataset) -> Iterator[tuple[str, str]]:
+    """(setting that gives it, number of tokens or documents that nothing reads)."""
+    for setting, named, gives, reads in (
+        ("columns", dataset.columns, dataset.gives_columns, loss.columns),
+        ("values", dataset.values, dataset.gives_values, loss.values),
+    ):
+        for name in (each for each in gives if each not in reads):
+            own = {"weights": "message_weight", "label": "label"}
+            yield (f"{setting}.{name}" if name in named else own[name]), name
+
+
+def _readers(loss: Loss, name: str) -> str:
+    """What to write instead, of a number that the loss does not read."""
+    if name in loss.may_read:
+        return f"write `loss {loss.kind} {{ {loss.may_read[name]} }}`, or remove it"
+    usual = [each() for each in LOSSES.values() if all(field.default is not NOTHING for field in fields(each))]
+    known = [each.kind for each in usual if name in (*each.columns, *each.values)]
+    return f"remove it, or choose a loss that reads it: {', '.join(known)}" if known else "remove it"
+
+
+def _missing(loss: Loss, dataset: Dataset) -> Iterator[Problem]:
     """(setting, what is wrong, what to write)."""
     if loss.unit == "pair" and not dataset.has_pairs:
         yield "source", "compares pairs of answers, and it has none", 'write `chosen = "…", rejected = "…"`, its fields'
     elif loss.unit == "sequence" and dataset.has_pairs:
         yield "chosen", "is of single answers, and it has pairs", "choose a loss of pairs, such as dpo"
-    elif loss.unit == "token" and dataset.has_pairs and trained:
+    elif loss.unit == "token" and dataset.has_pairs:
         hint = "choose a loss of pairs, such as dpo"
         yield "chosen", "is of tokens, and would learn rejected answers like chosen ones", hint
     elif loss.unit == "sequence" and dataset.long_documents == "split":

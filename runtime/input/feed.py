@@ -95,15 +95,16 @@ class Feed:
         epoch = None if self.batch is None else self.batch.epochs_before(step)
         return None if epoch is None else round(epoch, 6)
 
-    def evaluation(self, dataset: str, max_rows: int | None, rank: Rank) -> EvalLoader:
-        """Of a dataset of questions one whose microbatches say which text each position is of."""
+    def evaluation(self, dataset: str, max_rows: int | None, rank: Rank, *, measures: bool = False) -> EvalLoader:
+        """Of a dataset of questions one whose microbatches say which text each position is of. measures: with all that
+        the loss reads, and not labels alone."""
         prepared = self.datasets[dataset]
         kind = EvalLoader if prepared.store.choices is None else TextLoader
         return kind(
             store=prepared.store,
             documents=prepared.heldout_documents,
             rows=prepared.heldout_rows,
-            collate=self.collate,
+            collate=self.collate if measures else self.collate.of_labels,
             micro=self.micro,
             data_rank=rank.data_rank,
             data_ranks=rank.data_ranks,

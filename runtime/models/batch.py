@@ -48,6 +48,7 @@ class ModelBatch:
     cross_entropy: sum over this batch's valid tokens, left here by the last stage.
     dataset_B: number of each row's dataset, where several are trained on; datasets: the same without asking the device.
     row_losses: left by the last stage then.
+    measures: in evaluation, what is minimised is asked for besides the cross-entropy.
     each: the cross-entropy of every token is asked for. losses_BS: left by the last stage then, 0 without a label.
     recorded: [1 + metrics] what is minimised, where that is not the cross-entropy with its z-loss, and what is measured
     beside it; left by the last stage.
@@ -65,6 +66,7 @@ class ModelBatch:
     dataset_B: Tensor | None = None
     datasets: tuple[int, ...] | None = None
     row_losses: RowLosses | None = None
+    measures: bool = False
     each: bool = False
     losses_BS: Tensor | None = None
     text_BS: Tensor | None = None

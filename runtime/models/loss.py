@@ -27,8 +27,7 @@ IGNORE = -100
 
 
 class LossTerms(NamedTuple):
-    """Sums over valid tokens: `objective` carries the gradient; `cross_entropy` is what is logged. Where no gradient is
-    asked for, both are of the cross-entropy.
+    """Sums over valid tokens: `objective` carries the gradient; `cross_entropy` is what is logged.
 
     each_T: the summands of `cross_entropy`, 0 where a token is not valid; None unless they are asked for.
     recorded: [1 + metrics] the objective and what a term measures beside it, as this rank counts them; None where the
@@ -333,7 +332,7 @@ class _ChunkedLoss(torch.autograd.Function):
         cross_entropy = torch.zeros_like(objective)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
         grads = HeadGradients.of(hidden_TD, weight_VD, exact, needs)
-        term = head.term if any(needs) else None
+        term = head.term
         assert term is None or isinstance(term, Term)
         metrics_M = torch.zeros(0 if term is None else len(term.metrics), dtype=exact, device=hidden_TD.device)
         reads = () if term is None else term.reads

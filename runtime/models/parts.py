@@ -54,6 +54,17 @@ class ModelParts:
         term = self.parts[0].head.term
         return 1 if term is None else 2 + len(term.metrics)
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What the loss measures beside itself, by name."""
+        term = self.parts[0].head.term
+        return () if term is None else term.metrics
+
+    @property
+    def measures_units(self) -> bool:
+        """Whether that is measured of sequences or pairs, and not of tokens."""
+        return isinstance(self.parts[0].head.term, UnitTerm)
+
     def minimise(self, term: Term | UnitTerm) -> None:
         """Make `term` the loss of each token, or of each sequence or pair."""
         for part in self.parts:

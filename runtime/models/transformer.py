@@ -108,11 +108,6 @@ class Transformer(nn.Module):
         # Rounded as transformers rounds it, which has it in fp32 first.
         return x_BSD.mul_(torch.tensor(scale, dtype=torch.float32).to(x_BSD.dtype).item())
 
-    @property
-    def measured(self) -> tuple[str, ...]:
-        """What the loss measures beside itself, by name."""
-        return () if self.head.term is None else self.head.term.metrics
-
     def _noisy(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
         """With noise, in training alone; of positions cut over tensor-parallel ranks, that of this rank's."""
         if self.noise is None or batch.place_B is None:
@@ -155,8 +150,10 @@ class Transformer(nn.Module):
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
         each = batch.dataset_B is not None or batch.each
         term, weight_VD, head = self.head.term, self._head_VD(), self._head()
-        columns = {} if term is None or not torch.is_grad_enabled() else {n: batch.numbers(n) for n in term.columns}
-        if isinstance(term, UnitTerm) and torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not batch.measures:
+            term, head = None, evolve(head, term=None)
+        columns = {} if term is None else {name: batch.numbers(name) for name in term.columns}
+        if isinstance(term, UnitTerm):
             assert batch.units is not None
             terms = unit_losses(hidden_TD, weight_VD, labels_T, head, columns, batch.units, self.axes, each=each)
         else:

@@ -49,7 +49,7 @@ class TaskGradients:
         self._of_task = [place[task_in(name)] for name, _ in trained]
         weights = [1.0 / count for count in copies_of(model, rank, trained=True)]
         self._weights = torch.tensor(weights, dtype=torch.float64, device=rank.device)
-        self._measured = model.parts[0].measured
+        self._measured = model.measured
         self._places = torch.tensor(self._of_task, dtype=torch.int64, device=rank.device)
         datasets = plan.node("setup.loader").args["datasets"]
         reads = {name: place[task] for task, args in tasks.items() for name in args["datasets"]}
@@ -74,7 +74,7 @@ class TaskGradients:
             dist.all_reduce(sums)
         found = numbers(sums, [1.0] * len(sums))
         squares, losses, tokens = found[:count], found[count : 2 * count], found[2 * count : 3 * count]
-        step.record(self._measured, found[3 * count :])
+        step.record(self._measured, found[3 * count :], step.valid_tokens)  # losses of tasks are of tokens
         norms = [math.sqrt(square) if square >= 0 else math.nan for square in squares]
         of_each = zip(norms, losses, map(int, tokens), strict=True)
         return {

@@ -1,5 +1,7 @@
 """Losses of pairs, sequences and weighted tokens on layouts: what one process minimises, measures and learns."""
 
+import json
+
 import pytest
 from attrs import evolve
 from forked_ranks import Mutation
@@ -103,6 +105,39 @@ def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, la
     assert len(names) == 1 + MEASURED[loss]
     for mine, other in zip(ours, theirs, strict=True):
         assert [mine[name] for name in names] == pytest.approx([other[name] for name in names], rel=limit, abs=limit)
+    held_out = [one.evals[-1] for one in (outcome, alone)]
+    assert list(held_out[1].get("metrics", {})) == names[1:]
+    found = [[each["objective"], *each.get("metrics", {}).values()] for each in held_out]
+    assert found[0] == pytest.approx(found[1], rel=limit, abs=limit)
+
+
+@pytest.mark.parametrize("loss", ["dpo", "grpo", "gspo", "ppo"])
+def test_evaluations_measure_what_steps_do(lab: Laboratory, loss: str):
+    """Of the same rows and weights: a step that takes all rows and hardly moves, and an evaluation behind it."""
+    trial = trial_of(lab, loss, "ring 2 (dense)")
+    texts = [f"{number} " + "abc def " * (4 + number % 3) for number in range(trial.rows)]  # each fills a row
+    (lab.folder / "few.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = 'source = jsonl("few.jsonl")'
+    both = f"dataset few {{ {source} }}\ndataset same {{ {source}, holdout = 100% }}"
+    more = [both, "mixture { few = 1, lines = 0 }", "on finish eval same { batches = none }", trial.more]
+    trial = evolve(trial, more="\n".join(more), steps=1, optimizer="adamw { lr = 1e-30")
+    outcome = lab.run(trial, (), alone=True, saves=False)
+    (line,) = records(outcome.directory, "metrics")
+    event = next(each for each in outcome.evals if each["dataset"] == "same")
+    for name, value in (("objective", event["objective"]), *event["metrics"].items()):
+        assert line[name] == pytest.approx(value, rel=1e-12)
+
+
+def test_metrics_of_policies_are_means_over_tokens(lab: Laboratory):
+    """However tokens count for what is minimised."""
+    found = []
+    for normalise in ("token", "sequence", "dr_grpo, max_tokens = 40"):
+        trial = trial_of(lab, "ppo", "ring 2 (dense)")
+        loss = f"loss ppo {{ normalise = {normalise}, chunk = 8 KiB }}"
+        trial = evolve(trial, more=CHAIN.format(kind="sequences") + loss, steps=1)
+        (line,) = records(lab.alone(trial).directory, "metrics")
+        found.append({name: value for name, value in line.items() if name.startswith("policy/")})
+    assert found[0] == found[1] == found[2] and 0 < found[0]["policy/clipped"] < 1
 
 
 MEASURED = {"kto": 2, "weighted": 0, "ppo": 5, "grpo": 5, "gspo": 5, "dr_grpo": 4, "cispo": 4, "importance": 4}

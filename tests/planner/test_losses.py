@@ -97,6 +97,73 @@ def test_a_dataset_must_have_what_the_loss_reads(loss, dataset, setting, message
         assert message in error.message and hint in error.hint and error.message.startswith("dataset code: the loss ")
 
 
+TALKS = 'dataset code { source = jsonl("a/*.jsonl"), messages = "m", template = "plain", message_weight = "w"'
+# (loss, dataset, settings that give what is not read, part of the hint of the first)
+UNREAD = [
+    ("cross_entropy", SAMPLED, {"columns.advantages": "advantages", "columns.logprobs": "logprobs"}, "ppo"),
+    ("cross_entropy", TALKS, {"message_weight": "weights"}, "write `loss cross_entropy { weighted = true }`"),
+    ("cross_entropy { weighted = true }", TALKS, {}, ""),
+    ("cross_entropy", ANSWERS + ', label = "ok"', {"label": "label"}, "choose a loss that reads it: kto"),
+    ("cross_entropy", ANSWERS + ', values = { margin: "m" }', {"values.margin": "margin"}, "remove it"),
+    ("simpo", PAIRS + ', columns = { ref_logprobs: "r" }', {"columns.ref_logprobs": "ref_logprobs"}, "dpo"),
+    ("dpo", PAIRS + ', columns = { ref_logprobs: "r" }', {}, ""),
+    ("ppo", SAMPLED.replace(' }', ', ref_logprobs: "r" }'), {"columns.ref_logprobs": "ref_logprobs"}, "kl = k3"),
+    ("ppo { kl = k3, kl_weight = 0.1 }", SAMPLED.replace(' }', ', ref_logprobs: "r" }'), {}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "dataset", "idle", "hint"), UNREAD)
+def test_numbers_that_nothing_reads_are_reported(loss, dataset, idle, hint, tmp_path):
+    (tmp_path / "spec.xtrain").write_text(spec_text(dataset=dataset + " }", loss=f"loss {loss}"))
+    result = plan_from_path(tmp_path / "spec.xtrain")
+    assert result.plan is not None
+    found = [each for each in result.plan.checks if each.code == "W401"]
+    assert [each.id for each in found] == [f"idle.dataset.code.{setting}" for setting in idle]
+    warned = sorted((each for each in result.diagnostics if each.code == "W401"), key=lambda each: each.message)
+    for each, number in zip(warned, idle.values(), strict=True):
+        kind = loss.partition(" ")[0]
+        assert each.message == f"dataset code: the loss {kind} does not read `{number}`"
+        assert each.span is not None and each.span.text.startswith('"')
+    assert not idle or hint in warned[0].hint
+
+
+def test_what_a_collator_of_ones_own_reads_is_not_known(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        'from xtrain import collator\n@collator(takes="token samples")\ndef mine(samples):\n    yield from samples\n'
+    )
+    chain = 'use "mine.py"\ncollate = to_tensor -> flatten -> mine() -> shift_tokens -> pack'
+    (tmp_path / "spec.xtrain").write_text(spec_text(dataset=SAMPLED + " }", collate=chain))
+    assert not [each for each in plan_from_path(tmp_path / "spec.xtrain").diagnostics if each.code == "W401"]
+
+
+HELD = ", holdout = 10%"
+MEASURED = [
+    ("cross_entropy", ANSWERS + HELD, None, "loss on what code held out"),
+    ("cross_entropy { focal = 1 }", ANSWERS + HELD, "token", "loss and cross_entropy on what code held out"),
+    ("simpo", PAIRS + HELD, "pair", "loss and simpo and its metrics on what code held out"),
+    ("grpo", SAMPLED + ", oversized = skip" + HELD, "sequence", "loss and grpo and its metrics on what"),
+    ("ppo", SAMPLED + HELD, "token", "loss and ppo and its metrics on what"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "dataset", "objective", "does"), MEASURED)
+def test_evaluations_measure_what_is_minimised(loss, dataset, objective, does, make_plan):
+    plan = make_plan(dataset=dataset + " }", loss=f"loss {loss}", every="every 10 steps eval code")
+    node = plan.node("tick.eval.code")
+    assert node.args.get("objective") == objective and node.does.startswith(does)
+
+
+def test_of_other_documents_evaluations_measure_the_cross_entropy(make_plan, compiled):
+    both = PAIRS + ' }\ndataset web { source = text("*.txt"), holdout = 100% }\nmixture { code = 1 }'
+    blocks = {"dataset": both, "loss": "loss simpo", "every": "every 10 steps eval web then checkpoint"}
+    assert "objective" not in make_plan(**blocks).node("tick.eval.web").args
+    (error,) = compiled(**blocks, more="checkpoint { best = eval.web.objective }").diagnostics.errors
+    assert error.code == "X620" and error.hint == "write `best = eval.web.loss`"
+    best = "checkpoint { best = eval.code.objective }"
+    blocks |= {"dataset": both.replace(" }", HELD + " }", 1), "every": "every 10 steps eval code then checkpoint"}
+    assert make_plan(**blocks, more=best).node("setup.checkpoint").args["best"] == "eval/code/objective"
+
+
 # (settings, the one that is wrong, part of the hint)
 MISFITS = [
     ("dpo { form = ipo, label_smoothing = 0.1 }", "label_smoothing", "robust"),

@@ -110,8 +110,13 @@ class PackStage(Stage):
 
     capacity: int
     align: int
-    labels_alone: bool = True
-    """Whether the loss reads nothing of a row but its labels."""
+    of_labels: "PackStage | None" = None
+    """Where the loss reads more of a row than its labels: the same without the rest."""
+
+    @property
+    def labels_alone(self) -> bool:
+        """Whether the loss reads nothing of a row but its labels."""
+        return self.of_labels is None
 
 
 def longest_padding(align: int) -> int:
@@ -149,6 +154,12 @@ class CollateChain:
             return None
         last = self.stages[3] if len(self.stages) > 3 else None
         return last if isinstance(last, PackStage) and last.labels_alone else None
+
+    @property
+    def of_labels(self) -> "CollateChain":
+        """The same for the cross-entropy, which reads nothing of a row but its labels."""
+        stages = (stage.of_labels or stage if isinstance(stage, PackStage) else stage for stage in self.stages)
+        return CollateChain(stages=tuple(stages))
 
     def behind_pack(self, packed: Microbatch) -> Microbatch:
         """What the stages behind `pack` make of rows that were laid out elsewhere."""

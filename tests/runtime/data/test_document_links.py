@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from xtrain.components.collators.document_prefix_torch import PrefixRead
 from xtrain.components.collators.fill_in_middle_torch import MiddleMoved
@@ -84,8 +85,12 @@ def test_documents_that_stay_as_they_are():
         samples(10, position=UNKNOWN), samples(10, trained=mask), samples(10, columns={"weights": numbers}),
         samples(10, values={"margin": 1.0}), samples(3), samples(1),
     ]  # fmt: skip
+    link = evolve(moved(), reads=frozenset({"weights", "margin"}))
     for given in stays:
-        assert moved()(given).samples[0] is given.samples[0]
+        assert link(given).samples[0] is given.samples[0]
+    # Numbers that the loss does not read keep no document as it is.
+    for given in stays[2:4]:
+        assert moved()(given).samples[0] is not given.samples[0]
     assert not torch.equal(moved()(samples(4)).samples[0].tokens, samples(4).samples[0].tokens)
     assert PrefixRead(most=1.0, seed=0)(samples(10, position=UNKNOWN)).samples[0].trained is None
 
