@@ -183,6 +183,11 @@ class Step:
     taken: dict[str, Any] = field(factory=dict)
     """What its nodes have taken for the ticks behind it, by the op of the tick; dropped when these have run."""
 
+    @property
+    def minimised(self) -> float:
+        """The loss that is minimised: the objective, or the cross-entropy where that is all."""
+        return self.loss if self.objective is None else self.objective
+
     def record(self, measured: Sequence[str], sums: Sequence[float], count: int) -> None:
         """Take what was minimised and `measured` beside it, summed over all ranks; nothing where that is the loss.
         count: of how many tokens, sequences or pairs it was measured."""

@@ -1,4 +1,5 @@
-"""`tick.lr_sweep`: the loss while the learning rate grows, until it diverges; then what that says of the rate."""
+"""`tick.lr_sweep`: the loss that is minimised while the learning rate grows, until it diverges; then what that says of
+the rate."""
 
 import json
 from collections.abc import Callable
@@ -24,12 +25,13 @@ def sweep(
 
     def run(step: Step) -> None:
         nonlocal average, least
-        finite = isfinite(step.loss) and isfinite(step.grad_norm)
+        finite = isfinite(step.minimised) and isfinite(step.grad_norm)
         if finite:
-            points.append((step.lr, step.loss))
-            average = average.add(step.loss)
+            points.append((step.lr, step.minimised))
+            average = average.add(step.minimised)
             least = min(least, average.value)
-        diverged = not finite or average.value > times * least
+        # Losses of policies can be negative.
+        diverged = not finite or average.value - least > (times - 1) * abs(least)
         if diverged:
             what = f"above {times:g} times its least, {least:.4g}" if finite else "or its gradient norm is not finite"
             step.stop = f"the loss diverges: it is {what}"

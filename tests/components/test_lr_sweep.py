@@ -71,8 +71,11 @@ def test_suggested_are_the_steepest_descent_and_a_tenth_of_the_rate_of_the_least
     assert suggestions([], []) == {"steepest": None, "minimum_tenth": None}
 
 
-def run_sweep(losses: list[float], tmp_path) -> tuple[list[int], dict[str, Any], list[Any]]:
-    """The steps that end the run, what was written, and the events."""
+def run_sweep(
+    losses: list[float], tmp_path, cross_entropy: float | None = None
+) -> tuple[list[int], dict[str, Any], list[Any]]:
+    """The steps that end the run, what was written, and the events. cross_entropy: of every step, where something else
+    is minimised."""
     events: list[Any] = []
     records: Any = SimpleNamespace(directory=tmp_path, event=events.append)
     feed: Any = SimpleNamespace(steps=len(losses))
@@ -82,6 +85,8 @@ def run_sweep(losses: list[float], tmp_path) -> tuple[list[int], dict[str, Any],
     for index, loss in enumerate(losses):
         progress.step = index + 1
         step = Step(index=index, loss=loss, grad_norm=1.0, lr=10.0 ** (index - 8))
+        if cross_entropy is not None:
+            step.loss, step.objective = cross_entropy, loss
         call(step)
         if step.stop:
             ends.append(progress.step)
@@ -94,6 +99,15 @@ def test_a_loss_that_diverges_ends_the_run(tmp_path):
     assert ends == [5] and len(found["lr"]) == 5 and found["diverged"] is True
     assert events[0].points == 5 and events[0].steepest == found["steepest"] == pytest.approx(1e-7)
     assert found == result(list(zip(found["lr"], found["loss"], strict=True)), 0.5) | {"diverged": True}
+
+
+def test_what_is_minimised_is_what_diverges(tmp_path):
+    losses = [0.7, 0.6, 0.5, 0.6, 9.0, 0.5]
+    ends, found, _ = run_sweep(losses, tmp_path, cross_entropy=2.0)
+    assert ends == [5] and found["loss"] == losses[:5]
+    # One that is negative diverges as well, and not where it falls.
+    ends, found, _ = run_sweep([-0.1, -0.2, -0.4, -0.3, 9.0], tmp_path, cross_entropy=2.0)
+    assert ends == [5]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

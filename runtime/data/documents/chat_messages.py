@@ -1,13 +1,13 @@
 """Conversations in one form: lists of messages with `role` and `content`, whatever way a record spells them."""
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+from ..records.numbers import number
 from ..records.records import Message, Unusable
 from ..records.texts import checked, described, not_text, strings
 
@@ -30,10 +30,10 @@ def conversation(value: object, what: str) -> list[Message] | Unusable:
     if not value:
         return Unusable(f"{what} has no messages")
     messages: list[Message] = []
-    for number, item in enumerate(value, start=1):
+    for place, item in enumerate(value, start=1):
         message = _message(item)
         if isinstance(message, Unusable):
-            return Unusable(f"{what}, message {number}: {message.reason}")
+            return Unusable(f"{what}, message {place}: {message.reason}")
         messages.append(message)
     return messages
 
@@ -45,19 +45,19 @@ def pair(prompt: str, response: str) -> list[Message]:
 
 def flagged(messages: list[Message], train: str | None, weight: str | None) -> Unusable | None:
     """What is wrong with the keys of messages that say whether, and by which weight, they are trained on."""
-    for number, message in enumerate(messages, start=1):
+    for place, message in enumerate(messages, start=1):
         flag = message.get(train) if train is not None else None
         if flag is not None and not isinstance(flag, bool):
-            return Unusable(f"message {number}: `{train}` is {described(flag)}, neither true nor false")
+            return Unusable(f"message {place}: `{train}` is {described(flag)}, neither true nor false")
         if flag and message["role"] != "assistant":
-            return Unusable(f"message {number}: `{train}` is true for {message['role']}; only the assistant is trained")
+            return Unusable(f"message {place}: `{train}` is true for {message['role']}; only the assistant is trained")
         share = message.get(weight) if weight is not None else None
         if share is None:
             continue
-        if isinstance(share, bool) or not isinstance(share, int | float):
-            return Unusable(f"message {number}: `{weight}` is {described(share)}, not a number")
-        if not 0 <= share < math.inf:
-            return Unusable(f"message {number}: `{weight}` is {share:g}, and weights are 0 or more")
+        if isinstance(found := number(share, f"message {place}: `{weight}`"), Unusable):
+            return found
+        if found < 0:
+            return Unusable(f"message {place}: `{weight}` is {found:g}, and weights are 0 or more")
     return None
 
 
@@ -84,16 +84,16 @@ def parsed_calls(messages: list[Message]) -> list[Message] | Unusable:
     """Messages whose calls have their arguments as objects: many datasets have them as JSON text, which a template
     would write as a quoted text."""
     found = []
-    for number, message in enumerate(messages, start=1):
+    for place, message in enumerate(messages, start=1):
         calls = message.get("tool_calls")
         if not calls:
             found.append(message)
             continue
         if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
-            return Unusable(f"message {number}: `tool_calls` is not a list of objects")
+            return Unusable(f"message {place}: `tool_calls` is not a list of objects")
         parsed = [_parsed_call(call) for call in calls]
         if any(call is None for call in parsed):
-            return Unusable(f"message {number}: the arguments of a call are no JSON object")
+            return Unusable(f"message {place}: the arguments of a call are no JSON object")
         found.append({**message, "tool_calls": parsed})
     return found
 

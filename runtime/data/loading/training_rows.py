@@ -22,6 +22,13 @@ class TrainingRows:
     @classmethod
     def of(cls, name: str, reader: RowReader, seed: int) -> "TrainingRows":
         """Raises DataError if there are no rows."""
+        rows, documents = reader.rows, len(reader.documents)
+        if not rows.num_rows and documents and rows.num_skipped == documents:
+            raise DataError(
+                f"dataset {name} has no rows to train on: all of its {documents:,} documents are left out, "
+                f"as they are longer than a row of {rows.capacity:,}",
+                remedy="Lengthen the rows (`batch.sequence`), or leave out less (`oversized`).",
+            )
         return cls(name=name, reader=reader, order=RowOrder(reader.rows.num_rows, seed))
 
 

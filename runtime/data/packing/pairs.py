@@ -2,7 +2,7 @@
 
 A pair that is longer than a row is left out or, with `truncate`, cut: both sides at their ends, to the same number of
 positions, the largest with which they fit. So a side that takes half a row or less stays whole as long as the other one
-has positions to lose. If no answer would be left of a side, the pair is left out.
+has positions to lose. If no answer would be left of a side, or both would be the same, the pair is left out.
 """
 
 import numpy as np
@@ -58,7 +58,7 @@ def pack_pairs(
         cut = cut_sides(first, second, capacity, align)
         left_out = np.zeros(len(documents), dtype=bool)
         for index in np.flatnonzero(long).tolist():
-            left_out[index] = not _answered(store, documents, index, *cut)
+            left_out[index] = not _is_compared(store, documents, index, *cut)
         first, second = cut
     else:
         left_out = long
@@ -79,14 +79,12 @@ def _room(positions: np.ndarray, align: int) -> np.ndarray:
     return -(-positions // align) * align
 
 
-def _answered(store: TokenStore, documents: np.ndarray, index: int, first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether a token of each side is predicted if they have so many positions."""
+def _is_compared(store: TokenStore, documents: np.ndarray, index: int, first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether a token of each side is predicted if they have so many positions, and they differ."""
     assert store.firsts is not None
-    if store.trained is None:
-        return True
     begin = int(store.offsets[documents[index]])
     middle = begin + int(store.firsts[documents[index]])
-    return all(
-        bool(store.trained[start + 1 : start + 1 + int(count)].any())
-        for start, count in ((begin, first[index]), (middle, second[index]))
-    )
+    sides = [slice(begin, begin + 1 + int(first[index])), slice(middle, middle + 1 + int(second[index]))]
+    if np.array_equal(store.tokens[sides[0]], store.tokens[sides[1]]):
+        return False
+    return store.trained is None or all(bool(store.trained[side][1:].any()) for side in sides)

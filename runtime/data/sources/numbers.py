@@ -1,11 +1,11 @@
 """Numbers in the fields of a record: token ids, numbers along them, and numbers of the record as a whole."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ..records.numbers import number, shown
 from ..records.records import Content, Numbered, Reads, TokenIds, Unusable
 from ..records.texts import described
 
@@ -30,7 +30,7 @@ def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbe
         if isinstance(label, Unusable):
             return label
         if not isinstance(label, bool):
-            return Unusable(f"field `{reads.label}` is {_shown(label)}, neither true nor false")
+            return Unusable(f"field `{reads.label}` is {shown(label)}, neither true nor false")
         values["label"] = float(label)
     return Numbered(content=content, columns=columns, values=values)
 
@@ -46,23 +46,6 @@ def token_ids(ids: Any, mask: Any, reads: Reads) -> TokenIds | Unusable:
         return TokenIds(ids=found)
     trained = _mask(mask, f"field `{reads.mask}`", len(found), reads)
     return trained if isinstance(trained, Unusable) else TokenIds(ids=found, trained=trained)
-
-
-def number(value: Any, what: str) -> float | Unusable:
-    """A finite number, as float32 can hold it."""
-    if isinstance(value, Unusable):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return Unusable(f"{what} is {described(value)}, not a number")
-    return _finite(float(value), what)
-
-
-def _finite(value: float, what: str) -> float | Unusable:
-    if math.isnan(value):
-        return Unusable(f"{what} is NaN")
-    if abs(value) > float(np.finfo(np.float32).max):
-        return Unusable(f"{what} is {value:g}, too large for float32")
-    return value
 
 
 def _column(value: Any, what: str, count: int | None, reads: Reads) -> float | np.ndarray | Unusable:
@@ -89,9 +72,9 @@ def _integers(value: Any, what: str) -> np.ndarray | Unusable:
         return Unusable(f"{what} is {described(value)}, not a list of token ids")
     for place, each in enumerate(value):
         if isinstance(each, bool) or not isinstance(each, int):
-            return Unusable(f"{what}, token {place}, is {_shown(each)}, not a whole number")
+            return Unusable(f"{what}, token {place}, is {shown(each)}, not a whole number")
         if not 0 <= each < 1 << 32:
-            return Unusable(f"{what}, token {place}, is {each}, which is no token id")
+            return Unusable(f"{what}, token {place}, is {shown(each)}, which is no token id")
     return np.array(value, dtype=np.int64)
 
 
@@ -106,12 +89,8 @@ def _mask(value: Any, what: str, count: int, reads: Reads) -> np.ndarray | Unusa
         return Unusable(f"{what} has {len(value):,} entries, and `{reads.tokens}` has {count:,} tokens")
     for place, each in enumerate(value):
         if each not in (0, 1):
-            return Unusable(f"{what}, entry {place}, is {_shown(each)}, neither 0 nor 1")
+            return Unusable(f"{what}, entry {place}, is {shown(each)}, neither 0 nor 1")
     trained = np.array(value, dtype=bool)
     if not trained[1:].any():
         return Unusable(f"{what} leaves no token to predict")
     return trained
-
-
-def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, int | float) else described(value)

@@ -19,6 +19,7 @@ from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokeniz
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.dealing import row_costs
 from xtrain.runtime.data.loading.feeding import RowFeeder
+from xtrain.runtime.data.loading.training_rows import TrainingRows
 from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.data.packing.pairs import cut_sides, pack_pairs, sides_of
 from xtrain.runtime.data.packing.row_reader import RowReader
@@ -180,6 +181,9 @@ MALFORMED = [
     (DRAWN, '{"tokens": [1, 2], "mask": [0, 1], "old": 0, "gain": NaN, "reward": 1}', "NaN is not a valid JSON number"),
     (DRAWN, line(gain=[1, 1, 1e60]), "field `gain`, number 2, is 1e+60, too large for float32"),
     (DRAWN, line(reward=[1]), "field `reward` is a list, not a number"),
+    (DRAWN, line(reward=10**400), "field `reward` is a number of more than 20 digits, too large for float32"),
+    (DRAWN, line(gain=[1, 1, -(10**400)]), "field `gain`, number 2, is a number of more than 20 digits, too large"),
+    (DRAWN, line(tokens=[1, 2, 10**400]), "field `tokens`, token 2, is a number of more than 20 digits, which is no"),
 ]  # fmt: skip
 
 
@@ -315,6 +319,21 @@ def test_pairs_that_are_too_long_are_cut_alike(tmp_path: Path, tokenizer: TextTo
     assert [len(tokens) for tokens in row.segments] == [5, 29]
     with pytest.raises(DataError, match="pair 0 has sides of 40 and 50 positions, and a row holds 32"):
         pack_pairs(store, np.arange(3), 32, "error")
+
+
+def test_a_dataset_of_which_nothing_fits_is_said_to_be_too_long(tmp_path: Path, tokenizer: TextTokenizer):
+    store, documents = stored([pair_of(40, 50), pair_of(30, 60)], TEXTS, tmp_path, tokenizer), np.arange(2)
+    reader = RowReader(store=store, documents=documents, rows=pack_pairs(store, documents, 32, "skip"))
+    with pytest.raises(DataError, match="dataset p has no rows to train on: all of its 2 documents are left out"):
+        TrainingRows.of("p", reader, 0)
+
+
+def test_pairs_whose_sides_would_be_the_same_are_left_out(tmp_path: Path, tokenizer: TextTokenizer):
+    """Answers that begin alike, and differ behind the place at which they are cut."""
+    same, other = ({"prompt": "q", "chosen": "x" * at + "good", "rejected": "x" * at + "bad"} for at in (300, 10))
+    store = stored([same, other], PAIRS, tmp_path, tokenizer)
+    rows = pack_pairs(store, np.arange(2), 160, "truncate")
+    assert rows.document.tolist() == [1] and (rows.num_truncated, rows.num_skipped) == (0, 1)
 
 
 def test_numbers_go_with_the_labels_up_to_samples(tmp_path: Path, tokenizer: TextTokenizer):

@@ -124,7 +124,8 @@ def test_a_weight_is_that_of_every_token_of_its_message(tokenizer: TextTokenizer
         ("train", 0, True, "message 1: `train` is true for user; only the assistant is trained"),
         ("weight", 3, "2", "message 4: `weight` is a string, not a number"),
         ("weight", 3, -1, "message 4: `weight` is -1, and weights are 0 or more"),
-        ("weight", 3, float("inf"), "message 4: `weight` is inf, and weights are 0 or more"),
+        ("weight", 3, float("inf"), "message 4: `weight` is inf, too large for float32"),
+        ("weight", 3, 10**400, "message 4: `weight` is a number of more than 20 digits, too large for float32"),
         ("weight", 3, True, "message 4: `weight` is a boolean, not a number"),
     ],
 )
