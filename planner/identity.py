@@ -20,6 +20,7 @@ from ..dsl.user_parts.places import NOTHING
 from .canonical import PLAN, digest_of_amounts, portable, whole_numbers
 from .data.source_args import reads
 from .graph.saving import pretrained
+from .model.reference import reference_files
 from .resolved import Resolved
 from .schedule.learning_rate import in_effect
 from .schedule.mixing import amounts, in_epochs, weights
@@ -67,6 +68,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
     weights = {"weights": run.weights.digest} if run.weights is not None else {}
+    weights |= {"reference": files.digest} if (files := reference_files(spec)) is not None else {}
     return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {}), **weights})
 
 

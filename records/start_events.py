@@ -150,6 +150,20 @@ class TokeniseEvent(Event, tag="tokenise"):
     builder: Annotated[str, doc("process that builds, while this one waits")]
 
 
+class ReferenceEvent(Event, tag="reference"):
+    """log-probabilities of a reference model for a dataset: every ten seconds while they are computed, and when all are
+    there"""
+
+    dataset: Annotated[str, doc("name")]
+    reference: Annotated[str, doc("`initial`, `adapter_off`, or the folder of the model")]
+    key: Annotated[str, doc("name of the entry in `cache/reference`")]
+    computed: Annotated[bool | None, doc("true: by this start; false: they were in the cache")]
+    done: Annotated[int | None, doc("so far", "rows")]
+    rows: Annotated[int | None, doc("of the dataset that are trained on", "rows")]
+    tokens: Annotated[int | None, doc("of the dataset, each of which has a number on disk", "tokens")]
+    seconds: Annotated[float | None, doc("since the node has begun", "s")]
+
+
 class EstimateEvent(Event, tag="estimate"):
     """once per attempt, as soon as two steps and 3 s of steps have been measured"""
 
@@ -173,6 +187,7 @@ START_EVENTS: tuple[type[Event], ...] = (
     ResumedEvent,
     WeightsEvent,
     PretrainedEvent,
+    ReferenceEvent,
     SetupDoneEvent,
     EstimateEvent,
 )

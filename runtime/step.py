@@ -78,7 +78,7 @@ def outline(
 ) -> StepCall:
     """Tell the ranks that read nothing where documents lie, from the pipeline coordinate `source`. numbers: of rows,
     that go with it."""
-    outlines = Outlines.of(plan, feed, rank, meshes)
+    outlines = Outlines.of(plan, feed.collate, rank, meshes)
     assert outlines.readers[0] == source and outlines.numbers == tuple(numbers or ())
 
     def run(step: Step) -> None:

@@ -23,7 +23,7 @@ from ...runtime.ops import op
 from ...runtime.parallel.mesh import Meshes
 from ...runtime.parallelize.fsdp import reshard
 from ...runtime.parallelize.outline import Outlines
-from ...runtime.parallelize.pipeline import PipelineSchedule
+from ...runtime.parallelize.pipeline import PipelineSchedule, forwarded
 from ...runtime.reporting.records import Records
 from ...runtime.state import Progress, Rank, Resources, Step
 from ...runtime.training.ema import WeightAverages, Weights
@@ -66,7 +66,7 @@ def evaluate(
     first = rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0
     loss = LossMeasure(loader, rank.device, known_bytes, model, objective, counts_units=first)
     measure: Measure = ChoicesMeasure(loader, rank.device) if choices else loss
-    outlines = Outlines.of(plan, feed, rank, meshes)
+    outlines = Outlines.of(plan, feed.collate, rank, meshes)
     counts = rank.is_tp_first and rank.coordinates["pp"] == 0
     body = None if user is None else evaluation_body(plan, user, resources or {})
 
@@ -122,16 +122,3 @@ def evaluate(
                 saver.measured(metric)
 
     return run
-
-
-def forwarded(
-    model: ModelParts, pipeline: PipelineSchedule | None, batches: Iterator[ModelBatch]
-) -> Iterator[ModelBatch]:
-    """Every batch after its forward, through all stages. Collective."""
-    if pipeline is None:
-        for batch in batches:
-            model.whole(None, batch)
-            yield batch
-        return
-    for batch, _ in pipeline.forward(batches):
-        yield batch

@@ -44,10 +44,12 @@ class LoraLinear(Linear, DropsInputs):
         self.lora_B = Linear(matrix.rank, base.out_features)
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) + self.added(input)
+        out = super().forward(input)
+        return out if self.axes.without_adapter else out + self.added(input)
 
     def without_bias(self, x_BSD: Tensor) -> Tensor:
-        return super().without_bias(x_BSD) + self.added(x_BSD)
+        out = super().without_bias(x_BSD)
+        return out if self.axes.without_adapter else out + self.added(x_BSD)
 
     def added(self, x_BSD: Tensor) -> Tensor:
         keys_BS = self.keys_BS  # of all tokens, by which inputs are dropped
@@ -73,12 +75,16 @@ class DoraLinear(LoraLinear):
         self.lora_magnitude_vector = nn.Parameter(torch.empty(base.out_features))
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.axes.without_adapter:
+            return super().forward(input)
         if self.bias is None:
             return self.without_bias(input)
         out, share_F = self._unscaled(input)
         return torch.addcmul(local(self.bias, partial=self.partial), out, share_F)
 
     def without_bias(self, x_BSD: Tensor) -> Tensor:
+        if self.axes.without_adapter:
+            return super().without_bias(x_BSD)
         out, share_F = self._unscaled(x_BSD)
         return out * share_F
 
@@ -115,7 +121,7 @@ def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParame
     path = known[matrix.name].owner
     base = block.get_submodule(path)
     if isinstance(base, Experts | TaskExperts):
-        _put_on_experts(matrix, base, known)
+        _put_on_experts(matrix, base, known, axes)
         return
     assert isinstance(base, Linear)
     if matrix.dora:
@@ -129,7 +135,9 @@ def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParame
     setattr(block.get_submodule(above), own, module)
 
 
-def _put_on_experts(matrix: LoraMatrix, experts: Experts | TaskExperts, known: Mapping[str, BlockParameter]) -> None:
+def _put_on_experts(
+    matrix: LoraMatrix, experts: Experts | TaskExperts, known: Mapping[str, BlockParameter], axes: Axes
+) -> None:
     """A [E, D, R] and B [E, R, F] of each expert."""
     a, b = (name.rpartition(".")[2] for name in matrix.factors())
     for own, name in zip((a, b), matrix.factors(), strict=True):
@@ -139,7 +147,9 @@ def _put_on_experts(matrix: LoraMatrix, experts: Experts | TaskExperts, known: M
         low_NR = times(x_ND, stacks[0])
         return times(low_NR if matrix.scale == 1 else low_NR * matrix.scale, stacks[1])
 
-    def make() -> ExpertAdapter:
+    def make() -> ExpertAdapter | None:
+        if axes.without_adapter:
+            return None
         return ExpertAdapter((local(getattr(experts, a)), local(getattr(experts, b))), added)
 
     experts.adapters[matrix.name.rpartition(".")[2]] = make

@@ -65,6 +65,7 @@ class Pack(RowLink):
         read = {
             **({"unit": loss.unit} if loss.unit != "token" else {}),
             **({"columns": list(loss.columns)} if loss.columns else {}),
+            **({"computed": list(loss.computed)} if loss.computed else {}),
             **({"values": list(loss.values)} if loss.values else {}),
         }
         return {"method": self.method, "capacity": run.batch.sequence, "align": run.align, **group, **read}

@@ -2,10 +2,12 @@
 
 # shapes: B rows of the microbatch, S positions of a row, T = B · S
 
+import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
 from ...dsl.schema.packings import PACKINGS
@@ -24,14 +26,16 @@ def pack(
     align: int = 1,
     unit: str | None = None,
     columns: Sequence[str] = (),
+    computed: Sequence[str] = (),
     values: Sequence[str] = (),
 ) -> PackStage:
     """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
 
     A sample is padded to a multiple of `align` positions, which belong to its segment. The rest of a row is padding in
     segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
-    columns: those that the loss reads; 0 in padding. unit: what it counts, `sequence` or `pair`; None: tokens. values:
-    those of each unit that it reads.
+    columns: those that the loss reads; 0 in padding. computed: those of them that the run computes, NaN where it has
+    not, as in evaluation. unit: what it counts, `sequence` or `pair`; None: tokens. values: those of each unit that it
+    reads.
     Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, are of
     several datasets, or are not what the loss reads.
     """
@@ -42,7 +46,7 @@ def pack(
         shape = (value.num_rows, capacity)
         input_ids_BS = torch.zeros(shape, dtype=torch.int64)
         labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
-        columns_BS = {name: torch.zeros(shape, dtype=torch.float32) for name in columns}
+        columns_BS = {name: _empty(name, shape, value, computed) for name in columns}
         filled = [0] * value.num_rows
         datasets, places = [UNKNOWN] * value.num_rows, [UNKNOWN] * value.num_rows
         segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
@@ -59,6 +63,8 @@ def pack(
             input_ids_BS[row, first : first + real] = sample.tokens
             labels_BS[row, first : first + real] = sample.labels
             for name, column_BS in columns_BS.items():
+                if name not in sample.columns and name in computed:
+                    continue
                 if name not in sample.columns:
                     raise DataError(f"the loss reads the column `{name}`, and a document of row {row} has none")
                 column_BS[row, first : first + real] = sample.columns[name]
@@ -101,6 +107,12 @@ def pack(
     )
 
 
+def _empty(name: str, shape: tuple[int, int], samples: Samples, computed: Sequence[str]) -> Tensor:
+    """A column before anything lies in the rows, in the format that the samples have it in."""
+    known = (sample.columns[name].dtype for sample in samples.samples if name in sample.columns)
+    return torch.full(shape, math.nan if name in computed else 0.0, dtype=next(known, torch.float32))
+
+
 @op("collate.pack", gives="stages")
 def append_pack(
     stages: list[Stage],
@@ -110,8 +122,9 @@ def append_pack(
     group: int = 1,
     unit: str | None = None,
     columns: Sequence[str] = (),
+    computed: Sequence[str] = (),
     values: Sequence[str] = (),
 ) -> list[Stage]:
     """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
     assert method in PACKINGS and group >= 1
-    return [*stages, pack(capacity=capacity, align=align, unit=unit, columns=columns, values=values)]
+    return [*stages, pack(capacity=capacity, align=align, unit=unit, columns=columns, computed=computed, values=values)]

@@ -11,11 +11,13 @@ from ...dsl.schema.losses import (
     ADVANTAGES,
     OLD,
     KlEstimator,
+    Reference,
     TokenPolicyLoss,
     kl_setting,
     kl_weight,
     max_tokens_setting,
     normalise_setting,
+    reference_setting,
 )
 from ...dsl.schema.setting import not_negative, positive, setting
 from ...dsl.schema.training import LOSSES, Misfit, logits_chunk
@@ -33,6 +35,7 @@ class Cispo(TokenPolicyLoss):
     max_tokens: int | None = max_tokens_setting()
     kl: KlEstimator = kl_setting()
     kl_weight: float = kl_weight()
+    reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
     resuming: ClassVar[Mapping[str, str]] = {"ratio_high": "ratios are clipped by it from here on"}

@@ -7,14 +7,14 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import REF, PairLoss, beta_setting
+from ...dsl.schema.losses import REF, PairLoss, Reference, ReferredLoss, beta_setting, reference_setting
 from ...dsl.schema.setting import Range, setting
 from ...dsl.schema.training import LOSSES, Misfit, logits_chunk
 
 
 @LOSSES.register()
 @frozen
-class Dpo(PairLoss):
+class Dpo(ReferredLoss, PairLoss):
     """`loss dpo { … }`: prefers the chosen answer of a pair to the rejected one, measured against a reference model."""
 
     kind: str = named("dpo")
@@ -29,6 +29,7 @@ class Dpo(PairLoss):
         "share of pairs that are taken to be the wrong way round", default=0.0, check=Range(low=0, below=0.5)
     )
     length_normalised: bool = setting("log-ratios are means over tokens instead of sums", default=False)
+    reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
     resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}

@@ -14,8 +14,10 @@ from ...dsl.schema.losses import (
     REFERENCE_KL,
     KlEstimator,
     PolicyLoss,
+    Reference,
     kl_setting,
     kl_weight,
+    reference_setting,
 )
 from ...dsl.schema.setting import Range, not_negative, setting
 from ...dsl.schema.training import LOSSES, Unit, logits_chunk
@@ -31,6 +33,7 @@ class Gspo(PolicyLoss):
     clip_high: float = setting("ratios are clipped at 1 + this", default=4e-4, check=not_negative)
     kl: KlEstimator = kl_setting()
     kl_weight: float = kl_weight()
+    reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
     across: ClassVar[bool] = True

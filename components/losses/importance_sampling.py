@@ -10,11 +10,13 @@ from ...dsl.schema.losses import (
     ADVANTAGES,
     OLD,
     KlEstimator,
+    Reference,
     TokenPolicyLoss,
     kl_setting,
     kl_weight,
     max_tokens_setting,
     normalise_setting,
+    reference_setting,
 )
 from ...dsl.schema.training import LOSSES, logits_chunk
 
@@ -29,6 +31,7 @@ class ImportanceSampling(TokenPolicyLoss):
     max_tokens: int | None = max_tokens_setting()
     kl: KlEstimator = kl_setting()
     kl_weight: float = kl_weight()
+    reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
     def does(self) -> str:

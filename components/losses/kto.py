@@ -7,14 +7,14 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import REF, beta_setting
+from ...dsl.schema.losses import REF, Reference, ReferredLoss, beta_setting, reference_setting
 from ...dsl.schema.setting import not_negative, positive, setting
-from ...dsl.schema.training import LOSSES, Loss, Unit, logits_chunk
+from ...dsl.schema.training import LOSSES, Unit, logits_chunk
 
 
 @LOSSES.register()
 @frozen
-class Kto(Loss):
+class Kto(ReferredLoss):
     """`loss kto { … }`: makes answers with `label` true likelier than a reference model does, and the others less
     likely."""
 
@@ -28,6 +28,7 @@ class Kto(Loss):
         default=0.0,
         check=not_negative,
     )
+    reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
     across: ClassVar[bool] = True

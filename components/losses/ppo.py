@@ -10,12 +10,14 @@ from ...dsl.schema.component import named
 from ...dsl.schema.losses import (
     ClippedPolicyLoss,
     KlEstimator,
+    Reference,
     clip_setting,
     dual_setting,
     kl_setting,
     kl_weight,
     max_tokens_setting,
     normalise_setting,
+    reference_setting,
 )
 from ...dsl.schema.training import LOSSES, logits_chunk
 
@@ -33,6 +35,7 @@ class Ppo(ClippedPolicyLoss):
     max_tokens: int | None = max_tokens_setting()
     kl: KlEstimator = kl_setting()
     kl_weight: float = kl_weight()
+    reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
     resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by it from here on"}

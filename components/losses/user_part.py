@@ -7,11 +7,12 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import UserComponent, named
-from ...dsl.schema.training import LOSSES, Loss, Misfit, Unit, logits_chunk, z_weight
+from ...dsl.schema.losses import Reference, ReferredLoss, reference_setting
+from ...dsl.schema.training import LOSSES, Misfit, Unit, logits_chunk, z_weight
 from ...dsl.user_parts.kinds import COUNTS, STATISTICS
 
 
-class OwnLoss(UserComponent, Loss):
+class OwnLoss(UserComponent, ReferredLoss):
     """What all of them have in common."""
 
     resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
@@ -52,6 +53,7 @@ class UserLoss(OwnLoss):
 
     kind: str = named("")
     z_loss: float = z_weight()
+    reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
     @classmethod
@@ -70,6 +72,7 @@ class UserUnitLoss(OwnLoss):
     """`loss NAME { … }`: a function of your own, from sums over tokens to losses of sequences or pairs."""
 
     kind: str = named("")
+    reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
     across: ClassVar[bool] = True

@@ -65,7 +65,9 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     if is_call(parts[0]):
         return convert_call(parts[0], value, context, around)
     words = next((part for part in parts if get_origin(part) is Literal), None)
-    if words is not None and (len(parts) == 1 or isinstance(data, Word | str)):
+    # Beside its words a setting may take any text, which stands in quotes.
+    other_text = isinstance(data, str) and str in parts and data not in choices_of(words)
+    if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text)):
         return _word(words, value, context)
     kind, *others = (part for part in parts if part is not words)
     if Quantity in others and isinstance(data, Quantity) and data.unit in context.meta.units:

@@ -65,10 +65,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
 def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:
     """The settings of a model that the `config.json` of a folder gives, those of a block as `router.normalise`, and
     what is wrong with it."""
-    section, diagnostics = Section("model"), Diagnostics()
-    path = str(Path(folder).absolute())
-    section.labels = [Label(Value(path, Span(SourceText(folder, path), 0, len(path))))]
-    folder_of(section, diagnostics)
+    section, diagnostics = _section_of(folder)
     if diagnostics.has_errors:
         return {}, diagnostics
     found = {name: entry.value.data for name, entry in section.entries.items()}
@@ -76,6 +73,21 @@ def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:
         found |= {f"{kind}.{name}": entry.value.data for name, entry in block.entries.items()}
     lists = {name: [each.data for each in items.values] for name, items in found.items() if isinstance(items, Items)}
     return found | lists, diagnostics
+
+
+def family_in_folder(folder: str) -> str | None:
+    """The family of the model in a folder; None where something is wrong with it."""
+    section, diagnostics = _section_of(folder)
+    return None if diagnostics.has_errors else section.labels[0].value.data.text
+
+
+def _section_of(folder: str) -> tuple[Section, Diagnostics]:
+    """A section `model` as the `config.json` of a folder fills it, and what is wrong with that."""
+    section, diagnostics = Section("model"), Diagnostics()
+    path = str(Path(folder).absolute())
+    section.labels = [Label(Value(path, Span(SourceText(folder, path), 0, len(path))))]
+    folder_of(section, diagnostics)
+    return section, diagnostics
 
 
 def _is_family(label: str | Called) -> bool:

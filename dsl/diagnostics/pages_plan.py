@@ -123,6 +123,15 @@ PAGES: Final = (
         "dataset sql { source = python_stdlib() }\ndataset chat { source = synthetic() }\n"
         "mixture { sql = 1, chat = 1, exact = true }\nbatch { sequence = 256, rows = 8 }\n"
         "task sql { adapter lora { rank = 8 } }\ntask chat { adapter lora { rank = 16 } }"),
+    CodePage("X444", "a reference of a loss that cannot be computed", """
+        The log-probabilities of a reference are computed with the model of the run, of documents as they are stored. So
+        `adapter_off` needs an adapter; the model in a folder has the architecture of that of the run; collators that
+        change documents, and weights that nobody can find again, as those a state of another run has begun with, leave
+        no way to compute them. With `reference = precomputed` they are a column of the data.
+        """, 'dataset prefs { source = jsonl("prefs.jsonl"), chosen = "good", rejected = "bad" }\n'
+        "loss dpo { reference = adapter_off }",
+        'dataset prefs { source = jsonl("prefs.jsonl"), chosen = "good", rejected = "bad" }\n'
+        "loss dpo { reference = initial }"),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),

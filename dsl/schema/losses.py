@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from ..quantity import Quantity
+from .names import file_path
 from .setting import Range, not_negative, positive, setting
 from .training import Loss, Misfit, Unit
 
@@ -44,6 +45,46 @@ KlEstimator = Literal["none", "k1", "k2", "k3"]
 def beta_setting(default: float, what: str = "how much a difference of log-probabilities counts: β") -> Any:
     """The setting `beta` of losses of preferences."""
     return setting(what, default=default, check=positive)
+
+
+# Reference models ----------------------------------------------------------------------------------------------------
+
+INITIAL: Final = "initial"
+ADAPTER_OFF: Final = "adapter_off"
+PRECOMPUTED: Final = "precomputed"
+Reference = Literal["initial", "adapter_off", "precomputed"] | str
+
+
+def reference_setting() -> Any:
+    """The setting `reference` of losses that compare with a reference model."""
+    return setting(
+        "whose log-probabilities the column `ref_logprobs` has, computed once before the first step: initial: those of "
+        "the weights that the run begins with; adapter_off: of the model under the adapter; a folder: of the model in "
+        "it; precomputed: nothing is computed, they are a column of the data",
+        default=INITIAL,
+        check=file_path,
+        example='"models/sft"',
+        added=True,
+    )
+
+
+class ReferredLoss(Loss):
+    """A loss that may compare with a reference model."""
+
+    reference: Reference
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        return (REF,) if REF in self.columns and self.reference != PRECOMPUTED else ()
+
+    @property
+    def reference_folder(self) -> str | None:
+        """That of the reference, if it is a model of its own and there is one."""
+        return self.reference if self.computed and self.reference not in (INITIAL, ADAPTER_OFF) else None
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        if REF not in self.columns:
+            yield "reference", f"the loss does not read `{REF}`"
 
 
 class PairLoss(Loss):
@@ -106,7 +147,7 @@ def dual_setting() -> Any:
     )
 
 
-class PolicyLoss(Loss):
+class PolicyLoss(ReferredLoss):
     """A loss of tokens that a policy has sampled, with the advantage of each: of the ratio ρ of their probabilities now
     and then."""
 

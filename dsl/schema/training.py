@@ -35,6 +35,8 @@ def logits_chunk() -> Any:
 
 
 Unit = Literal["token", "sequence", "pair"]
+TAKEN_ELSEWHERE: Final = ("z_loss", "chunk", "reference")
+"""Settings of losses that nodes of the model and of the data take."""
 
 
 @frozen
@@ -80,6 +82,11 @@ class Loss(Component):
         return ()
 
     @property
+    def computed(self) -> tuple[str, ...]:
+        """Those of its columns that the run computes before the first step, whatever datasets have."""
+        return ()
+
+    @property
     def values(self) -> tuple[str, ...]:
         """The same of numbers of documents."""
         return ()
@@ -89,7 +96,8 @@ class Loss(Component):
         dataset does."""
         found = ('chosen = "chosen"', 'rejected = "rejected"') if self.unit == "pair" else ()
         found += ("oversized = skip",) if self.unit == "sequence" else ()
-        for name, read in (("columns", self.columns), ("values", self.values)):
+        given = tuple(name for name in self.columns if name not in self.computed)
+        for name, read in (("columns", given), ("values", self.values)):
             fields = ", ".join(f'{each}: "{each}"' for each in read)
             found += (f"{name} = {{ {fields} }}",) if read else ()
         return found
@@ -109,11 +117,14 @@ class Loss(Component):
         """Settings that do not fit the others."""
         return iter(())
 
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """The settings that change nothing beside the others, and why."""
+        return iter(())
+
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node beside `kind`: all of its settings but `z_loss` and `chunk`, which the model
-        takes."""
+        """The JSON arguments of its node beside `kind`: all of its settings but those that other nodes take."""
         values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
-        return {name: value for name, value in values.items() if name not in ("z_loss", "chunk")}
+        return {name: value for name, value in values.items() if name not in TAKEN_ELSEWHERE}
 
     def does(self) -> str:
         """What its node does, in words."""

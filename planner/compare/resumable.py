@@ -10,10 +10,12 @@ from typing import Any, Final, get_args
 from attrs import frozen
 
 from ...dsl.schema.log import OP as TRACKER
+from ...dsl.schema.losses import PRECOMPUTED, REF
 from ...dsl.schema.training import LOSSES
 from ..data.chain import call_text
 from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
+from ..graph.reference_nodes import OP as REFERENCE
 from ..plan import Node, Plan
 from ..schedule.horizon import as_known
 from .diff_values import actions_text, recurring
@@ -250,12 +252,24 @@ def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
             if before.get(name) != after.get(name):
                 rule = Rule(f"loss.{name}", "learning", said.get(name, "the loss uses the new value from here on"))
                 yield _allowed(rule, name, _given(before, name), _given(after, name))
+    models = [_reference(plan) for plan in (a, b)]
+    if None not in models and models[0] != models[1]:
+        rule = Rule("loss.reference", "learning", "the loss compares with another model from here on")
+        yield _allowed(rule, "reference", *(each[0] for each in models if each is not None))
     old, new = a.architecture.to_json(), b.architecture.to_json()
     meaning = resuming(old, new)
     for name in {**old, **new}:
         if old.get(name) != new.get(name) and meaning(name) == "loss":
             rule = Rule(setting_path(name), "learning", "the loss uses the new weight from here on")
             yield _allowed(rule, name, old.get(name), new.get(name))
+
+
+def _reference(plan: Plan) -> tuple[str, str] | None:
+    """The model that the loss compares with, and what its weights are known by; None where it compares with none."""
+    args = next((node.args for node in plan.nodes if node.op == REFERENCE), None)
+    if args is not None:
+        return args["reference"], args.get("digest", "")
+    return (PRECOMPUTED, "") if REF in plan.node("collate.pack").args.get("columns", ()) else None
 
 
 def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:

@@ -166,7 +166,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "collate.to_tensor": {},
     "collate.flatten": {},
     "collate.shift_tokens": {},
-    "collate.pack": dict.fromkeys(("method", "group", "capacity", "align", "unit", "columns", "values")),
+    "collate.pack": dict.fromkeys(("method", "group", "capacity", "align", "unit", "columns", "computed", "values")),
     "collate.user": dict.fromkeys(("module", "function", "digest", "arguments", "takes", "gives")),
     "collate.shard": {"ring": None, "ulysses": None},
     "collate.microbatches": {"micro": None, "accumulate": None},
@@ -189,6 +189,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
         "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
     },
+    "setup.reference": dict.fromkeys(("dataset", "reference", "digest", "format", "task")),
     "setup.tasks": {"tasks": Rule("task", "learning", "adapters are trained on other datasets")},
     "setup.observe": {"peak_flops": Rule("cluster.flops", "none", _STAYS)},
     "setup.alerts": {

@@ -28,14 +28,18 @@ def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findi
         for setting, number in _unread(spec.loss, spec.datasets[name]):
             path = f"dataset.{name}.{setting}"
             message = f"dataset {name}: the loss {spec.loss.kind} does not read `{number}`"
-            found.warn(f"idle.{path}", IDLE, path, message, _readers(spec.loss, number))
+            hint = _readers(spec.loss, number)
+            if number in spec.loss.computed:
+                message = f"dataset {name}: `{number}` changes nothing, as the run computes it (loss.reference)"
+                hint = "remove it, or write `reference = precomputed` in `loss`"
+            found.warn(f"idle.{path}", IDLE, path, message, hint)
 
 
 def is_measured(spec: Spec, name: str) -> bool:
     """Whether evaluations of a dataset measure what is minimised, beside the cross-entropy: if it is another thing, and
     the dataset gives what it reads. A function of the user's own in place of the forward gives one loss alone."""
     dataset = spec.datasets[name]
-    if spec.loss.plain or spec.evaluation_step is not None or dataset.choices is not None:
+    if spec.loss.plain or spec.loss.computed or spec.evaluation_step is not None or dataset.choices is not None:
         return False
     return _is_remade(spec) or not any(_missing(spec.loss, dataset))
 
@@ -54,7 +58,7 @@ def _unread(loss: Loss, dataset: Dataset) -> Iterator[tuple[str, str]]:
         ("columns", dataset.columns, dataset.gives_columns, loss.columns),
         ("values", dataset.values, dataset.gives_values, loss.values),
     ):
-        for name in (each for each in gives if each not in reads):
+        for name in (each for each in gives if each not in reads or each in loss.computed):
             own = {"weights": "message_weight", "label": "label"}
             yield (f"{setting}.{name}" if name in named else own[name]), name
 
@@ -80,7 +84,7 @@ def _missing(loss: Loss, dataset: Dataset) -> Iterator[Problem]:
     elif loss.unit == "sequence" and dataset.long_documents == "split":
         hint = "write `oversized = skip` or `oversized = truncate`"
         yield "oversized", "is of whole documents, and those longer than a row are split", hint
-    for name in loss.columns:
+    for name in (each for each in loss.columns if each not in loss.computed):
         if name not in dataset.gives_columns:
             hint = f'name the field that has them: `columns = {{ {name}: "{name}" }}`'
             yield "source", f"reads `{name}`, numbers along the tokens, and it has none", hint

@@ -9,14 +9,16 @@ from ..data.chain import node_ids, resolve_chain
 from ..data.data_rules import evaluated
 from ..data.source_args import form_text, source_args
 from ..model.tasks import task_of
+from ..plan import Estimates
 from ..resolved import Resolved
 from ..schedule.arithmetic import microbatches_text
 from ..units import count_text, plural
 from .builder import Builder
+from .reference_nodes import add_references
 
 
-def add_data(graph: Builder, run: Resolved) -> str:
-    """Add the chain; the id of the loader."""
+def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
+    """Add the chain; the id of the loader. model: the node behind which the model has its first values."""
     source = run.spec.tokenizer.source
     kind = tokenizer_kind(source)
     args = {"source": kind.place(source)}
@@ -24,6 +26,7 @@ def add_data(graph: Builder, run: Resolved) -> str:
     wanted = [*run.training, *(name for name in evaluated(run.spec) if name not in run.training)]
     documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
     last = _chain(graph, run, tuple((id, "rows") for id in documents))
+    references = add_references(graph, run, estimates, model, last)
     batch = run.batch
     args = {
         "datasets": list(run.training),
@@ -59,7 +62,7 @@ def add_data(graph: Builder, run: Resolved) -> str:
         does += f"; {sizes.first:,} in the first step, growing evenly by {plural(sizes.grows_by, 'row')} "
         does += f"over {plural(batch.ramp, 'step')}"
     axes = run.wide("replicate", "fsdp")
-    return graph.add("setup", "setup.loader", does, args=args, axes=axes, after=((last, "microbatches"),))
+    return graph.add("setup", "setup.loader", does, args=args, axes=axes, after=(*references, (last, "microbatches")))
 
 
 def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) -> str:

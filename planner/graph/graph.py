@@ -50,7 +50,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     model = add_model(graph, run, _mesh(graph, run))
     optimizer = _groups(graph, run, _optimizer(graph, run, model))
     averages = add_average(graph, run, model)
-    loader = add_data(graph, run)
+    loader = add_data(graph, run, estimates, model)
     scheduler = _scheduler(graph, run, optimizer, loader)
     resume = _resume(graph, run, estimates, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
     last = add_trackers(graph, run.spec, _horizon(graph, run.spec, resume))

@@ -18,6 +18,7 @@ from .adapter_folder import check_adapter_files, read_adapter
 from .frozen import check_frozen
 from .groups import check_groups
 from .peft import PeftFolder
+from .reference import check_reference
 from .tasks import check_tasks, task_adapters
 
 
@@ -70,6 +71,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     if adapter_files is not None:
         check_adapter_files(architecture, adapter_files, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None
+    check_reference(spec, architecture, found)
     return Shape(architecture, reasons, weights, adapter_files)
 
 

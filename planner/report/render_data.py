@@ -4,6 +4,7 @@ from typing import Any
 
 from ...dsl.schema.sources import SOURCES
 from ..data.source_args import form_text
+from ..graph.reference_nodes import OP as REFERENCE
 from ..plan import Plan
 from ..schedule.horizon import known_arithmetic, waits
 from ..units import plural
@@ -28,6 +29,10 @@ def show_data(page: Page, plan: Plan, detail: Detail) -> None:
     if len(sources) > most:
         rows.append(("…", f"and {len(sources) - most} more: --part data"))
     rows.append(("chain", chain_text(plan)))
+    computed = [node for node in plan.nodes if node.op == REFERENCE]
+    rows += [("reference", node.does) for node in computed[:most]]
+    if len(computed) > most:
+        rows.append(("…", f"and {len(computed) - most} more: --part data"))
     place = "its position in the data" if len(loader["datasets"]) == 1 else "its position in each dataset"
     rows.append(("order", f"determined by the seed, on any number of ranks; a run resumes at {place}"))
     if mix := mix_of_epoch(plan):

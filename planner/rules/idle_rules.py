@@ -28,6 +28,8 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
     for group, chosen in written_optimizers(spec).items():
         for name, why in chosen.idle(spec):
             _warn(spec, f"{group}optimizer.{name}", why, "remove it", found)
+    for name, why in spec.loss.idle():
+        _warn(spec, f"loss.{name}", why, "remove it", found)
     _check_idle_actions(spec, layout, found)
     _check_idle_watching(spec, found)
     for name, why in spec.scheduler.idle().items():

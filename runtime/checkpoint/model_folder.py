@@ -13,6 +13,8 @@ def check_folder(plan: Plan) -> None:
         for node in plan.nodes:
             if node.op == "setup.read_weights":
                 planned_files(**node.args)
+            elif node.op == "setup.reference" and "digest" in node.args:
+                planned_files(node.args["digest"], node.args["reference"])
             elif node.op == "setup.read_adapter":
                 planned_adapter(plan, **node.args)
     except OSError as error:

@@ -67,9 +67,10 @@ class Beginning:
 
 
 @op("setup.pretrained")
-def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records, path: str) -> None:
-    """Take over the weights of another run, and nothing else of it; where this run goes on, they are read there."""
-    if not _begins(plan, records):
+def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records, path: str, anew: bool = False) -> None:
+    """Take over the weights of another run, and nothing else of it; where this run goes on, they are read there. anew:
+    here too."""
+    if not anew and not _begins(plan, records):
         return
     entry = find(Path(path), weights=True)
     collective = CollectiveErrors.of(rank)
@@ -102,12 +103,14 @@ def read_weights(
     folder: str = "",
     repo: str = "",
     revision: str = "",
+    anew: bool = False,
 ) -> None:
-    """Read this rank's pieces of the weights in a model's folder; a run that goes on reads its checkpoint instead.
+    """Read this rank's pieces of the weights in a model's folder; a run that goes on reads its checkpoint instead, but
+    where they are wanted `anew`.
 
     Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
     """
-    if not _begins(plan, records):
+    if not anew and not _begins(plan, records):
         return
 
     def files() -> tuple[WeightFiles, Assignment]:
@@ -120,13 +123,21 @@ def read_weights(
 @op("setup.read_adapter")
 @torch.no_grad()
 def read_adapter(
-    plan: Plan, model: ModelParts, rank: Rank, records: Records, beat: HeartbeatWriter, folder: str, digest: str
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    records: Records,
+    beat: HeartbeatWriter,
+    folder: str,
+    digest: str,
+    anew: bool = False,
 ) -> None:
-    """Read this rank's pieces of an adapter that PEFT has saved; a run that goes on reads its checkpoint instead.
+    """Read this rank's pieces of an adapter that PEFT has saved; a run that goes on reads its checkpoint instead. anew:
+    these all the same.
 
     Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
     """
-    if starting_point(plan, records.directory).entry is not None:
+    if not anew and starting_point(plan, records.directory).entry is not None:
         return
 
     def files() -> tuple[WeightFiles, Assignment]:

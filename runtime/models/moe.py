@@ -77,8 +77,8 @@ class Experts(ExpertStacks):
 
         self.gate_proj_bias, self.up_proj_bias = bias(arch.expert_ffn), bias(arch.expert_ffn)
         self.down_proj_bias = bias(arch.dim)
-        # Name of a matrix → what an adapter adds to its product, with this rank's pieces of it.
-        self.adapters: dict[str, Callable[[], ExpertAdapter]] = {}
+        # Name of a matrix → what an adapter adds to its product, with this rank's pieces of it; None while it is off.
+        self.adapters: dict[str, Callable[[], ExpertAdapter | None]] = {}
 
     def forward(self, rows_ND: Tensor, counts_E: Tensor) -> Tensor:
         """Rows in order of expert, `counts_E` of them for each expert of this rank; of those that go through the
@@ -254,7 +254,7 @@ class _ClampedSwiGLU(torch.autograd.Function):
         return grad_gate, grad_up, None, None
 
 
-Adapters = dict[str, Callable[[], ExpertAdapter]]
+Adapters = dict[str, Callable[[], ExpertAdapter | None]]
 
 
 class MoE(nn.Module):

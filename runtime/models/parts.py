@@ -1,7 +1,7 @@
 """`ModelParts`: what a rank holds of the model, one part for each of its pipeline stages."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from attrs import evolve, frozen
 from torch import Tensor, nn
@@ -74,6 +74,16 @@ class ModelParts:
         """Meanwhile rows whose datasets are not told apart go through the adapter of a task, of several; None: through
         none."""
         return nullcontext() if self.axes.tasks is None else self.axes.tasks.all_of(task)
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Meanwhile the model under the adapter, or all adapters, is computed alone."""
+        self.axes.without_adapter = True
+        try:
+            with self.with_adapter_of(None):
+                yield
+        finally:
+            self.axes.without_adapter = False
 
     def modules(self) -> Iterator[nn.Module]:
         for part in self.parts:

@@ -21,25 +21,34 @@ from .tensors import fill
 @op("setup.weights")
 @torch.no_grad()
 def initialise(
-    plan: Plan, model: ModelParts, rank: Rank, offload: bool, seed: int | None = None, init_std: float | None = None
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    offload: bool,
+    seed: int | None = None,
+    init_std: float | None = None,
+    anew: bool = False,
 ) -> None:
     """Give memory and values to every parameter: norms multiply by 1, biases are 0, matrices normal with `init_std`;
     buffers are zero. Those of an adapter get memory alone (`setup.adapter`).
     Without a seed parameters get memory alone: their values are read (`setup.read_weights`).
 
-    offload: parameters live in host memory.
+    offload: parameters live in host memory. anew: they have memory already.
 
     Each value is drawn in fp32 for the whole parameter and then cut, so every rank of every layout, and every number
     format, starts from the same model. Raises PlanMismatch if what this rank holds is not what the plan says.
     """
     device = torch.device("cpu") if offload else rank.device
-    for part in model.parts:
+    for part in () if anew else model.parts:
         part.to_empty(device=device)
     assert_local_shapes(plan, model, rank)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             # Where the work is done, wherever the parameters live.
-            setattr(module, name, torch.zeros_like(buffer, device=rank.device))
+            if anew:
+                buffer.zero_()
+            else:
+                setattr(module, name, torch.zeros_like(buffer, device=rank.device))
     if seed is not None and init_std is not None:
         _draw(plan, model, rank, seed, init_std)
 

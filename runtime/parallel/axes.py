@@ -33,7 +33,7 @@ class Axes:
     """One object for all modules of a model.
 
     row: all ranks that hold positions of the same rows (ring · ulysses · tp). tasks: which rows go through which
-    adapter, where there are several.
+    adapter, where there are several. without_adapter: the model under the adapter is computed alone.
     """
 
     tensor: TensorAxis | None = None
@@ -42,6 +42,7 @@ class Axes:
     experts: ProcessGroup | None = None
     row: ProcessGroup | None = None
     tasks: "TaskRouting | None" = None
+    without_adapter: bool = False
 
     @contextmanager
     def uncut_rows(self) -> Iterator[None]:

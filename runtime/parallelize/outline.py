@@ -8,8 +8,8 @@ from attrs import frozen
 
 from ...planner.plan import Plan
 from ..data.collate.batch import Microbatch
+from ..data.collate.collators import CollateChain
 from ..data.collate.outline import decode_outline, encode_outline
-from ..input.feed import Feed
 from ..parallel.mesh import Meshes
 from ..state import Rank
 
@@ -31,7 +31,7 @@ class Outlines:
     local_part: Callable[[Microbatch], Microbatch]
 
     @classmethod
-    def of(cls, plan: Plan, feed: Feed, rank: Rank, meshes: Meshes) -> "Outlines":
+    def of(cls, plan: Plan, collate: CollateChain, rank: Rank, meshes: Meshes) -> "Outlines":
         loader = plan.node("setup.loader").args
         readers = plan.node("step.fetch").args["readers"]
         shared = next((node.args for node in plan.nodes if node.op == "step.share_outline"), {})
@@ -41,7 +41,7 @@ class Outlines:
             group=meshes.group("pp") if len(readers) < rank.pipeline_ranks else None,
             rows=(loader["micro"], loader["sequence"]),
             numbers=tuple(shared.get("numbers", ())),
-            local_part=feed.collate.local_part,
+            local_part=collate.local_part,
         )
 
     @property

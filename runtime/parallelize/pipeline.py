@@ -164,6 +164,19 @@ class PipelineSchedule:
         return positions // tensor.size if tensor is not None and tensor.sequence else positions
 
 
+def forwarded(
+    model: ModelParts, pipeline: PipelineSchedule | None, batches: Iterator[ModelBatch]
+) -> Iterator[ModelBatch]:
+    """Every batch after its forward, through all stages. Collective."""
+    if pipeline is None:
+        for batch in batches:
+            model.whole(None, batch)
+            yield batch
+        return
+    for batch, _ in pipeline.forward(batches):
+        yield batch
+
+
 def _without_outputs(schedule: Any) -> dict[str, bool]:
     """Nobody looks at the outputs. Schedules of older versions of torch keep them all the same."""
     return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}

@@ -47,6 +47,7 @@ LEFT_OUT = frozenset(
         "setup.tokenizer",
         "setup.data",
         "setup.loader",
+        "setup.reference",
         "setup.scheduler",
         "setup.observe",
         "setup.alerts",

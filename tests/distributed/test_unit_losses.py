@@ -14,17 +14,24 @@ pytestmark = pytest.mark.distributed
 
 # (loss, layout) of the ordinary tests; the others are in the matrix.
 LOSSES = {
-    "dpo": ("pairs", "loss dpo { label_smoothing = 0.1, chunk = 8 KiB }"),
-    "ipo": ("pairs", "loss dpo { form = ipo, chunk = 8 KiB }"),
+    "dpo": ("pairs", "loss dpo { label_smoothing = 0.1, reference = precomputed, chunk = 8 KiB }"),
+    "ipo": ("pairs", "loss dpo { form = ipo, reference = precomputed, chunk = 8 KiB }"),
     "orpo": ("pairs", "loss orpo { beta = 0.5, chunk = 8 KiB }"),
     "cpo": ("pairs", "loss cpo { chunk = 8 KiB }"),
     "simpo": ("pairs", "loss simpo { chunk = 8 KiB }"),
-    "kto": ("sequences", "loss kto { beta = 0.5, undesirable = 1.5, chunk = 8 KiB }"),
-    "ppo": ("sequences", "loss ppo { dual_clip = 3.0, kl = k2, kl_weight = 0.1, chunk = 8 KiB }"),
-    "grpo": ("sequences", "loss grpo { kl = k3, kl_weight = 0.1, chunk = 8 KiB }"),
+    "kto": ("sequences", "loss kto { beta = 0.5, undesirable = 1.5, reference = precomputed, chunk = 8 KiB }"),
+    "ppo": (
+        "sequences",
+        "loss ppo { dual_clip = 3.0, kl = k2, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }",
+    ),
+    "grpo": ("sequences", "loss grpo { kl = k3, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }"),
     "dr_grpo": ("sequences", "loss grpo { normalise = dr_grpo, max_tokens = 40, chunk = 8 KiB }"),
     "cispo": ("sequences", "loss cispo { normalise = sequence, chunk = 8 KiB }"),
-    "gspo": ("sequences", "loss gspo { clip_low = 0.2, clip_high = 0.3, kl = k1, kl_weight = 0.1, chunk = 8 KiB }"),
+    "gspo": (
+        "sequences",
+        "loss gspo { clip_low = 0.2, clip_high = 0.3, kl = k1, kl_weight = 0.1, chunk = 8 KiB\n"
+        "reference = precomputed }",
+    ),
     "importance": ("sequences", "loss importance_sampling { chunk = 8 KiB }"),
     "weighted": (
         "sequences",
@@ -51,7 +58,7 @@ def own_tokens(logprob_T, advantages, logprobs, *, low: float = 0.5):
     return -torch.clamp((logprob_T - logprobs).exp(), min=low) * advantages
 '''
 LOSSES |= {
-    "own pairs": ("pairs", 'use "losses.py"\nloss own_pairs { beta = 0.2, chunk = 8 KiB }'),
+    "own pairs": ("pairs", 'use "losses.py"\nloss own_pairs { beta = 0.2, reference = precomputed, chunk = 8 KiB }'),
     "own sequences": ("sequences", 'use "losses.py"\nloss own_sequences { chunk = 8 KiB }'),
     "own tokens": ("sequences", 'use "losses.py"\nloss own_tokens { chunk = 8 KiB, z_loss = 0.1 }'),
 }

@@ -150,6 +150,8 @@ def test_every_choice_can_be_written(load):
             spelled = f'"{word}"' if word[0].isdigit() else word
             loaded = load("", label, f"{path}.{name}={spell(spelled)}")
             assert loaded.spec is not None, loaded.diagnostics.render()
+        if str in parts_of(attribute):  # any other word is a text
+            return
         (error,) = load("", label, f"{path}.{name}={spell('zzz')}").diagnostics
         assert error.code == "X305" and all(word in error.hint for word in words)
 

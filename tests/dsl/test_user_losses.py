@@ -101,7 +101,11 @@ def test_a_loss_of_pairs_reads_sums_of_columns_and_values(own):
 
 
 def test_the_plan_of_a_loss_of_pairs_shows_what_is_read(planned):
-    plan = planned("collate = to_tensor -> flatten -> shift_tokens -> halves() -> pack(sequential)\nloss own", UNITS)
+    plan = planned(
+        "collate = to_tensor -> flatten -> shift_tokens -> halves() -> pack(sequential)\n"
+        "loss own { reference = precomputed }",
+        UNITS,
+    )
     assert plan.node("collate.pack").args["unit"] == "pair" and plan.node("step.agree").args["unit"] == "pair"
     assert plan.node("collate.pack").args["columns"] == ["ref_logprobs"]
     assert "for each pair" in plan.node("setup.loss").does and "pairs of the whole step" in (
@@ -133,7 +137,12 @@ def test_a_decorator_that_cannot_be_read_is_reported(own, decorator, message):
 CALLS = [
     ("loss foca {}", "X305", "no kind called `foca`", "`focal`"),
     ("loss focal { gama = 1 }", "X203", "unknown setting `gama`", "`gamma`"),
-    ("loss focal { label_smoothing = 0.1 }", "X203", "unknown setting `label_smoothing`", "z_loss, chunk, gamma"),
+    (
+        "loss focal { label_smoothing = 0.1 }",
+        "X203",
+        "unknown setting `label_smoothing`",
+        "z_loss, reference, chunk, gamma",
+    ),
     ('loss focal { gamma = "x" }', "X301", "`gamma` must be a number", None),
     ("loss sure", "X204", "needs `weight`", None),
     ("loss sure { weight = 1, entropy_T = 2 }", "X203", "unknown setting `entropy_T`", None),

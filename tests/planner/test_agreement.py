@@ -104,9 +104,9 @@ def test_a_loss_that_reads_entropies_costs_what_the_plan_says(name, tmp_path, mo
 
 
 LOSSES = {
-    "dpo": "loss dpo { chunk = 8 KiB }",
-    "gspo": "loss gspo { kl = k3, kl_weight = 0.1, chunk = 8 KiB }",
-    "grpo": "loss grpo { kl = k3, kl_weight = 0.1, chunk = 8 KiB }",
+    "dpo": "loss dpo { reference = precomputed, chunk = 8 KiB }",
+    "gspo": "loss gspo { kl = k3, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }",
+    "grpo": "loss grpo { kl = k3, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }",
     "weighted": "loss cross_entropy { weighted = true, focal = 2.0, chunk = 8 KiB }",
 }
 
@@ -231,7 +231,7 @@ def test_a_loss_of_pairs_takes_no_more_memory_than_the_cross_entropy(tmp_path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "numbers.py").write_text(PARTS)
     found = []
-    for loss in ("loss cross_entropy", CHAIN.format(kind="pairs") + "loss dpo"):
+    for loss in ("loss cross_entropy", CHAIN.format(kind="pairs") + "loss dpo { reference = precomputed }"):
         (tmp_path / "wide.xtrain").write_text(WIDE_VOCABULARY.format(more=loss))
         compiled = plan_from_spec(tmp_path / "wide.xtrain")
         assert compiled.plan is not None, compiled.diagnostics.render()

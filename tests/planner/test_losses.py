@@ -74,17 +74,20 @@ ANSWERS = 'dataset code { source = jsonl("a/*.jsonl"), prompt = "q", response = 
 READS = [
     ("simpo", PAIRS, "", "", ""),
     ("simpo", ANSWERS, "source", "compares pairs", "chosen = "),
-    ("dpo", PAIRS, "source", "reads `ref_logprobs`", 'columns = { ref_logprobs: "ref_logprobs" }'),
-    ("dpo", PAIRS + ', columns = { ref_logprobs: "r" }', "", "", ""),
+    ("dpo { reference = precomputed }", PAIRS, "source", "reads `ref_logprobs`", 'columns = { ref_logprobs: "ref_log'),
+    ("dpo", PAIRS, "", "", ""),
+    ("dpo { reference = precomputed }", PAIRS + ', columns = { ref_logprobs: "r" }', "", "", ""),
     ("cross_entropy", PAIRS, "chosen", "would learn rejected answers", "dpo"),
     ("cross_entropy { weighted = true }", ANSWERS, "source", "reads `weights`", "columns"),
     ("cross_entropy { weighted = true }", ANSWERS + ', columns = { weights: "w" }', "", "", ""),
-    ("kto", ANSWERS + ', columns = { ref_logprobs: "r" }, oversized = skip', "source", "`label`", "write `label = "),
-    ("kto", ANSWERS + ', label = "ok", columns = { ref_logprobs: "r" }', "", "", ""),
+    ("kto", ANSWERS + ", oversized = skip", "source", "`label`", "write `label = "),
+    ("kto", ANSWERS + ', label = "ok"', "", "", ""),
     ("ppo", SAMPLED, "", "", ""),
     ("grpo", SAMPLED, "oversized", "longer than a row are split", "oversized = skip"),
     ("grpo", SAMPLED + ", oversized = truncate", "", "", ""),
-    ("gspo { kl = k3, kl_weight = 0.1 }", SAMPLED + ", oversized = skip", "source", "`ref_logprobs`", "columns"),
+    ("gspo { kl = k3, kl_weight = 0.1 }", SAMPLED + ", oversized = skip", "", "", ""),
+    ("gspo { kl = k3, kl_weight = 0.1, reference = precomputed }", SAMPLED + ", oversized = skip", "source",
+     "`ref_logprobs`", "columns"),
 ]  # fmt: skip
 
 
@@ -106,9 +109,9 @@ UNREAD = [
     ("cross_entropy", ANSWERS + ', label = "ok"', {"label": "label"}, "choose a loss that reads it: kto"),
     ("cross_entropy", ANSWERS + ', values = { margin: "m" }', {"values.margin": "margin"}, "remove it"),
     ("simpo", PAIRS + ', columns = { ref_logprobs: "r" }', {"columns.ref_logprobs": "ref_logprobs"}, "dpo"),
-    ("dpo", PAIRS + ', columns = { ref_logprobs: "r" }', {}, ""),
+    ("dpo { reference = precomputed }", PAIRS + ', columns = { ref_logprobs: "r" }', {}, ""),
     ("ppo", SAMPLED.replace(' }', ', ref_logprobs: "r" }'), {"columns.ref_logprobs": "ref_logprobs"}, "kl = k3"),
-    ("ppo { kl = k3, kl_weight = 0.1 }", SAMPLED.replace(' }', ', ref_logprobs: "r" }'), {}, ""),
+    ("ppo { kl = k3, kl_weight = 0.1, reference = precomputed }", SAMPLED.replace(' }', ', ref_logprobs: "r" }'), {}, ""),
 ]  # fmt: skip
 
 
@@ -213,7 +216,7 @@ def compare_of(a, b):
 
 
 def test_the_plan_of_a_loss_of_pairs_shows_its_unit_and_what_it_costs(make_plan):
-    dataset = PAIRS + ', columns = { ref_logprobs: "r" } }'
+    dataset = PAIRS + " }"
     plain, pairs = (make_plan(dataset=dataset, loss=f"loss {loss}") for loss in ("simpo", "dpo"))
     for plan, columns in ((plain, None), (pairs, ["ref_logprobs"])):
         assert plan.node("collate.pack").args["unit"] == "pair" == plan.node("step.agree").args["unit"]

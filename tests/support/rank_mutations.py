@@ -292,3 +292,39 @@ def next_task() -> None:
         return (first - 1, *rest, last + 1) if first else (1, *rest, last - 1)
 
     vars(tasks)["TaskRouting"].of_rows = of_rows
+
+
+@mutation
+def empty_reference() -> None:
+    """A reference gives every label a log-probability of 0."""
+    from xtrain.runtime.reference.compute import RowsForward
+
+    gathered = RowsForward._gathered
+    vars_of(RowsForward, _gathered=lambda self, *given: 0 * gathered(self, *given))
+
+
+@mutation
+def own_rows_of_reference() -> None:
+    """Of a reference the first rank writes what it has computed by itself."""
+    from xtrain.runtime.reference.compute import RowsForward
+
+    gathered = RowsForward._gathered
+
+    def alone(self: Any, *given: Any) -> Any:
+        return gathered(evolve(self, rank=evolve(self.rank, world_size=1)), *given)
+
+    vars_of(RowsForward, _gathered=alone)
+
+
+@mutation
+def trained_reference() -> None:
+    """A reference has the weights that the model has, whatever it should begin with."""
+    from xtrain.runtime.reference.weights import ReferenceWeights
+
+    vars_of(ReferenceWeights, _begin=lambda self, ops: None)
+
+
+def vars_of(kind: type, **methods: Any) -> None:
+    """Put methods in the place of those of a class."""
+    for name, method in methods.items():
+        setattr(kind, name, method)

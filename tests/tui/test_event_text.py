@@ -34,6 +34,20 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
             "models/a  2.0 KiB in 0.10 s  1.0 KiB a rank  0.10 s, rank 1 the slowest",
         ),
         (
+            {"event": "reference", "dataset": "prefs", "reference": "initial", "computed": True, "done": 9, "rows": 90},
+            "prefs  initial  9 of 90 rows",
+        ),
+        (
+            {"event": "reference", "dataset": "prefs", "reference": "models/a", "computed": True, "done": 90,
+             "rows": 90, "seconds": 3.1},
+            "prefs  models/a  computed for 90 rows in 3.10 s",
+        ),
+        (
+            {"event": "reference", "dataset": "prefs", "reference": "initial", "computed": False, "done": 123,
+             "rows": 123},
+            "prefs  initial  123 rows from the cache",
+        ),
+        (
             {"event": "eval", "step": 5, "dataset": "arc", "loss": 2.5, "acc": 0.4123, "acc_norm": 0.5, "tokens": 900,
              "seconds": 2},
             "arc  acc 41.2%  norm 50.0%  900 tokens  2.00 s",
@@ -82,7 +96,7 @@ def test_a_line_without_a_name_says_nothing() -> None:
 
 def test_no_field_is_needed() -> None:
     kinds = "run_start setup eval generate checkpoint signal stop control restart rollback alert notify phase health"
-    looks = ("profile", "memory_snapshot", "estimate")
+    looks = ("profile", "memory_snapshot", "estimate", "reference")
     for kind in [*kinds.split(), "tokenise", "failure", "run_end", "resumed", "paused", "device", "nonfinite", *looks]:
         assert all(said.word for said in event_text({"event": kind}))
         in_one_line({"event": kind})

@@ -32,8 +32,7 @@ from .batch import Microbatch
 
 @define(kw_only=True, frozen=True, eq=False)
 class TensorRow:
-    """A packed row with memory of its own: int64 tokens, bool masks, float32 columns, and otherwise what `RawRow`
-    says."""
+    """A packed row with memory of its own: int64 tokens, bool masks, and otherwise what `RawRow` says."""
 
     segments: list[Tensor]
     trained: list[Tensor] | None = None
@@ -57,7 +56,7 @@ class Sample:
     trained: Tensor | None = None
     """bool [L + 1]: whether each token is to be predicted. None: all of them, or the labels say it."""
     columns: dict[str, Tensor] = field(factory=dict)
-    """Numbers along the tokens, by name: float32 [L + 1] as read; [L], those of the labels, once there are labels."""
+    """Numbers along the tokens, by name: [L + 1] as read; [L], those of the labels, once there are labels."""
     values: dict[str, float] = field(factory=dict)
     """Numbers of its document, by name."""
     side: int = 0

@@ -26,7 +26,7 @@ class RawRow:
     trained: list[np.ndarray] | None = None
     """Of each segment, uint8 [L + 1]: 1 where the token is to be predicted. None: all of them are."""
     columns: dict[str, list[np.ndarray]] = field(factory=dict)
-    """Numbers along the tokens of each segment, float32 [L + 1], by name."""
+    """Numbers along the tokens of each segment, float32 or float64 [L + 1], by name."""
     values: dict[str, list[float]] = field(factory=dict)
     """Numbers of the document of each segment, by name."""
     sides: list[int] | None = None
@@ -50,18 +50,9 @@ class RowReader:
         """Row `index`, without segments for PADDING; it says of itself what `dataset` and `position` say."""
         if index == PADDING:
             return RawRow(segments=[], dataset=dataset, position=position)
-        rows = self.rows
-        segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
-        documents = self.documents[rows.document[segments]]
-        store, sides = self.store, None
-        if store.firsts is None:
-            first = store.offsets[documents] + rows.starts(segments)
-            # The last position of a document reads its last token but one.
-            end = np.minimum(first + rows.capacity + 1, store.offsets[documents + 1])
-        else:
-            first, end = self._pairs(documents)
-            documents, sides = np.repeat(documents, 2), [0, 1] * len(documents)
-        cuts = [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True)]
+        store = self.store
+        documents, cuts = self._cuts(index)
+        sides = None if store.firsts is None else [0, 1] * (len(documents) // 2)
         return RawRow(
             segments=[store.tokens[cut] for cut in cuts],
             trained=None if store.trained is None else [store.trained[cut] for cut in cuts],
@@ -71,6 +62,33 @@ class RowReader:
             dataset=dataset,
             position=position,
         )
+
+    def labels_at(self, index: int) -> np.ndarray:
+        """int64 [capacity]: which token of the store the label of each position of a row is; -1 where there is none."""
+        rows, trained = self.rows, self.store.trained
+        places = np.full(rows.capacity, -1, dtype=np.int64)
+        filled = 0
+        for cut in self._cuts(index)[1]:
+            length = cut.stop - cut.start - 1
+            places[filled : filled + length] = np.arange(cut.start + 1, cut.stop)
+            filled += -(-length // rows.align) * rows.align
+        if trained is not None:
+            places[places >= 0] = np.where(trained[places[places >= 0]] > 0, places[places >= 0], -1)
+        return places
+
+    def _cuts(self, index: int) -> tuple[np.ndarray, list[slice]]:
+        """The document of each segment of a row, int64, and its tokens in the store."""
+        rows, store = self.rows, self.store
+        segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
+        documents = self.documents[rows.document[segments]]
+        if store.firsts is None:
+            first = store.offsets[documents] + rows.starts(segments)
+            # The last position of a document reads its last token but one.
+            end = np.minimum(first + rows.capacity + 1, store.offsets[documents + 1])
+        else:
+            first, end = self._pairs(documents)
+            documents = np.repeat(documents, 2)
+        return documents, [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True)]
 
     def _pairs(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first token of each side of some pairs, and one behind its last, int64 [2 · documents] both."""

@@ -59,7 +59,8 @@ class TokenStore:
     """int32 [documents], mapped and read-only: every document is a pair, and so many of its tokens are its preferred
     side, which comes first. None: documents are no pairs."""
     columns: Mapping[str, np.ndarray] = field(factory=dict)
-    """Numbers along the tokens, float32 [tokens] each, mapped and read-only, by name."""
+    """Numbers along the tokens, float32 [tokens] each, mapped and read-only, by name; what the run computes may be
+    float64."""
     values: Mapping[str, np.ndarray] = field(factory=dict)
     """Numbers of the documents, float32 [documents] each, mapped and read-only, by name."""
     aliases: tuple[str, ...] = ()

@@ -1,0 +1,72 @@
+"""`setup.reference.NAME`: the log-probabilities that a reference model gives the labels of a dataset."""
+
+from typing import Any, Final
+
+from ...dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
+from ..canonical import portable
+from ..mesh.mesh import AXES
+from ..model.inventory import flops_per_token
+from ..model.reference import reference_files
+from ..model.tasks import task_of
+from ..plan import Estimates
+from ..resolved import Resolved
+from ..units import BYTES, bytes_text, flops_text, plural, seconds_text
+from ..weights.files import LOADED
+from .builder import Builder
+
+OP: Final = "setup.reference"
+SOME_ROWS: Final = 1000  # whose forward is said to take so many seconds
+
+
+def add_references(
+    graph: Builder, run: Resolved, estimates: Estimates, model: str, collate: str
+) -> tuple[tuple[str, str], ...]:
+    """Add a node for each dataset that is trained on; their ids, and what is taken from them. model, collate: the nodes
+    behind which the model has its first values, and rows can be read."""
+    loss = run.spec.loss
+    if not isinstance(loss, ReferredLoss) or not loss.computed:
+        return ()
+    files = reference_files(run.spec)
+    form = "fp64" if run.formats.compute == "fp64" else "fp32"
+    whose = {INITIAL: "by the weights that the run begins with", ADAPTER_OFF: "by the model under the adapter"}
+    args: dict[str, Any] = {"reference": loss.reference, "format": form}
+    if files is None:
+        by = whose[loss.reference]
+    else:
+        args |= {"reference": portable(files.folder), "digest": files.digest}
+        size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
+        formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
+        by = f"by the model in {files.folder} ({plural(len(files.files), 'file')} with {size} of {formats}), which "
+        by += "takes the place of that of the run meanwhile"
+    cost = _cost(run, estimates)
+    found: list[tuple[str, str]] = []
+    for name in run.training:
+        task = task_of(run.spec, name)
+        own = {"task": task} if task is not None and loss.reference == INITIAL else {}
+        does = (
+            f"log-probabilities of the labels of {name} {by}: read from the cache, or computed once, {cost}, and kept "
+        )
+        does += f"there, {BYTES[form]} bytes a token"
+        after = ((model, "model"), (collate, "microbatches"))
+        id = graph.add(
+            "setup",
+            OP,
+            does,
+            id=f"{OP}.{name}",
+            args={"dataset": name, **args, **own},
+            axes=run.wide(*AXES),
+            after=after,
+        )
+        found.append((id, "log-probabilities"))
+    return tuple(found)
+
+
+def _cost(run: Resolved, estimates: Estimates) -> str:
+    """Of a forward of each row."""
+    sequence = run.batch.sequence
+    flops = flops_per_token(run.architecture, sequence) * sequence // 3
+    text = f"a forward of {flops_text(flops)} a row"
+    if estimates.times is None:
+        return text
+    seconds = estimates.times.step * SOME_ROWS * flops / estimates.flops_per_step
+    return f"{text}, about {seconds_text(seconds)} for {SOME_ROWS:,}"

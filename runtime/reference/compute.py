@@ -1,0 +1,182 @@
+"""`setup.reference`: the column `ref_logprobs` of a dataset, computed once with the model of the run, in its layout."""
+
+# shapes: G rows that all data ranks take together, S positions of a whole row
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ...dsl.schema.losses import REF
+from ...planner.plan import Plan
+from ...records.start_events import ReferenceEvent
+from ..data.collate.collators import CollateChain
+from ..data.loading.loader import EvalLoader
+from ..data.loading.prepared import PreparedDataset
+from ..data.tokenising.build import INDEX
+from ..errors import EnvironmentFault
+from ..models.batch import ModelBatch
+from ..models.build import compute_format
+from ..models.parts import ModelParts
+from ..monitoring.heartbeat import HeartbeatWriter
+from ..monitoring.waiting import first_of_machine
+from ..ops import op
+from ..parallel.mesh import Meshes
+from ..parallelize.fsdp import reshard
+from ..parallelize.outline import Outlines
+from ..parallelize.pipeline import PipelineSchedule, forwarded
+from ..reporting.records import Records
+from ..state import Rank, Resources
+from .column import column_key
+from .shared import Blocks, SharedColumn
+from .weights import ReferenceWeights, identity_of
+
+REPORT_SECONDS: Final = 10.0  # between two events of a long computation
+
+
+@op("setup.reference", gives="prepared")
+def add_reference(
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    records: Records,
+    beat: HeartbeatWriter,
+    meshes: Meshes,
+    collate: CollateChain,
+    prepared: dict[str, PreparedDataset],
+    resources: Resources,
+    dataset: str,
+    reference: str,
+    format: str,
+    digest: str = "",
+    task: str | None = None,
+    pipeline: PipelineSchedule | None = None,
+) -> dict[str, PreparedDataset]:
+    """Give the store of a dataset the column of log-probabilities of the labels in its training rows, from the cache or
+    by a forward of these rows.
+
+    reference: as of the loss; digest: of the files of a folder. task: with whose adapter, of several. format: of the
+    numbers. Raises EnvironmentFault if files are not those of the plan, DataError if the cache cannot be written.
+    """
+    data, begin = prepared[dataset], time.perf_counter()
+    cache, rows = Path(plan.workspace["root"]) / "cache", data.parts["training"]
+    try:
+        own = first_of_machine(rank, lambda: identity_of(plan, reference, digest, cache / "tokens" / INDEX), beat)
+    except OSError as error:
+        raise EnvironmentFault("X524", str(error)) from error
+    covers: dict[str, Any] = {"weights": _of_first(rank, own), "rows": rows.fingerprint, "task": task}
+    covers |= {"numbers": format, "matmul": plan.node("setup.bootstrap").args["matmul"]}
+    covers |= {"compute": compute_format(plan)}
+    key = column_key(covers)
+    column = SharedColumn(rank=rank, folder=cache / "reference" / key, tokens=data.store.num_tokens, form=format)
+    source = column.source()
+
+    def report(done: int) -> None:
+        records.event(
+            ReferenceEvent(
+                step=0,
+                dataset=dataset,
+                reference=reference,
+                key=key,
+                computed=source is None,
+                done=done,
+                rows=rows.rows.num_rows,
+                tokens=column.tokens,
+                seconds=time.perf_counter() - begin,
+            )
+        )
+
+    if source is None:
+        weights = ReferenceWeights(plan=plan, model=model, rank=rank, records=records, beat=beat, resources=resources)
+        forward = RowsForward(plan=plan, model=model, rank=rank, beat=beat, meshes=meshes, collate=collate, data=data)
+        with weights.in_place(reference, digest, task):
+            column.write(covers, forward.blocks(format, pipeline, report))
+    else:
+        column.copy(covers, source)
+    found = column.open_everywhere()
+    report(rows.rows.num_rows)
+    store = data.store
+    return {**prepared, dataset: evolve(data, store=evolve(store, columns={**store.columns, REF: found.numbers}))}
+
+
+def _of_first(rank: Rank, own: Any) -> Any:
+    """What the first rank has found."""
+    found = [own]
+    if rank.world_size > 1:
+        dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+@frozen(kw_only=True, eq=False)
+class RowsForward:
+    """A forward of the training rows of a dataset."""
+
+    plan: Plan
+    model: ModelParts
+    rank: Rank
+    beat: HeartbeatWriter
+    meshes: Meshes
+    collate: CollateChain
+    data: PreparedDataset
+
+    @torch.no_grad()
+    def blocks(self, format: str, pipeline: PipelineSchedule | None, report: Callable[[int], None]) -> Blocks:
+        """Of each batch of rows the tokens that are labels, [G, S], and their log-probabilities. Collective.
+
+        report: is told how many rows are done, every ten seconds.
+        """
+        rank, rows = self.rank, self.data.parts["training"]
+        micro = self.plan.node("setup.loader").args["micro"]
+        loader = EvalLoader(
+            store=rows.store,
+            documents=rows.documents,
+            rows=rows.rows,
+            collate=self.collate,
+            micro=micro,
+            data_rank=rank.data_rank,
+            data_ranks=rank.data_ranks,
+        )
+        outlines = Outlines.of(self.plan, self.collate, rank, self.meshes)
+
+        def batches() -> Iterator[ModelBatch]:
+            for microbatch in outlines.completed(loader, len(loader)):
+                self.beat.mark()
+                batch = ModelBatch.of(microbatch, rank.device)
+                batch.each = True
+                yield batch
+
+        together, said = micro * rank.data_ranks, time.perf_counter()
+        empty_S = np.full(rows.rows.capacity, -1, dtype=np.int64)
+        self.model.train(False)
+        for number, batch in enumerate(forwarded(self.model, pipeline, batches())):
+            first = number * together
+            logprob_GS = self._gathered(batch, together, format)
+            numbers = range(first, first + together)
+            yield np.stack([rows.labels_at(n) if n < loader.num_rows else empty_S for n in numbers]), logprob_GS
+            if time.perf_counter() - said > REPORT_SECONDS:
+                report(min(first + together, loader.num_rows))
+                said = time.perf_counter()
+        reshard(self.model)
+        self.model.train()
+
+    def _gathered(self, batch: ModelBatch, together: int, format: str) -> np.ndarray:
+        """Of all rows of a batch, from the ranks that have computed them, [G, S]; 0 where there is no label."""
+        rank, capacity = self.rank, self.data.train_rows.capacity
+        dtype = torch.float64 if format == "fp64" else torch.float32
+        whole_GS = torch.zeros(together, capacity, dtype=dtype, device=rank.device)
+        if batch.losses_BS is not None and rank.is_tp_first:
+            own_BS: Tensor = batch.losses_BS.to(dtype).neg()
+            micro, positions = own_BS.shape
+            in_row_BS = torch.arange(positions).expand(micro, -1) if batch.in_row_BS is None else batch.in_row_BS
+            first = rank.data_rank * micro
+            # Log-probabilities of fp32 may exceed 0 by a rounding.
+            whole_GS[first : first + micro].scatter_(1, in_row_BS.to(rank.device), own_BS.clamp(max=0))
+        if rank.world_size > 1:
+            dist.all_reduce(whole_GS)
+        return whole_GS.cpu().numpy()

@@ -1,0 +1,79 @@
+"""References of losses: computed in every layout as in one process, once, with the weights that are meant."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from attrs import evolve
+from forked_ranks import Mutation, Outcome
+from projects import events
+from topologies import BY_NAME
+from trials import TOLERANCE, Laboratory, Trial, gaps
+
+pytestmark = pytest.mark.distributed
+
+PAIRS = (
+    'dataset.lines.source=jsonl("pairs.jsonl")',
+    "dataset.lines.chosen=good",
+    "dataset.lines.rejected=bad",
+)
+DPO = "loss dpo { beta = 0.5, chunk = 8 KiB }"
+LAYOUTS = (
+    "pp 2 · fsdp 2 · tp 2 (dense)",
+    "fsdp 2, three microbatches (dense)",
+    "tp 2, uneven vocabulary (dense)",
+    "tp 2, without loss (dense)",
+    "ring 2 (dense)",
+    "ulysses 2 (dense)",
+    "pp 2, zbv (dense)",
+    "pp 2 · ring 2 (dense)",
+    "fsdp 2 · ep 2 (moe)",
+)
+ORDINARY = ("tp 2, uneven vocabulary (dense)", "pp 2 · ring 2 (dense)", "ulysses 2 (dense)", "fsdp 2 · ep 2 (moe)")
+CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.matrix) for name in LAYOUTS]
+
+
+def trial_of(lab: Laboratory, layout: str, loss: str = DPO) -> Trial:
+    """Pairs of texts that begin alike, several of them in a row."""
+    answers = [(f"{i} + 5 = ", f"{i + 5}{'!' * (i % 4)}", f"{i + 6}{'?' * (i % 3)}") for i in range(60)]
+    lines = [json.dumps({"good": prompt + good, "bad": prompt + bad}) for prompt, good, bad in answers]
+    (lab.folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+    trial = BY_NAME[layout].trial("fp64", shallow=True)
+    return evolve(trial, settings=(*trial.settings, *PAIRS), more=loss)
+
+
+def run(lab: Laboratory, trial: Trial, sets: tuple[str, ...], root: str, **how: object) -> Outcome:
+    """With a cache of its own."""
+    shutil.rmtree(lab.folder / root, ignore_errors=True)
+    return lab.run(trial, (*sets, f"workspace.root={root}"), saves=False, **how)
+
+
+def column(lab: Laboratory, root: str) -> np.ndarray:
+    """What is in the cache."""
+    (found,) = (lab.folder / root / "cache" / "reference").iterdir()
+    return np.fromfile(found / "logprobs.bin", dtype=np.float64)
+
+
+@pytest.mark.parametrize("layout", CASES)
+def test_a_layout_computes_what_one_process_does(lab: Laboratory, layout: str):
+    trial = trial_of(lab, layout)
+    alone = run(lab, trial, (), "alone", alone=True)
+    outcome = run(lab, trial, BY_NAME[layout].layout, "ranks")
+    ours, theirs = column(lab, "ranks"), column(lab, "alone")
+    assert ours.shape == theirs.shape and np.array_equal(np.isnan(ours), np.isnan(theirs))
+    known = ~np.isnan(theirs)
+    assert known.sum() > 100 and (theirs[known] < 0).all() and np.ptp(theirs[known]) > 1
+    assert np.abs(ours[known] - theirs[known]).max() < 1e-12
+    assert alone.curve[0][1] != 0 and gaps(outcome, alone).worst < TOLERANCE["fp64"]
+    (told,) = events(outcome.directory, "reference")
+    assert told["computed"] and told["done"] == told["rows"] > 0 and told["tokens"] == len(ours)
+
+
+@pytest.mark.parametrize("fault", ["empty_reference", "own_rows_of_reference"])
+def test_a_fault_is_noticed(lab: Laboratory, fault: str):
+    layout = "fsdp 2, three microbatches (dense)"
+    trial = trial_of(lab, layout)
+    alone = run(lab, trial, (), "alone", alone=True)
+    outcome = run(lab, trial, BY_NAME[layout].layout, "ranks", mutation=Mutation(fault))
+    assert gaps(outcome, alone).worst > 1e3 * TOLERANCE["fp64"]
