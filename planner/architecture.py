@@ -13,14 +13,18 @@ from attrs import field, frozen
 from ..dsl.schema.adapters import Adapter, adapter_of
 from ..dsl.schema.model import FAMILIES, Model, ModelEnds
 from ..dsl.schema.rope import Rope
+from ..dsl.schema.training import HeadKind
 
 if TYPE_CHECKING:
     from .blocks.block import BlockPiece
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
+SCORE: Final = "score"
+# Of a model with a head of rewards: why it generates nothing, and what to do.
+NO_TEXTS: Final = ("the model gives rewards, and no probabilities of tokens", "remove it, or choose a loss of tokens")
 # Of an `Architecture`: what its JSON has in another form.
-LEFT_OUT: Final = ("own", "rope", "adapter")
+LEFT_OUT: Final = ("own", "rope", "adapter", "head")
 
 
 @frozen(cache_hash=True)  # asked for by every block of every forward
@@ -38,7 +42,8 @@ class Architecture:
     """A decoder-only transformer with nothing left to choose.
 
     own: settings that only its family has, as JSON. rope: left out of the JSON where positions are not scaled. adapter:
-    what is trained beside its matrices; None: nothing is, and the JSON says nothing of it.
+    what is trained beside its matrices; None: nothing is, and the JSON says nothing of it. head: left out where it
+    gives logits; one of rewards is not tied.
     """
 
     family: str
@@ -66,6 +71,23 @@ class Architecture:
     rope: Rope = field(factory=Rope)
     own: Mapping[str, Any] = field(factory=dict, hash=False)
     adapter: Adapter | None = field(default=None, hash=False)
+    head: HeadKind = "vocabulary"
+
+    @property
+    def head_module(self) -> str:
+        """The module whose weight the head is."""
+        if self.head == "reward":
+            return SCORE
+        return EMBEDDING if self.tie_embeddings else HEAD
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        return (1 if self.head == "reward" else self.vocab), self.dim
+
+    @property
+    def head_products(self) -> int:
+        """Weights of the head that each token is multiplied with; that of rewards sees the last one of a sequence."""
+        return 0 if self.head == "reward" else self.vocab * self.dim
 
     @property
     def base(self) -> "Architecture":
@@ -116,7 +138,8 @@ class Architecture:
         numbers = attrs.asdict(self, filter=lambda attribute, _: attribute.name not in LEFT_OUT, recurse=False)
         rope = {"rope": scaled} if (scaled := self.rope.resolved()) else {}
         adapter = {} if self.adapter is None else {"adapter": self.adapter.to_json()}
-        return {**numbers, **rope, **self.own, **adapter}
+        head = {} if self.head == "vocabulary" else {"head": self.head}
+        return {**numbers, **rope, **self.own, **adapter, **head}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Architecture":
@@ -232,7 +255,7 @@ def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
         yield from (_of_layer(parameter, layer) for parameter in blocks[layer])
     yield ParameterSpec(name="norm.weight", shape=(arch.dim,), decays=False)
     if not arch.tie_embeddings:
-        yield ParameterSpec(name=f"{HEAD}.weight", shape=(arch.vocab, arch.dim), decays=True)
+        yield ParameterSpec(name=f"{arch.head_module}.weight", shape=arch.head_shape, decays=True)
 
 
 def buffers(arch: Architecture) -> Iterator[ParameterSpec]:

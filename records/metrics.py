@@ -105,7 +105,10 @@ FREE_NAMES: Final = {
         "there was such a token",
         "nats a token",
     ),
-    "valid_tokens/NAME": doc("how many tokens `loss/NAME` is the mean of", "tokens"),
+    "valid_tokens/NAME": doc(
+        "how many tokens `loss/NAME` is the mean of; of a model that gives rewards how many sequences or pairs",
+        "tokens",
+    ),
     "rows/NAME": doc(
         "rows of dataset NAME that the run has taken since its beginning; only where several datasets are trained on",
         "rows",

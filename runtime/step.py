@@ -269,7 +269,7 @@ def gradient_norm(model: ModelParts, rank: Rank) -> StepCall:
 def _reduce(step: Step, norm: GradientNorm, rank: Rank, model: ModelParts) -> None:
     assert step.loss_sums is not None
     sums = norm.measure(step.loss_sums if rank.is_tp_first else torch.zeros_like(step.loss_sums))
-    step.loss = sums[0] / step.valid_tokens
+    step.loss = sums[0] / (step.valid_tokens if model.predicts else step.units)
     step.record(model.measured, sums[1:], step.units if model.measures_units else step.valid_tokens)
     step.grad_norm = norm.value
 

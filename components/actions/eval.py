@@ -26,7 +26,8 @@ class Eval(Action):
     hooked = "evaluation"
     metrics: ClassVar = {
         "eval/NAME/loss": (
-            "loss on the held-out part of dataset NAME, of questions on the right choices, after this step",
+            "loss on the held-out part of dataset NAME, of questions on the right choices, after this step; of a model "
+            "that gives rewards what is minimised",
             "nats a token",
         ),
         "eval/NAME/objective": (

@@ -9,7 +9,7 @@ from ...dsl.schema.bases import Base
 from ...dsl.schema.names import file_path, some_text
 from ...dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negative, setting
 from ...dsl.spec import Spec
-from ...planner.architecture import Architecture
+from ...planner.architecture import NO_TEXTS, Architecture
 from ...planner.canonical import portable
 from ...planner.costs.cache import cache_bytes
 from ...planner.data.source_args import reads
@@ -95,6 +95,8 @@ class Generate(Action):
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
         from ...planner.model.tasks import unfit_task
 
+        if arch.head == "reward":
+            return {"": ("X442", *NO_TEXTS)}
         unfit = unfit_task(arch, self.task)
         return {} if unfit is None else {"task" if self.task else "": ("X440", *unfit)}
 

@@ -81,7 +81,7 @@ def pack(
         units = None
         if unit is not None:
             every = [sample for row in owners for sample in row]
-            units = Units.of(unit, bounds, labels_BS, every, values)
+            units = Units.of(unit, bounds, real_lengths, labels_BS, every, values)
         return Microbatch(
             input_ids_BS=input_ids_BS,
             labels_BS=labels_BS,

@@ -100,6 +100,7 @@ class Gemma3(TransformerSettings):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="gemma3_text",
         architectures=("Gemma3ForCausalLM",),
+        scores="Gemma3TextForSequenceClassification",
         keys=(
             ConfigKey("dim", "hidden_size"),
             ConfigKey("layers", "num_hidden_layers"),

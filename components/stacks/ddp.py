@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from ...dsl.schema.stacks import STACKS, Stack
-from ...planner.architecture import EMBEDDING, HEAD
+from ...planner.architecture import EMBEDDING
 from ...planner.costs.op_trace import CollectiveCall
 from ...planner.units import BYTES, bytes_text, plural
 
@@ -69,5 +69,6 @@ def _as_they_come(run: "Resolved", stage: "StagePlay") -> list[int]:
         for block, _ in reversed(stage.blocks)
         for name in reversed(block.trace.parameters)
     ]
-    names = [f"{HEAD}.weight", "norm.weight", *blocks, f"{EMBEDDING}.weight"]
-    return [sizes[name] for name in names if name in sizes]
+    names = [f"{run.architecture.head_module}.weight", "norm.weight", *blocks, f"{EMBEDDING}.weight"]
+    first = names[1:] if run.architecture.tie_embeddings else names
+    return [sizes[name] for name in first if name in sizes]

@@ -127,7 +127,7 @@ def family_of(
     family = of[entry.value]
     config = FAMILIES[family].config
     assert config is not None
-    known = _is_of(config.architectures, family, source, entries, diagnostics)
+    known = _is_of((*config.architectures, config.classifier), family, source, entries, diagnostics)
     return (family, source, entries) if known else None
 
 

@@ -132,6 +132,13 @@ PAGES: Final = (
         "loss dpo { reference = adapter_off }",
         'dataset prefs { source = jsonl("prefs.jsonl"), chosen = "good", rejected = "bad" }\n'
         "loss dpo { reference = initial }"),
+    CodePage("X442", "probabilities of a model that gives rewards", """
+        With a loss of rewards, as `bradley_terry`, the model has a head that gives each sequence one number, and none
+        that gives tokens probabilities. Nothing can be generated with it, and no question with choices be answered.
+        """, 'dataset pairs { source = jsonl("pairs.jsonl"), chosen = "chosen", rejected = "rejected" }\n'
+        'loss bradley_terry\nevery 10 steps generate { prompts = ["Once"] }',
+        'dataset pairs { source = jsonl("pairs.jsonl"), chosen = "chosen", rejected = "rejected", holdout = 5% }\n'
+        'loss bradley_terry\nevery 10 steps eval pairs'),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),

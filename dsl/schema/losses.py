@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, Literal
 from ..quantity import Quantity
 from .names import file_path
 from .setting import Range, not_negative, positive, setting
-from .training import Loss, Misfit, Unit
+from .training import HeadKind, Loss, Misfit, Unit
 
 WEIGHTS: Final = "weights"
 """The column of how much labels count."""
@@ -97,6 +97,12 @@ class PairLoss(Loss):
     @property
     def unit(self) -> Unit:
         return "pair"
+
+
+class RewardLoss(Loss):
+    """A loss of rewards: numbers that the head of the model gives sequences, each at the last token."""
+
+    head: ClassVar[HeadKind] = "reward"
 
 
 # Policies ------------------------------------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ class WholeModel:
 class ModelConfig:
     """What a family understands.
 
-    model_type, architectures: values of these keys. keys: those that give settings. rope_theta: the base of the
+    model_type, architectures: values of these keys; scores: that of the second where the model has a head of rewards in
+    place of logits, if it is not the usual one. keys: those that give settings. rope_theta: the base of the
     frequencies where no key gives it. rope_keys: keys of `rope_parameters` or `rope_scaling` that give settings of the
     family beside `rope { … }`. local_rope: where that base is not of all layers. rope: `rope_parameters` where the file
     has none; empty: they are not scaled. constant: settings of the family that no key gives, with their values. only:
@@ -125,6 +126,12 @@ class ModelConfig:
     harmless: frozenset[str] = frozenset()
     whole: WholeModel | None = None
     heads_divide: bool = False
+    scores: str = ""
+
+    @property
+    def classifier(self) -> str:
+        """The class of transformers with a head of rewards."""
+        return self.scores or self.architectures[0].replace("ForCausalLM", "ForSequenceClassification")
 
 
 OFF: Final = Only((False, None))

@@ -37,6 +37,9 @@ def logits_chunk() -> Any:
 Unit = Literal["token", "sequence", "pair"]
 TAKEN_ELSEWHERE: Final = ("z_loss", "chunk", "reference")
 """Settings of losses that nodes of the model and of the data take."""
+HeadKind = Literal["vocabulary", "reward"]
+"""What the head of a model gives: logits of the next token at each position, or one number at the last one of a
+sequence."""
 
 
 @frozen
@@ -58,6 +61,8 @@ class Loss(Component):
     across: ClassVar[bool] = False
     """Whether it is computed from sums over the tokens of each sequence: what is left of the head's product is then one
     number a token, and the backward computes the product a second time."""
+    head: ClassVar[HeadKind] = "vocabulary"
+    """The head that the model has for it."""
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """What it measures at each step → what that is, and its unit. Means over tokens, or over units if it is `across`
     these."""

@@ -137,6 +137,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
             ("folder", "repo", "revision"), Rule("model.folder", "none", "it is only read at the start of a run")
         ),
     },
+    "setup.head": {"seed": None, "init_std": Rule("model.init_std", "learning", _FIRST)},
     "setup.pretrained": {"path": Rule("checkpoint.pretrained", "learning", _BEGUN)},
     "setup.ema": {
         "decay": Rule("ema.decay", "learning", f"{_AVERAGE} by it from here on"),

@@ -108,7 +108,7 @@ def _less(run: Resolved, stages: list[list[StagePlay]]) -> BackwardLess:
         return BackwardLess()
     plays = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
     ends = stages[0][0].ends
-    head = (2 * (not ends.weight) + 2 * (not ends.passes)) * run.architecture.vocab * run.architecture.dim
+    head = (2 * (not ends.weight) + 2 * (not ends.passes)) * run.architecture.head_products
     blocks: dict[int, int] = {}
     attention: set[int] = set()
     for kind in run.kinds:
@@ -132,7 +132,7 @@ def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
             token += times * layer.pair_flops(arch) * pairs // sequence * count
         token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
     if run.pipeline.holds_last(pp):
-        token += 6 * arch.vocab * arch.dim - less.head
+        token += 6 * arch.head_products - less.head
     return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
 
 
@@ -143,7 +143,7 @@ def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], l
     for stage in range(len(run.pipeline.spans)):
         play = by_stage[stage]
         ops = [op for block, _ in play.blocks for op in block.trace.ops]
-        head = 2 * play.local.tokens * play.local.vocab * play.local.dim if play.predicts else 0
+        head = play.ends.product if play.predicts else 0
         works.append(float(sum(op.flops for op in ops) + head))
         again.append(float(sum(_again(play))))
         inputs = sum(op.flops for op in ops if op.receivers) + head * play.ends.passes

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ..architecture import ParameterSpec, name_in_block
+from ..architecture import SCORE, ParameterSpec, name_in_block
 from ..mesh.stages import stage_end_names
 from ..model.inventory import block_tensors
 from ..resolved import Resolved
@@ -64,7 +64,7 @@ def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
     whens = ("by_position", "always") if run.spec.parallel.tp.sequence else ("always",)
     arch = run.architecture
     of_blocks = {each.name for kind in arch.kinds for each in kind.block.parameters(arch) if each.partial in whens}
-    ends = {"norm.weight"} if "by_position" in whens else set()
+    ends = {"norm.weight", f"{SCORE}.weight"} if "by_position" in whens else set()
     return [t for t in tensors if t.trained and (t.name in ends or name_in_block(t.name) in of_blocks)]
 
 

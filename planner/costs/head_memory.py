@@ -1,8 +1,10 @@
-"""What the two ends of the model take: the embedding, and the last norm with the chunked loss behind it."""
+"""What the two ends of the model take: the embedding, and the last norm with the chunked loss or rewards behind it."""
+
+from collections.abc import Set
 
 from attrs import frozen
 
-from ..architecture import EMBEDDING, HEAD
+from ..architecture import EMBEDDING
 from ..mesh.sharding import piece
 from ..resolved import Resolved
 from .local import Local
@@ -19,8 +21,9 @@ class Ends:
     before the head. embedded: what the embedding keeps. embedding: its gradient. saved: what the last norm keeps beside
     its input. loss: what the chunked loss leaves, of which `weight` are the head's gradient. forward: the most alive in
     the head's forward beside its input, with what it leaves. backward: the same for the backward, beside what was left.
-    start: the most alive in the backward of the embedding beside the gradient that comes to it. again: operations of
-    the head's product, where the backward computes that a second time.
+    start: the most alive in the backward of the embedding beside the gradient that comes to it. product: operations of
+    the head's product; again: the same, where the backward computes that a second time. keeps: what the last norm is
+    given stays for its backward.
     """
 
     below: bool
@@ -33,6 +36,8 @@ class Ends:
     forward: int
     backward: int
     start: int
+    keeps: bool
+    product: int = 0
     again: int = 0
 
 
@@ -45,18 +50,22 @@ def ends_of(run: Resolved, local: Local) -> Ends:
     trained = {tensor.name for tensor in run.inventory.tensors if tensor.trained}
     table = local.vocab * local.dim * local.width
     embedding = table if f"{EMBEDDING}.weight" in trained else 0
-    head = EMBEDDING if run.architecture.tie_embeddings else HEAD
-    weight = table if f"{head}.weight" in trained else 0
+    # Its gradient, before that is scaled.
+    scaled = stream if run.architecture.ends.embedding_scale is not None else 0
+    masked = local.tokens * (INDEX + 1) if tp > 1 else 0
+    start = max(scaled, embedding + (2 * hidden if tp > 1 else 0)) if embedding else 0
+    embedded = masked if embedding else 0
+    if run.architecture.head == "reward":
+        return _ends_of_rewards(run, local, trained, embedded=embedded, embedding=embedding, start=start)
+    weight = table if f"{run.architecture.head_module}.weight" in trained else 0
     below = run.passes_head
     passes = below or "norm.weight" in trained
     gathers = 2 * hidden if tp > 1 and sequence else 0
     norm = stream + (2 * exact if casts else 0)
     each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses that are told apart by dataset
     chunk = 2 * hidden + _chunk(run, local, trained=weight > 0) + each  # what the loss is taken of, and its gradient
-    masked = local.tokens * (INDEX + 1) if tp > 1 else 0
-    # Its gradient, before that is scaled.
-    scaled = stream if run.architecture.ends.embedding_scale is not None else 0
     down = (stream + gathers // 2 if gathers else 0) + (5 * exact if casts else 3 * exact)
+    product = 2 * local.tokens * local.vocab * local.dim
     left, forward, backward, again = (hidden if passes else 0) + weight, chunk, down if passes else 0, 0
     numbers = 0
     if run.spec.loss.across and (passes or weight):
@@ -66,19 +75,46 @@ def ends_of(run: Resolved, local: Local) -> Ends:
         forward = left + max(_chunk(run, local, trained=False, passes=2), 2 * numbers) + each
         second = (hidden if passes else 0) + _chunk(run, local, trained=weight > 0, passes=2, again=True)
         backward = max(second, weight + backward)
-        again = 2 * local.tokens * local.vocab * local.dim
+        again = product
     return Ends(
         below=below,
         passes=passes,
-        embedded=masked if embedding else 0,
+        embedded=embedded,
         embedding=embedding,
         saved=(local.between * local.exact if passes else 0) + numbers,
         loss=left,
         weight=weight,
         forward=max(norm, stream + gathers, forward),
         backward=backward,
+        keeps=passes,
+        product=product,
         again=again,
-        start=max(scaled, embedding + (2 * hidden if tp > 1 else 0)) if embedding else 0,
+        start=start,
+    )
+
+
+def _ends_of_rewards(
+    run: Resolved, local: Local, trained: Set[str], *, embedded: int, embedding: int, start: int
+) -> Ends:
+    """Of each row the last position alone is normed, and multiplied in the exact format by the head, whose gradient
+    comes in the backward; what comes to the residual stream is 0 at all others. trained: names of parameters."""
+    below, casts = run.passes_head, local.width != local.exact
+    taken, exact = local.rows * local.dim * local.width, local.rows * local.dim * local.exact
+    weight = local.dim * local.width if f"{run.architecture.head_module}.weight" in trained else 0
+    passes = below or "norm.weight" in trained
+    saved = (taken + local.rows * local.exact if passes else 0) + exact + (local.dim * local.exact if casts else 0)
+    return Ends(
+        below=below,
+        passes=passes,
+        embedded=embedded,
+        embedding=embedding,
+        saved=saved,
+        loss=0,
+        weight=weight,
+        forward=saved + taken + 2 * exact,
+        backward=(local.stream if below else 0) + 4 * exact,
+        start=start,
+        keeps=False,
     )
 
 

@@ -215,7 +215,7 @@ class StagePlay:
         if self.predicts:
             last = self.blocks[-1][0].units.all[-1:]  # what was gathered last, in its buffer
             peak = max(peak, live + self.ends.forward + sum(unit.flat for unit in last))
-            live += self.ends.saved + self.ends.loss - (0 if self.ends.passes else stream)
+            live += self.ends.saved + self.ends.loss - (0 if self.ends.keeps else stream)
         else:
             # What begins a backward is copied, for the gradient that the stage before, or this one, is given.
             begins = not self.alone and not self.below and not (self.embeds and self._trains)
@@ -231,7 +231,7 @@ class StagePlay:
         if self.predicts:
             peak = self.ends.backward
             live += (stream if self.ends.below else 0) - (self.ends.loss - self.ends.weight) - self.ends.saved
-            live -= (stream if self.ends.passes else 0) + (self.ends.weight if in_place else 0)
+            live -= (stream if self.ends.keeps else 0) + (self.ends.weight if in_place else 0)
         elif units:
             live += stream  # the gradient lies in a buffer that stays
         # The buffers that the first unit to go backwards, and the last, were gathered in early.

@@ -91,7 +91,7 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
         calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
         if tensor.sequence and stage.ends.embedding:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
-    if stage.predicts:
+    if stage.predicts and run.architecture.head == "vocabulary":
         if tensor.sequence:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
         if stage.ends.passes:
@@ -110,11 +110,16 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
 
 
 def _sequences(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
-    """Sums over the tokens of each sequence, where ranks hold some of them: of rows that are a document each."""
-    loss = run.spec.loss
-    if stage.predicts and loss.across:
-        for axis in run.wide("ring", "ulysses"):
-            calls.add(CollectiveCall(axis, "all_reduce", CP, loss.summed * run.batch.micro * FP64), count)
+    """Sums over the tokens of each sequence, where ranks hold some of them, and rewards of its last one: of rows that
+    are a document each."""
+    loss, rewards = run.spec.loss, run.architecture.head == "reward"
+    if not stage.predicts or not (loss.across or rewards):
+        return
+    size = (1 if rewards else loss.summed) * run.batch.micro * FP64
+    for axis in run.wide("ring", "ulysses"):
+        calls.add(CollectiveCall(axis, "all_reduce", CP, size), count)
+    if rewards and run.size("tp") > 1 and run.spec.parallel.tp.sequence:
+        calls.add(CollectiveCall("tp", "all_reduce", TP, size), count)
 
 
 def _between(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:

@@ -18,11 +18,14 @@ Problem = tuple[str, str, str]
 
 def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findings) -> None:
     """Every dataset that is trained on must give what the loss reads; evaluations of others take the cross-entropy
-    alone. Numbers that it does not read are idle."""
+    alone, which there is none of where the model gives rewards. Numbers that the loss does not read are idle."""
+    rewards = spec.loss.head == "reward"
+    if rewards:
+        _check_rewards(spec, evaluated, found)
     if _is_remade(spec):
         return
     for name in (each for each in spec.datasets if each in trained | evaluated and spec.datasets[each].choices is None):
-        for setting, message, hint in _missing(spec.loss, spec.datasets[name]) if name in trained else ():
+        for setting, message, hint in _missing(spec.loss, spec.datasets[name]) if name in trained or rewards else ():
             whole = f"the loss {spec.loss.kind} {message}"
             found.fail(f"data.loss.{name}", CODE, f"dataset.{name}.{setting}", f"dataset {name}: {whole}", hint)
         for setting, number in _unread(spec.loss, spec.datasets[name]):
@@ -33,6 +36,19 @@ def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findi
                 message = f"dataset {name}: `{number}` changes nothing, as the run computes it (loss.reference)"
                 hint = "remove it, or write `reference = precomputed` in `loss`"
             found.warn(f"idle.{path}", IDLE, path, message, hint)
+
+
+def _check_rewards(spec: Spec, evaluated: set[str], found: Findings) -> None:
+    """What asks for probabilities of tokens, of a model that gives rewards."""
+    for name in (each for each in spec.datasets if each in evaluated and spec.datasets[each].choices is not None):
+        message = f"dataset {name}: its questions ask for the likeliest choice, and with the loss {spec.loss.kind} "
+        message += "the model gives rewards in place of probabilities"
+        hint = "remove the evaluation, or choose a loss of tokens"
+        found.fail(f"data.loss.{name}", "X442", f"dataset.{name}.choices", message, hint)
+    if spec.evaluation_step is not None:
+        message = f"an evaluation of your own adds up losses of tokens, and with the loss {spec.loss.kind} the model "
+        hint = "remove it: evaluations measure what is minimised"
+        found.fail("data.rewards", "X442", "evaluation_step", f"{message}gives rewards", hint)
 
 
 def is_measured(spec: Spec, name: str) -> bool:

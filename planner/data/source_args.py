@@ -4,20 +4,23 @@ from typing import Any
 
 from ...dsl.schema.data import Dataset
 from ...dsl.schema.setting import AUTO
+from ...dsl.schema.training import Loss
 from ..canonical import portable
 
+# The last token of a document is read, and not only predicted.
+ENDED = "ended"
 # What a conversation is trained on if nobody says so.
 TRAIN_ON = "assistant"
 
 
-def source_args(dataset: Dataset, seed: int) -> dict[str, Any]:
+def source_args(dataset: Dataset, seed: int, loss: Loss) -> dict[str, Any]:
     """kind, patterns, options and reads. seed: of the experiment."""
     source = dataset.source
     return {
         "kind": source.kind,
         "patterns": source.patterns_read(),
         "options": source.options(seed),
-        "reads": reads(dataset),
+        "reads": reads(dataset) | ({ENDED: True} if loss.head == "reward" and dataset.choices is None else {}),
     }
 
 
@@ -64,6 +67,7 @@ def form_text(reads: dict[str, Any]) -> str:
     """Of conversations, pairs and token ids: their fields, and what of them is trained on; of questions their fields;
     empty for plain text with nothing beside it."""
     beside = [f"{words} {_fields_text(reads[name])}" for name, words in BESIDE.items() if name in reads]
+    beside += ["one eos more behind each, so that its last token is read"] if ENDED in reads else []
     return ", ".join(filter(None, [_content_text(reads), *beside]))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.adapters import ADAPTERS
 from ...dsl.schema.bases import base_of
@@ -95,9 +95,13 @@ def saved_parameters(plan: Plan) -> tuple[ParameterSpec, ...]:
     return tuple(tensor for tensor in plan.parameters.tensors if tensor.name not in base)
 
 
-def origin_contents(plan: Plan) -> dict[str, Any]:
-    """What a checkpoint says of itself whose weights alone a plan can begin with: the model without adapter."""
+def origin_contents(plan: Plan, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of itself whose weights alone a plan can begin with: the model without adapter; with the
+    head of a language model where that is `saved`, and the plan has one of rewards, which then is drawn."""
     arch = plan.architecture.base
+    model = saved.get("model", {})
+    if arch.head == "reward" and model.get("head") != "reward":
+        arch = evolve(arch, head="vocabulary", tie_embeddings=model.get("tie_embeddings", False))
     whole = {tensor.name: list(tensor.shape) for tensor in parameters(arch)}
     contents = {name: value for name, value in checkpoint_contents(plan).items() if name != ADAPTER_ALONE}
     return {**contents, "tensors": whole, "model": arch.to_json()}
@@ -228,7 +232,12 @@ def _settings(model: Mapping[str, Any], *, each_of_adapter: bool) -> dict[str, A
         if "tasks" in given[""]:
             given = {f"task.{task}.": own for task, own in given[""]["tasks"].items()}
         adapter = {f"{of}adapter.{name}": value for of, own in given.items() for name, value in own.items()}
-    return {"rope": {}, **{name: value for name, value in model.items() if name != "adapter"}, **adapter}
+    return {
+        "rope": {},
+        "head": "vocabulary",
+        **{name: value for name, value in model.items() if name != "adapter"},
+        **adapter,
+    }
 
 
 def _adapted(model: Mapping[str, Any]) -> str | None:
@@ -253,7 +262,9 @@ def _common(causes: list[str]) -> str:
 def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], Resuming]:
     """What another value of a setting means for a checkpoint, by what the families of two models, and adapters, say."""
     families = [family for model in (before, after) if (family := _family(model)) is not None]
-    known: dict[str, Resuming] = {name: what for family in families for name, what in family.resuming.items()}
+    known: dict[str, Resuming] = {"head": "shape"} | {
+        name: what for family in families for name, what in family.resuming.items()
+    }
     others: list[Resuming] = [family.other for family in families if family.other != Model.other]
     other = others[0] if others else Model.other
     kinds = {(key, each) for model in (before, after) for key, each in model.items() if key.endswith("adapter.kind")}
@@ -279,6 +290,8 @@ def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 def setting_path(name: str) -> str:
     """The setting behind a field of an architecture."""
+    if name == "head":
+        return "loss"
     return name if _of_adapter(name) else f"model.{name.replace('router_', 'router.')}"
 
 

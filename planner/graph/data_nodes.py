@@ -69,7 +69,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     seed = run.spec.experiment.seed
     args: dict[str, Any] = {
         "dataset": dataset.name,
-        **source_args(dataset, seed),
+        **source_args(dataset, seed, run.spec.loss),
         "holdout": dataset.holdout.fraction,
         "oversized": dataset.long_documents if dataset.choices is None else "truncate_front",
         "bad_records": dataset.bad_records,

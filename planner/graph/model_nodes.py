@@ -5,6 +5,7 @@ import math
 from typing import Any, Final
 
 from ...dsl.schema.adapters import TaskAdapters
+from ...dsl.schema.training import Loss
 from ..architecture import EMBEDDING, HEAD, expert_module
 from ..canonical import portable
 from ..mesh.sharding import tensor_rules
@@ -13,6 +14,7 @@ from ..model.module_names import modules_of
 from ..resolved import Resolved, attention_kernels, resolve_save
 from ..units import BYTES, bytes_text, count_text, plural
 from ..weights.files import LOADED
+from ..weights.fit import has_rewards
 from .builder import Builder
 from .saving import add_base, add_pretrained
 from .shard_nodes import add_pipeline
@@ -107,7 +109,17 @@ def _weights(graph: Builder, run: Resolved, last: str) -> str:
     # A plan is the same wherever the cache of a machine lies, in which ranks find the snapshot again.
     where = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": folder.path}
     args = {**where, "digest": files.digest}
-    return graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),))
+    return _head(graph, run, graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),)))
+
+
+def _head(graph: Builder, run: Resolved, last: str) -> str:
+    """First values of a head of rewards, on the weights of a language model."""
+    arch, files = run.architecture, run.weights
+    if arch.head == "vocabulary" or (files is not None and has_rewards(arch, files)):
+        return last
+    does = f"draw the head of rewards, {arch.dim:,} numbers, normal with deviation {arch.init_std:g}, from the seed"
+    args = {"seed": run.spec.experiment.seed, "init_std": arch.init_std}
+    return graph.add("setup", "setup.head", does, args=args, after=((last, "model"),))
 
 
 def _build(graph: Builder, run: Resolved, after: str) -> str:
@@ -116,8 +128,7 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
         "architecture": arch.to_json(),
         "attention": attention_kernels(spec.model.attention),
         "params": run.formats.params,
-        "z_loss": spec.loss.z_loss,
-        "chunk_bytes": int(spec.loss.chunk.value),
+        **_logits(spec.loss),
         "stages": [list(span) for span in pipeline.spans],
         "owners": [list(stages) for stages in pipeline.owners],
     }
@@ -129,8 +140,16 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
     does = f"{arch.title}: {plural(arch.layers, 'block')} of width {arch.dim}, {size}"
     if run.size("pp") > 1:
         does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
+    does += ", with a head of rewards" if arch.head == "reward" else ""
     does += f", {run.formats.params}, on the meta device"
     return graph.add("setup", "setup.build_model", does, args=args, after=((after, "meshes"),))
+
+
+def _logits(loss: Loss) -> dict[str, Any]:
+    """How logits become a loss, of a model that has them."""
+    if loss.head == "reward":
+        return {}
+    return {"z_loss": loss.z_loss, "chunk_bytes": int(loss.chunk.value)}
 
 
 def _loss(graph: Builder, run: Resolved, last: str) -> str:

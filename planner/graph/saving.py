@@ -74,6 +74,7 @@ def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
     if path is None:
         return last
     does = f"begin with the weights of {path} instead; where the run goes on they are read from its own checkpoint"
+    does += "; a head of rewards stays as it was drawn if they have none" if run.architecture.head == "reward" else ""
     return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
 
 

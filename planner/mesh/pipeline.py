@@ -91,11 +91,13 @@ def _costs(
     pp = spec.parallel.pp
     embedding, head = pp.embedding_cost, pp.head_cost
     if isinstance(head, Auto):
-        table, block = architecture.vocab * architecture.dim, round(sum(weights) / len(weights))
+        table, block = architecture.head_products, round(sum(weights) / len(weights))
         head = round(table / max(block, 1), 2)  # a block of norms alone has none
         if isinstance(pp.layers, Auto):
             mean = "" if min(weights) == max(weights) else ", on average"
-            reasons["parallel.pp.head_cost"] = (head, f"vocab · dim = {table:,} / {block:,} weights of a block{mean}")
+            why = f"vocab · dim = {table:,} / {block:,} weights of a block{mean}"
+            why = why if table else "a head of rewards sees the last token of each sequence alone"
+            reasons["parallel.pp.head_cost"] = (head, why)
     return (0.0 if isinstance(embedding, Auto) else embedding), head
 
 

@@ -28,7 +28,7 @@ def tensor_rules(architecture: Architecture) -> Rules:
         for parameter in kind.block.parameters(architecture)
         if parameter.cut is not None
     }
-    head = () if architecture.tie_embeddings else ((HEAD, "column"),)
+    head = ((HEAD, "column"),) if architecture.head_module == HEAD else ()
     return (*cut.items(), (EMBEDDING, "embedding"), *head)
 
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from attrs import frozen
 
-from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec, name_in_block
+from ..architecture import EMBEDDING, Architecture, ParameterSpec, name_in_block
 
 
 @frozen(kw_only=True)
@@ -156,5 +156,7 @@ def stage_end_names(architecture: Architecture, pipeline: Pipeline, stage: int) 
     first, last = stage == 0, stage == len(pipeline.spans) - 1
     names = [f"{EMBEDDING}.weight"] if first or (architecture.tie_embeddings and last) else []
     if last:
-        names += ["norm.weight"] if architecture.tie_embeddings else ["norm.weight", f"{HEAD}.weight"]
+        names += (
+            ["norm.weight"] if architecture.tie_embeddings else ["norm.weight", f"{architecture.head_module}.weight"]
+        )
     return names

@@ -12,7 +12,7 @@ from ..architecture import Architecture
 from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 from ..findings import Findings
 from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
-from ..weights.fit import assign
+from ..weights.fit import assign, has_rewards
 from .adapter import RULE, check_adapter
 from .adapter_folder import check_adapter_files, read_adapter
 from .frozen import check_frozen
@@ -40,6 +40,8 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     if "head_dim" in settings_of(type(spec.model)):  # else the family says how wide its heads are
         values["head_dim"] = _head_dim(spec, reasons, found)
     values["vocab"] = _vocab(spec, reasons, found)
+    if spec.loss.head == "reward":
+        values |= {"head": "reward", "tie_embeddings": False}
     architecture = Architecture.from_values({"family": spec.model.family, **values})
     composed = spec.model.composed(
         architecture,
@@ -101,7 +103,10 @@ def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightF
         assign(architecture, files)
     except ValueError as problem:
         message = f"the weights of {spec.model.folder} are not those of the model: {problem}"
-        found.fail(rule, "X524", path, message, "take weights and config.json of one model")
+        hint = "take weights and config.json of one model"
+        if architecture.head == "vocabulary" and has_rewards(architecture, files):
+            hint = "it is a model that gives rewards: choose a loss of rewards, as bradley_terry"
+        found.fail(rule, "X524", path, message, hint)
         return None
     found.passed(rule, f"all {len(files.tensors):,} tensors of {spec.model.folder} have their places in the model")
     return files

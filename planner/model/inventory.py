@@ -30,9 +30,10 @@ def count_parameters(
 
 
 def matmul_parameters(architecture: Architecture) -> int:
-    """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms."""
+    """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms, and no
+    head of rewards."""
     blocks = sum(len(kind.layers) * block_matmul_parameters(architecture, kind.first) for kind in architecture.kinds)
-    return blocks + architecture.vocab * architecture.dim
+    return blocks + architecture.head_products
 
 
 def block_matmul_parameters(architecture: Architecture, layer: int) -> int:

@@ -118,6 +118,7 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
         heads,
         wide if arch.is_moe else f"ffn {arch.ffn}",
         f"vocab {arch.vocab:,}" + (", tied" if arch.tie_embeddings else ""),
+        *(["a head of rewards"] if arch.head == "reward" else []),
         *([f"positions {arch.rope}"] if arch.rope.scaling != "none" else []),
     ]
     page.wrapped(" · ".join(parts))

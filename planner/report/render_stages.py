@@ -88,7 +88,7 @@ def _ends(plan: Plan, pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
     if stage == len(pipeline.spans) - 1:
         found.append(("last norm", sizes["norm.weight"]))
         if not arch.tie_embeddings:
-            found.append(("head", sizes["lm_head.weight"]))
+            found.append(("head", sizes[f"{arch.head_module}.weight"]))
         elif stage > 0 and not pipeline.holds_first(pipeline.owner(stage)):
             found.append(("head, a copy of the embedding", sizes["embed_tokens.weight"]))
         else:

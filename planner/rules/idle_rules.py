@@ -54,6 +54,9 @@ def _check_idle_model(spec: Spec, found: Findings) -> None:
     model, ema = spec.model, spec.ema
     for name, (why, hint) in model.idle().items():
         _warn(spec, f"model.{name}", why, hint, found)
+    if spec.loss.head == "reward":
+        why = f"the head is that of rewards, for loss {spec.loss.kind}"
+        _warn(spec, "model.tie_embeddings", why, "remove it", found)
     if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
         why = "it concerns fp32 products, and all products are fp64"
         _warn(spec, "precision.matmul", why, "remove it", found)

@@ -93,7 +93,7 @@ def changes_of(run: Resolved) -> Iterator[Change]:
         yield Change.of(activation__mode="selective")
     if spec.activation.mode != "full":
         yield Change.of(activation__mode="full")
-    if spec.loss.chunk.value > SMALL_CHUNK:
+    if spec.loss.head == "vocabulary" and spec.loss.chunk.value > SMALL_CHUNK:
         yield Change.of(loss__chunk=Quantity(SMALL_CHUNK, "bytes"))
     if run.batch.micro % 2 == 0:
         yield Change.of(batch__micro=run.batch.micro // 2, **same_rows(run, 2))

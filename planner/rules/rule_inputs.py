@@ -66,6 +66,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "data.tokenizer": ("tokenizer.source", "model.vocab"),
     "data.vocab": ("tokenizer.source", "model.vocab"),
+    "data.rewards": ("loss.kind", "evaluation_step"),
     "data.training": ("dataset", "dataset.*.holdout", "mixture.*"),
     "data.mixture": ("{datasets}", "mixture.*"),
     "idle.mixture": ("{datasets}", "mixture.*", "phase"),

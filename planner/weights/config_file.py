@@ -58,6 +58,17 @@ class ConfigValues:
     end: int
 
 
+def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -> dict[str, Any]:
+    """The keys that say that the head gives rewards. They are read at the last token that is not the one of padding,
+    `pad`, which so must not be one that ends texts; in its place then the one that begins them."""
+    if arch.head == "vocabulary":
+        return {}
+    if pad in (None, values.end):
+        pad = values.begin if values.begin != values.end else None
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    return {"architectures": [_config(arch).classifier], **labels, "pad_token_id": pad}
+
+
 def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
     """All keys, in the spelling that version 4 and version 5 of transformers read."""
     config = _config(arch)
@@ -72,6 +83,7 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
         **{name: only.values[0] for name, only in config.only.items() if only.values},
         "torch_dtype": DTYPES[values.format],
         "use_cache": True,
+        **_rewards(arch, values),
     }
     unread = {key.name for key in config.keys if key.when is not None and not key.when(found)}
     return {name: value for name, value in found.items() if name not in unread}
@@ -102,6 +114,7 @@ def changed_config(
     dtype = "dtype" if "dtype" in config else "torch_dtype"
     if config.get(dtype) != DTYPES[values.format]:
         found[dtype] = DTYPES[values.format]
+    found |= _rewards(arch, values, config.get("pad_token_id"))
     return with_tokens(found, values.begin, [values.end])
 
 

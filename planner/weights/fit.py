@@ -7,13 +7,19 @@ from attrs import evolve, frozen
 from ...dsl.schema.model import FAMILIES
 from ..architecture import Architecture, buffers, parameters
 from .files import LOADED, WeightFiles
-from .stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, StoredPart
+from .stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, SCORE_WEIGHT, StoredPart
+
+
+def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
+    """Whether the folder has a head of rewards."""
+    return SCORE_WEIGHT in FAMILIES[arch.family].stored.own_names(files.tensors)
 
 
 @frozen
 class Assignment:
-    """parts: parameter or buffer → the parts of stored tensors that it is read from. twin: the stored head of a tied
-    model, which must be equal to the embedding; empty where there is none."""
+    """parts: parameter or buffer → the parts of stored tensors that it is read from; without a head of rewards where
+    the folder is that of a language model. twin: the stored head of a tied model, which must be equal to the embedding;
+    empty where there is none."""
 
     parts: dict[str, tuple[StoredPart, ...]]
     twin: str = ""
@@ -29,6 +35,8 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     for parameter in (*parameters(arch.base), *(each for each in buffers(arch) if each.name.endswith(names.buffers))):
         ways = names.of(parameter)
         chosen = next((parts for parts in ways if all(part.name in own for part in parts)), None)
+        if chosen is None and parameter.name == SCORE_WEIGHT:
+            continue
         if chosen is None:  # once, whatever lies in it
             missing += [part.name for part in ways[0] if part.name not in own and part.name not in missing]
         else:
@@ -37,7 +45,12 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
     twin = own.get(HEAD_WEIGHT, "") if arch.tie_embeddings else ""
     if twin and EMBEDDING_WEIGHT in found:
         used[twin] = found[EMBEDDING_WEIGHT][0].shape
-    surplus = [name for name in files.tensors if name not in used and not names.is_ignored(name, arch, files.tensors)]
+    unused = {own[HEAD_WEIGHT]} if arch.head == "reward" and HEAD_WEIGHT in own else set[str]()
+    surplus = [
+        name
+        for name in files.tensors
+        if name not in used and name not in unused and not names.is_ignored(name, arch, files.tensors)
+    ]
     if problems := misfits(files, used, missing, surplus):
         raise ValueError("; ".join(problems))
     return Assignment(found, twin)

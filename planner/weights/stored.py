@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from attrs import field, frozen
 
-from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
+from ..architecture import EMBEDDING, HEAD, SCORE, Architecture, ParameterSpec
 
 LAYERS: Final = "model.layers."
 
@@ -65,7 +65,7 @@ class StoredNames:
         """Where a parameter may be, the usual form first."""
         if parameter.expert:
             return tuple(self._experts(parameter, form) for form in self.experts)
-        if parameter.name.startswith(f"{HEAD}."):
+        if parameter.name in (HEAD_WEIGHT, SCORE_WEIGHT):
             return ((StoredPart(parameter.name, parameter.shape),),)
         plain = f"model.{parameter.name}"
         names = dict.fromkeys((self._renamed(plain), plain))
@@ -125,3 +125,4 @@ def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
 GATE_UP: Final = ("gate_proj", "up_proj")
 EMBEDDING_WEIGHT = f"{EMBEDDING}.weight"
 HEAD_WEIGHT = f"{HEAD}.weight"
+SCORE_WEIGHT = f"{SCORE}.weight"

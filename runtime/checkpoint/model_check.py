@@ -26,7 +26,7 @@ def check_weights(plan: Plan, entry: CheckpointEntry) -> None:
 
 def check_origin(plan: Plan, entry: CheckpointEntry) -> None:
     """Raise ResumeRefused unless a run of the plan can begin with its weights, be it with an adapter beside them."""
-    _refuse(entry, weight_mismatches(entry.state(), origin_contents(plan)))
+    _refuse(entry, weight_mismatches(entry.state(), origin_contents(plan, entry.state())))
 
 
 def check_base(entry: CheckpointEntry, base: str | None) -> None:

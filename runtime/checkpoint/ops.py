@@ -16,6 +16,7 @@ from ...planner.model.peft import assign_peft
 from ...planner.plan import Plan
 from ...planner.weights.files import WeightFiles
 from ...planner.weights.fit import Assignment, assign
+from ...planner.weights.stored import SCORE_WEIGHT
 from ...records.start_events import PretrainedEvent, ResumedEvent, WeightsEvent
 from ..errors import ResumeRefused, StorageFailed
 from ..input.feed import Feed
@@ -80,6 +81,7 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
     which = published(entry)
     before = prefix(entry, which)
     beside = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
+    beside |= {SCORE_WEIGHT} - entry.state()["tensors"].keys()  # drawn for the weights of a language model
     tensors = {f"{before}{name}": each for name, each in model_tensors(model, "").items() if name not in beside}
     plain = [] if "base" in entry.state() else list(model.quantised())
     for found in plain:

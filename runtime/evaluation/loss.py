@@ -17,7 +17,8 @@ from .measure import EvaluationResult
 
 @define(eq=False)
 class LossMeasure:
-    """Sums of losses over all ranks divided by sums of tokens and bytes: no average of averages.
+    """Sums of losses over all ranks divided by sums of tokens and bytes: no average of averages. Of a model that gives
+    rewards the loss is what is minimised.
 
     token_bytes: None where bits per byte cannot be told. Sums: losses, valid tokens; with `token_bytes` also losses of
     tokens that are text, and their bytes.
@@ -71,7 +72,7 @@ class LossMeasure:
 
     def measured(self, sums: Tensor) -> EvaluationResult:
         total, tokens, of_text, size, *more = sums.tolist()
-        loss = _mean(total, tokens)
+        loss = _mean(total, tokens if self.model.predicts else more[0])
         metrics, facts = {"loss": loss}, {"loss": loss, "tokens": int(tokens)}
         if size:
             metrics["bits_per_byte"] = facts["bits_per_byte"] = of_text / size / math.log(2)

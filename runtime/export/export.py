@@ -199,6 +199,8 @@ class Export:
             config = changed_config(arch, values, begun, settings_in_folder(str(origin))[0])
         else:
             config = new_config(arch, values)
+        if arch.head == "reward":
+            return {CONFIG: _text(config)}
         generation = with_tokens(generation if generation is not None else {"_from_model_config": True}, begin, ends)
         return {CONFIG: _text(config), GENERATION: _text(generation)}
 

@@ -35,12 +35,14 @@ def model_card(
     base = {"base_model": source["repo"]} if "repo" in source else {}
     tags = ["xtrain", arch.family, *([adapter.kind] if adapter is not None else [])]
     library = "peft" if adapter_alone else "transformers"
-    head = {"library_name": library, **base, "pipeline_tag": "text-generation", "tags": tags}
+    does = "text-generation" if arch.head == "vocabulary" else "text-classification"
+    head = {"library_name": library, **base, "pipeline_tag": does, "tags": tags}
     model = count_parameters(arch.base) if adapter is not None else plan.parameters
     size = f"{count_text(model.total)} parameters"
     if model.active != model.total:
         size += f", {count_text(model.active)} active"
-    what, written = f"A {arch.family} of {size}", model.total
+    rewards = "" if arch.head == "vocabulary" else " with a head of rewards"
+    what, written = f"A {arch.family} of {size}{rewards}", model.total
     if adapter is not None and adapter_alone:
         written = plan.parameters.trained
         what = f"{adapter.title()}, {count_text(written)} parameters beside those of a {arch.family} of {size}"
@@ -78,7 +80,7 @@ def model_card(
         "",
         "## Figures",
         "",
-        *_table(("figure", "value"), _figures(state, loss)),
+        *_table(("figure", "value"), _figures(state, loss, of_tokens=arch.head == "vocabulary")),
     ]
     return "\n".join(lines) + "\n"
 
@@ -102,14 +104,14 @@ def last_loss(directory: Path, state: Mapping[str, Any]) -> float | None:
     return found if isinstance(found, int | float) else None
 
 
-def _figures(state: Mapping[str, Any], loss: float | None) -> dict[str, str]:
+def _figures(state: Mapping[str, Any], loss: float | None, *, of_tokens: bool) -> dict[str, str]:
     found: dict[str, str] = {}
     if (tokens := state.get("tokens")) is not None:
         found["tokens"] = f"{tokens:,}"
     if (epochs := state.get("epoch")) is not None:
         found["epochs"] = f"{epochs:.4g}"
     if loss is not None:
-        found["loss in training"] = f"{loss:.4f} nats a token"
+        found["loss in training"] = f"{loss:.4f}{' nats a token' if of_tokens else ''}"
     return found | {f"`{name}`": f"{value:.4f}" for name, value in (state.get("metrics") or {}).items()}
 
 

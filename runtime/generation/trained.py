@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from attrs import frozen
 
+from ...planner.architecture import NO_TEXTS
 from ...planner.graph.checkpoint_fit import base_names
 from ...planner.mesh.mesh import AXES
 from ...planner.model.tasks import unfit_task
@@ -52,6 +53,8 @@ class TrainedRun:
             raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
         entry = find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
         plan = from_json(json.loads((directory / "plan.json").read_text()))
+        if plan.architecture.head == "reward":
+            raise EnvironmentFault("X442", f"{NO_TEXTS[0]}: nothing can be generated")
         if (problem := unfit_task(plan.architecture, task)) is not None:
             raise EnvironmentFault("X440", "; ".join(problem))
         chosen = choose_device(device, local_rank=0)

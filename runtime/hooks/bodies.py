@@ -38,7 +38,7 @@ class StepContext:
 
     def forward(self, batch: ModelBatch) -> Tensor:
         """The loss of a microbatch, summed over the valid tokens that this rank holds: a tensor without dimensions. In
-        evaluations the cross-entropy.
+        evaluations the cross-entropy; with a head of rewards the loss itself.
 
         Of the first forward of each microbatch the loss is recorded.
         """

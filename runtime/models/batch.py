@@ -22,7 +22,8 @@ SHARE: Final = "share"
 class RowLosses:
     """What the losses of different datasets are made of: sums over this rank's positions of each row.
 
-    dataset_B: int64, number of the row's dataset. cross_entropy_B, valid_B: float64, over and of its valid tokens.
+    dataset_B: int64, number of the row's dataset. cross_entropy_B, valid_B: float64, over and of its valid tokens; with
+    a head of rewards the losses of its sequences or pairs, and their number.
     """
 
     dataset_B: Tensor
@@ -45,7 +46,8 @@ class ModelBatch:
 
     cache: of texts that are generated, to which these positions are added; wanted are then the logits behind the last
     position of every row, and no losses.
-    cross_entropy: sum over this batch's valid tokens, left here by the last stage.
+    cross_entropy: sum over this batch's valid tokens, left here by the last stage; with a head of rewards what is
+    minimised.
     dataset_B: number of each row's dataset, where several are trained on; datasets: the same without asking the device.
     row_losses: left by the last stage then.
     measures: in evaluation, what is minimised is asked for besides the cross-entropy.

@@ -24,16 +24,17 @@ def build_model(
     architecture: Architecture,
     attention: dict[str, str],
     params: str,
-    z_loss: float,
-    chunk_bytes: int,
     stages: list[list[int]],
     owners: list[list[int]],
+    z_loss: float = 0.0,
+    chunk_bytes: int = 0,
     rows: int = 1,
 ) -> ModelParts:
     """Build without memory; `setup.weights` gives it values.
 
     attention: device type → kernel. stages: [first, last] layer of every stage. owners: the stages of each pipeline
-    coordinate. rows: those of a step, over which the losses of a router are averaged.
+    coordinate. z_loss, chunk_bytes: of a `Head` that gives logits. rows: those of a step, over which the losses of a
+    router are averaged.
     """
     adapter = architecture.adapter
     axes = Axes(tasks=TaskRouting(tuple(adapter.tasks)) if isinstance(adapter, TaskAdapters) else None)

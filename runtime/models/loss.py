@@ -21,6 +21,7 @@ from ..parallel.collectives import all_gather, all_reduce
 from .layers import first_row
 
 if TYPE_CHECKING:
+    from .reward_losses import RewardTerm
     from .unit_losses import UnitTerm
 
 IGNORE = -100
@@ -94,7 +95,7 @@ class Head:
     z_weight: float
     chunk_bytes: int
     tensor: TensorAxis | None = None
-    term: "Term | UnitTerm | None" = None
+    term: "Term | UnitTerm | RewardTerm | None" = None
     twice: bool = False
     cap: float | None = None
 

@@ -11,6 +11,7 @@ from .layers import Linear
 from .loss import Term
 from .moe import Experts
 from .quantised import QuantisedMatrix
+from .reward_losses import RewardTerm
 from .transformer import Transformer
 from .unit_losses import UnitTerm
 
@@ -63,9 +64,14 @@ class ModelParts:
     @property
     def measures_units(self) -> bool:
         """Whether that is measured of sequences or pairs, and not of tokens."""
-        return isinstance(self.parts[0].head.term, UnitTerm)
+        return isinstance(self.parts[0].head.term, UnitTerm | RewardTerm)
 
-    def minimise(self, term: Term | UnitTerm) -> None:
+    @property
+    def predicts(self) -> bool:
+        """Whether its head gives logits, and so a cross-entropy; else one gives rewards."""
+        return self.parts[0].arch.head == "vocabulary"
+
+    def minimise(self, term: Term | UnitTerm | RewardTerm) -> None:
         """Make `term` the loss of each token, or of each sequence or pair."""
         for part in self.parts:
             part.head = evolve(part.head, term=term)

@@ -1,4 +1,5 @@
-"""The decoder-only transformer of every family: embedding, blocks, the last RMSNorm and the head.
+"""The decoder-only transformer of every family: embedding, blocks, the last RMSNorm and the head, of a vocabulary or
+of rewards.
 
 Shapes: B rows, S positions, D dim, V vocabulary. Under context or tensor parallel S is what this rank holds of a row.
 Module names are those of Hugging Face's files, without the leading `model.`.
@@ -22,6 +23,7 @@ from .dropout import token_keys
 from .embedding_noise import EmbeddingNoise
 from .layers import Embedding, Linear, RMSNorm, Rotation
 from .loss import Head, token_losses, whole_logits
+from .reward_losses import RewardTerm, reward_losses, rewards, row_losses
 from .unit_losses import UnitTerm, unit_losses
 from .zero_gradient import with_zero_gradient
 
@@ -65,7 +67,9 @@ class Transformer(nn.Module):
         self.kernels = frozenset((module.scores, module.sinks is not None) for module in attention)
         if span.predicts:
             self.norm = RMSNorm(arch.dim, arch.norm_eps, plus_one=arch.ends.norm_plus_one)
-            if not arch.tie_embeddings:
+            if arch.head == "reward":
+                self.score = Linear(arch.dim, 1)
+            elif not arch.tie_embeddings:
                 self.lm_head = Linear(arch.dim, arch.vocab)
         # A pipeline's schedule passes on tensors alone: batches wait here, and come in this order on every stage.
         self.inbox: deque[ModelBatch] = deque()
@@ -142,6 +146,8 @@ class Transformer(nn.Module):
             x_BSD = block(x_BSD, rotations[block.angles], packing, batch.real_BS, batch.cache, keys_BS)
         if not self.span.predicts:
             return x_BSD
+        if self.arch.head == "reward":
+            return self._rewarded(x_BSD, batch)
         if batch.cache is not None:
             return whole_logits(self.norm(x_BSD[:, -1]), self._head_VD(), self._head())
         hidden_BSD = self.norm(x_BSD)
@@ -150,6 +156,7 @@ class Transformer(nn.Module):
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
         each = batch.dataset_B is not None or batch.each
         term, weight_VD, head = self.head.term, self._head_VD(), self._head()
+        assert not isinstance(term, RewardTerm)
         if not torch.is_grad_enabled() and not batch.measures:
             term, head = None, evolve(head, term=None)
         columns = {} if term is None else {name: batch.numbers(name) for name in term.columns}
@@ -164,6 +171,19 @@ class Transformer(nn.Module):
         if batch.each and terms.each_T is not None:
             batch.losses_BS = terms.each_T.view_as(batch.labels_BS)
         return torch.stack((terms.objective,))  # FSDP wants no view
+
+    def _rewarded(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
+        """The objective [1] of a head of rewards; only what it takes of the residual stream is normed."""
+        term, units, positions = self.head.term, batch.units, batch.shape[1]
+        assert isinstance(term, RewardTerm) and units is not None
+        weight_1D = local(self.score.weight, partial=self.score.partial)
+        reward_N = rewards(x_BSD, self.norm, weight_1D, units, positions, self.axes)
+        exact = torch.float64 if x_BSD.dtype == torch.float64 else torch.float32
+        objective, recorded, loss_U = reward_losses(reward_N, term, units, self.axes, exact)
+        batch.cross_entropy, batch.recorded = recorded[0], recorded
+        if batch.dataset_B is not None:
+            batch.row_losses = row_losses(loss_U, units, batch.dataset_B, positions)
+        return torch.stack((objective,))
 
     def _keys(self, batch: ModelBatch, device: torch.device) -> Tensor:
         """Numbers of the tokens of a run, int64 [B, S]."""

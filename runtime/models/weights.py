@@ -53,6 +53,17 @@ def initialise(
         _draw(plan, model, rank, seed, init_std)
 
 
+@op("setup.head")
+@torch.no_grad()
+def draw_head(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
+    """Give a head of rewards its first values, where the rest of the model is read: those that `setup.weights` draws;
+    a run that goes on reads its checkpoint afterwards."""
+    name = f"{plan.architecture.head_module}.weight"
+    draw = drawing(plan.architecture, seed, init_std, rank.device)
+    for parameter in (parameter for own, parameter in model.named_parameters() if own == name):
+        fill(parameter, draw(name, tuple(parameter.shape)))
+
+
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
     others = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     draw = drawing(plan.architecture, seed, init_std, rank.device)

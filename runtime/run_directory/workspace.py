@@ -12,7 +12,7 @@ from ...records.event import Event
 from ...records.paths import EVENTS_FILE, METRICS_FILE
 from ...records.start_events import ChangedEvent
 from ..checkpoint.layout import CheckpointFolder
-from ..checkpoint.model_check import check_model, check_weights
+from ..checkpoint.model_check import check_model, check_origin
 from ..checkpoint.model_folder import check_folder
 from ..checkpoint.publish import Publisher
 from ..checkpoint.rollback_state import finish_rollback
@@ -127,7 +127,7 @@ def _check_start(plan: Plan, start: StartingPoint, directory: Path) -> None:
     check_folder(plan)
     for node in plan.nodes:
         if node.op == "setup.pretrained":
-            check_weights(plan, find(Path(node.args["path"]), weights=True))
+            check_origin(plan, find(Path(node.args["path"]), weights=True))
 
 
 def _write_event(directory: Path, event: Event) -> None:

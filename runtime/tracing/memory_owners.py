@@ -53,7 +53,7 @@ class MemoryOwners:
 
     def forward_ends(self, objective: Tensor | None) -> None:
         """`objective`: what the last stage gives."""
-        if objective is not None:
+        if objective is not None and self.model.predicts:  # that of a head of rewards leaves to autograd what it needs
             self.ledger.assign("loss", pieces(left_by_head(objective)))
         gathered = (tensor for p in self._sharded() for tensor in p.all_gather_outputs)
         self.ledger.assign("unsharded", gathered)

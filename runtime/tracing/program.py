@@ -125,6 +125,7 @@ def with_numbers(whole: Microbatch, unit: str | None, columns: Sequence[str], va
     units = Units(
         segment_BS=torch.arange(rows)[:, None].repeat(1, positions_BS.shape[1]),
         tokens_N=torch.full((rows,), positions_BS.shape[1]),
+        last_N=torch.arange(1, rows + 1) * positions_BS.shape[1] - 1,
         members_KU=torch.arange(rows).repeat(len(SIDES[unit]), 1),
         values={name: torch.zeros(rows, dtype=torch.float64) for name in values},
     ) if unit is not None else None  # fmt: skip

@@ -44,6 +44,7 @@ class Rows:
         self.units = Units(
             segment_BS=segments[None],
             tokens_N=torch.tensor(self.tokens),
+            last_N=torch.tensor(self.tokens).add(1).cumsum(0) - 1,
             members_KU=torch.tensor(members),
             values={name: torch.tensor(each, dtype=torch.float64) for name, each in (values or {}).items()},
         )

@@ -33,6 +33,8 @@ LOSSES = {
         "reference = precomputed }",
     ),
     "importance": ("sequences", "loss importance_sampling { chunk = 8 KiB }"),
+    "bradley_terry": ("pairs", "loss bradley_terry { margin = true, centre = 0.1 }"),
+    "regression": ("sequences", "loss regression"),
     "weighted": (
         "sequences",
         "loss cross_entropy { weighted = true, focal = 1.5, label_smoothing = 0.1, z_loss = 0.1, chunk = 8 KiB }",
@@ -80,6 +82,10 @@ ORDINARY = {
     ("grpo", "ulysses 2 (dense)"),
     ("gspo", "fsdp 2, three microbatches (dense)"),
     ("weighted", "ring 2 (dense)"),
+    ("bradley_terry", "fsdp 2, three microbatches (dense)"),
+    ("bradley_terry", "tp 2, uneven vocabulary (dense)"),
+    ("bradley_terry", "pp 2 · ring 2 (dense)"),
+    ("regression", "ulysses 2 (dense)"),
     ("own pairs", "pp 2 · ring 2 (dense)"),
     ("own sequences", "tp 2, without loss (dense)"),
 }
@@ -118,7 +124,7 @@ def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, la
     assert found[0] == pytest.approx(found[1], rel=limit, abs=limit)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "grpo", "gspo", "ppo"])
+@pytest.mark.parametrize("loss", ["dpo", "grpo", "gspo", "ppo", "bradley_terry"])
 def test_evaluations_measure_what_steps_do(lab: Laboratory, loss: str):
     """Of the same rows and weights: a step that takes all rows and hardly moves, and an evaluation behind it."""
     trial = trial_of(lab, loss, "ring 2 (dense)")
@@ -147,7 +153,17 @@ def test_metrics_of_policies_are_means_over_tokens(lab: Laboratory):
     assert found[0] == found[1] == found[2] and 0 < found[0]["policy/clipped"] < 1
 
 
-MEASURED = {"kto": 2, "weighted": 0, "ppo": 5, "grpo": 5, "gspo": 5, "dr_grpo": 4, "cispo": 4, "importance": 4}
+MEASURED = {
+    "kto": 2,
+    "regression": 2,
+    "weighted": 0,
+    "ppo": 5,
+    "grpo": 5,
+    "gspo": 5,
+    "dr_grpo": 4,
+    "cispo": 4,
+    "importance": 4,
+}
 MEASURED |= dict.fromkeys(("own pairs", "own sequences", "own tokens"), 0)
 MEASURED |= {name: 4 for name in LOSSES if name not in MEASURED}
 FAULTS = (
@@ -156,6 +172,10 @@ FAULTS = (
     ("dpo", "tp 2, uneven vocabulary (dense)", "cut_pairs"),
     ("dpo", "tp 2, uneven vocabulary (dense)", "numbers_without_labels"),
     ("grpo", "ulysses 2 (dense)", "mean_of_microbatch"),
+    ("bradley_terry", "ulysses 2 (dense)", "own_rewards"),
+    ("bradley_terry", "tp 2, uneven vocabulary (dense)", "own_rewards"),
+    ("bradley_terry", "tp 2, uneven vocabulary (dense)", "own_summands"),
+    ("regression", "ulysses 2 (dense)", "token_before"),
 )
 
 

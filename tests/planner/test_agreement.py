@@ -108,6 +108,7 @@ LOSSES = {
     "gspo": "loss gspo { kl = k3, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }",
     "grpo": "loss grpo { kl = k3, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }",
     "weighted": "loss cross_entropy { weighted = true, focal = 2.0, chunk = 8 KiB }",
+    "bradley_terry": "loss bradley_terry { margin = true }",
 }
 
 
@@ -119,6 +120,11 @@ LOSSES = {
         ("gspo", "tp 2, without loss (dense)"),
         ("grpo", "fsdp 2, three microbatches (dense)"),
         ("weighted", "tp 2, z loss (dense)"),
+        ("bradley_terry", "pp 2 · fsdp 2 · tp 2 (dense)"),
+        ("bradley_terry", "tp 2, without loss (dense)"),
+        pytest.param("bradley_terry", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+        pytest.param("bradley_terry", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
+        pytest.param("bradley_terry", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
         pytest.param("dpo", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
         pytest.param("dpo", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
         pytest.param("gspo", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
@@ -128,7 +134,7 @@ def test_losses_of_sequences_and_tokens_cost_what_the_plan_says(loss, name, tmp_
     monkeypatch.chdir(tmp_path)
     topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
     (tmp_path / "numbers.py").write_text(PARTS)
-    chain = CHAIN.format(kind="pairs" if loss == "dpo" else "sequences")
+    chain = CHAIN.format(kind="pairs" if loss in ("dpo", "bradley_terry") else "sequences")
     hold_against_the_trace(plan_of(topology, tmp_path, more=chain + LOSSES[loss]))
 
 

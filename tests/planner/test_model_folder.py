@@ -264,7 +264,7 @@ OSS = {**KEYS, "model_type": "gpt_oss", "num_local_experts": 4}
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another family": ("X521", '"gemma2"', {"model_type": "gemma2"}),
     "no family": ("X521", "model_type", {"model_type": None}),
-    "another head": ("X521", "ForSequenceClassification", {"architectures": ["LlamaForSequenceClassification"]}),
+    "another head": ("X521", "ForTokenClassification", {"architectures": ["LlamaForTokenClassification"]}),
     "quantised": ("X522", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
     "positions scaled otherwise": ("X522", "longrope", {"rope_scaling": {"type": "longrope", "factor": 8.0}}),
     "scaled in two ways": ("X522", "two ways", {"rope_scaling": {"type": "linear", "factor": 8.0},

@@ -22,7 +22,7 @@ def numbered(sample, first, end, side):
         tokens=tokens,
         labels=torch.where(hidden, IGNORE_INDEX, labels),
         columns=columns,
-        values={"label": float(len(tokens) % 2)},
+        values={"label": float(len(tokens) % 2), "margin": len(tokens) % 3 / 2, "reward": len(tokens) % 4 - 1.5},
         side=side,
     )
 

@@ -78,6 +78,25 @@ def own_sums() -> None:
 
 
 @mutation
+def own_rewards() -> None:
+    """A rank of a row takes the rewards of the last tokens that it has for those of all of them."""
+    from xtrain.runtime.models import reward_losses
+
+    vars(reward_losses)["total"] = lambda rewards, group: rewards
+
+
+@mutation
+def token_before() -> None:
+    """Rewards are read one position too early, where a rank has that."""
+    from xtrain.runtime.data.collate.units import Units
+
+    original = Units.at
+    Units.at = lambda self, index_BS: evolve(
+        found := original(self, index_BS), last_N=torch.where(found.last_N > 0, found.last_N - 1, found.last_N)
+    )
+
+
+@mutation
 def numbers_without_labels() -> None:
     """What stands where no loss is taken counts too, as a prompt that the reference has judged."""
     from xtrain.runtime.models import transformer, unit_losses

@@ -208,23 +208,36 @@ def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
         for name, value in state.items():
             distances[name] = max(distances[name], _distance(value, expected[name]))
     assert [step for step, *_ in ours.curve] == [step for step, *_ in theirs.curve]
-    for count in ("tokens", "bytes"):
-        assert [e[count] for e in ours.evals] == [e[count] for e in theirs.evals]
+    assert [_counts(e) for e in ours.evals] == [_counts(e) for e in theirs.evals]
     return Gaps(
         loss=_relative([c[1] for c in ours.curve], [c[1] for c in theirs.curve]),
         norm=_relative([c[2] for c in ours.curve], [c[2] for c in theirs.curve]),
-        eval=max(
-            _relative([e[name] for e in ours.evals], [e[name] for e in theirs.evals])
-            for name in ("loss", "bits_per_byte")
-        ),
+        eval=_relative(*([value for e in one.evals for value in _evaluated(e)] for one in (ours, theirs))),
         routing=_routing(ours, theirs),
         tensors=distances,
         seconds=ours.seconds,
     )
 
 
+def _counts(evaluation: dict[str, Any]) -> list[int]:
+    """Of tokens, and of their bytes where a cross-entropy is measured."""
+    return [evaluation[name] for name in ("tokens", *(() if _has_rewards(evaluation) else ("bytes",)))]
+
+
+def _evaluated(evaluation: dict[str, Any]) -> list[float]:
+    """What is measured of them."""
+    if _has_rewards(evaluation):
+        return [evaluation["loss"], evaluation["objective"], *evaluation["metrics"].values()]
+    return [evaluation["loss"], evaluation["bits_per_byte"]]
+
+
+def _has_rewards(evaluation: dict[str, Any]) -> bool:
+    """Whether the model gives rewards, which have no bits."""
+    return "bytes" not in evaluation and evaluation.get("objective") == evaluation["loss"]
+
+
 def _relative(ours: list[float], theirs: list[float]) -> float:
-    return max((_worse(abs(a - b) / abs(b)) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    return max((_worse(abs(a - b) / max(abs(b), 1e-30)) for a, b in zip(ours, theirs, strict=True)), default=0.0)
 
 
 def _routing(ours: Outcome, theirs: Outcome) -> float:

@@ -26,11 +26,14 @@ class Units:
     """Segments are numbered over whole rows, so that all ranks that hold positions of a row call them the same.
 
     segment_BS: int64, the segment of each position. tokens_N: int64, how many of its positions have a label that a loss
-    is taken at, on all ranks together. members_KU: int64, the segments of each unit. values: name → float64 [U].
+    is taken at, on all ranks together. last_N: int64, where this rank has the last token of each, in its rows one after
+    the other; −1 of those that another rank has, and of padding. members_KU: int64, the segments of each unit. values:
+    name → float64 [U].
     """
 
     segment_BS: Tensor
     tokens_N: Tensor
+    last_N: Tensor
     members_KU: Tensor
     values: dict[str, Tensor]
 
@@ -39,12 +42,13 @@ class Units:
         cls,
         unit: str,
         bounds: Tensor,
+        real_lengths: Tensor,
         labels_BS: Tensor,
         samples: Sequence[Sample | None],
         names: Sequence[str],
     ) -> "Units":
-        """bounds: [N + 1], as those of a microbatch. samples: what lies in each segment; None: padding. names: of the
-        values that are wanted.
+        """bounds: [N + 1], and real_lengths: [N], as those of a microbatch. samples: what lies in each segment; None:
+        padding. names: of the values that are wanted.
 
         Raises DataError where sides do not follow each other as those of `unit` do, or a value is missing.
         """
@@ -71,6 +75,7 @@ class Units:
         return cls(
             segment_BS=segment_T.view_as(labels_BS),
             tokens_N=tokens_N,
+            last_N=torch.where(real_lengths > 0, bounds[:-1].long() + real_lengths - 1, -1),
             members_KU=torch.tensor(found, dtype=torch.int64).view(-1, count).T.contiguous(),
             values=given,
         )
@@ -87,12 +92,16 @@ class Units:
 
     def at(self, index_BS: Tensor) -> "Units":
         """Of these positions of whole rows alone, as indices into the flattened rows."""
-        return evolve(self, segment_BS=self.segment_BS.take(index_BS))
+        place_T = torch.full((self.segment_BS.numel(),), -1)
+        place_T[index_BS.flatten()] = torch.arange(index_BS.numel())
+        last_N = torch.where(self.last_N < 0, -1, place_T[self.last_N])
+        return evolve(self, segment_BS=self.segment_BS.take(index_BS), last_N=last_N)
 
     def to(self, device: torch.device) -> "Units":
         return Units(
             segment_BS=self.segment_BS.to(device, non_blocking=True),
             tokens_N=self.tokens_N.to(device, non_blocking=True),
+            last_N=self.last_N.to(device, non_blocking=True),
             members_KU=self.members_KU.to(device, non_blocking=True),
             values={name: value.to(device, non_blocking=True) for name, value in self.values.items()},
         )
@@ -100,9 +109,11 @@ class Units:
     def part(self, row: int, first: int, end: int) -> "Units":
         """Those of one row, whose segments are `first` to `end`."""
         own_U = (self.members_KU[0] >= first) & (self.members_KU[0] < end)
+        last_N = self.last_N[first:end]
         return Units(
             segment_BS=self.segment_BS[row : row + 1] - first,
             tokens_N=self.tokens_N[first:end],
+            last_N=torch.where(last_N < 0, -1, last_N - row * self.segment_BS.shape[1]),
             members_KU=self.members_KU[:, own_U] - first,
             values={name: value[own_U] for name, value in self.values.items()},
         )
@@ -110,13 +121,18 @@ class Units:
     @staticmethod
     def joined(rows: Sequence["Units"]) -> "Units":
         """Of rows one below the other."""
-        starts = [0]
+        starts, places = [0], [0]
         for each in rows:
             starts.append(starts[-1] + len(each.tokens_N))
+            places.append(places[-1] + each.segment_BS.numel())
         pairs = list(zip(rows, starts, strict=False))
+        lasts = [
+            torch.where(each.last_N < 0, -1, each.last_N + place) for each, place in zip(rows, places, strict=False)
+        ]
         return Units(
             segment_BS=torch.cat([each.segment_BS + start for each, start in pairs]),
             tokens_N=torch.cat([each.tokens_N for each in rows]),
+            last_N=torch.cat(lasts),
             members_KU=torch.cat([each.members_KU + start for each, start in pairs], dim=1),
             values={name: torch.cat([each.values[name] for each in rows]) for name in rows[0].values},
         )

@@ -79,6 +79,7 @@ class DocumentEncoder:
     - A pair is one document: its preferred side, then the other one, each with bos and eos of its own. What is
       predicted of a side are the answers of the assistant behind the prompt, whose tokens have to be the first ones of
       both; of two texts, all behind the tokens that they have in common.
+    - Documents that get rewards, and sides of pairs, have one eos more, as rewards are read at the token before it.
     """
 
     def __init__(self, tokenizer: TextTokenizer, reads: Mapping[str, Any], base: Path | None = None) -> None:
@@ -138,7 +139,9 @@ class DocumentEncoder:
             case _:
                 found = self._conversations(contents)
         return [
-            BadRecord(origin=record.origin, reason=each) if isinstance(each, str) else _with_numbers(each, record)
+            BadRecord(origin=record.origin, reason=each)
+            if isinstance(each, str)
+            else _with_numbers(self._ended(each) if self.reads.ended else each, record)
             for record, each in zip(records, found, strict=True)
         ]
 
@@ -342,6 +345,19 @@ class DocumentEncoder:
             shares = [np.zeros(len(front)), weights, np.full(len(back), weights[-1])]
             columns[WEIGHTS] = np.concatenate(shares).astype(np.float32)
         return TokenDocument(ids=laid, trained=mask.astype(bool), columns=columns)
+
+    def _ended(self, found: TokenDocument | tuple[TokenDocument, ...]) -> TokenDocument:
+        """With one eos more behind a document, or each side of a pair, which is not to be predicted where that is said
+        of the others."""
+        assert isinstance(found, TokenDocument), "questions with choices have no rewards"
+        places = [len(found.ids)] if found.first is None else [found.first, len(found.ids)]
+        return evolve(
+            found,
+            ids=np.insert(found.ids, places, self.tokenizer.eos),
+            trained=None if found.trained is None else np.insert(found.trained, places, False),
+            first=None if found.first is None else found.first + 1,
+            columns={name: np.insert(column, places, 0.0) for name, column in found.columns.items()},
+        )
 
     @cached_property
     def _reserved(self) -> re.Pattern[str]:

@@ -46,6 +46,9 @@ class Reads:
     """Numbers of the record as a whole, in the same way; `label` is not among them."""
     template: str = "auto"
     train_on: TrainOn = "assistant"
+    ended: bool = False
+    """Behind each document, or side of a pair, comes one eos more: its last token, which would only be a label, is then
+    read too."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Reads":
@@ -92,7 +95,7 @@ class Reads:
         names = ("input", "label", "tools", "mask", "message_train", "message_weight")
         found: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         found |= {name: dict(fields) for name in ("columns", "values") if (fields := getattr(self, name))}
-        return found
+        return found | ({"ended": True} if self.ended else {})
 
     @property
     def column_names(self) -> tuple[str, ...]:

@@ -1,0 +1,32 @@
+"""`setup.loss` of bradley_terry."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.reward_losses import RewardTerm, UnitRewards
+from ...runtime.ops import op
+from .bradley_terry import BradleyTerry
+from .preference_torch import rewards_of
+
+
+@op("setup.loss.bradley_terry")
+def compare(model: ModelParts, margin: bool, centre: float) -> None:
+    """Minimise a loss of the rewards of pairs."""
+    model.minimise(ranked(margin, centre))
+
+
+def ranked(margin: bool = False, centre: float = 0.0) -> RewardTerm:
+    """Arguments as the settings of `BradleyTerry`."""
+
+    def loss(pairs: UnitRewards) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen_U, rejected_U = pairs.reward_KU
+        difference_U = chosen_U - rejected_U
+        if margin:
+            difference_U = difference_U - pairs.values["margin"]
+        loss_U = -F.logsigmoid(difference_U)
+        if centre:
+            loss_U = loss_U + centre * (chosen_U + rejected_U).square()
+        return loss_U, rewards_of(pairs.reward_KU)
+
+    return RewardTerm(loss, metrics=tuple(BradleyTerry.metrics))

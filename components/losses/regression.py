@@ -1,0 +1,35 @@
+"""`loss regression { … }`: rewards of single answers, as a number of each says (squared error)."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.losses import RewardLoss
+from ...dsl.schema.training import LOSSES, Unit
+
+
+@LOSSES.register()
+@frozen
+class Regression(RewardLoss):
+    """`loss regression { … }`: a model whose head gives each document its number `reward`, by squared error."""
+
+    kind: str = named("regression")
+
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "rewards/mean": ("reward that the model gives, mean over the sequences of the step", ""),
+        "rewards/error": ("distance from the number `reward` of the document, mean over the sequences", ""),
+    }
+
+    @property
+    def unit(self) -> Unit:
+        return "sequence"
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return ("reward",)
+
+    def does(self) -> str:
+        text = "minimise the squared distance of the reward of each sequence, at its last token, from its number "
+        return f"{text}`reward`, mean over all sequences of the step"

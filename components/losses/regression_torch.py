@@ -1,0 +1,25 @@
+"""`setup.loss` of regression."""
+
+from torch import Tensor
+
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.reward_losses import RewardTerm, UnitRewards
+from ...runtime.ops import op
+from .regression import Regression
+
+
+@op("setup.loss.regression")
+def regress(model: ModelParts) -> None:
+    """Minimise the squared error of rewards."""
+    model.minimise(squared())
+
+
+def squared() -> RewardTerm:
+    """(r − `reward`)² of each sequence."""
+
+    def loss(sequences: UnitRewards) -> tuple[Tensor, dict[str, Tensor]]:
+        (reward_U,) = sequences.reward_KU
+        distance_U = reward_U - sequences.values["reward"]
+        return distance_U.square(), {"rewards/mean": reward_U.detach(), "rewards/error": distance_U.detach().abs()}
+
+    return RewardTerm(loss, metrics=tuple(Regression.metrics))

@@ -1,0 +1,142 @@
+"""Models with a head of rewards: what transformers makes of them, and folders that they begin with."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference_models import CONFIGS
+from safetensors.torch import load_file
+from small_runs import drawn, make_run, save
+from torch import Tensor
+
+from xtrain.components.collators.pack_torch import pack
+from xtrain.dsl.schema.model import expert_families
+from xtrain.planner.load import plan_from_text
+from xtrain.planner.plan import Plan
+from xtrain.planner.weights.files import read_weight_files
+from xtrain.planner.weights.fit import assign
+from xtrain.runtime.checkpoint.stored_weights import WeightReader
+from xtrain.runtime.data.collate.collators import Sample, Samples
+from xtrain.runtime.export.checkpoint import export_of
+from xtrain.runtime.generation.trained import alone, whole_model
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.reward_losses import RewardTerm
+
+LATENT = "q_rank = 14, kv_rank = 12, nope_dim = 6, rope_dim = 4, value_dim = 8, first_dense = 1"
+TEXTS = ("line 7 abc def", "a", "longer than the others, and cut nowhere")
+ORDINARY = ("llama", "qwen3", "qwen3_moe")
+
+
+def rewards_of(plan: Plan, weights: dict[str, Tensor], texts: tuple[str, ...]) -> Tensor:
+    """Those that xtrain gives texts, packed into one row."""
+    model = whole_model(plan, alone(torch.device("cpu")))
+    for name, parameter in model.named_parameters():
+        parameter.data = weights[name].to(parameter.dtype)
+    for name, buffer in model.named_buffers():
+        buffer.data.copy_(weights[name])
+    found: list[Tensor] = []
+
+    def keep(given: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        found.append(given.reward_KU[0])
+        return given.reward_KU[0], {}
+
+    model.minimise(RewardTerm(keep))
+    samples = []
+    for text in texts:
+        tokens = torch.tensor([256, *text.encode()])
+        labels = torch.full_like(tokens, -100)
+        labels[0] = 7
+        samples.append(Sample(row=0, tokens=tokens, labels=labels, values={"reward": 0.0}))
+    rows = pack(capacity=128, unit="sequence").function(Samples(num_rows=1, samples=tuple(samples)))
+    with torch.no_grad():
+        model.whole(None, ModelBatch.of(rows, torch.device("cpu")))
+    return found[0]
+
+
+def of_transformers(model: Any, texts: tuple[str, ...]) -> Tensor:
+    """Padded at the end, with the id that its config names."""
+    ids = [[256, *text.encode()] for text in texts]
+    pad, longest = model.config.pad_token_id, max(map(len, ids))
+    mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
+    padded = torch.tensor([each + [pad] * (longest - len(each)) for each in ids])
+    with torch.no_grad():
+        return model(padded, attention_mask=mask).logits[:, 0]
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=() if each in ORDINARY else pytest.mark.matrix) for each in CONFIGS]
+)
+def test_transformers_gives_the_same_rewards(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture):
+    """Of texts side by side in a row, those of a batch that is padded; and again from the folder."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging as messages
+
+    experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
+    heads = "kv_heads = 1, head_dim = 10" if family != "deepseek_v3" else LATENT
+    sizes = f"dim = 36, layers = 2, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
+    plan = spec_plan(f"{family} {{ {sizes}, rope_theta = 700 }}")
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    weights = {name: 0.2 * value for name, value in drawn(plan).items()}
+    save(plan, directory, weights)
+    to = tmp_path / "out"
+    export_of(plan, directory, checkpoint=None, averaged=None, dtype=None, most=10**9).write(to, lambda *_: None)
+    assert {"score.weight"} == {name for name in load_file(to / "model.safetensors") if not name.startswith("model.")}
+    messages.enable_propagation()
+    with caplog.at_level(logging.WARNING):
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            to, output_loading_info=True, attn_implementation="eager"
+        )
+    messages.disable_propagation()
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+    model, info = loaded
+    assert not any(info.values()) and model.config.num_labels == 1
+    ours, theirs = rewards_of(plan, weights, TEXTS), of_transformers(model, TEXTS)
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert not (to / "generation_config.json").exists()
+
+    again = spec_plan(f'"{to}"')
+    assert not any(node.op == "setup.head" for node in again.nodes)
+    read = {name: torch.zeros_like(value) for name, value in weights.items()}
+    files = read_weight_files(str(to))
+    with WeightReader(files, assign(again.architecture, files), lambda done: None) as reader:
+        reader.read((name, value) for name, value in read.items() if reader.has(name))
+    assert all(torch.equal(read[name], weights[name]) for name in weights)
+
+
+def spec_plan(model: str) -> Plan:
+    """A run that learns rewards of the lines of a file."""
+    text = f"""experiment small {{ seed = 1, budget = 40 steps }}
+model {model}
+tokenizer bytes
+dataset lines {{ source = jsonl("lines.jsonl"), values = {{ reward: "reward" }}, oversized = skip }}
+batch {{ sequence = 128 }}
+optimizer adamw {{ lr = 1e-3 }}
+loss regression
+"""
+    compiled = plan_from_text(text, "small.xtrain")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    return compiled.plan
+
+
+def test_a_language_model_gets_a_head(tmp_path: Path):
+    """Tied or not, its own head is left; that of rewards is drawn, and the config says what became of it."""
+    from reference_models import make
+
+    folder = tmp_path / "base"
+    make("llama", "odd heads, tied", folder)
+    plan = spec_plan(f'"{folder}"')
+    node = plan.node("setup.head")
+    assert node.args == {"seed": 1, "init_std": 0.2} and "36 numbers" in node.does
+    names = [each.name for each in plan.parameters.tensors]
+    assert names[-1] == "score.weight" and plan.parameters.tensors[-1].shape == (1, 36)
+    assert plan.architecture.head == "reward" and not plan.architecture.tie_embeddings
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    save(plan, directory, drawn(plan))
+    to = tmp_path / "out"
+    export_of(plan, directory, checkpoint=None, averaged=None, dtype="fp32", most=10**9).write(to, lambda *_: None)
+    config = json.loads((to / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForSequenceClassification"]
+    assert config["pad_token_id"] not in (None, config["eos_token_id"])
