@@ -262,9 +262,8 @@ def _common(causes: list[str]) -> str:
 def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], Resuming]:
     """What another value of a setting means for a checkpoint, by what the families of two models, and adapters, say."""
     families = [family for model in (before, after) if (family := _family(model)) is not None]
-    known: dict[str, Resuming] = {"head": "shape"} | {
-        name: what for family in families for name, what in family.resuming.items()
-    }
+    known: dict[str, Resuming] = {"head": "shape"}
+    known |= {name: what for family in families for name, what in family.resuming.items()}
     others: list[Resuming] = [family.other for family in families if family.other != Model.other]
     other = others[0] if others else Model.other
     kinds = {(key, each) for model in (before, after) for key, each in model.items() if key.endswith("adapter.kind")}
