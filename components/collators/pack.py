@@ -1,8 +1,8 @@
 """`pack`: rows of equal length."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, LINKS, MICROBATCH, RowLink
 from ...dsl.schema.packings import PACKINGS, Packing
@@ -24,7 +24,11 @@ GROUP = 100_000
 class Pack(RowLink):
     """`pack(sequential)`: documents packed into rows of equal length."""
 
-    method: Method = setting("how rows are filled", default="sequential")
+    method: Method | Auto = setting(
+        "how rows are filled; auto: conversations and answers by multipack, other documents sequentially, which is the "
+        "default where there are conversations or answers to train on",
+        default="sequential",
+    )
     group: int | Auto = setting(
         "documents that are packed together; auto: 100,000; not for sequential",
         default=AUTO,
@@ -41,23 +45,37 @@ class Pack(RowLink):
     gives = MICROBATCH
     usual = True
 
+    @classmethod
+    def usually(cls, conversations: bool) -> "Pack":
+        return cls(method=AUTO) if conversations else cls()
+
+    def settled(self, answers: bool) -> Self:
+        if not isinstance(self.method, Auto):
+            return self
+        kinds = (name for name, each in PACKINGS.items() if each.for_conversations)
+        return evolve(self, method=next(kinds) if answers else PACKINGS.default.kind)
+
     @property
     def packing(self) -> type[Packing]:
-        return PACKINGS[self.method]
+        return PACKINGS.default if isinstance(self.method, Auto) else PACKINGS[self.method]
 
     @property
     def grouped(self) -> int | None:
-        if self.packing.in_order:
+        if self.packing.in_order and not isinstance(self.method, Auto):
             return None
         return GROUP if isinstance(self.group, Auto) else self.group
 
     def useless(self) -> tuple[str, str] | None:
         """Only documents that are taken out of their order are packed in groups."""
-        if not self.packing.in_order or isinstance(self.group, Auto):
+        if self.grouped is not None or isinstance(self.group, Auto):
             return None
         other = next(name for name, packing in PACKINGS.items() if not packing.in_order)
         message = f"pack({self.method}) keeps the order of documents, and has no group of {self.group:,}"
         return message, f"write `pack({other}, group = {self.group})`, or remove the group"
+
+    @property
+    def _method(self) -> str:
+        return "auto" if isinstance(self.method, Auto) else self.method
 
     def args(self, run: "Resolved") -> dict[str, Any]:
         group = {} if self.grouped is None else {"group": self.grouped}
@@ -68,10 +86,11 @@ class Pack(RowLink):
             **({"computed": list(loss.computed)} if loss.computed else {}),
             **({"values": list(loss.values)} if loss.values else {}),
         }
-        return {"method": self.method, "capacity": run.batch.sequence, "align": run.align, **group, **read}
+        return {"method": self._method, "capacity": run.batch.sequence, "align": run.align, **group, **read}
 
     def does(self, run: "Resolved") -> str:
-        text = f"{self.method}: samples side by side in rows of {run.batch.sequence:,}, attention kept apart"
+        how = "as their datasets say" if isinstance(self.method, Auto) else self.method
+        text = f"{how}: samples side by side in rows of {run.batch.sequence:,}, attention kept apart"
         text += f", each padded to a multiple of {run.align}" if run.align > 1 else ""
         loss = run.spec.loss
         text += f"; {loss.unit}s are told apart" if loss.unit != "token" else ""
@@ -80,4 +99,4 @@ class Pack(RowLink):
 
     def identity(self, align: int) -> list[Any]:
         group = {} if self.grouped is None else {"group": self.grouped}
-        return [type(self).__name__, {"method": self.method, "align": align, **group}]
+        return [type(self).__name__, {"method": self._method, "align": align, **group}]

@@ -126,5 +126,5 @@ def append_pack(
     values: Sequence[str] = (),
 ) -> list[Stage]:
     """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
-    assert method in PACKINGS and group >= 1
+    assert method in ("auto", *PACKINGS) and group >= 1
     return [*stages, pack(capacity=capacity, align=align, unit=unit, columns=columns, computed=computed, values=values)]

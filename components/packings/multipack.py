@@ -17,6 +17,7 @@ class Multipack(Packing):
     """
 
     kind = "multipack"
+    for_conversations = True
 
     @classmethod
     def names_rows(cls, group: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ..evaluation.sections import Label, Section, Tree
 from ..evaluation.values import FAILED, Items, Value, Word
 from ..evaluation.values import Mapping as MapOf
 from ..quantity import Quantity
+from ..schema.collators import usual_chain
 from ..schema.component import UserComponent, is_parameter, variant
 from ..schema.log import Log
 from ..schema.model import Model
@@ -88,6 +89,8 @@ class Structurer:
         entry = tree.root.entries.get("collate")
         if entry is None:
             self.origins["collate"] = Origin("default")
+            trained = (each for each in built["datasets"].values() if each.holdout.fraction < 1)
+            built["collate"] = usual_chain(conversations=any(each.has_answers for each in trained))
             return
         self.origins["collate"] = Origin.of(entry.value)
         attribute = attrs.fields_dict(Spec)["collate"]

@@ -3,7 +3,7 @@
 One vocabulary for the links of a spec, the edges of a plan, the stages of a run and the `@collator` of a user.
 """
 
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from .component import Component, Registry
 from .packings import Packing
@@ -49,6 +49,11 @@ class Link(Component):
     by_layout: ClassVar[bool] = False
     """Whether the layout decides if it stands in a plan, whatever the spec says."""
 
+    @classmethod
+    def usually(cls, conversations: bool) -> "Link":
+        """As it is in such a spec, in which there are conversations or answers to train on, or not."""
+        return cls()
+
     @property
     def name(self) -> str:
         """What it is called in a chain."""
@@ -84,7 +89,7 @@ class RowLink(Link):
 
     @property
     def packing(self) -> type[Packing]:
-        """Which documents share a row."""
+        """Which documents share a row; where that differs between datasets, that of all but conversations."""
         raise NotImplementedError
 
     @property
@@ -92,14 +97,18 @@ class RowLink(Link):
         """Documents that are packed together; None where documents are packed in their order."""
         raise NotImplementedError
 
+    def settled(self, answers: bool) -> Self:
+        """For a dataset of conversations or answers, or of other documents: with what differs between these."""
+        return self
+
     def useless(self) -> tuple[str, str] | None:
         """A setting that means nothing beside the others: what is wrong, and what to write."""
         return None
 
 
-def usual_chain() -> tuple[Link, ...]:
-    """The links of a spec that does not say what `collate` is."""
-    return tuple(link() for link in LINKS.values() if link.usual)
+def usual_chain(conversations: bool = False) -> tuple[Link, ...]:
+    """The links of a spec that does not say what `collate` is. conversations: these or answers are trained on."""
+    return tuple(link.usually(conversations) for link in LINKS.values() if link.usual)
 
 
 def row_link(chain: tuple[Link, ...]) -> RowLink:

@@ -151,6 +151,11 @@ class Dataset:
         return self.chosen is not None or self.rejected is not None
 
     @property
+    def has_answers(self) -> bool:
+        """Whether a document is a conversation, an answer to a prompt, or a pair of these."""
+        return self.messages is not None or self.response is not None or self.has_pairs
+
+    @property
     def long_documents(self) -> str:
         """What happens to a document longer than a row: a pair, or a response with a label, is never split."""
         whole = self.has_pairs or self.label is not None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...dsl.schema.collators import LINKS
-from ...dsl.schema.packings import PACKINGS
+from ...dsl.schema.packings import packing_of
 from ...dsl.schema.sources import SOURCES
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ..data.chain import changes_documents
@@ -149,18 +149,23 @@ def _field(value: Any) -> str:
 
 def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
     """Two packings may pack the same rows, and deal them otherwise to the ranks of a step."""
-    (method_a, group_a), (method_b, group_b) = (
-        (plan.node("collate.pack").args["method"], plan.node("collate.pack").args.get("group")) for plan in (a, b)
+    before, after = trained_on(a), trained_on(b)
+    both = ((before[name], after[name]) for name in before if name in after)
+    found = (
+        (packing_of(x.get("method")), x.get("group"), packing_of(y.get("method")), y.get("group")) for x, y in both
     )
-    if PACKINGS[method_a].rows() != PACKINGS[method_b].rows():
-        text = f"{method_a} → {method_b}: documents are packed into other rows"
-        yield Reason(kind="incompatible", path="collate", text=text)
-    elif group_a != group_b:
-        text = f"{group_a} → {group_b}: documents are packed into other rows, unless there are fewer documents"
-        yield Reason(kind="incompatible", path="collate.pack.group", text=text, certain=False)
-    elif method_a != method_b:
-        text = f"{method_a} → {method_b}: the rows of a step are distributed differently over ranks and microbatches"
-        yield Reason(kind="safe", path="collate", text=text, effect="rounding")
+    for one, group_a, other, group_b in dict.fromkeys(found):
+        if one.rows() != other.rows():
+            text = f"{one.kind} → {other.kind}: documents are packed into other rows"
+            yield Reason(kind="incompatible", path="collate", text=text)
+        elif group_a != group_b:
+            text = f"{group_a} → {group_b}: documents are packed into other rows, unless there are fewer documents"
+            yield Reason(kind="incompatible", path="collate.pack.group", text=text, certain=False)
+        elif one.kind != other.kind:
+            text = (
+                f"{one.kind} → {other.kind}: the rows of a step are distributed differently over ranks and microbatches"
+            )
+            yield Reason(kind="safe", path="collate", text=text, effect="rounding")
 
 
 def trained_on(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...dsl.schema.collators import row_link
+from ...dsl.schema.collators import RowLink, row_link
 from ...dsl.schema.data import Dataset
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ..data.chain import node_ids, resolve_chain
@@ -67,6 +67,7 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
 
 def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) -> str:
     seed = run.spec.experiment.seed
+    link = row_link(run.spec.collate).settled(dataset.has_answers)
     args: dict[str, Any] = {
         "dataset": dataset.name,
         **source_args(dataset, seed, run.spec.loss),
@@ -76,7 +77,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
         "seed": seed,
         "sequence": run.batch.sequence,
         "align": run.align,
-        **_packing(run),
+        **_packing(link),
     }
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
@@ -87,7 +88,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     if dataset.has_pairs:
         long = {"skip": "left out", "truncate": "cut, both sides to the same length", "error": "an error"}
         does += f", both sides of a pair in one; a pair longer than a row is {long[dataset.long_documents]}"
-    if group := row_link(run.spec.collate).grouped:
+    if group := link.grouped:
         does += f", best fit within {group:,}"
     if dataset.holdout.fraction:
         does += f", hold out {dataset.holdout}"
@@ -96,9 +97,8 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     )
 
 
-def _packing(run: Resolved) -> dict[str, Any]:
+def _packing(link: RowLink) -> dict[str, Any]:
     """What is told of a packing that does not keep the order of documents."""
-    link = row_link(run.spec.collate)
     return {} if link.grouped is None else {"method": link.packing.kind, "group": link.grouped}
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.spec_text import resolved_text
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
 
@@ -103,3 +104,49 @@ def test_every_setting_of_pairs_changes_the_plan_and_the_experiment(make_plan):
         assert other.config_id != first.config_id
         reasons = [reason for reason in resumable(first, other).reasons if reason.path == f"dataset.c.{name}"]
         assert len(reasons) == 1 and reasons[0].kind == "incompatible", name
+
+
+CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack"
+TURNS = 'messages = "m", template = "plain"'
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        ('text = "text"', None),
+        ('tokens = "t"', None),
+        (TURNS, "multipack"),
+        ('prompt = "p", response = "r", template = "plain"', "multipack"),
+        (PAIRS, "multipack"),
+    ],
+)
+def test_conversations_and_answers_are_packed_to_fill_rows(settings, method, make_plan):
+    plan = make_plan(**blocks(settings))
+    assert plan.node("collate.pack").args["method"] == ("auto" if method else "sequential")
+    assert plan.node("setup.data.c").args.get("method") == method
+    written = make_plan(**blocks(settings), more=CHAIN)
+    assert written.node("collate.pack").args["method"] == "sequential"
+    assert "method" not in written.node("setup.data.c").args
+
+
+def test_each_dataset_is_packed_as_it_would_be_alone(make_plan, load, tmp_path):
+    both = f'dataset c {{ source = jsonl("a") }}\ndataset talks {{ source = jsonl("b"), {TURNS} }}'
+    plan = make_plan(dataset=both, mixture="mixture { c = 1, talks = 1 }")
+    assert "method" not in plan.node("setup.data.c").args
+    assert plan.node("setup.data.talks").args["method"] == "multipack"
+    assert "best fit within 100,000" in plan.node("setup.data.talks").does
+    spec = load(dataset=both, mixture="mixture { c = 1, talks = 1 }")
+    (tmp_path / "again.xtrain").write_text(resolved_text(spec))
+    assert load_spec(tmp_path / "again.xtrain").require() == spec
+    alone = make_plan(dataset='dataset c { source = jsonl("a") }')
+    assert resumable(alone, plan).kind != "incompatible"
+    other = make_plan(dataset=both, mixture="mixture { c = 1, talks = 1 }", more=CHAIN)
+    (reason,) = resumable(plan, other).reasons
+    assert (reason.kind, reason.path) == ("incompatible", "collate") and "multipack → sequential" in reason.text
+
+
+def test_what_is_only_evaluated_is_no_reason(make_plan):
+    held = f'dataset talks {{ source = jsonl("b"), {TURNS}, holdout = 100% }}\nevery 10 steps eval talks'
+    plan = make_plan(dataset=f'dataset c {{ source = jsonl("a") }}\n{held}')
+    assert plan.node("collate.pack").args["method"] == "sequential"
+    assert "method" not in plan.node("setup.data.talks").args

@@ -111,8 +111,7 @@ UNREAD = [
     ("simpo", PAIRS + ', columns = { ref_logprobs: "r" }', {"columns.ref_logprobs": "ref_logprobs"}, "dpo"),
     ("dpo { reference = precomputed }", PAIRS + ', columns = { ref_logprobs: "r" }', {}, ""),
     ("ppo", SAMPLED.replace(' }', ', ref_logprobs: "r" }'), {"columns.ref_logprobs": "ref_logprobs"}, "kl = k3"),
-    ("ppo { kl = k3, kl_weight = 0.1, reference = precomputed }", SAMPLED.replace(" }", ', ref_logprobs: "r" }'),
-     {}, ""),
+    ("ppo { kl = k3, kl_weight = 1, reference = precomputed }", SAMPLED.replace(' }', ', ref_logprobs: "r" }'), {}, ""),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ..errors import DataError
 from ..records.bad_records import BadRecord
 from ..records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
 from ..records.texts import checked, decoded
+from ..records.usual_fields import settings_for
 from .fields import Take, taker
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def check_columns(schema: "pa.Schema", reads: Reads, path: object) -> None:
         kind = _type_of(schema, name)
         there = f"Its columns are {', '.join(f'`{field.name}`' for field in schema)}."
         if kind is None:
+            settings = settings_for(schema.names) if reads.form == "text" else ""
+            there += f" Write `{settings}`." if settings else ""
             raise DataError(f"no column `{name}`", path=str(path), remedy=there)
         if pa.types.is_dictionary(kind):
             kind = kind.value_type

@@ -8,6 +8,7 @@ from attrs import evolve
 from ..documents.chat_messages import conversation, flagged, pair, parsed_calls, tool_definitions
 from ..records.records import ChoiceQuestion, Content, Conversation, Message, PreferencePair, Reads, Unusable
 from ..records.texts import checked, described
+from ..records.usual_fields import settings_for
 from .numbers import numbered, token_ids
 
 Take = Callable[[Mapping[str, Any]], Content | Unusable]
@@ -75,7 +76,10 @@ def _text(fields: Mapping[str, Any], name: str) -> str | Unusable:
     if type(text) is str and text and text.isascii():
         return text
     text = find(fields, name)
-    return text if isinstance(text, Unusable) else checked(text, f"field `{name}`")
+    if isinstance(text, Unusable):
+        settings = settings_for(fields)
+        return Unusable(f"{text.reason}; write `{settings}`") if settings and name not in fields else text
+    return checked(text, f"field `{name}`")
 
 
 def _conversation(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Conversation | Unusable:
