@@ -184,7 +184,8 @@ class ParameterSpec:
 
     trained: it has a gradient, and the optimizer a state of it. adapter: of what belongs to an adapter, the matrix that
     it is added to; empty: it is a parameter of the model itself. quantised: it is stored as the base of the plan says
-    (`precision { base }`). task: whose adapter it belongs to, where there are several.
+    (`precision { base }`). task: whose adapter it belongs to, where there are several. begun: of what belongs to an
+    adapter, what that has begun with, which is not trained.
     """
 
     name: str
@@ -195,6 +196,7 @@ class ParameterSpec:
     adapter: str = ""
     quantised: bool = False
     task: str = ""
+    begun: bool = False
 
     @property
     def size(self) -> int:
@@ -218,7 +220,7 @@ class BlockParameter:
     where tensor parallelism cuts the sequence, as the rank has used it on its own positions, or always. router: its
     products choose experts. adapter: of what belongs to an adapter, which gives it its first values, the matrix
     that it is added to. heads: how many heads of attention have a matrix of it each, side by side along the features
-    by which it is cut. task: as of a `ParameterSpec`.
+    by which it is cut. task, begun: as of a `ParameterSpec`.
     """
 
     name: str
@@ -232,6 +234,7 @@ class BlockParameter:
     adapter: str = ""
     heads: int = 1
     task: str = ""
+    begun: bool = False
 
     @property
     def owner(self) -> str:
@@ -279,6 +282,7 @@ def _of_layer(parameter: BlockParameter, layer: int) -> ParameterSpec:
         expert=parameter.expert,
         adapter=parameter.adapter and f"layers.{layer}.{parameter.adapter}",
         task=parameter.task,
+        begun=parameter.begun,
     )
 
 

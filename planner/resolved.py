@@ -194,8 +194,8 @@ class Resolved:
         """The parameters that checkpoints hold."""
         if self.saves_base:
             return self.inventory
-        tensors = tuple(tensor for tensor in self.inventory.tensors if tensor.trained)
-        return evolve(self.inventory, total=self.inventory.trained, tensors=tensors)
+        tensors = tuple(tensor for tensor in self.inventory.tensors if tensor.trained or tensor.begun)
+        return evolve(self.inventory, total=sum(tensor.size for tensor in tensors), tensors=tensors)
 
     @cached_property
     def kinds(self) -> tuple[TrainedKind, ...]:

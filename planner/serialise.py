@@ -48,7 +48,7 @@ LATER: dict[type, tuple[str, ...]] = {
     PlanPhase: ("passes", "epochs", "exact_rows"),
     Timeline: ("stop_at_amount", "stop_after_amount", "stretches"),
     Work: ("windows",),
-    ParameterSpec: ("trained", "adapter", "quantised", "task"),
+    ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),
     RankClass: ("optimizer_flops", "unsaved"),
 }
 

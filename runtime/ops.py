@@ -53,6 +53,7 @@ MODULES = (
     "training.observe",
     "monitoring.alerts",
     "checkpoint.base",
+    "checkpoint.residual",
     "checkpoint.ops",
     "input.horizon",
     "hooks.calls",

@@ -70,10 +70,11 @@ class Lora(Adapter):
     alphas: dict[str, float] = setting(
         "other values of alpha, in the same way", default={}, check=positive, example="{ v_proj: 16 }"
     )
-    init: Literal["default", "gaussian", "orthogonal"] = setting(
+    init: Literal["default", "gaussian", "orthogonal", "pissa"] = setting(
         "first values. default: of A uniform within ± 1 / √inputs, B is zero; gaussian: of A normal with deviation 1 / "
         "rank, B is zero; orthogonal: neither is zero, and their product is, each being made of one half of a random "
-        "basis",
+        "basis; pissa: s · B · A is the largest part of W of this rank, by its singular values, and W is the rest from "
+        "there on (arXiv 2404.02948)",
         default="default",
     )
     dropout: float = setting(
@@ -206,6 +207,19 @@ class Lora(Adapter):
         if self.dora and self.dropout:
             message = "beside dora there is no dropout: of what is dropped W would need a product of its own"
             return "dropout", message, "use dropout 0, or leave dora out"
+        if self.decomposes and self.from_ is not None:
+            message = "the values of `from` are changes of the whole model, and with pissa it is no longer whole"
+            return "init", message, "leave init out"
+        wide = [
+            (min(matrix.shape[-2:]), rank, layer, matrix)
+            for layer, matrix in matrices
+            if self.decomposes and (rank := self._values(layer, matrix)[0]) > min(matrix.shape[-2:])
+        ]
+        if wide:
+            most, rank, layer, matrix = min(wide, key=lambda each: each[0])
+            name = f"layers.{layer}.{matrix.name.removesuffix('.weight')}"
+            message = f"{name} of {matrix.shape[-2]} × {matrix.shape[-1]} has {most} singular values, and rank {rank}"
+            return "init", f"{message} takes more", f"use rank {most} or less, or another init"
         odd = [rank for rank in (self.rank, *self.ranks.values()) if rank % 2]
         if self.init == "orthogonal" and odd:
             message = f"A and B have half a basis each where init is orthogonal, and rank {odd[0]} is odd"
@@ -236,7 +250,39 @@ class Lora(Adapter):
         if self.dropout:
             message = "what is dropped is drawn by the numbers of rows in the run, which are others in a run of its own"
             return "dropout", message, "leave it out"
+        if self.decomposes:
+            message = "the matrices of the model would be the rest of several decompositions, one for each task"
+            return "init", message, "use another init"
         return None
+
+    def as_written(self, arch: Architecture) -> "Lora":
+        """With a rank twice as large where A and B have begun with a part of the model, for what they have more than
+        that. PEFT with transformers 5 has gate and up of experts in one matrix, reads no patterns of them, and takes
+        the root of the rank of both for `rslora`: all experts have one rank and one scale, standard."""
+        own = {
+            (layer, matrix.name): self._of(layer, matrix)
+            for layer, matrix in all_matrices(arch)
+            if self._means(layer, matrix)
+        }
+        experts = [each for (layer, name), each in own.items() if not name.endswith(".weight")]
+        alike = len({(each.rank, each.scale) for each in experts}) < 2 and (self.scaling == "standard" or not experts)
+        if alike and not self.decomposes:
+            return self
+        scaling = "standard" if experts else self.scaling
+        times = 2 if self.decomposes else 1
+        ranks: dict[str, int] = {}
+        alphas: dict[str, float] = {}
+        for (layer, name), each in own.items():
+            rank, scale = times * each.rank, each.scale
+            if each in experts:
+                rank, scale = times * max(expert.rank for expert in experts), experts[0].scale
+            ranks[f"layers.{layer}.{name}"] = rank
+            alphas[f"layers.{layer}.{name}"] = scale * (sqrt(rank) if scaling == "rslora" else rank)
+        rank, other_ranks = _by_name(arch, ranks, times * self.rank)
+        alpha, other_alphas = _by_name(arch, alphas, None)
+        return evolve(
+            self, init="default", scaling=scaling, rank=rank, ranks=other_ranks, alpha=alpha, alphas=other_alphas
+        )
 
     def _means(self, layer: int, matrix: BlockParameter) -> bool:
         inside = not self.layers or any(fits_part(each, str(layer)) for each in self.layers)
@@ -245,6 +291,10 @@ class Lora(Adapter):
     @property
     def drops(self) -> float:
         return self.dropout
+
+    @property
+    def decomposes(self) -> bool:
+        return self.init == "pissa"
 
     def args(self) -> dict[str, Any]:
         return {"init": self.init}
@@ -256,6 +306,9 @@ class Lora(Adapter):
 
     def does(self) -> str:
         magnitudes = "; magnitudes are the norms of the rows of W" if self.dora else ""
+        if self.decomposes:
+            does = "decompose every matrix with an adapter, W = U · S · Vᵀ, in turns of ranks: of the largest singular "
+            return f"{does}values A begins with √(S / s) · Vᵀ, and B with U · √(S / s){magnitudes}"
         if self.init == "orthogonal":
             does = "draw A and B of every adapter, whose product is zero, from the names of matrices and the seed"
             return does + magnitudes
@@ -281,7 +334,13 @@ class Lora(Adapter):
         rank, alpha = self._values(layer, matrix)
         scale = alpha / (sqrt(rank) if self.scaling == "rslora" else rank)
         return LoraMatrix(
-            matrix.name, rank, scale, dora=self.dora, drops=self.dropout > 0, by_input=matrix.cut == "row"
+            matrix.name,
+            rank,
+            scale,
+            dora=self.dora,
+            drops=self.dropout > 0,
+            by_input=matrix.cut == "row",
+            pissa=self.decomposes,
         )
 
 
@@ -324,13 +383,19 @@ def rows_at_once(inputs: int) -> int:
 @frozen
 class LoraMatrix(AdaptedMatrix):
     """A and B beside a matrix of a block, and with `dora` the magnitudes of its rows. drops: inputs of A are dropped in
-    training. by_input: tensor parallel cuts the matrix by input."""
+    training. by_input: tensor parallel cuts the matrix by input. pissa: what A and B have begun with is kept beside
+    them, and the matrix is without its product."""
 
     rank: int
     scale: float
     dora: bool = False
     drops: bool = False
     by_input: bool = False
+    pissa: bool = False
+
+    @property
+    def decomposes(self) -> bool:
+        return self.pissa
 
     @property
     def magnitude(self) -> str:
@@ -343,6 +408,11 @@ class LoraMatrix(AdaptedMatrix):
             own = f"{self.place}.{self.name.rpartition('.')[2]}"
             return f"{own}_lora_A", f"{own}_lora_B"
         return f"{self.place}.lora_A.weight", f"{self.place}.lora_B.weight"
+
+    def begun(self) -> tuple[str, str]:
+        """The names of what A and B have begun with, if that is kept."""
+        a, b = (name.replace("lora_", "lora_begun_") for name in self.factors())
+        return a, b
 
     def parameters(self, matrix: BlockParameter) -> Iterator[BlockParameter]:
         """Where a matrix is cut by output, so are B and magnitudes, and every rank has used all of A for its own
@@ -369,6 +439,8 @@ class LoraMatrix(AdaptedMatrix):
             yield evolve(b, name=self.magnitude, shape=(outputs,), decays=False, initial="ones")
         yield a
         yield b
+        if self.pissa:
+            yield from (evolve(each, name=name, begun=True) for each, name in zip((a, b), self.begun(), strict=True))
 
     def trace(
         self,

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ...planner.architecture import BlockParameter, ParameterSpec
 from ...planner.blocks.adapted import alone_name
 from ...planner.plan import Plan
-from ...runtime.models.adapted import merges, puts_on
+from ...runtime.models.adapted import decomposes, merges, puts_on, writes
 from ...runtime.models.dropout import DropsInputs
 from ...runtime.models.layers import Linear, first_row
 from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
@@ -42,6 +42,9 @@ class LoraLinear(Linear, DropsInputs):
         self.scale, self.axes, self.by_input = matrix.scale, axes, matrix.by_input
         self.lora_A = Linear(base.in_features, matrix.rank)
         self.lora_B = Linear(matrix.rank, base.out_features)
+        if matrix.pissa:  # not computed with
+            self.lora_begun_A = Linear(base.in_features, matrix.rank)
+            self.lora_begun_B = Linear(matrix.rank, base.out_features)
 
     def forward(self, input: Tensor) -> Tensor:
         out = super().forward(input)
@@ -140,8 +143,8 @@ def _put_on_experts(
 ) -> None:
     """A [E, D, R] and B [E, R, F] of each expert."""
     a, b = (name.rpartition(".")[2] for name in matrix.factors())
-    for own, name in zip((a, b), matrix.factors(), strict=True):
-        experts.register_parameter(own, nn.Parameter(torch.empty(known[name].shape)))
+    for name in (*matrix.factors(), *(matrix.begun() if matrix.pissa else ())):
+        experts.register_parameter(name.rpartition(".")[2], nn.Parameter(torch.empty(known[name].shape)))
 
     def added(x_ND: Tensor, stacks: tuple[Tensor, ...], times: MatrixProduct) -> Tensor:
         low_NR = times(x_ND, stacks[0])
@@ -165,6 +168,61 @@ def merge(matrix: LoraMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> T
         return whole
     norm_F = whole.norm(dim=1).clamp_(min=torch.finfo(whole.dtype).tiny)
     return whole * (beside[matrix.magnitude] / norm_F)[:, None]
+
+
+def begun_with(matrix: LoraMatrix, beside: Mapping[str, Tensor]) -> Tensor:
+    """scale · B · A of what A and B have begun with; of experts scale · A · B."""
+    a, b = (beside[name] for name in matrix.begun())
+    return (a @ b if a.dim() == 3 else b @ a) * matrix.scale
+
+
+@decomposes(LoraMatrix, begun_with)
+def decompose(matrix: LoraMatrix, weight: Tensor, format: torch.dtype) -> dict[str, Tensor]:
+    """Of W = U · S · Vᵀ and the R largest singular values A = √(S / scale) · Vᵀ and B = U · √(S / scale) (PiSSA: Meng,
+    Wang, Zhang 2024, arXiv 2404.02948, section 3). In each column of U the largest number is above 0, so that signs do
+    not depend on who computes them. Of experts, whose matrices are [E, D, F], one after the other."""
+    if weight.dim() == 3:
+        pairs = [_largest(matrix, each.mT) for each in weight]
+        a, b = (torch.stack([factor.mT for factor in factors]) for factors in zip(*pairs, strict=True))
+    else:
+        a, b = _largest(matrix, weight)
+    a, b = a.to(format), b.to(format)
+    found = dict(zip((*matrix.factors(), *matrix.begun()), (a, b, a, b), strict=True))
+    if matrix.dora:
+        found[matrix.magnitude] = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64)
+    return found
+
+
+@writes(LoraMatrix)
+def write(matrix: LoraMatrix, as_written: LoraMatrix, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """[B, −B₀] · [A; A₀] is B · A − B₀ · A₀, which W − s · B₀ · A₀ + s · B · A has more than W. Where the rank is
+    larger still, the rest is zeros; where the scale is another, B makes up for that."""
+    a_name, b_name = matrix.factors()
+    a, b = beside[a_name], beside[b_name]
+    a_dim, b_dim = (-1, -2) if a.dim() == 3 else (0, 1)
+    if matrix.pissa:
+        begun_a, begun_b = (beside[name].to(a.dtype) for name in matrix.begun())
+        a, b = torch.cat((a, begun_a), a_dim), torch.cat((b, -begun_b), b_dim)
+    if matrix.scale != as_written.scale:
+        b = b * (matrix.scale / as_written.scale)
+    found = {name: each for name, each in beside.items() if name not in matrix.begun()}
+    return {**found, a_name: _widened(a, a_dim, as_written.rank), b_name: _widened(b, b_dim, as_written.rank)}
+
+
+def _widened(factor: Tensor, dim: int, rank: int) -> Tensor:
+    """With zeros behind it along a dim."""
+    shape = list(factor.shape)
+    shape[dim] = rank - shape[dim]
+    return torch.cat((factor, factor.new_zeros(shape)), dim) if shape[dim] else factor
+
+
+def _largest(matrix: LoraMatrix, weight_FD: Tensor) -> tuple[Tensor, Tensor]:
+    """A [R, D] and B [F, R]."""
+    u_FK, s_K, v_KD = torch.linalg.svd(weight_FD, full_matrices=False)
+    u_FR, s_R, v_RD = u_FK[:, : matrix.rank], s_K[: matrix.rank], v_KD[: matrix.rank]
+    sign_R = u_FR.gather(0, u_FR.abs().argmax(0, keepdim=True))[0].sign()
+    root_R = (s_R / matrix.scale).sqrt() * sign_R
+    return root_R[:, None] * v_RD, u_FR * root_R
 
 
 @op("setup.adapter.lora")

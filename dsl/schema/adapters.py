@@ -60,6 +60,16 @@ class Adapter(Component):
         """Which numbers of rows (`place` in the run, `dataset`) are needed where it is computed."""
         return ("place",) if self.drops else ()
 
+    @property
+    def decomposes(self) -> bool:
+        """Whether its first values are made of the matrices that it is of, which are the rest from there on."""
+        return False
+
+    def as_written(self, arch: Any) -> "Adapter":
+        """The adapter that computes the same beside the model as it was read or drawn, and that PEFT reads so. arch:
+        the `Architecture` without adapter."""
+        return self
+
     def auto(self) -> dict[str, tuple[Any, str]]:
         """The values of settings that may be `auto`, each with the reason."""
         return {}

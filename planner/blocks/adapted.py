@@ -31,6 +31,11 @@ class AdaptedMatrix:
         owner = self.name.rpartition(".")[0]
         return f"{owner}.{TASKS}.{self.task}" if self.task else owner
 
+    @property
+    def decomposes(self) -> bool:
+        """Whether its first values are made of the matrix, which is the rest from there on."""
+        return False
+
     @classmethod
     def torch_module(cls) -> str:
         """The module that ranks import for it: `…_torch`, beside its own."""

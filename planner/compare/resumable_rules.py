@@ -104,6 +104,8 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.freeze": {"parameters": None, "format": None},
     "setup.quantise": {"base": None, "matrices": None},
     "setup.base": {"parameters": None},
+    "setup.decompose": {"matrices": None},
+    "setup.residual": {"matrices": None},
     "setup.read_adapter": {
         "digest": Rule("adapter.from", "learning", _FIRST),
         "folder": Rule("adapter.from", "none", "it is only read at the start of a run"),

@@ -92,18 +92,20 @@ def recompute_of(run: Resolved) -> Recompute | None:
 @frozen
 class OwnedBytes:
     """Bytes of a rank's parameters: of all of them, and of those that are trained. elements: of the latter. moments:
-    bytes of what the optimizer keeps."""
+    bytes of what the optimizer keeps. still: bytes of what is not trained and in checkpoints."""
 
     parameters: int
     trained: int
     elements: int
     moments: int
+    still: int
 
     @classmethod
     def of(cls, run: Resolved, tensors: Sequence[ParameterSpec]) -> Self:
         trained = [each for each in tensors if each.trained]
         moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
-        return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained), moments)
+        still = run.state_bytes(each for each in tensors if not each.trained and (run.saves_base or each.begun))
+        return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained), moments, still)
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
@@ -111,6 +113,7 @@ class OwnedBytes:
             self.trained + other.trained,
             self.elements + other.elements,
             self.moments + other.moments,
+            self.still + other.still,
         )
 
 
@@ -146,13 +149,12 @@ def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
 def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
     persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
-    frozen = states.parameters - states.trained if run.saves_base else 0  # which have no average then
     peak = max(peak, persistent + _norms(run, states), persistent + updating)
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,
         optimizer=states.moments,
-        averages=0 if run.averages is None else states.elements * BYTES[run.averages] + frozen,
+        averages=0 if run.averages is None else states.elements * BYTES[run.averages] + states.still,
         working=max(0, peak - persistent - sum(parts.values())),
         offloaded=run.spec.parallel.fsdp.offload,
         **parts,

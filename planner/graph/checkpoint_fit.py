@@ -81,7 +81,7 @@ def base_sizes(plan: Plan) -> dict[str, int]:
         return {}
     base, found = base_of_plan(plan), dict[str, int]()
     for tensor in plan.parameters.tensors:
-        if not tensor.trained:
+        if not tensor.trained and not tensor.adapter:
             stored = tensor.quantised and base is not None
             found[tensor.name] = prod(base.stored_shape(tensor.shape)) if stored and base else tensor.size
             if stored and base and (scales := base.scales_shape(tensor.shape)):

@@ -8,6 +8,7 @@ from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.training import Loss
 from ..architecture import EMBEDDING, HEAD, expert_module
 from ..canonical import portable
+from ..mesh.mesh import AXES
 from ..mesh.sharding import tensor_rules
 from ..model.inventory import quantised_bytes
 from ..model.module_names import modules_of
@@ -62,6 +63,10 @@ def _adapter(graph: Builder, run: Resolved, last: str) -> str:
         does += "pieces; where the run goes on they are read from its own checkpoint"
         args: dict[str, Any] = {"folder": portable(files.folder), "digest": files.digest}
         return graph.add("setup", "setup.read_adapter", does, args=args, after=((last, "model"),))
+    if adapter.decomposes:
+        args = {"matrices": len({tensor.adapter for tensor in run.inventory.tensors if tensor.begun})}
+        does = f"{adapter.does()}; where the run goes on they are read from its own checkpoint"
+        return graph.add("setup", "setup.decompose", does, args=args, axes=run.wide(*AXES), after=((last, "model"),))
     args = {"kind": adapter.kind, "seed": run.spec.experiment.seed, **adapter.args()}
     return graph.add("setup", "setup.adapter", adapter.does(), args=args, after=((last, "model"),))
 

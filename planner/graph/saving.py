@@ -14,7 +14,7 @@ from ..plan import Estimates
 from ..resolved import Resolved
 from ..schedule.arithmetic import Arithmetic
 from ..schedule.counts import is_due, steps_due, times_due
-from ..units import bytes_text, count_text
+from ..units import bytes_text, count_text, plural
 from .builder import Builder
 from .nonfinite import on_nan
 from .timeline import Schedule, recurring
@@ -104,7 +104,21 @@ def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple
     }
     does = f"{start}; its {'checksums are' if chosen.verify == 'content' else 'sizes are'} compared"
     last = graph.add("setup", "setup.resume", does, args=args, axes=run.wide(*AXES), after=after)
+    last = _residual(graph, run, last)
     return _saving(graph, run, estimates, last) if chosen.enabled else last
+
+
+def _residual(graph: Builder, run: Resolved, last: str) -> str:
+    """The node that leaves the rest of the matrices that an adapter has begun with a part of, wherever that is from."""
+    adapter = run.architecture.adapter
+    if adapter is None or not adapter.decomposes:
+        return last
+    names = {tensor.adapter for tensor in run.inventory.tensors if tensor.begun}
+    does = f"W − s · B · A, of what the adapter has begun with, in the place of {plural(len(names), 'matrix')}"
+    if any(tensor.quantised for tensor in run.inventory.tensors if tensor.name in names):
+        does += "; where W is stored in codes it is read or drawn once more, and the rest stored in its place"
+    args = {"matrices": len(names)}
+    return graph.add("setup", "setup.residual", does, args=args, axes=run.wide(*AXES), after=(last,))
 
 
 def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> str:

@@ -49,10 +49,11 @@ def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
 
 def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
     """The parameters that are not trained: those that patterns mean, and beside an adapter all of the model but what
-    the adapter says."""
+    the adapter says, and what it has begun with."""
     if (adapter := arch.adapter) is not None:
         own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)
-        return frozenset(name for name in own if not any(covers(each, name) for each in adapter.train))
+        model = (name for name in own if not any(covers(each, name) for each in adapter.train))
+        return frozenset(model) | {tensor.name for tensor in parameters(arch) if tensor.begun}
     if not patterns:
         return frozenset()
     return frozenset(tensor.name for tensor in parameters(arch) if any(covers(each, tensor.name) for each in patterns))

@@ -48,7 +48,7 @@ def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
         if tensor.expert
         else tensor.size
         for tensor in block_parameters(architecture, layer)
-        if len(tensor.shape) > (2 if tensor.expert else 1)  # biases of experts are stacked too
+        if len(tensor.shape) > (2 if tensor.expert else 1) and not tensor.begun  # biases of experts are stacked too
     }
 
 

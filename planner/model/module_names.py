@@ -24,10 +24,10 @@ def modules_of(inventory: Parameters, *, trained: bool) -> tuple[ModuleCount, ..
 
 
 def adapters_of(inventory: Parameters) -> tuple[ModuleCount, ...]:
-    """The matrices that an adapter is of, each with the size of its adapter."""
+    """The matrices that an adapter is of, each with the size of what is trained beside it."""
     sizes: Counter[str] = Counter()
     for tensor in inventory.tensors:
-        if tensor.adapter:
+        if tensor.adapter and not tensor.begun:
             sizes[tensor.adapter.removesuffix(".weight")] += tensor.size
     layers: dict[int, tuple[ModuleCount, ...]] = {}
     for name, size in sizes.items():

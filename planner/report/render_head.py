@@ -134,6 +134,10 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
             total = sum(each.parameters for each in modules)
             shown = " · ".join(f"{each.name} {count_text(each.parameters)}" for each in modules)
             page.wrapped(f"{word:<7} {total:,}: {shown}", rest=" " * 10)
+        if begun := sum(tensor.size for tensor in count.tensors if tensor.begun):
+            page.wrapped(
+                f"{'begun':<7} {begun:,}: what the adapter has begun with, which stays as it is", rest=" " * 10
+            )
     if len(arch.base.kinds) > 1:
         page.table([(_layers_text(kind.layers), words) for kind, words in _kinds(arch.base)], styles=("", "dim"))
     if detail.full:

@@ -71,9 +71,14 @@ class BaseWeights:
     ) -> None:
         self._open.close()
 
-    def read(self, name: str) -> Tensor:
-        """All of a parameter as the run computes with it; fp32 of one that is stored in codes. Raises OSError."""
-        stored = self._stored(name)
+    def whole(self, name: str) -> Tensor:
+        """All of a parameter as it was read or drawn, before it is stored in codes. Raises OSError."""
+        return self._read(self.specs[name])
+
+    def read(self, name: str, less: Tensor | None = None) -> Tensor:
+        """All of a parameter as the run computes with it; fp32 of one that is stored in codes. less: what is taken out
+        of it before it is stored, in the format of the difference. Raises OSError."""
+        stored = self._stored(name, less)
         if (matrix := self._matrix(name)) is None:
             return stored[name]
         return matrix.values(stored[name], stored.get(matrix.scales), torch.float32)
@@ -95,9 +100,10 @@ class BaseWeights:
             {each: piece_of(each, whole).sum for name in self.specs for each, whole in self._stored(name).items()}
         )
 
-    def _stored(self, name: str) -> dict[str, Tensor]:
+    def _stored(self, name: str, less: Tensor | None = None) -> dict[str, Tensor]:
         """The tensors of a parameter in a run: its values, or its codes and the scales beside them."""
-        whole = self._read(self.specs[name])
+        whole = self.whole(name)
+        whole = whole if less is None else whole.to(less.dtype) - less.to(whole.device)
         if (matrix := self._matrix(name)) is None:
             return {name: whole.to(DTYPES[self.format])}
         codes, scales = matrix.pack(whole)

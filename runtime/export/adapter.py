@@ -4,13 +4,16 @@ Written beside the folder, read back, and only then given its name, as a whole m
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
+from torch import Tensor
 
-from ...planner.architecture import ParameterSpec
+from ...planner.architecture import Architecture, ParameterSpec, parameters
+from ...planner.blocks.adapted import AdaptedMatrix, adapted_matrices
+from ...planner.model.inventory import count_parameters
 from ...planner.model.peft import (
     PEFT_CONFIG,
     PeftFolder,
@@ -26,6 +29,7 @@ from ..checkpoint.model_folder import planned_adapter
 from ..checkpoint.whole_tensors import WholeTensors
 from ..errors import ExportFailed
 from ..files import durable
+from ..models.adapted import written
 from ..training.ema import Which
 from .export import CARD, FORMATS, SMALL_BYTES, Exported, check_room, formats_of
 from .model_card import last_loss, model_card
@@ -59,12 +63,10 @@ class AdapterExport:
             where = f"{error.filename}: " if error.filename else ""
             raise ExportFailed(f"{where}{error.strerror or error}; nothing is left at {to}") from error
 
-    @property
-    def _trained(self) -> tuple[ParameterSpec, ...]:
-        return tuple(tensor for tensor in self.plan.parameters.tensors if tensor.trained)
-
     def _write(self, to: Path, report: Report) -> Exported:
-        arch, origin = self.plan.architecture, self._origin()
+        origin = self._origin()
+        arch = self._as_written(origin)
+        trained = self._trained(arch)
         usual = FORMATS[self.dtype or self.plan.node("setup.build_model").args["params"]]
 
         def format_of(parameter: ParameterSpec, name: str) -> str:
@@ -72,23 +74,59 @@ class AdapterExport:
                 return origin.files.tensors[name].format
             return usual
 
-        file = lay_out_adapter(arch, self._trained, format_of)
+        file = lay_out_adapter(arch, trained, format_of)
         formats = formats_of((file,))
-        contents = {PEFT_CONFIG: self._config(origin, {tensor.name for tensor in file.tensors})}
+        contents = {PEFT_CONFIG: self._config(origin, arch)}
         loss = last_loss(self.run, self.state)
-        contents[CARD] = model_card(self.plan, self.state, self.weights, formats, loss, adapter_alone=True).encode()
+        frozen = frozenset(tensor.name for tensor in self.plan.parameters.tensors if not tensor.trained)
+        plan = evolve(self.plan, architecture=arch, parameters=count_parameters(arch, frozen))
+        contents[CARD] = model_card(plan, self.state, self.weights, formats, loss, adapter_alone=True).encode()
         check_room(to, file.bytes + SMALL_BYTES)
         with new_folder(to) as folder:
             for name, content in contents.items():
                 durable.write(folder / name, content)
-            tensors = WholeTensors(self.tensors)
-            writer = WeightsWriter(
-                (file,), lambda name: tensors.read(f"{self.prefix}{self.names.get(name, name)}"), folder, report
-            )
+            writer = WeightsWriter((file,), self._reader(arch), folder, report)
             writer.write()
             writer.verify()
-            self._verify(folder)
+            self._verify(folder, arch)
         return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=())
+
+    def _as_written(self, origin: PeftFolder | None) -> Architecture:
+        """The model with the adapter as the folder has it: one from a folder as it is there."""
+        arch = self.plan.architecture
+        if arch.adapter is None or origin is not None:
+            return arch
+        return evolve(arch, adapter=arch.adapter.as_written(arch.base))
+
+    def _trained(self, arch: Architecture) -> tuple[ParameterSpec, ...]:
+        """The parameters of such a model that the folder has."""
+        trained = {tensor.name for tensor in self.plan.parameters.tensors if tensor.trained}
+        return tuple(tensor for tensor in parameters(arch) if tensor.name in trained)
+
+    def _reader(self, arch: Architecture) -> Callable[[str], Tensor]:
+        """What gives all of a parameter of such a model."""
+        tensors, before = WholeTensors(self.tensors), list(adapted_matrices(self.plan.architecture))
+        made: dict[str, tuple[str, AdaptedMatrix, AdaptedMatrix]] = {}
+        for (layer, matrix), (_, other) in zip(before, adapted_matrices(arch), strict=True):
+            if matrix != other:
+                start = f"layers.{layer}."
+                made |= dict.fromkeys(self._beside(f"{start}{matrix.name}"), (start, matrix, other))
+
+        def stored(name: str) -> Tensor:
+            return tensors.read(f"{self.prefix}{self.names.get(name, name)}")
+
+        def read(name: str) -> Tensor:
+            if name not in made:
+                return stored(name)
+            start, matrix, other = made[name]
+            beside = {each.removeprefix(start): stored(each) for each in self._beside(f"{start}{matrix.name}")}
+            return written(matrix, other, beside)[name.removeprefix(start)]
+
+        return read
+
+    def _beside(self, matrix: str) -> list[str]:
+        """What the checkpoint has beside a matrix."""
+        return [tensor.name for tensor in self.plan.parameters.tensors if tensor.adapter == matrix]
 
     def _origin(self) -> PeftFolder | None:
         """The folder that the adapter was read from; None where it was drawn, or the folder is another by now."""
@@ -100,11 +138,11 @@ class AdapterExport:
         except OSError:
             return None
 
-    def _config(self, origin: PeftFolder | None, names: set[str]) -> bytes:
-        """That of the folder that the adapter was read from, byte for byte, where its tensors have the same names."""
-        if origin is not None and names == origin.files.tensors.keys():
+    def _config(self, origin: PeftFolder | None, arch: Architecture) -> bytes:
+        """That of the folder that the adapter was read from, byte for byte."""
+        if origin is not None:
             return (Path(origin.folder) / PEFT_CONFIG).read_bytes()
-        config = peft_config(self.plan.architecture, self._trained, self._base_name())
+        config = peft_config(arch, self._trained(arch), self._base_name())
         return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
 
     def _base_name(self) -> str | None:
@@ -114,13 +152,12 @@ class AdapterExport:
             return None
         return args["repo"] if "repo" in args else str(self.base / args["folder"])
 
-    def _verify(self, folder: Path) -> None:
+    def _verify(self, folder: Path, arch: Architecture) -> None:
         """Read the folder as `adapter { from }` does. Raises ExportFailed."""
-        arch = self.plan.architecture
         assert arch.adapter is not None
         try:
             found = read_peft(str(folder), arch.base, arch.adapter.peft_keys)
-            assign_peft(arch, self._trained, found.files)
+            assign_peft(arch, self._trained(arch), found.files)
         except (PeftUnreadable, ValueError) as problem:
             raise ExportFailed(f"what was written is not the adapter: {problem}") from problem
 

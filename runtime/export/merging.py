@@ -18,7 +18,7 @@ from ..checkpoint.base_weights import BaseWeights
 from ..checkpoint.layout import CheckpointEntry
 from ..checkpoint.stored_weights import TYPES
 from ..errors import EnvironmentFault
-from ..models.adapted import merged
+from ..models.adapted import begun_part, merged
 
 
 @frozen(kw_only=True)
@@ -61,14 +61,16 @@ class Merging:
         def read(name: str) -> Tensor:
             if name not in base.specs:
                 return trained(name)
-            weight = base.read(name)
             if name not in matrices:
-                return weight
+                return base.read(name)
             layer, matrix = matrices[name]
             start = f"layers.{layer}."
             beside = {each.removeprefix(start): trained(self.names.get(each, each)).to(exact) for each in factors[name]}
-            whole = merged(matrix, weight.to(exact), beside)
-            self.matrices.append(_compared(name, weight.to(exact), whole, formats[name]))
+            before = weight = base.read(name).to(exact)
+            if matrix.decomposes:
+                weight = base.read(name, less=begun_part(matrix, beside)).to(exact)
+            whole = merged(matrix, weight, beside)
+            self.matrices.append(_compared(name, before, whole, formats[name]))
             return whole
 
         with self._base() as base:

@@ -19,6 +19,7 @@ from ..checkpoint.base_weights import BaseWeights
 from ..checkpoint.chosen_weights import evaluated, prefix
 from ..checkpoint.layout import CheckpointEntry
 from ..checkpoint.model_check import check_weights
+from ..checkpoint.residual import leave_residual
 from ..checkpoint.sources import find, find_named
 from ..data.documents.chat_template import load_template
 from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
@@ -67,6 +68,8 @@ class TrainedRun:
         folder = started_in(directory)
         _read_base(plan, model, entry, folder, chosen)
         read_tensors(saved_tensors(model, plan, prefix(entry, evaluated(entry))), entry.path)
+        if any(node.op == "setup.residual" for node in plan.nodes):
+            leave_residual(plan, model, rank, folder)
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], folder)
         model.train(False)
         if model.axes.tasks is not None and task is not None:

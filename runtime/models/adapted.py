@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from ...planner.architecture import Architecture, BlockParameter
@@ -47,8 +48,65 @@ def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture, axes: Axe
         take_task(module, path, matrix.task, tree)
 
 
+Decompose = Callable[[Any, Tensor, torch.dtype], dict[str, Tensor]]
+"""(matrix, its whole weight, the format of what is kept) → the first values of all that it has beside that, whole and
+by name in the block."""
+Begun = Callable[[Any, Mapping[str, Tensor]], Tensor]
+"""(matrix, what it has beside its weight by name in the block) → the part of the weight that it has begun with."""
+
+_DECOMPOSES: Final[dict[type[AdaptedMatrix], Decompose]] = {}
+_BEGUN: Final[dict[type[AdaptedMatrix], Begun]] = {}
+
+
+def decomposes(matrix: type[AdaptedMatrix], begun: Begun) -> Callable[[Decompose], Decompose]:
+    """Registers what makes the first values of one class of adapters of the matrix itself, and what that leaves out of
+    the matrix."""
+
+    def add(function: Decompose) -> Decompose:
+        _DECOMPOSES[matrix], _BEGUN[matrix] = function, begun
+        return function
+
+    return add
+
+
+def decomposed(matrix: AdaptedMatrix, weight: Tensor, format: torch.dtype) -> dict[str, Tensor]:
+    """As of `Decompose`."""
+    importlib.import_module(type(matrix).torch_module())
+    return _DECOMPOSES[type(matrix)](matrix, weight, format)
+
+
+def begun_part(matrix: AdaptedMatrix, beside: Mapping[str, Tensor]) -> Tensor:
+    """As of `Begun`."""
+    importlib.import_module(type(matrix).torch_module())
+    return _BEGUN[type(matrix)](matrix, beside)
+
+
+Write = Callable[[Any, Any, Mapping[str, Tensor]], dict[str, Tensor]]
+"""(matrix, the same of the adapter of `as_written`, what the first has beside its weight by name in the block) → what
+the second has of that."""
+
+_WRITES: Final[dict[type[AdaptedMatrix], Write]] = {}
+
+
+def writes(matrix: type[AdaptedMatrix]) -> Callable[[Write], Write]:
+    """Registers what one class of adapters becomes in files."""
+
+    def add(function: Write) -> Write:
+        _WRITES[matrix] = function
+        return function
+
+    return add
+
+
+def written(matrix: AdaptedMatrix, as_written: AdaptedMatrix, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As of `Write`."""
+    importlib.import_module(type(matrix).torch_module())
+    return _WRITES[type(matrix)](matrix, as_written, beside)
+
+
 Merge = Callable[[Any, Tensor, Mapping[str, Tensor]], Tensor]
-"""(matrix, its whole weight, what it has beside that by name in the block) → the weight that computes the same."""
+"""(matrix, its whole weight, what it has beside that by name in the block) → the weight that computes the same. Of one
+that decomposes, the weight is the rest."""
 
 _MERGES: Final[dict[type[AdaptedMatrix], Merge]] = {}
 

@@ -1,142 +1,16 @@
-"""`adapter lora { … }` against PEFT: the same model, the same factors and the same tokens."""
+"""`adapter lora { … }` by its formulas: experts, what is dropped, and first values."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from adapted_models import adapted, loss_of, model_of
 from reference_models import make
-from small_runs import plan_of, read
-from torch import Tensor
+from small_runs import plan_of
 
 from xtrain.components.adapters.lora_torch import LoraLinear, first_values
 from xtrain.planner.architecture import ParameterSpec
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.models.document_layout import DocumentLayout
 from xtrain.runtime.models.dropout import Dropout, token_keys
-from xtrain.runtime.models.loss import Head
-from xtrain.runtime.models.transformer import StageSpan, Transformer
-from xtrain.runtime.parallel.axes import Axes
-
-LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
-# Family, its model in `reference_models`, settings of the adapter, and PEFT's.
-CASES: list[tuple[str, str, str, dict[str, Any]]] = [
-    ("llama", "odd heads, tied", "rank = 3, alpha = 12", {"r": 3, "lora_alpha": 12, "target_modules": LINEAR}),
-    (
-        "llama",
-        "biased, scaled by yarn",
-        'rank = 4, alpha = 4, scaling = rslora, targets = ["q_proj", "layers.1.mlp.down_proj"]',
-        {"r": 4, "lora_alpha": 4, "use_rslora": True, "target_modules": r".*\.(q_proj|layers\.1\.mlp\.down_proj)"},
-    ),
-    (
-        "qwen3",
-        "plain",
-        'rank = 2, alpha = 5, layers = ["1"], targets = ["q_proj", "v_proj", "mlp"], '
-        'ranks = { v_proj: 3, "up_proj": 4 }, alphas = { v_proj: 9, gate_proj: 1 }',
-        {
-            "r": 2,
-            "lora_alpha": 5,
-            "target_modules": ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"],
-            "layers_to_transform": [1],
-            "rank_pattern": {"v_proj": 3, "up_proj": 4},
-            "alpha_pattern": {"v_proj": 9, "gate_proj": 1},
-        },
-    ),
-    (
-        "llama",
-        "biased, scaled by yarn",
-        'rank = 3, alpha = 12, dora = true, targets = ["all_linear"]',
-        {"r": 3, "lora_alpha": 12, "use_dora": True, "target_modules": LINEAR},
-    ),
-    ("gemma3", "plain", "rank = 2, alpha = 3", {"r": 2, "lora_alpha": 3, "target_modules": LINEAR}),
-    (
-        "deepseek_v3",
-        "plain",
-        'rank = 2, alpha = 8, targets = ["self_attn"]',
-        {"r": 2, "lora_alpha": 8, "target_modules": LATENT},
-    ),
-    (
-        "qwen2_moe",
-        "plain",
-        'rank = 2, alpha = 8, targets = ["self_attn", "shared_expert"]',
-        {"r": 2, "lora_alpha": 8, "target_modules": r".*\.(self_attn|shared_expert)\.[a-z]+_proj"},
-    ),
-]
-
-
-def adapted(folder: Path, settings: str) -> tuple[Plan, dict[str, Tensor]]:
-    """A plan with an adapter of the model of a folder; its weights, those of the adapter random."""
-    plan = plan_of(f'"{folder}"', params="fp64", more=f"adapter lora {{ {settings} }}")
-    sizes = {each.name: each.adapter for each in plan.parameters.tensors}
-    tensors = read(plan)
-    return plan, {name: each * 0.1 if sizes.get(name) else each for name, each in tensors.items()}
-
-
-def model_of(plan: Plan, tensors: dict[str, Tensor]) -> Transformer:
-    arch = plan.architecture
-    head = Head(vocabulary=arch.vocab, z_weight=0.0, chunk_bytes=2**20, cap=arch.ends.logit_cap)
-    span = StageSpan(0, arch.layers - 1, embeds=True, predicts=True)
-    model = Transformer(arch, span, axes=Axes(), kernel="documents", head=head, rows=1)
-    model.double().load_state_dict(tensors)
-    trained = {each.name for each in plan.parameters.tensors if each.trained}
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
-    return model
-
-
-def loss_of(model: Transformer, ids_BS: Tensor) -> Tensor:
-    """The mean cross-entropy of the next tokens of rows that are one document each."""
-    inputs_BS = ids_BS[:, :-1]
-    rows, positions = inputs_BS.shape
-    ends = torch.arange(0, rows * positions + 1, positions, dtype=torch.int32)
-    batch = ModelBatch(
-        input_ids_BS=inputs_BS,
-        labels_BS=ids_BS[:, 1:].contiguous(),
-        positions_BS=torch.arange(positions).expand(rows, positions),
-        real_BS=torch.ones(rows, positions, dtype=torch.bool),
-        packing=DocumentLayout.from_lengths(ends, rows, positions, ids_BS.device),
-    )
-    model.eval()
-    return model(None, batch).sum() / (rows * positions)
-
-
-def its_name(name: str) -> str:
-    """What PEFT calls a factor in memory."""
-    return f"base_model.model.model.{name.removesuffix('.weight')}.default.weight"
-
-
-@pytest.mark.parametrize(("family", "name", "settings", "theirs"), CASES, ids=[f"{c[0]}, {c[1]}" for c in CASES])
-def test_loss_and_gradients_are_those_of_peft(
-    tmp_path: Path, family: str, name: str, settings: str, theirs: dict[str, Any]
-):
-    from peft import LoraConfig, get_peft_model
-
-    # In fp64, as transformers rounds enough to fp32 of its own.
-    reference = make(family, name, tmp_path / "base").double()
-    reference.set_experts_implementation("eager")
-    plan, tensors = adapted(tmp_path / "base", settings)
-    factors = {each.name for each in plan.parameters.tensors if each.adapter}
-    peft: Any = get_peft_model(reference, LoraConfig(task_type="CAUSAL_LM", **theirs))
-    its = dict(peft.named_parameters())
-    assert {its_name(each) for each in factors} == {each for each in its if ".lora_" in each}
-    with torch.no_grad():
-        for factor in factors:
-            its[its_name(factor)].copy_(tensors[factor])
-    ids_BS = torch.randint(plan.architecture.vocab, (2, 24), generator=torch.Generator().manual_seed(0))
-    peft.eval()
-    loss = peft(input_ids=ids_BS, labels=ids_BS).loss
-    loss.backward()
-    model = model_of(plan, tensors)
-    own = loss_of(model, ids_BS)
-    own.backward()
-    assert own.item() == pytest.approx(loss.item(), rel=1e-6)
-    gradients = {each: parameter.grad for each, parameter in model.named_parameters() if parameter.grad is not None}
-    assert gradients.keys() == factors
-    wanted = torch.cat([its[its_name(each)].grad.flatten() for each in gradients])
-    found = torch.cat([each.flatten() for each in gradients.values()])
-    assert (found - wanted).norm() < 1e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])

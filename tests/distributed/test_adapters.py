@@ -20,6 +20,9 @@ EXPERTS = 'adapter lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }
 DOWN = 'adapter lora { rank = 4, init = orthogonal, targets = ["2-3.*.experts.down_proj"], train = ["*.*.*.gate"] }'
 DORA = "adapter lora { rank = 4, alpha = 12, dora = true, init = orthogonal }"
 DROPOUT = "adapter lora { rank = 4, alpha = 12, dropout = 0.3, init = orthogonal }"
+PISSA = 'adapter lora { rank = 3, alpha = 12, init = pissa, targets = ["self_attn", "layers.1-2.mlp"] }'
+PISSA_EXPERTS = 'adapter lora { rank = 3, alpha = 2, init = pissa, targets = ["q_proj", "experts"] }'
+PISSA_DORA = "adapter lora { rank = 4, scaling = rslora, init = pissa, dora = true }"
 MOE = {"model": "moe"}
 
 ORDINARY = [
@@ -28,6 +31,7 @@ ORDINARY = [
     (Topology(tp=2, note="dora"), DORA),
     (Topology(pp=2, note="some"), SOME),
     (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
+    (Topology(fsdp=2, tp=2, note="pissa"), PISSA),
     (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
 ]
 MORE = [
@@ -66,6 +70,16 @@ MORE = [
     (Topology(fsdp=2, sets=("activation.mode=full",), note="dropout, full recomputation"), DROPOUT),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dropout, selective recomputation"), DROPOUT),
     (Topology(tp=2, ep=2, note="dropout", **MOE), DROPOUT),
+    (Topology(fsdp=4, note="pissa"), PISSA),
+    (Topology(pp=2, note="pissa"), PISSA),
+    (Topology(pp=2, sets=ZBV, note="pissa, zbv"), PISSA),
+    (Topology(replicate=2, sets=("parallel.stack=ddp",), note="pissa, ddp"), PISSA),
+    (Topology(ring=2, note="pissa"), PISSA),
+    (Topology(fsdp=2, sets=("activation.mode=full",), note="pissa, full recomputation"), PISSA),
+    (Topology(tp=2, note="pissa, dora"), PISSA_DORA),
+    (Topology(pp=2, tp=2, fsdp=2, note="pissa, dora"), PISSA_DORA),
+    (Topology(fsdp=4, ep=2, note="pissa, experts", **MOE), PISSA_EXPERTS),
+    (Topology(tp=2, ep=2, note="pissa, experts", **MOE), PISSA_EXPERTS),
     (Topology(fsdp=2, ep=2, note="all", **MOE), ALL),
     (Topology(tp=2, ep=2, note="experts", **MOE), EXPERTS),
     (Topology(fsdp=4, ep=2, note="down", **MOE), DOWN),
@@ -101,10 +115,11 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
 
 
-def test_magnitudes_are_norms_at_first(lab: Laboratory):
-    """So that a run begins with the model under the adapter."""
-    first = [lab.alone(trial_of(Topology(tp=2), adapter)).curve[0] for adapter in (DORA, ALL)]
-    assert first[0][1] == pytest.approx(first[1][1], rel=1e-6)
+def test_a_run_begins_with_the_model_under_the_adapter(lab: Laboratory):
+    """Magnitudes are norms at first, and the rest of a matrix is what A and B do not have of it."""
+    first = [lab.alone(trial_of(Topology(tp=2), adapter)).curve for adapter in (ALL, DORA, PISSA)]
+    assert all(each[0][1] == pytest.approx(first[0][0][1], rel=1e-6) for each in first)
+    assert len({each[-1][1] for each in first}) == 3
 
 
 FAULTS = [
@@ -145,17 +160,34 @@ group "**.*lora_B" { lr_scale = 4, optimizer lion { lr = 1e-3 } }
 group norm { weight_decay = 0.1 }
 ema { decay = 0.9 }
 """
+NF4 = ("model.layers=2", "model.ffn=64", "precision.base.kind=nf4", "precision.base.block=32")
+SHORT = {"settings": ("model.layers=2",)}
+EIGHT_BITS = {"optimizer": "adamw8bit { lr = 1e-2, eps = 1e-3, block = 16"}
+# What is trained, settings of the trial, and the layouts before and behind the checkpoint.
+RESUMED = {
+    "groups and averages": (ALL.replace(" }", ', train = ["norm"] }') + BESIDES, SHORT, "fsdp", "tp"),
+    "pissa": (f"{PISSA.replace('1-2', '1')}\nema {{ decay = 0.9 }}", SHORT, "fsdp", "tp"),
+    "pissa, nf4": (PISSA.replace("1-2", "1"), {"settings": NF4}, "tp", "fsdp"),
+    "dora, nf4": (DORA, {"settings": NF4}, "tp", "pp"),
+    "dropout": (DROPOUT, SHORT, "fsdp", "pp"),
+    "8 bits": (ALL, {**SHORT, **EIGHT_BITS}, "fsdp", "tp"),
+    "experts": (PISSA_EXPERTS, {**SHORT, **MOE}, "ep", "fsdp"),
+}
 
 
-def test_a_run_goes_on_with_its_adapter(lab: Laboratory):
-    """With groups and averages, bit for bit; and on another layout the same."""
-    adapter = ALL.replace(" }", ', train = ["norm"] }')
-    trial = Trial(steps=4, more=adapter + BESIDES, settings=("model.layers=2",))
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.matrix if place > 1 else ()) for place, each in enumerate(RESUMED)]
+)
+def test_a_run_goes_on_with_its_adapter(lab: Laboratory, name: str):
+    """Bit for bit; and on another layout the same."""
+    more, settings, *axes = RESUMED[name]
+    trial = Trial(steps=4, more=more, **settings)
+    first, second = ((f"parallel.{axis}=2", *(("parallel.fsdp=2",) if axis == "ep" else ())) for axis in axes)
 
-    whole, ended = lab.resumed(trial, ("parallel.fsdp=2",), "adapter")
-    assert any(name.startswith("ema.") and "lora_B" in name for name in whole.tensors)
-    lab.take_checkpoint(whole, 2, "adapter-moved")
-    moved = lab.ranks.run(lab.plan(trial, ("parallel.tp=2",)), lab.folder, name="adapter-moved")
+    whole, ended = lab.resumed(trial, first, f"adapter-{name}")
+    assert ("ema" in more) == any(name.startswith("ema.") and "lora_B" in name for name in whole.tensors)
+    lab.take_checkpoint(whole, 2, f"adapter-moved-{name}")
+    moved = lab.ranks.run(lab.plan(trial, second), lab.folder, name=f"adapter-moved-{name}")
     ended, moved = (evolve(each, evals=each.evals[-1:]) for each in (ended, moved))
     assert gaps(moved, ended).worst < TOLERANCE["fp64"]
 

@@ -90,6 +90,7 @@ def test_only_an_adapter_has_states(make_plan):
         ('targets = ["mlp"], alphas = { q_proj: 2 }', "is meant by `q_proj`", "as targets do"),
         ('targets = ["mlp", "layers.9"]', "is meant by `layers.9`", "the blocks are 0 to 3"),
         ("rank = 3, init = orthogonal", "rank 3 is odd", "use rank 4, or another init"),
+        ("rank = 40, init = pissa", "k_proj of 32 × 64 has 32 singular values, and rank 40 takes more", "use rank 32"),
         ("dora = true, dropout = 0.1", "beside dora there is no dropout", "use dropout 0"),
         ("targets = []", "no matrix has an adapter", "leave targets out"),
         ('train = ["layers.4"]', "is in `layers.4`", "the blocks are 0 to 3"),
@@ -107,6 +108,31 @@ def test_experts_have_neither_magnitudes_nor_dropout(compiled, setting):
     text = adapted(f'{setting}, targets = ["q_proj", "experts.up_proj"]')
     (wrong,) = compiled(model=model, adapter=text).diagnostics.errors
     assert wrong.code == "X435" and "mlp.experts.up_proj are routed experts" in wrong.message
+
+
+def test_what_an_adapter_has_begun_with_is_kept(make_plan):
+    """In the plan, in checkpoints and in memory, and not trained; and the model is the rest from there on."""
+    plain, plan = (make_plan(model=SHAPE, adapter=adapted(f"{SOME}{each}")) for each in ("", ", init = pissa"))
+    kept = [each for each in plan.parameters.tensors if each.begun]
+    assert sum(each.size for each in kept) == plan.parameters.trained == plain.parameters.trained
+    assert all(".lora_begun_" in each.name and not each.trained for each in kept) and len(kept) == 2 * (4 + 6)
+    assert plan.parameters.total == plain.parameters.total + plain.parameters.trained
+    saved = [checkpoint_contents(each) for each in (plain, plan)]
+    assert (
+        saved[1]["tensors"].keys() - saved[0]["tensors"].keys() == {each.name for each in kept} == {*saved[1]["frozen"]}
+    )
+    memory, before = (next(each.memory for each in one.estimates.classes) for one in (plan, plain))
+    assert memory.parameters - before.parameters == 4 * plain.parameters.trained
+    assert (memory.gradients, memory.optimizer) == (before.gradients, before.optimizer)
+    assert plan.estimates.work.position == plain.estimates.work.position
+    assert plan.estimates.checkpoint_bytes == plain.estimates.checkpoint_bytes + 4 * plain.parameters.trained
+    assert plan.node("setup.decompose").args == plan.node("setup.residual").args == {"matrices": 10}
+    order = [node.op for node in plan.nodes]
+    assert order.index("setup.base") < order.index("setup.decompose") < order.index("setup.resume")
+    assert order.index("setup.resume") < order.index("setup.residual") < order.index("setup.checkpoint")
+    assert "setup.adapter" not in order and "singular values" in plan.node("setup.decompose").does
+    (reason, *_) = resumable(plain, plan).reasons
+    assert (reason.kind, reason.path) == ("incompatible", "adapter.init"), reason
 
 
 def test_what_is_dropped_is_in_the_plan(make_plan):
@@ -235,6 +261,8 @@ LORA = adapted("rank = 4, alpha = 8")
 HIGH = adapted('rank = 4, targets = ["layers.2-3"], train = ["norm"]')
 DORA = adapted("rank = 4, alpha = 8, dora = true")
 DROPOUT = adapted("rank = 4, alpha = 8, dropout = 0.1")
+PISSA = adapted("rank = 4, alpha = 8, init = pissa")
+PISSA_EXPERTS = adapted('rank = 4, init = pissa, targets = ["experts", "o_proj"]')
 EXPERTS = adapted('rank = 4, alpha = 8, targets = ["experts", "o_proj"]')
 FEW = [
     (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
@@ -243,6 +271,7 @@ FEW = [
     (Topology(pp=2, note="high"), HIGH),
     (Topology(tp=2, note="dora"), DORA),
     (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
+    (Topology(fsdp=2, note="pissa"), PISSA),
 ]
 MORE = [
     (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="all, without sequence"), LORA),
@@ -261,6 +290,12 @@ MORE = [
     (Topology(tp=2, sets=("activation.mode=selective",), note="dropout, selective recomputation"), DROPOUT),
     (Topology(tp=2, ep=2, model="moe", note="dropout"), DROPOUT),
     (Topology(tp=2, fsdp=2, note="high"), HIGH),
+    (Topology(tp=2, note="pissa"), PISSA),
+    (Topology(pp=2, note="pissa"), PISSA),
+    (Topology(replicate=2, sets=("parallel.stack=ddp",), note="pissa, ddp"), PISSA),
+    (Topology(fsdp=2, sets=("activation.mode=full",), note="pissa, full recomputation"), PISSA),
+    (Topology(fsdp=2, ep=2, model="moe", note="pissa, experts"), PISSA_EXPERTS),
+    (Topology(tp=2, ep=2, model="moe", note="pissa, experts"), PISSA_EXPERTS),
     (Topology(pp=2, sets=ZBV, note="all, zbv"), LORA),
     (Topology(pp=2, sets=SCHEDULES["interleaved_1f1b"], note="all, interleaved_1f1b"), LORA),
     (Topology(fsdp=2, ep=2, model="moe", note="all"), LORA),

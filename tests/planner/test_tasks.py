@@ -105,6 +105,10 @@ WRONG = {
         {"sql": SQL.replace("rank = 8", "rank = 8, dora = true")},
         "task.sql.adapter.dora", "magnitudes scale whole products", "leave it out",
     ),
+    "a part of the model": (
+        {"sql": SQL.replace("rank = 8", "rank = 8, init = pissa")},
+        "task.sql.adapter.init", "several decompositions", "use another init",
+    ),
     "what is dropped": (
         {"sql": SQL.replace("rank = 8", "rank = 8, dropout = 0.1")},
         "task.sql.adapter.dropout", "numbers of rows in the run", "leave it out",

@@ -159,14 +159,29 @@ def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
         assert not torch.allclose(base(ids_BS).logits, ours(ids_BS).logits, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
-def test_adapters_of_experts_are_written_one_by_one(tmp_path: Path, family: str):
-    """PEFT computes with them what the merged model computes; and they are read and written again byte for byte."""
+# Family, settings of the adapter, and (rank, alpha) of experts and of q_proj in the file.
+EXPERTS: list[tuple[str, str, tuple[float, ...]]] = [
+    ("qwen3_moe", "", (2, 6, 3, 1.5)),
+    ("mixtral", ", scaling = rslora", (2, 6 * 2**0.5, 3, 1.5 * 3**0.5)),
+    (
+        "qwen3_moe",
+        ', ranks = { "experts.up_proj": 5, "1.*.experts": 4, q_proj: 3 }, '
+        'alphas = { "experts.down_proj": 9, q_proj: 1.5 }',
+        (5, 5 * 6 / 2, 3, 1.5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "more", "values"), EXPERTS)
+def test_adapters_of_experts_are_written_one_by_one(tmp_path: Path, family: str, more: str, values: tuple[float, ...]):
+    """PEFT computes with them what the merged model computes; and they are read and written again byte for byte. It has
+    gate and up in one matrix, without patterns: all experts get one rank and one scale."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     make(family, "plain", tmp_path / "base")
-    text = 'rank = 2, alpha = 6, targets = ["experts", "q_proj"], ranks = { q_proj: 3 }, alphas = { q_proj: 1.5 }'
+    text = f'rank = 2, alpha = 6, targets = ["experts", "q_proj"]{more}'
+    text += "" if "ranks" in more else ", ranks = { q_proj: 3 }, alphas = { q_proj: 1.5 }"
     plan = plan_of(f'"{tmp_path / "base"}"', more=f"adapter lora {{ {text} }}")
     trained = {each.name: torch.randn(each.shape) / 5 for each in plan.parameters.tensors if each.trained}
     directory = make_run(plan, tmp_path / "first", tmp_path)
@@ -186,11 +201,13 @@ def test_adapters_of_experts_are_written_one_by_one(tmp_path: Path, family: str)
     ids_BS = torch.arange(12).view(2, 6)
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(model(ids_BS).logits, ours(ids_BS).logits, rtol=0, atol=1e-5)
+    merged, theirs = ours.state_dict(), model.merge_and_unload().state_dict()
+    assert any("experts.gate_up_proj" in name for name in merged) and merged.keys() == theirs.keys()
+    torch.testing.assert_close(merged, theirs, rtol=0, atol=1e-6)
     again = plan_on(tmp_path)
     adapter, before = again.architecture.adapter, plan.architecture.adapter
-    assert (adapter.rank, adapter.alpha, adapter.ranks, adapter.alphas) == (
-        2, 6, {"self_attn.q_proj": 3}, {"self_attn.q_proj": 1.5},
-    )  # fmt: skip
+    assert (adapter.rank, adapter.ranks, adapter.scaling) == (values[0], {"self_attn.q_proj": values[2]}, "standard")
+    assert (adapter.alpha, adapter.alphas["self_attn.q_proj"]) == pytest.approx((values[1], values[3]), rel=1e-12)
     assert {*before.targets} == {"experts", "q_proj"} and "self_attn.q_proj" in adapter.targets
     assert main(["export", str(run_of(again, tmp_path)), "--adapter", "--to", str(tmp_path / "out")]) == 0
     for file in (PEFT_WEIGHTS, PEFT_CONFIG):

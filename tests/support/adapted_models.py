@@ -1,0 +1,112 @@
+"""Models with an adapter in this process, and the same in PEFT, whose names these are."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from small_runs import plan_of, read
+from torch import Tensor, nn
+
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.loss import Head
+from xtrain.runtime.models.transformer import StageSpan, Transformer
+from xtrain.runtime.parallel.axes import Axes
+
+
+def adapted(folder: Path, settings: str, params: str = "fp64") -> tuple[Plan, dict[str, Tensor]]:
+    """A plan with an adapter of the model of a folder; its weights, those of the adapter random."""
+    plan = plan_of(f'"{folder}"', params=params, more=f"adapter lora {{ {settings} }}")
+    sizes = {each.name: each.adapter for each in plan.parameters.tensors}
+    tensors = read(plan)
+    return plan, {name: each * 0.1 if sizes.get(name) else each for name, each in tensors.items()}
+
+
+def model_of(plan: Plan, tensors: dict[str, Tensor]) -> Transformer:
+    arch = plan.architecture
+    head = Head(vocabulary=arch.vocab, z_weight=0.0, chunk_bytes=2**20, cap=arch.ends.logit_cap)
+    span = StageSpan(0, arch.layers - 1, embeds=True, predicts=True)
+    model = Transformer(arch, span, axes=Axes(), kernel="documents", head=head, rows=1)
+    model.to(DTYPES[plan.node("setup.build_model").args["params"]]).load_state_dict(tensors)
+    trained = {each.name for each in plan.parameters.tensors if each.trained}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    return model
+
+
+def loss_of(model: Transformer, ids_BS: Tensor) -> Tensor:
+    """The mean cross-entropy of the next tokens of rows that are one document each."""
+    inputs_BS = ids_BS[:, :-1]
+    rows, positions = inputs_BS.shape
+    ends = torch.arange(0, rows * positions + 1, positions, dtype=torch.int32)
+    batch = ModelBatch(
+        input_ids_BS=inputs_BS,
+        labels_BS=ids_BS[:, 1:].contiguous(),
+        positions_BS=torch.arange(positions).expand(rows, positions),
+        real_BS=torch.ones(rows, positions, dtype=torch.bool),
+        packing=DocumentLayout.from_lengths(ends, rows, positions, ids_BS.device),
+    )
+    model.eval()
+    return model(None, batch).sum() / (rows * positions)
+
+
+def its_name(name: str) -> str:
+    """What PEFT calls a factor in memory."""
+    return f"base_model.model.model.{name.removesuffix('.weight')}.default.weight"
+
+
+def its_factors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What PEFT has of a factor: its name in memory, and the values. Of a stack of experts one for each, with both
+    dims turned."""
+    if ".experts." not in name:
+        yield its_name(name), value
+        return
+    module, _, own = name.rpartition(".")
+    matrix, _, factor = own.partition("_lora_")
+    for expert, each in enumerate(value):
+        yield its_name(f"{module}.{expert}.{matrix}.lora_{factor}"), each.t()
+
+
+# Experts as modules, one by one, as transformers had them before version 5 --------------------------------------------
+
+
+class SingleExpert(nn.Module):
+    """silu(x · gateᵀ) · (x · upᵀ) · downᵀ."""
+
+    def __init__(self, gate_up_FD: Tensor, down_DF: Tensor) -> None:
+        super().__init__()
+        gate_FD, up_FD = gate_up_FD.chunk(2)
+        for name, matrix in (("gate_proj", gate_FD), ("up_proj", up_FD), ("down_proj", down_DF)):
+            linear = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
+            linear.weight = nn.Parameter(matrix.detach().clone())
+            self.add_module(name, linear)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
+
+
+class SingleExperts(nn.ModuleList):
+    """In the place of the stacked experts of a model of transformers."""
+
+    def forward(self, x_TD: Tensor, chosen_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        out_TD = torch.zeros_like(x_TD)
+        for number, expert in enumerate(self):
+            token_N, place_N = torch.where(chosen_TK == number)
+            rows_ND = expert(x_TD[token_N]) * weights_TK[token_N, place_N, None]
+            out_TD = out_TD.index_add(0, token_N, rows_ND)
+        return out_TD
+
+
+def with_single_experts(model: Any) -> Any:
+    """The model with its experts one by one."""
+    for module in list(model.modules()):
+        stacked = getattr(module, "experts", None)
+        if stacked is not None:
+            pairs = zip(stacked.gate_up_proj, stacked.down_proj, strict=True)
+            module.experts = SingleExperts(SingleExpert(*pair) for pair in pairs)
+    model.config.model_type = "single_experts"  # of one that it knows PEFT takes the names for those of stacks
+    return model
