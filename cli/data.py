@@ -1,4 +1,4 @@
-"""`xtrain data build|show|stats SPEC`: make and look at what a model sees, before or after it is trained."""
+"""`xtrain data build|show|stats|teach SPEC`: make and look at what a model sees, before or after it is trained."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from .arguments import add_sets
 from .data_build import add_build, build
 from .data_show import add_show, show
 from .data_stats import add_stats, stats
+from .data_teach import add_teach, teach
 
 EPILOG = """\
 examples:
@@ -17,7 +18,7 @@ examples:
   xtrain data show specs/chat.xtrain -n 1 --tokens
   xtrain data stats specs/quickstart.xtrain --json | jq .parts.training.fill
 """
-VIEWS = {"build": build, "show": show, "stats": stats}
+VIEWS = {"build": build, "show": show, "stats": stats, "teach": teach}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,7 +31,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     views = parser.add_subparsers(title="views", metavar="VIEW", dest="view", required=True)
-    default = {add_build(views): "all", add_show(views): "those that are trained on", add_stats(views): "all"}
+    default = dict.fromkeys((add_build(views), add_stats(views), add_teach(views)), "all")
+    default[add_show(views)] = "those that are trained on"
     for view, datasets in default.items():
         view.add_argument("spec", metavar="SPEC", help="a spec (*.xtrain), or a saved plan (*.json)")
         view.add_argument("--dataset", metavar="NAME", help=f"which dataset (default: {datasets})")

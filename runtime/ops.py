@@ -46,6 +46,7 @@ MODULES = (
     "models.set_dropout",
     "models.set_embedding_noise",
     "input.feed",
+    "input.teacher",
     "reference.compute",
     "training.optimizer",
     "training.ema",

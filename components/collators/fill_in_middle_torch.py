@@ -78,8 +78,9 @@ def append_fill_in_middle(
         ids.append(tokenizer.special_names[name])
     prefix, suffix, middle = ids
     packed = plan.node("collate.pack").args
+    reads = frozenset(name for given in ("columns", "values", "wide") for name in packed.get(given, ()))
     moved = MiddleMoved(
         rate=rate, suffix_first=suffix_first, prefix=prefix, suffix=suffix, middle=middle, eos=tokenizer.eos,
-        seed=plan.seed, reads=frozenset((*packed.get("columns", ()), *packed.get("values", ()))),
+        seed=plan.seed, reads=reads,
     )  # fmt: skip
     return [*stages, Stage(name="fill_in_middle", takes=TOKEN_SAMPLES, gives=TOKEN_SAMPLES, function=moved)]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, LINKS, MICROBATCH, RowLink
 from ...dsl.schema.packings import PACKINGS, Packing
@@ -85,6 +85,7 @@ class Pack(RowLink):
             **({"columns": list(loss.columns)} if loss.columns else {}),
             **({"computed": list(loss.computed)} if loss.computed else {}),
             **({"values": list(loss.values)} if loss.values else {}),
+            **({"wide": {name: asdict(each) for name, each in loss.wide.items()}} if loss.wide else {}),
         }
         return {"method": self._method, "capacity": run.batch.sequence, "align": run.align, **group, **read}
 
@@ -94,7 +95,7 @@ class Pack(RowLink):
         text += f", each padded to a multiple of {run.align}" if run.align > 1 else ""
         loss = run.spec.loss
         text += f"; {loss.unit}s are told apart" if loss.unit != "token" else ""
-        read = [f"`{name}`" for name in (*loss.columns, *loss.values)]
+        read = [f"`{name}`" for name in (*loss.columns, *loss.values, *loss.wide)]
         return f"{text}; the loss reads {', '.join(read)}" if read else text
 
     def identity(self, align: int) -> list[Any]:

@@ -3,7 +3,8 @@
 # shapes: B rows of the microbatch, S positions of a row, T = B · S
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
 from ...dsl.schema.packings import PACKINGS
+from ...dsl.schema.training import WideColumn
 from ...runtime.data.collate.batch import IGNORE_INDEX, Microbatch, whole_positions
 from ...runtime.data.collate.collators import PackStage, Sample, Samples, Stage, known_or_none, longest_padding, no_room
 from ...runtime.data.collate.units import Units
@@ -28,6 +30,7 @@ def pack(
     columns: Sequence[str] = (),
     computed: Sequence[str] = (),
     values: Sequence[str] = (),
+    wide: Mapping[str, WideColumn] | None = None,
 ) -> PackStage:
     """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
 
@@ -35,7 +38,7 @@ def pack(
     segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
     columns: those that the loss reads; 0 in padding. computed: those of them that the run computes, NaN where it has
     not, as in evaluation. unit: what it counts, `sequence` or `pair`; None: tokens. values: those of each unit that it
-    reads.
+    reads. wide: columns with several numbers a token.
     Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, are of
     several datasets, or are not what the loss reads.
     """
@@ -47,6 +50,8 @@ def pack(
         input_ids_BS = torch.zeros(shape, dtype=torch.int64)
         labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
         columns_BS = {name: _empty(name, shape, value, computed) for name in columns}
+        for name, each in (wide or {}).items():
+            columns_BS[name] = torch.zeros((*shape, each.width), dtype=getattr(torch, each.format))
         filled = [0] * value.num_rows
         datasets, places = [UNKNOWN] * value.num_rows, [UNKNOWN] * value.num_rows
         segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
@@ -103,7 +108,7 @@ def pack(
         function=lay_out,
         capacity=capacity,
         align=align,
-        of_labels=None if unit is None and not columns else pack(capacity=capacity, align=align),
+        of_labels=None if unit is None and not columns and not wide else pack(capacity=capacity, align=align),
     )
 
 
@@ -124,7 +129,12 @@ def append_pack(
     columns: Sequence[str] = (),
     computed: Sequence[str] = (),
     values: Sequence[str] = (),
+    wide: dict[str, dict[str, Any]] | None = None,
 ) -> list[Stage]:
     """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
     assert method in ("auto", *PACKINGS) and group >= 1
-    return [*stages, pack(capacity=capacity, align=align, unit=unit, columns=columns, computed=computed, values=values)]
+    several = {name: WideColumn(**each) for name, each in (wide or {}).items()}
+    packed = pack(
+        capacity=capacity, align=align, unit=unit, columns=columns, computed=computed, values=values, wide=several
+    )
+    return [*stages, packed]

@@ -123,6 +123,12 @@ PAGES: Final = (
         "dataset sql { source = python_stdlib() }\ndataset chat { source = synthetic() }\n"
         "mixture { sql = 1, chat = 1, exact = true }\nbatch { sequence = 256, rows = 8 }\n"
         "task sql { adapter lora { rank = 8 } }\ntask chat { adapter lora { rank = 16 } }"),
+    CodePage("X441", "a teacher that does not fit", """
+        `loss distill` compares the distribution of each next token with that of its teacher, so both must have the same
+        tokens: a vocabulary of the same size and the same `tokenizer.json`. `top` counts tokens of that vocabulary, and
+        leaves some for the rest.
+        """, 'loss distill { teacher = "teachers/large", top = 100k }',
+        'loss distill { teacher = "teachers/large", top = 64 }'),
     CodePage("X444", "a reference of a loss that cannot be computed", """
         The log-probabilities of a reference are computed with the model of the run, of documents as they are stored. So
         `adapter_off` needs an adapter; the model in a folder has the architecture of that of the run; collators that

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar, get_args, get_origin
 
 import attrs
 
@@ -266,7 +266,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 
     def settings(self) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
         """The settings of all components; `only` and `required_by` say which have them. Of several that share a name
-        the first of those that most agree with speaks for all."""
+        the first of those that most agree with speaks for all, but for the words that may be written."""
         components = tuple(self._loaded_own().items())
         if self._settings is None or self._settings[0] != components:
             self._settings = components, MappingProxyType(self._merged_settings())
@@ -295,9 +295,20 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             merged = attrs.evolve(meta, only=only, required_by=required)
             # Where only some labels need a value, the block as such does not.
             default = None if required else attribute.default
-            evolved = attribute.evolve(default=default, metadata={**attribute.metadata, "setting": merged})
+            evolved = attribute.evolve(
+                type=_words_of([other.type for other, _ in each]) or attribute.type,
+                default=default,
+                metadata={**attribute.metadata, "setting": merged},
+            )
             found[name.removesuffix("_")] = (evolved, merged)
         return found
+
+
+def _words_of(types: Sequence[Any]) -> Any:
+    """The words of all of these, where each is some words; None where one is something else."""
+    if not all(get_origin(each) is Literal for each in types):
+        return None
+    return Literal[tuple(dict.fromkeys(word for each in types for word in get_args(each)))]  # type: ignore[valid-type]
 
 
 @cache

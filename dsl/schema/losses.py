@@ -15,6 +15,10 @@ REF: Final = "ref_logprobs"
 OLD: Final = "logprobs"
 """Those that the policy gave them which has sampled the tokens."""
 ADVANTAGES: Final = "advantages"
+TEACHER_IDS: Final = "teacher_ids"
+"""The tokens that a teacher holds most probable in the place of each token, several of them."""
+TEACHER_LOGPROBS: Final = "teacher_logprobs"
+"""Their log-probabilities, and behind them that of all other tokens together."""
 
 _REWARD: Final = "nats"
 REWARDS: Final = {
@@ -34,6 +38,14 @@ POLICY: Final = {
         "nats a token",
     ),
     "policy/entropy": ("entropy of the next token, mean over the valid tokens of the step", "nats a token"),
+}
+DISTILLED: Final = {
+    "distill/divergence": (
+        "divergence of the student from its teacher, as `form` of the loss has it, of logits / temperature; mean over "
+        "the valid tokens of the step",
+        "nats a token",
+    ),
+    "distill/agreement": ("valid tokens whose most probable next token is that of the teacher", "share, 0 to 1"),
 }
 REFERENCE_KL: Final = {
     "policy/reference_kl": ("divergence of the policy from the reference, as `kl` of the loss has it", "nats a token")

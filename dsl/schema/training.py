@@ -51,6 +51,24 @@ class Misfit:
     hint: str
 
 
+@frozen
+class WideColumn:
+    """Numbers of tokens of which each token has several. format: `int32` or `float32`."""
+
+    width: int
+    format: Literal["int32", "float32"]
+
+
+@frozen
+class Teacher:
+    """A model that a loss learns from by what `xtrain data teach` has stored of it. folder: of the model. top: tokens
+    whose log-probabilities are stored of each distribution. temperature: what its logits are divided by before."""
+
+    folder: str
+    top: int
+    temperature: float
+
+
 @LOSSES.base
 class Loss(Component):
     """`loss NAME { … }`: what is minimised: its mean over all valid tokens of the step, or its sequences or pairs, on
@@ -95,6 +113,16 @@ class Loss(Component):
     def values(self) -> tuple[str, ...]:
         """The same of numbers of documents."""
         return ()
+
+    @property
+    def wide(self) -> Mapping[str, WideColumn]:
+        """Columns that it reads beside those, which no dataset has but its teacher gives, by name."""
+        return {}
+
+    @property
+    def learns_from(self) -> Teacher | None:
+        """The model that it learns from, if there is one."""
+        return None
 
     def of_data(self) -> tuple[str, ...]:
         """Settings of a dataset whose records have fields, as a spec has them, that give what it reads; none where any

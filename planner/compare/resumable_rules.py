@@ -56,6 +56,7 @@ _RESHARD = Rule("parallel.fsdp.reshard", "none", f"memory and traffic change, {_
 _OFFLOAD = Rule("parallel.fsdp.offload", "rounding", "states live and are updated on another device")
 _LEARNS = "the optimizer uses the new value from here on"
 _FIRST = "it only affects the initial weights, which were those of A"
+_TEACHER: Final = "the divergence is taken from it from here on"
 _BEGUN = f"{_FIRST}; under an adapter the weights that are read must be the same"
 
 _AVERAGE = "the averaged weights move"
@@ -166,10 +167,19 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
             "group",
         )
     ),
+    "setup.teacher": {
+        **{
+            name: Rule(f"loss.{setting}", "learning", _TEACHER)
+            for name, setting in (("folder", "teacher"), ("top", "top"), ("temperature", "temperature"))
+        },
+        **dict.fromkeys(("dataset", "precision", "sequence")),
+    },
     "collate.to_tensor": {},
     "collate.flatten": {},
     "collate.shift_tokens": {},
-    "collate.pack": dict.fromkeys(("method", "group", "capacity", "align", "unit", "columns", "computed", "values")),
+    "collate.pack": dict.fromkeys(
+        ("method", "group", "capacity", "align", "unit", "columns", "computed", "values", "wide")
+    ),
     "collate.user": dict.fromkeys(("module", "function", "digest", "arguments", "takes", "gives")),
     "collate.shard": {"ring": None, "ulysses": None},
     "collate.microbatches": {"micro": None, "accumulate": None},

@@ -11,6 +11,7 @@ from .local import Local
 from .op_trace import INDEX
 
 FP64 = 8
+IDS = 8  # bytes of the id of a token
 
 
 @frozen(kw_only=True)
@@ -132,6 +133,7 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
     of the softmax too, which the gradient then takes the place of.
     """
     arch, tp, shared = run.architecture, run.size("tp"), run.spec.parallel.tp.loss
+    teacher = run.spec.loss.learns_from
     alive = piece(arch.vocab, tp, 0) if tp == 1 or shared else arch.vocab
     tokens = min(local.tokens, max(1, int(run.spec.loss.chunk.value) // (4 * alive)))
     casts = local.width != local.exact
@@ -139,6 +141,14 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
     entropy = "entropy_T" in reads_of(run)
     saved = 2 * logits if entropy else logits
     slope = logits if arch.ends.logit_cap is not None else 0
+    if teacher is not None:
+        # Nothing of the piece before is alive. Exponentials of all logits beside them; of stored tokens ids, where each
+        # stands in the vocabulary, whether that is on this rank, logits and log-probabilities.
+        stored = tokens * teacher.top * (2 * IDS + 1 + 3 * local.exact)
+        whole = logits * (1 + 2 * tp if tp > 1 and not shared else 1)  # gathered, and put side by side
+        product = local.vocab * local.dim * local.width if casts and trained else 0
+        most = max(logits + rounded + product, slope + logits + whole + stored)
+        return (local.vocab * local.dim * local.exact if trained else 0) + most
     before = slope + (saved + rounded if tokens < local.tokens and passes == 1 else 0)
     # Added in place where no format changes.
     product = local.vocab * local.dim * local.width if casts and trained else 0

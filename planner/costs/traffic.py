@@ -104,6 +104,8 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
             if tensor.loss:
                 calls.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
                 sums = 2 + len({"mean_logprob_T", "entropy_T"}.intersection(reads))
+                if (teacher := run.spec.loss.learns_from) is not None:  # and the same of logits that are divided
+                    sums = 4 + teacher.top
                 calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
                 calls.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)

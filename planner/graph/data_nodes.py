@@ -1,20 +1,24 @@
 """The nodes that turn documents into microbatches: tokenizer → data → collate chain → loader."""
 
-from typing import Any
+from typing import Any, Final
 
 from ...dsl.schema.collators import RowLink, row_link
 from ...dsl.schema.data import Dataset
 from ...dsl.schema.tokenizers import tokenizer_kind
+from ..canonical import portable
 from ..data.chain import node_ids, resolve_chain
 from ..data.data_rules import evaluated
+from ..data.loss_rules import is_measured
 from ..data.source_args import form_text, source_args
 from ..model.tasks import task_of
 from ..plan import Estimates
 from ..resolved import Resolved
 from ..schedule.arithmetic import microbatches_text
-from ..units import count_text, plural
+from ..units import bytes_text, count_text, plural
 from .builder import Builder
 from .reference_nodes import add_references
+
+WIDE_BYTES: Final = 4  # of a number that a teacher has stored
 
 
 def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
@@ -25,6 +29,7 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
     tokenizer = graph.add("setup", "setup.tokenizer", kind.does(source), args=args, after=("setup.bootstrap",))
     wanted = [*run.training, *(name for name in evaluated(run.spec) if name not in run.training)]
     documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
+    documents = [_taught(graph, run, name, id) for name, id in zip(wanted, documents, strict=True)]
     last = _chain(graph, run, tuple((id, "rows") for id in documents))
     references = add_references(graph, run, estimates, model, last)
     batch = run.batch
@@ -95,6 +100,27 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     return graph.add(
         "setup", "setup.data", does, id=f"setup.data.{dataset.name}", args=args, after=((tokenizer, "tokenizer"),)
     )
+
+
+def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
+    """What a teacher holds probable beside the tokens of a dataset that is trained on, or that is measured by it."""
+    teacher = run.spec.loss.learns_from
+    if teacher is None or not (name in run.training or is_measured(run.spec, name)):
+        return id
+    args = {
+        "dataset": name,
+        "folder": portable(teacher.folder),
+        "top": teacher.top,
+        "temperature": teacher.temperature,
+        "precision": run.formats.compute,
+        "sequence": run.batch.sequence,
+    }
+    size = sum(each.width * WIDE_BYTES for each in run.spec.loss.wide.values())
+    does = (
+        f"read what `xtrain data teach` has stored of {teacher.folder}: of each token the {teacher.top} most probable "
+    )
+    does += f"ones, and all others as one; {bytes_text(size)} a token of the dataset on disk"
+    return graph.add("setup", "setup.teacher", does, id=f"setup.teacher.{name}", args=args, after=((id, "prepared"),))
 
 
 def _packing(link: RowLink) -> dict[str, Any]:

@@ -23,6 +23,8 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.on.*": ("on.{}", "on.{}.*", "model.*", "tokenizer.source", "precision.base", "precision.base.*"),
     "model.folder": ("model.*", "checkpoint.pretrained", "checkpoint.from"),
     "model.block": ("model.*",),
+    "loss.teacher": ("loss.*", "model.*", "tokenizer.source"),
+    "loss.top": ("loss.top", "model.*", "tokenizer.source"),
     "model.frozen": ("model.*", "adapter.*", "tokenizer.source"),
     "model.adapter": ("model.*", "adapter", "adapter.*", "tokenizer.source"),
     "model.tasks": (

@@ -17,6 +17,7 @@ from ..graph.trackers import check_trackers
 from ..mesh.layout import Layout, build_layout
 from ..mesh.pipeline import StageAssignment, assign_stages, check_microbatches
 from ..model.derive import Shape, derive_architecture
+from ..model.teacher import check_teacher
 from ..plan import PlanPhase
 from ..schedule.arithmetic import Arithmetic, Counts, derive_arithmetic
 from ..schedule.learning_rate import check_schedule
@@ -79,6 +80,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_modules(spec, arch, layout, batch, found)
     check_optimizer(spec, arch, layout, found)
     check_loss(spec, found)
+    check_teacher(spec, arch, found)
     check_schedule(spec, batch, found)
     schedule = fill_schedule(spec, batch.declared_steps)
     check_ticks(schedule, batch, spec.launch, found)

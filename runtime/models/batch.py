@@ -108,9 +108,10 @@ class ModelBatch:
         return first if self.recorded is None else torch.cat((first, self.recorded))
 
     def numbers(self, name: str) -> Tensor:
-        """A column [T], all rows one after the other. `SHARE`: 1 / the labels of the sequence that a position is of."""
+        """A column [T], or [T, width] of one with several numbers a token, all rows one after the other. `SHARE`: 1 /
+        the labels of the sequence that a position is of."""
         if name != SHARE:
-            return self.columns[name].flatten()
+            return self.columns[name].flatten(0, 1)
         assert self.units is not None
         return self.units.share_BS.flatten()
 

@@ -21,6 +21,7 @@ from ..parallel.collectives import all_gather, all_reduce
 from .layers import first_row
 
 if TYPE_CHECKING:
+    from .distillation import Distillation
     from .reward_losses import RewardTerm
     from .unit_losses import UnitTerm
 
@@ -95,7 +96,7 @@ class Head:
     z_weight: float
     chunk_bytes: int
     tensor: TensorAxis | None = None
-    term: "Term | UnitTerm | RewardTerm | None" = None
+    term: "Term | UnitTerm | RewardTerm | Distillation | None" = None
     twice: bool = False
     cap: float | None = None
 
@@ -145,7 +146,7 @@ def whole_logits(hidden_TD: Tensor, weight_VD: Tensor, head: Head) -> Tensor:
     """Logits [T, whole vocabulary], without gradient."""
     logits_TV = F.linear(hidden_TD, weight_VD)
     cap_logits(logits_TV, head, slope=False)
-    return logits_TV if head.tensor is None else _gathered(logits_TV, head)
+    return logits_TV if head.tensor is None else gathered(logits_TV, head)
 
 
 def cap_logits(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
@@ -158,7 +159,7 @@ def cap_logits(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
     return slope_TV
 
 
-def _gathered(logits_TV: Tensor, head: Head) -> Tensor:
+def gathered(logits_TV: Tensor, head: Head) -> Tensor:
     """Pieces side by side. Only the last ones can be narrower, so what fills them up lies behind the vocabulary."""
     assert head.tensor is not None
     filled_TV = F.pad(logits_TV, (0, head.widest - logits_TV.shape[1]))
@@ -194,12 +195,18 @@ class Statistics(NamedTuple):
         return value_T
 
 
+def own_positions(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where tokens stand among the `width` of a piece of the vocabulary that begins with `first`, and whether they do;
+    0 where not. Of any shape."""
+    position = ids - first
+    own = (position >= 0) & (position < width)
+    return torch.where(own, position, 0), own
+
+
 def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...]) -> Statistics:
     """`logits_TV` is overwritten."""
     tensor, width = head.tensor, logits_TV.shape[1]
-    position_T = labels_T - head.first
-    own_T = (position_T >= 0) & (position_T < width)
-    position_T = torch.where(own_T, position_T, 0)
+    position_T, own_T = own_positions(labels_T, head.first, width)
     mean_T = entropy_T = logprob_TV = None
     if tensor is not None and tensor.loss:
         lowest = torch.finfo(logits_TV.dtype).min
@@ -222,7 +229,7 @@ def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[
     else:
         every_TV, labels_at = logits_TV, position_T
         if tensor is not None:
-            every_TV, labels_at = _gathered(logits_TV, head), labels_T.clamp(min=0)
+            every_TV, labels_at = gathered(logits_TV, head), labels_T.clamp(min=0)
         lse_T = torch.logsumexp(every_TV, dim=-1)
         label_T = every_TV.gather(1, labels_at[:, None])[:, 0]
         if "mean_logprob_T" in reads:
@@ -373,12 +380,18 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
-        grad_hidden_TD, grad_weight_VD = ctx.grads
-        if not ctx.scaled:
-            for grad in ctx.grads:
-                if grad is not None:
-                    grad.mul_(grad_outputs[0])
-            ctx.scaled = True
-        if not ctx.twice:
-            del ctx.grads
-        return grad_hidden_TD, grad_weight_VD, None, None, None, None, None
+        return *scaled(ctx, grad_outputs[0]), None, None, None, None, None
+
+
+def scaled(ctx: Any, by: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of hidden states and weight that a forward has left on `ctx`, times that of the loss: in place, and
+    once, as a backward may run a second time."""
+    grads = ctx.grads
+    if not ctx.scaled:
+        for grad in grads:
+            if grad is not None:
+                grad.mul_(by)
+        ctx.scaled = True
+    if not ctx.twice:
+        del ctx.grads
+    return grads

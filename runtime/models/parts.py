@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ..parallel.axes import Axes
+from .distillation import Distillation
 from .layers import Linear
 from .loss import Term
 from .moe import Experts
@@ -71,7 +72,7 @@ class ModelParts:
         """Whether its head gives logits, and so a cross-entropy; else one gives rewards."""
         return self.parts[0].arch.head == "vocabulary"
 
-    def minimise(self, term: Term | UnitTerm | RewardTerm) -> None:
+    def minimise(self, term: Term | UnitTerm | RewardTerm | Distillation) -> None:
         """Make `term` the loss of each token, or of each sequence or pair."""
         for part in self.parts:
             part.head = evolve(part.head, term=term)

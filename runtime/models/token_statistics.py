@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...dsl.user_parts.kinds import LOGPROB
-from .loss import IGNORE, Head, HeadGradients, Statistics, cap_logits, gradient_of, statistics_of
+from .loss import IGNORE, Head, HeadGradients, Statistics, cap_logits, gradient_of, own_positions, statistics_of
 
 
 def token_statistics(
@@ -82,8 +82,7 @@ def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, Tensor |
         valid_t = (labels_t != IGNORE).to(exact)
         logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
         slope_tV = cap_logits(logits_tV, head, slope=True)
-        position_t = labels_t - head.first
-        own_t = (position_t >= 0) & (position_t < logits_tV.shape[1])
+        position_t, own_t = own_positions(labels_t, head.first, logits_tV.shape[1])
         logprob_tV = logits_tV.sub_(lse_t[:, None])
         softmax_tV = logprob_tV.exp_() if entropy_T is None else logprob_tV.exp()
         found = Statistics(
@@ -93,7 +92,7 @@ def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, Tensor |
             entropy_T=None if entropy_T is None else entropy_T[part],
             softmax_TV=softmax_tV,
             logprob_TV=None if entropy_T is None else logprob_tV,
-            position_T=torch.where(own_t, position_t, 0),
+            position_T=position_t,
             own_T=own_t,
         )
         del logits_tV, logprob_tV, softmax_tV

@@ -19,6 +19,7 @@ from ..parallel.tensor import column_parallel_input, local
 from .attention import KERNELS, AttentionModule, with_block_masks
 from .batch import ModelBatch, RowLosses
 from .block import DecoderBlock
+from .distillation import Distillation, distillation_losses
 from .dropout import token_keys
 from .embedding_noise import EmbeddingNoise
 from .layers import Embedding, Linear, RMSNorm, Rotation
@@ -133,7 +134,11 @@ class Transformer(nn.Module):
         angles = dict.fromkeys(block.angles for block in self._blocks())
         return {each: None if each is None else Rotation.of(positions_BS, each, dtype) for each in angles}
 
-    def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
+    def hidden(self, batch: ModelBatch) -> Tensor:
+        """What the head of a whole model reads [B, S, D]: the residual stream behind the last norm."""
+        return self.norm(self._through_blocks(self._embedded(None, batch), batch))
+
+    def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
         rotations = self.rotations(batch.positions_BS, x_BSD.dtype)
         packing = batch.packing
         if (tasks := self.axes.tasks) is not None:
@@ -144,18 +149,22 @@ class Transformer(nn.Module):
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
         for block in self._blocks():
             x_BSD = block(x_BSD, rotations[block.angles], packing, batch.real_BS, batch.cache, keys_BS)
+        return x_BSD
+
+    def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
+        x_BSD = self._through_blocks(x_BSD, batch)
         if not self.span.predicts:
             return x_BSD
         if self.arch.head == "reward":
             return self._rewarded(x_BSD, batch)
         if batch.cache is not None:
-            return whole_logits(self.norm(x_BSD[:, -1]), self._head_VD(), self._head())
+            return whole_logits(self.norm(x_BSD[:, -1]), self.head_weight(), self._head())
         hidden_BSD = self.norm(x_BSD)
         assert batch.labels_BS is not None
         hidden_BSD = column_parallel_input(hidden_BSD, self.axes.tensor)
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
         each = batch.dataset_B is not None or batch.each
-        term, weight_VD, head = self.head.term, self._head_VD(), self._head()
+        term, weight_VD, head = self.head.term, self.head_weight(), self._head()
         assert not isinstance(term, RewardTerm)
         if not torch.is_grad_enabled() and not batch.measures:
             term, head = None, evolve(head, term=None)
@@ -163,6 +172,8 @@ class Transformer(nn.Module):
         if isinstance(term, UnitTerm):
             assert batch.units is not None
             terms = unit_losses(hidden_TD, weight_VD, labels_T, head, columns, batch.units, self.axes, each=each)
+        elif isinstance(term, Distillation):
+            terms = distillation_losses(hidden_TD, weight_VD, labels_T, head, columns, each=each)
         else:
             terms = token_losses(hidden_TD, weight_VD, labels_T, head, each=each, columns=columns)
         batch.cross_entropy, batch.recorded = terms.cross_entropy, terms.recorded
@@ -191,7 +202,8 @@ class Transformer(nn.Module):
         in_row_BS = torch.arange(batch.shape[1]) if batch.in_row_BS is None else batch.in_row_BS
         return token_keys(batch.place_B.to(device, non_blocking=True), in_row_BS.to(device, non_blocking=True))
 
-    def _head_VD(self) -> Tensor:
+    def head_weight(self) -> Tensor:
+        """[V, D], of this rank's piece of the vocabulary."""
         return local((self.embed_tokens if self.arch.tie_embeddings else self.lm_head).weight)
 
     def _head(self) -> Head:

@@ -1,7 +1,7 @@
 """`Program`: a rank of a plan, as far as a trace runs it."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -46,6 +46,7 @@ LEFT_OUT = frozenset(
         "setup.watch",
         "setup.tokenizer",
         "setup.data",
+        "setup.teacher",
         "setup.loader",
         "setup.reference",
         "setup.scheduler",
@@ -88,6 +89,7 @@ class FullRows:
         whole = full_rows(args["micro"], args["sequence"], dataset=_dataset(plan) if several else None)
         read = next(node.args for node in plan.nodes if node.op == "collate.pack")
         whole = with_numbers(whole, read.get("unit"), read.get("columns", ()), read.get("values", ()))
+        whole = with_teacher(whole, read.get("wide", {}))
         return cls(whole=whole, local=collate.local_part(whole), accumulate=args["accumulate"])
 
     def num_microbatches(self, step: int) -> int:
@@ -132,6 +134,15 @@ def with_numbers(whole: Microbatch, unit: str | None, columns: Sequence[str], va
         values={name: torch.zeros(rows, dtype=torch.float64) for name in values},
     ) if unit is not None else None  # fmt: skip
     return evolve(whole, columns={name: torch.zeros(positions_BS.shape) for name in columns}, units=units)
+
+
+def with_teacher(whole: Microbatch, wide: Mapping[str, Mapping[str, Any]]) -> Microbatch:
+    """The same rows with columns that have several numbers a token."""
+    shape = whole.positions_BS.shape
+    more = {
+        name: torch.zeros((*shape, each["width"]), dtype=getattr(torch, each["format"])) for name, each in wide.items()
+    }
+    return evolve(whole, columns=whole.columns | more)
 
 
 class Program:

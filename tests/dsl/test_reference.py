@@ -85,9 +85,11 @@ def is_a_set(field):
         family = f"model {field.only[-1]} {{ {needed(field.only[-1])} }}"
     kind = field.path.partition(".")[0]
     component = kind in ("optimizer", "scheduler", "loss")
-    family = (
-        f"{kind} {field.only[0]} {'{ lr = 1 }' if kind == 'optimizer' else ''}" if component and field.only else family
-    )
+    given = {
+        "optimizer": "{ lr = 1 }",
+        "loss": '{ teacher = "models/teacher" }' if field.only[:1] == ("distill",) else "",
+    }
+    family = f"{kind} {field.only[0]} {given.get(kind, '')}" if component and field.only else family
     family = "model mixtral { experts = 8 }" if field.path.startswith("model.router") else family
     family = "phase stdlib { from = 50% }" if field.path.startswith("phase.") else family
     family = "group stdlib { }" if field.path.startswith("group.") else family

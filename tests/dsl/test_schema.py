@@ -16,6 +16,7 @@ from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import variants
 from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.schema.training import LOSSES
 from xtrain.dsl.spec import Spec
 
 
@@ -144,15 +145,25 @@ def test_every_choice_can_be_written(load):
         seen.add(f"{path}.{name}")
         spell = (lambda word: f"[{word}]") if tuple in map(get_origin, parts_of(attribute)) else str
         path = "dataset.stdlib" if path == "dataset" else path
+        if path == "loss" and meta.only:  # of a name that several have, each with words of its own
+            own = {kind: blocks.choices_of(attrs.fields_dict(LOSSES[kind])[name].type) for kind in meta.only}
+            assert set(words) == {word for each in own.values() for word in each}
+            for kind, each in own.items():
+                teacher = ["loss.teacher=t"] if kind == "distill" else []
+                of_kind(path, name, [f"loss={kind}", *teacher], each, spell, text=str in parts_of(attribute))
+            return
         label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
         label = {"activation": "activation=selective", "adapter": "adapter=lora"}.get(path, label)  # they need a label
+        of_kind(path, name, [label], words, spell, text=str in parts_of(attribute))
+
+    def of_kind(path: str, name: str, label: list[str], words: Any, spell: Any, *, text: bool = False) -> None:
         for word in words:
             spelled = f'"{word}"' if word[0].isdigit() else word
-            loaded = load("", label, f"{path}.{name}={spell(spelled)}")
+            loaded = load("", *label, f"{path}.{name}={spell(spelled)}")
             assert loaded.spec is not None, loaded.diagnostics.render()
-        if str in parts_of(attribute):  # any other word is a text
+        if text:  # any other word is one
             return
-        (error,) = load("", label, f"{path}.{name}={spell('zzz')}").diagnostics
+        (error,) = load("", *label, f"{path}.{name}={spell('zzz')}").diagnostics
         assert error.code == "X305" and all(word in error.hint for word in words)
 
     each(SETTINGS, can_be_written)

@@ -138,6 +138,25 @@ def test_losses_of_sequences_and_tokens_cost_what_the_plan_says(loss, name, tmp_
     hold_against_the_trace(plan_of(topology, tmp_path, more=chain + LOSSES[loss]))
 
 
+DISTILLED = 'loss distill {{ teacher = "teacher", chunk = 8 KiB, {} }}'
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ("form = jsd, temperature = 2, mix = 0.3, top = 20", "tp 2, z loss (dense)"),
+        ("form = reverse_kl, top = 4", "tp 2, without loss (dense)"),
+        pytest.param("top = 16", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
+        pytest.param("top = 16, mix = 0.1", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
+        pytest.param("top = 16", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+    ],
+)
+def test_learning_from_a_teacher_costs_what_the_plan_says(settings, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
+    hold_against_the_trace(plan_of(topology, tmp_path, more=DISTILLED.format(settings)))
+
+
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [

@@ -97,6 +97,22 @@ def token_before() -> None:
 
 
 @mutation
+def own_rest() -> None:
+    """A rank takes what its piece of the vocabulary has beside the stored tokens for all that there is beside them."""
+    from xtrain.runtime.models import distillation
+
+    original = distillation.all_reduce
+
+    def reduced(value: Any, group: Any, how: str = "sum") -> Any:
+        found = original(value, group, how)
+        if how == "sum":
+            found[3] = value[3]
+        return found
+
+    vars(distillation)["all_reduce"] = reduced
+
+
+@mutation
 def numbers_without_labels() -> None:
     """What stands where no loss is taken counts too, as a prompt that the reference has judged."""
     from xtrain.runtime.models import transformer, unit_losses

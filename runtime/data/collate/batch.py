@@ -47,7 +47,8 @@ class Microbatch:
     """Labels here that are not IGNORE_INDEX, counted where they were made so that no device has to be asked."""
 
     columns: dict[str, Tensor] = field(factory=dict)
-    """float32 or float64 [B, S] each: a number for the label at each position, of those that the loss reads."""
+    """float32 or float64 [B, S] each: a number for the label at each position, of those that the loss reads. Of those
+    with several numbers a label [B, S, width], int32 or float32."""
     units: "Units | None" = None
     """The sequences or pairs of whole rows; None where no loss asks for them."""
 

@@ -56,7 +56,8 @@ class Sample:
     trained: Tensor | None = None
     """bool [L + 1]: whether each token is to be predicted. None: all of them, or the labels say it."""
     columns: dict[str, Tensor] = field(factory=dict)
-    """Numbers along the tokens, by name: [L + 1] as read; [L], those of the labels, once there are labels."""
+    """Numbers along the tokens, by name: [L + 1] as read, or several of each [L + 1, width]; [L], those of the labels,
+    once there are labels."""
     values: dict[str, float] = field(factory=dict)
     """Numbers of its document, by name."""
     side: int = 0

@@ -14,6 +14,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from ....dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from ..packing.row_reader import RawRow
 from .batch import IGNORE_INDEX, Microbatch, whole_positions
 from .collators import Sample, TensorRow
@@ -47,7 +48,10 @@ def check_samples(
         elif sample.trained is not None:
             _check_tensor(sample.trained, torch.bool, f"{gave} `trained`", len(sample.tokens))
         for name, column in sample.columns.items():
-            _check_tensor(column, torch.float32, f"{gave} column `{name}`", len(sample.tokens))
+            several = name in (TEACHER_IDS, TEACHER_LOGPROBS) and isinstance(column, Tensor)
+            kind = torch.int32 if name == TEACHER_IDS else torch.float32
+            width = column.shape[1:] if several else ()
+            _check_tensor(column, kind, f"{gave} column `{name}`", len(sample.tokens), *width)
         before = given[number - 1].side if number else 1
         if sample.side not in (0, 1) or (sample.side == 1 and before == 1):
             raise Wrong(f"{gave} side {sample.side}, and the second side of a pair, 1, follows its first, 0")

@@ -58,7 +58,7 @@ def local_part(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulyss
         real_BS=batch.real_BS.take(index),
         in_row_BS=index % batch.sequence,
         text_BS=None if batch.text_BS is None else batch.text_BS.take(index),
-        columns={name: column_BS.take(index) for name, column_BS in batch.columns.items()},
+        columns={name: column_BS.flatten(0, 1)[index] for name, column_BS in batch.columns.items()},
         units=None if batch.units is None else batch.units.at(index),
         num_valid=0 if labels_BS is None else int((labels_BS != IGNORE_INDEX).sum()),
     )

@@ -99,7 +99,7 @@ def rows_there(plan: Plan, node: Node, names: Sequence[str]) -> int | None:
     """How many training rows of the dataset of a `setup.data` node are packed in the cache, from a store that is called
     by one of the `names`; None if none are. Nothing but that is read."""
     for name in names:
-        folder = _cache(plan) / "rows" / _rows_name(name, "training", node.args)
+        folder = cache_of(plan) / "rows" / _rows_name(name, "training", node.args)
         if (count := num_rows(folder)) is not None:
             return count
     return None
@@ -135,18 +135,19 @@ def prepared_from(
     """
     source = source_of(plan, node, tokenizer)
     encoder = DocumentEncoder(tokenizer, node.args["reads"])
-    store = build_store(source, encoder, _cache(plan) / "tokens", jobs=jobs, progress=progress)
+    store = build_store(source, encoder, cache_of(plan) / "tokens", jobs=jobs, progress=progress)
     return packed_from(plan, node, store)
 
 
 def opened_from(plan: Plan, node: Node, names: Sequence[str]) -> PreparedDataset | None:
     """The same from the store that is called by one of the `names` of the same data, its key first, if it is in the
     cache; the source is not looked at."""
-    store = open_named(_cache(plan) / "tokens", names)
+    store = open_named(cache_of(plan) / "tokens", names)
     return None if store is None else packed_from(plan, node, store)
 
 
-def _cache(plan: Plan) -> Path:
+def cache_of(plan: Plan) -> Path:
+    """Where what is made of data is kept."""
     return Path(plan.workspace["root"]) / "cache"
 
 
@@ -154,4 +155,4 @@ def packed_from(plan: Plan, node: Node, store: TokenStore) -> PreparedDataset:
     """The dataset of a `setup.data` node whose tokens are in `store`, packed now if that is not in the cache."""
     wanted = ("dataset", "holdout", "oversized", "seed", "sequence", "align", "method", "group")
     args: dict[str, Any] = {name: node.args[name] for name in wanted if name in node.args}
-    return prepare(store, cache=_cache(plan) / "rows", **args)
+    return prepare(store, cache=cache_of(plan) / "rows", **args)

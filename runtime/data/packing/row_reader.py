@@ -26,7 +26,8 @@ class RawRow:
     trained: list[np.ndarray] | None = None
     """Of each segment, uint8 [L + 1]: 1 where the token is to be predicted. None: all of them are."""
     columns: dict[str, list[np.ndarray]] = field(factory=dict)
-    """Numbers along the tokens of each segment, float32 or float64 [L + 1], by name."""
+    """Numbers along the tokens of each segment, float32 or float64 [L + 1], or several of each [L + 1, width], by
+    name."""
     values: dict[str, list[float]] = field(factory=dict)
     """Numbers of the document of each segment, by name."""
     sides: list[int] | None = None

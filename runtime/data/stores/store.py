@@ -60,7 +60,7 @@ class TokenStore:
     side, which comes first. None: documents are no pairs."""
     columns: Mapping[str, np.ndarray] = field(factory=dict)
     """Numbers along the tokens, float32 [tokens] each, mapped and read-only, by name; what the run computes may be
-    float64."""
+    float64, and what a teacher has stored is int32 or float32 [tokens, width]."""
     values: Mapping[str, np.ndarray] = field(factory=dict)
     """Numbers of the documents, float32 [documents] each, mapped and read-only, by name."""
     aliases: tuple[str, ...] = ()

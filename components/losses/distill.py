@@ -1,0 +1,79 @@
+"""`loss distill { … }`: learning what a teacher holds probable (Hinton et al. 2015, arXiv 1503.02531), by forward or
+reverse KL or the divergence between them (Agarwal et al. 2024, arXiv 2306.13649)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.losses import DISTILLED, TEACHER_IDS, TEACHER_LOGPROBS
+from ...dsl.schema.names import file_path
+from ...dsl.schema.setting import Range, at_least, positive, setting
+from ...dsl.schema.training import LOSSES, Loss, Misfit, Teacher, WideColumn, logits_chunk, z_weight
+
+HALF = 0.5
+
+
+@LOSSES.register()
+@frozen
+class Distill(Loss):
+    """`loss distill { … }`: brings the distribution of each next token near that of a teacher."""
+
+    kind: str = named("distill")
+    teacher: str = setting(
+        "folder of the model that is learned from, of any family, with the vocabulary and the tokenizer of this one",
+        check=file_path,
+        example='"models/teacher"',
+    )
+    form: Literal["forward_kl", "reverse_kl", "jsd"] = setting(
+        "of the distributions P of the teacher and S of the model: forward_kl: Σ P log P/S; reverse_kl: Σ S log S/P; "
+        "jsd: β KL(P‖M) + (1 − β) KL(S‖M), M = β P + (1 − β) S (arXiv 2306.13649)",
+        default="forward_kl",
+    )
+    beta: float = setting("with `form = jsd`, its β", default=HALF, check=Range(above=0, below=1))
+    temperature: float = setting(
+        "logits of both are divided by it, and the divergence is multiplied by its square", default=1.0, check=positive
+    )
+    mix: float = setting(
+        "weight of the cross-entropy of labels; that of the divergence is what is left to 1",
+        default=0.0,
+        check=Range(low=0, below=1),
+    )
+    top: int = setting(
+        "tokens of each of the teacher's distributions that `xtrain data teach` stores, the most probable ones; all "
+        "others count as one",
+        default=64,
+        check=at_least(1),
+    )
+    z_loss: float = z_weight()
+    chunk: Quantity = logits_chunk()
+
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = DISTILLED
+    resuming: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("teacher", "form", "beta", "temperature", "mix", "top"), "the divergence is taken by it from here on"
+    )
+
+    @property
+    def wide(self) -> Mapping[str, WideColumn]:
+        return {TEACHER_IDS: WideColumn(self.top, "int32"), TEACHER_LOGPROBS: WideColumn(self.top + 1, "float32")}
+
+    @property
+    def learns_from(self) -> Teacher:
+        return Teacher(self.teacher, self.top, self.temperature)
+
+    def misfits(self) -> Iterator[Misfit]:
+        if self.form != "jsd" and self.beta != HALF:
+            yield Misfit("beta", f"`beta` is for jsd, and form is {self.form}", "remove it, or write `form = jsd`")
+
+    def args(self) -> dict[str, Any]:
+        return {name: value for name, value in super().args().items() if name not in ("teacher", "top")}
+
+    def does(self) -> str:
+        form = f"{self.form} of β {self.beta:g}" if self.form == "jsd" else self.form
+        tempered = "" if self.temperature == 1 else f", of logits / {self.temperature:g}, times {self.temperature**2:g}"
+        text = f"minimise the {form} of each token between the model and what {self.teacher} holds probable"
+        text += f": its {self.top} most probable tokens, and all others as one{tempered}"
+        mixed = f"; {self.mix:g} of the loss is cross-entropy" if self.mix else ""
+        return f"{text}{mixed}; mean over all tokens of the step"

@@ -1,0 +1,110 @@
+"""The model that a loss learns from: a folder, read as a spec of its own that begins with it."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+from ...dsl.load import load_spec
+from ...dsl.schema.tokenizers import TOKENIZERS
+from ...dsl.spec import Spec
+from ..architecture import Architecture
+from ..data.tokenizer_folder import TokenizerUnreadable
+from ..data.vocabulary import read_vocabulary
+from ..findings import Findings
+from ..weights.files import CONFIG, WeightsUnreadable, read_weight_files
+from ..weights.fit import assign
+from .derive import Shape, derive_architecture
+
+RULE: Final = "loss.teacher"
+PATH: Final = "loss.teacher"
+CODE: Final = "X441"
+NAME: Final = "teacher"
+
+
+def teacher_text(
+    folder: str, tokenizer: str, *, sequence: int, rows: int, precision: str, device: str, drawn: bool = False
+) -> str:
+    """A spec whose model is the teacher, as one process runs it. tokenizer: as a spec or a plan names it. drawn: the
+    shape alone is that of the folder."""
+    source = tokenizer if tokenizer in TOKENIZERS else json.dumps(tokenizer, ensure_ascii=False)
+    return (
+        "experiment teacher { seed = 1, budget = 1 steps }\n"
+        f"model {json.dumps(folder, ensure_ascii=False)} {'{ weights = none }' if drawn else ''}\n"
+        f"tokenizer {source}\n"
+        "dataset made { source = synthetic() }\n"
+        f"batch {{ sequence = {sequence}, rows = {rows} }}\n"
+        f"precision {{ params = {precision} }}\n"
+        "optimizer sgd { lr = 1 }\n"
+        f"launch {{ device = {device} }}\n"
+    )
+
+
+def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> None:
+    """The teacher must be a model that xtrain computes, of the same tokens. A folder that is not there may come."""
+    teacher = spec.loss.learns_from
+    if teacher is None:
+        return
+    if teacher.top >= arch.vocab:
+        message = f"`top` is {teacher.top:,}, and the vocabulary has {arch.vocab:,} tokens"
+        found.fail("loss.top", CODE, "loss.top", message, f"use less, such as top = {max(1, arch.vocab // 4)}")
+    if not (Path(teacher.folder) / CONFIG).is_file():
+        hint = "paths are relative to the working folder; `xtrain data teach` needs it, and the run looks again"
+        found.warn(RULE, "W501", PATH, f"the teacher {teacher.folder} has no {CONFIG}", hint)
+        return
+    shape = _shape(spec, teacher.folder, found)
+    if shape is None:
+        return
+    if (problem := _other_tokens(spec, arch, teacher.folder, shape)) is not None:
+        hint = "take a teacher with the same tokenizer and vocabulary, such as a larger model of the family"
+        found.fail(RULE, CODE, PATH, problem, hint)
+    elif (problem := _other_weights(teacher.folder, shape)) is not None:
+        found.fail(
+            RULE, "X524", PATH, f"the teacher {teacher.folder}: {problem}", "take weights and config of one model"
+        )
+    else:
+        found.passed(RULE, f"{teacher.folder} is a {shape.architecture.family} with {arch.vocab:,} tokens")
+
+
+def _shape(spec: Spec, folder: str, found: Findings) -> Shape | None:
+    """The model in the folder; None after reporting what is wrong with it."""
+    params = spec.precision.params
+    text = teacher_text(folder, spec.tokenizer.source, sequence=8, rows=1, precision=params, device="cpu", drawn=True)
+    loaded = load_spec(NAME, (), {NAME: text})
+    errors = loaded.diagnostics.errors
+    if loaded.spec is not None:
+        own = Findings(loaded.spec)
+        shape = derive_architecture(loaded.spec, own)
+        errors = own.diagnostics.errors
+        if not errors:
+            return shape
+    hint = f'take a folder of a model that `model "{folder}"` takes'
+    found.fail(RULE, errors[0].code, PATH, f"the teacher {folder}: {errors[0].message}", hint)
+    return None
+
+
+def _other_weights(folder: str, shape: Shape) -> str | None:
+    """Why its files are not those of the model, if they are not."""
+    try:
+        assign(shape.architecture, read_weight_files(folder))
+    except (WeightsUnreadable, ValueError) as problem:
+        return str(problem)
+    return None
+
+
+def _other_tokens(spec: Spec, arch: Architecture, folder: str, shape: Shape) -> str | None:
+    """How its tokens differ from those of the run, if they do."""
+    theirs = shape.architecture.vocab
+    if theirs != arch.vocab:
+        return f"the teacher {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
+    source = spec.tokenizer.source
+    try:
+        its = read_vocabulary(folder)
+        ours = read_vocabulary(source)
+    except TokenizerUnreadable:  # one of them is no file of tokens, or says what it is elsewhere
+        return None
+    apart = {token for token, _ in its.items() ^ ours.items()}
+    if not apart:
+        return None
+    token = min(apart)
+    where = f"{its.get(token, 'absent')} there and {ours.get(token, 'absent')} in {source}"
+    return f"the tokenizer of the teacher {folder} is another one: token {json.dumps(token)} is {where}"

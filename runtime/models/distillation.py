@@ -1,0 +1,232 @@
+"""The loss of a student beside what a teacher holds probable: a divergence of both distributions of each token.
+
+Shapes: T tokens, t those of a piece of them, D dim, V vocabulary of this rank, K tokens that the teacher has stored,
+K1 = K + 1, with the rest of its distribution behind them, M metrics. As in `loss.py` logits and their gradients are
+computed piece by piece in the forward.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from ...dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from ..parallel.collectives import all_reduce
+from .loss import IGNORE, Head, HeadGradients, LossTerms, cap_logits, gathered, own_positions, scaled
+
+METRICS: Final = 2
+
+
+@frozen(kw_only=True)
+class Distillation:
+    """What is minimised of each token: (1 − mix) · temperature² · divergence + mix · cross-entropy.
+
+    form, beta: as `divergence` has them. Both distributions are of logits / temperature, with the factor of Hinton et
+    al. (arXiv 1503.02531), which leaves gradients as large at every temperature.
+    """
+
+    form: str
+    beta: float
+    temperature: float
+    mix: float
+    metrics: tuple[str, ...]
+    columns: tuple[str, ...] = (TEACHER_IDS, TEACHER_LOGPROBS)
+
+
+class Divergence(NamedTuple):
+    """Of each token its value [t], and the derivatives of that by the student's log-probabilities [t, N]."""
+
+    value_T: Tensor
+    slope_TN: Tensor
+
+
+def divergence(form: str, beta: float, teacher_TN: Tensor, student_TN: Tensor) -> Divergence:
+    """Of distributions P of a teacher and S of a student, given as log-probabilities.
+
+    forward_kl: Σ P (log P − log S); reverse_kl: Σ S (log S − log P); jsd: β KL(P‖M) + (1 − β) KL(S‖M) with
+    M = β P + (1 − β) S (Agarwal et al. 2024, arXiv 2306.13649, as TRL has it). Log-probabilities count as independent
+    of each other in the derivatives.
+    """
+    if form == "forward_kl":
+        teacher_P = teacher_TN.exp()
+        return Divergence((teacher_P * (teacher_TN - student_TN)).sum(-1), -teacher_P)
+    student_S = student_TN.exp()
+    if form == "reverse_kl":
+        apart_TN = student_TN - teacher_TN
+        return Divergence((student_S * apart_TN).sum(-1), student_S * (apart_TN + 1))
+    assert form == "jsd"
+    own = teacher_TN.new_tensor(beta)
+    mixed_TN = torch.logaddexp(teacher_TN + own.log(), student_TN + (-own).log1p())
+    slope_TN = (1 - beta) * student_S * (student_TN - mixed_TN)
+    value_T = beta * (teacher_TN.exp() * (teacher_TN - mixed_TN)).sum(-1) + slope_TN.sum(-1)
+    return Divergence(value_T, slope_TN)
+
+
+def distillation_losses(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    columns: dict[str, Tensor],
+    *,
+    each: bool = False,
+) -> LossTerms:
+    """Σ of what `head.term` minimises, with z-loss, over tokens whose label is not −100.
+
+    columns: int [T, K] ids of the tokens that the teacher holds most probable, the first most of all; [T, K1] the
+    logarithms of their probabilities and of that of all others together. Of the student the others are taken together
+    too: the divergence of distributions over K1 outcomes, which is never above that over the vocabulary.
+    """
+    enabled = torch.is_grad_enabled()
+    needs = (enabled and hidden_TD.requires_grad, enabled and weight_VD.requires_grad)
+    stored = tuple(columns[name] for name in (TEACHER_IDS, TEACHER_LOGPROBS))
+    found = _Distilled.apply(hidden_TD, weight_VD, labels_T, head, needs, each, *stored)
+    objective, cross_entropy, each_T, metrics_M = found  # pyright: ignore[reportGeneralTypeIssues]
+    return LossTerms(objective, cross_entropy, each_T, torch.cat((objective.detach()[None], metrics_M)))
+
+
+class _Distilled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        labels_T: Tensor,
+        head: Head,
+        needs: tuple[bool, bool],
+        each: bool,
+        ids_TK: Tensor,
+        teacher_TK1: Tensor,
+    ):
+        exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
+        objective, cross_entropy = torch.zeros((2,), dtype=exact, device=hidden_TD.device)
+        metrics_M = torch.zeros(METRICS, dtype=exact, device=hidden_TD.device)
+        each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
+        grads = HeadGradients.of(hidden_TD, weight_VD, exact, needs)
+        for first in range(0, labels_T.numel(), head.chunk):
+            part = slice(first, first + head.chunk)
+            logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
+            teacher_tK1 = teacher_TK1[part].to(exact)
+            found = _piece(logits_tV, labels_T[part], head, ids_TK[part].long(), teacher_tK1, any(needs))
+            del logits_tV
+            objective += found.loss
+            cross_entropy += found.nll_T.sum()
+            metrics_M += found.metrics_M
+            if each_T is not None:
+                each_T[part] = found.nll_T
+            if found.grad_TV is not None:
+                grads.add(part, found.grad_TV, hidden_TD, weight_VD)
+            del found  # nothing of a piece is alive in the next one
+        ctx.grads = grads.found(weight_VD.dtype)
+        ctx.twice, ctx.scaled = head.twice, False
+        ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
+        return objective, cross_entropy, each_T, metrics_M
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return *scaled(ctx, grad_outputs[0]), None, None, None, None, None, None
+
+
+class _Piece(NamedTuple):
+    """loss: sum of what is minimised. nll_T: cross-entropies, 0 without a label. grad_TV: of the loss by logits."""
+
+    loss: Tensor
+    nll_T: Tensor
+    metrics_M: Tensor
+    grad_TV: Tensor | None
+
+
+def _piece(logits_tV: Tensor, labels_t: Tensor, head: Head, ids_tK: Tensor, teacher_tK1: Tensor, needs: bool) -> _Piece:
+    """`logits_tV` is overwritten."""
+    term = head.term
+    assert isinstance(term, Distillation)
+    mix, temperature = term.mix, term.temperature
+    valid_t = (labels_t != IGNORE).to(logits_tV.dtype)
+    slope_tV = cap_logits(logits_tV, head, slope=needs)
+    sums = _student_sums(logits_tV, labels_t, ids_tK, head, temperature)
+    lse_t = sums.sum_T.log() + sums.top_T
+    nll_t = (lse_t - sums.label_T) * valid_t
+    # Of logits / temperature, from here on.
+    log_sum_t = sums.tempered_T.log()
+    kept_tK = (sums.stored_TK - sums.top_T[:, None]) / temperature
+    tiny = torch.finfo(log_sum_t.dtype).tiny
+    student_tK1 = torch.cat((kept_tK, sums.rest_T.clamp(min=tiny).log()[:, None]), 1) - log_sum_t[:, None]
+    value_t, slope_tK1 = divergence(term.form, term.beta, teacher_tK1, student_tK1)
+    agrees_t = sums.stored_TK[:, 0] >= sums.top_T
+    metrics_M = torch.stack(((value_t * valid_t).sum(), (agrees_t * valid_t).sum()))
+    share_t = valid_t * ((1 - mix) * temperature**2)
+    loss = (share_t * value_t).sum() + mix * nll_t.sum() + head.z_weight * (lse_t.square() * valid_t).sum()
+    if not needs:
+        return _Piece(loss, nll_t, metrics_M, None)
+    # With s the student's probabilities and h the derivatives by their logarithms, which add up to H: a logit of a
+    # stored token has the derivative h − s H, any other one its share of the rest's, s (h_rest / s_rest − H).
+    plain_t, by_t = valid_t * (mix + 2 * head.z_weight * lse_t), share_t / temperature
+    slope_sum_t, student_tK1 = slope_tK1.sum(-1), student_tK1.exp()
+    rest_t = slope_tK1[:, -1] / student_tK1[:, -1].clamp(min=tiny)
+    stored_tK = by_t[:, None] * (slope_tK1[:, :-1] - student_tK1[:, :-1] * slope_sum_t[:, None])
+    others_t = by_t * (rest_t - slope_sum_t)
+    plain_tV = None
+    if temperature == 1:
+        others_t = others_t + plain_t
+        stored_tK = stored_tK + plain_t[:, None] * student_tK1[:, :-1]
+    elif mix or head.z_weight:
+        plain_tV = (logits_tV - lse_t[:, None]).exp_().mul_(plain_t[:, None])
+    grad_tV = logits_tV.sub_(sums.top_T[:, None]).div_(temperature).sub_(log_sum_t[:, None]).exp_()
+    grad_tV.mul_(others_t[:, None])
+    if grad_tV.shape[1]:
+        at_tK, own_tK = own_positions(ids_tK, head.first, grad_tV.shape[1])
+        grad_tV.scatter_reduce_(1, at_tK, (~own_tK).to(grad_tV.dtype), "prod")  # 0 at those of this rank
+        grad_tV.scatter_add_(1, at_tK, stored_tK * own_tK)
+        if plain_tV is not None:
+            grad_tV.add_(plain_tV)
+        at_t, own_t = own_positions(labels_t, head.first, grad_tV.shape[1])
+        grad_tV.scatter_add_(1, at_t[:, None], -(mix * valid_t * own_t)[:, None])
+    if slope_tV is not None:
+        grad_tV.mul_(slope_tV)
+    return _Piece(loss, nll_t, metrics_M, grad_tV)
+
+
+class _StudentSums(NamedTuple):
+    """Of each token of a piece: its largest logit; Σ exp(logit − top), and the same of logits / temperature, of all
+    tokens of the vocabulary and of those that are not stored; the logit of the label and those of stored tokens."""
+
+    top_T: Tensor
+    sum_T: Tensor
+    label_T: Tensor
+    tempered_T: Tensor
+    rest_T: Tensor
+    stored_TK: Tensor
+
+
+def _student_sums(logits_tV: Tensor, labels_t: Tensor, ids_tK: Tensor, head: Head, temperature: float) -> _StudentSums:
+    """Over the whole vocabulary."""
+    tensor, first, group = head.tensor, head.first, None
+    if tensor is not None and tensor.loss:
+        group = tensor.group
+    elif tensor is not None:
+        logits_tV, first = gathered(logits_tV, head), 0
+    width = logits_tV.shape[1]
+    lowest = torch.finfo(logits_tV.dtype).min
+    top_t = logits_tV.amax(-1) if width else logits_tV.new_full(labels_t.shape, lowest)
+    top_t = top_t if group is None else all_reduce(top_t, group, "max")
+    raised_tV = (logits_tV - top_t[:, None]).exp_()
+    sum_t = raised_tV.sum(-1)
+    if temperature != 1:
+        torch.sub(logits_tV, top_t[:, None], out=raised_tV).div_(temperature).exp_()
+    tempered_t = raised_tV.sum(-1)
+    if width:
+        at_t, own_t = own_positions(labels_t, first, width)
+        at_tK, own_tK = own_positions(ids_tK, first, width)
+        label_t = logits_tV.gather(1, at_t[:, None])[:, 0] * own_t
+        stored_tK = logits_tV.gather(1, at_tK) * own_tK
+        # Taken out before the sum: what is left of a difference of sums would be rounding.
+        raised_tV.scatter_reduce_(1, at_tK, (~own_tK).to(raised_tV.dtype), "prod")
+    else:
+        label_t, stored_tK = torch.zeros_like(sum_t), logits_tV.new_zeros(ids_tK.shape)
+    sums = torch.cat((torch.stack((sum_t, label_t, tempered_t, raised_tV.sum(-1))), stored_tK.t()))
+    del raised_tV
+    sums = sums if group is None else all_reduce(sums, group)
+    sum_t, label_t, tempered_t, rest_t = sums[:4]
+    return _StudentSums(top_t, sum_t, label_t, tempered_t, rest_t, sums[4:].t())

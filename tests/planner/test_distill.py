@@ -1,0 +1,100 @@
+"""Plans of runs that learn from a teacher: what each setting changes, and which teachers are refused."""
+
+import json
+
+import pytest
+from model_folders import CONFIG, safetensors, shapes
+
+from xtrain.planner.compare.resumable import resumable
+from xtrain.planner.load import plan_from_path
+
+from .conftest import spec_text
+
+LOSS = 'loss distill {{ teacher = "teacher", {} }}'
+
+
+@pytest.fixture
+def plan_of(make_plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda settings, **blocks: make_plan(loss=LOSS.format(settings), **blocks)
+
+
+def test_the_plan_shows_the_teacher_and_what_is_read_of_it(plan_of):
+    plan = plan_of("form = jsd, beta = 0.2, temperature = 2, mix = 0.5, top = 10")
+    assert plan.node("setup.loss").args == {
+        "kind": "distill", "form": "jsd", "beta": 0.2, "temperature": 2.0, "mix": 0.5
+    }  # fmt: skip
+    assert "jsd of β 0.2" in plan.node("setup.loss").does and "its 10 most probable" in plan.node("setup.loss").does
+    node = plan.node("setup.teacher.code")
+    sequence = plan.node("setup.loader").args["sequence"]
+    assert node.args == {
+        "dataset": "code", "folder": "teacher", "top": 10, "temperature": 2.0, "precision": "fp32", "sequence": sequence
+    }  # fmt: skip
+    assert "84 B a token" in node.does
+    assert plan.node("collate.pack").args["wide"] == {
+        "teacher_ids": {"width": 10, "format": "int32"},
+        "teacher_logprobs": {"width": 11, "format": "float32"},
+    }
+    edges = {(edge.before, edge.after) for edge in plan.edges}
+    assert {("setup.data.code", "setup.teacher.code"), ("setup.teacher.code", "collate.to_tensor")} <= edges
+
+
+def test_each_setting_is_another_experiment(plan_of):
+    base = plan_of("form = jsd")
+    others = ("form = forward_kl", "form = jsd, beta = 0.4", "form = jsd, temperature = 2", "form = jsd, mix = 0.1",
+              "form = jsd, top = 32", "form = jsd, z_loss = 0.1")  # fmt: skip
+    plans = [base, *map(plan_of, others)]
+    assert len({plan.config_id for plan in plans}) == len(plans)
+    for other in plans[1:]:
+        assert [each.args for each in other.nodes] != [each.args for each in base.nodes]
+        verdict = resumable(base, other)
+        assert verdict.kind == "safe" and {reason.effect for reason in verdict.reasons} == {"learning"}, verdict
+
+
+def test_what_is_evaluated_is_measured_by_its_teacher_too(plan_of):
+    both = "dataset code { source = synthetic() }\ndataset web { source = synthetic(), holdout = 100% }"
+    plan = plan_of("top = 8", dataset=both, every="every 10 steps eval web")
+    assert [node.args["dataset"] for node in plan.nodes if node.op == "setup.teacher"] == ["code", "web"]
+    assert next(node for node in plan.nodes if node.op == "tick.eval").args["objective"] == "token"
+
+
+def errors_of(tmp_path, settings, **blocks):
+    (tmp_path / "spec.xtrain").write_text(spec_text(loss=LOSS.format(settings), **blocks))
+    return [each for each in plan_from_path(tmp_path / "spec.xtrain").diagnostics if each.severity == "error"]
+
+
+# (keys of its config.json that are others, part of the message)
+TEACHERS = [
+    ({}, ""),
+    ({"vocab_size": 300}, "has a vocabulary of 300, and the model one of 258"),
+    ({"model_type": "mamba"}, "mamba"),
+    ({"num_hidden_layers": 3}, "layers.2"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), TEACHERS)
+def test_a_teacher_must_be_a_model_of_the_same_tokens(changed, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = {**CONFIG, "vocab_size": 258}
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "config.json").write_text(json.dumps(config | changed))
+    (tmp_path / "teacher" / "model.safetensors").write_bytes(safetensors(shapes(config)))
+    errors = errors_of(tmp_path, "top = 8")
+    assert len(errors) == bool(message)
+    for error in errors:
+        assert message in error.message and "teacher" in error.message and error.hint
+        assert (tmp_path / "spec.xtrain").read_text()[error.span.start :].startswith('"teacher"')
+
+
+def test_a_tokenizer_with_other_ids_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, tokens in (("own", ("a", "b", "c")), ("teacher", ("a", "c", "b"))):
+        (tmp_path / name).mkdir()
+        vocab = {token: number for number, token in enumerate((*tokens, "</s>"))}
+        content = {"model": {"type": "WordLevel", "vocab": vocab, "unk_token": "a"}, "added_tokens": []}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+    config = {**CONFIG, "vocab_size": 4}
+    (tmp_path / "teacher" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "teacher" / "model.safetensors").write_bytes(safetensors(shapes(config)))
+    (error,) = errors_of(tmp_path, "top = 2", tokenizer='tokenizer "own"')
+    assert error.code == "X441" and 'token "b" is 2 there and 1 in own' in error.message

@@ -1,0 +1,37 @@
+"""Small teachers: folders of models with random weights, and what `xtrain data teach` stores of them."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+from model_folders import CONFIG, shapes
+from safetensors.torch import save_file
+
+from xtrain.cli.data_teach import teach
+from xtrain.planner.plan import Plan
+
+
+def make_teacher(folder: Path, vocab: int, *, seed: int = 5, deviation: float = 0.5) -> Path:
+    """A llama of `model_folders` whose logits are far from even."""
+    config = {**CONFIG, "vocab_size": vocab, "torch_dtype": "float32"}
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) * deviation
+        for name, shape in shapes(config).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def taught(plan: Plan, folder: Path) -> int:
+    """`xtrain data teach` of a plan, with `folder` as working folder; its exit status."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return teach(plan, argparse.Namespace(dataset=None, json=True))
+    finally:
+        os.chdir(before)
