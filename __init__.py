@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .runtime.data.part_decorators import layer as layer
     from .runtime.data.part_decorators import loss as loss
     from .runtime.data.part_decorators import optimizer as optimizer
+    from .runtime.data.part_decorators import reward as reward
     from .runtime.data.part_decorators import schedule as schedule
     from .runtime.data.part_decorators import source as source
     from .runtime.data.part_decorators import step as step
@@ -53,6 +54,7 @@ _OFFERED = {
     "hook": "runtime.data.part_decorators",
     "optimizer": "runtime.data.part_decorators",
     "evaluation_step": "runtime.data.part_decorators",
+    "reward": "runtime.data.part_decorators",
     "schedule": "runtime.data.part_decorators",
     "step": "runtime.data.part_decorators",
     "tracker": "runtime.data.part_decorators",

@@ -17,6 +17,7 @@ from .schema import (
     log,
     model,
     parallel,
+    rollout,
     tasks,
     training,
 )
@@ -43,6 +44,8 @@ KINDS: Final[dict[str, type]] = {
     "group": training.ParameterGroup,
     "scheduler": training.Scheduler,
     "loss": training.Loss,
+    "rollout": rollout.Rollout,
+    "reward": rollout.Reward,
     "ema": ema.Ema,
     "precision": model.Precision,
     "parallel": parallel.Parallel,
@@ -65,7 +68,7 @@ NAMED: Final[dict[str, str]] = {
     "task": "tasks",
 }
 # What a spec without such a block does not have at all.
-OPTIONAL: Final = ("adapter", "ema", "step", "evaluation_step")
+OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step")
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",

@@ -21,6 +21,7 @@ from .schema.hooks import EvaluationBody, Hook, StepBody
 from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
+from .schema.rollout import Reward, Rollout
 from .schema.tasks import AdapterTask
 from .schema.training import LOSSES, SCHEDULERS, Checkpoint, Loss, Optimizer, ParameterGroup, Scheduler
 
@@ -71,6 +72,8 @@ class Spec:
     groups: dict[str, ParameterGroup] = field(factory=dict)
     scheduler: Scheduler = field(factory=lambda: SCHEDULERS.default())
     loss: Loss = field(factory=lambda: LOSSES.default())
+    rollout: Rollout | None = None
+    reward: Reward | None = None
     adapter: Adapter | None = None
     tasks: dict[str, AdapterTask] = field(factory=dict)
     ema: Ema | None = None
@@ -108,6 +111,7 @@ class Spec:
             *(task.optimizer for task in self.tasks.values()),
             self.scheduler,
             self.loss,
+            self.reward,
             *self.hooks.values(),
             self.step,
             self.evaluation_step,

@@ -52,6 +52,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "collate": [link.identity(run.align) for link in spec.collate if not link.by_layout],
         "batch": {**experiment_settings(_in_effect(spec.batch)), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
+        **({"rollout": _rollout(spec)} if spec.rollout is not None else {}),
         "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
         **({"groups": {name: _group(each) for name, each in spec.groups.items()}} if spec.groups else {}),
         **({"tasks": {name: _task(each) for name, each in spec.tasks.items()}} if spec.tasks else {}),
@@ -113,6 +114,13 @@ def _task(task: AdapterTask) -> dict[str, Any]:
         "datasets": list(task.reads),
         **({"optimizer": {"kind": own.kind, **_component(own)}} if own is not None else {}),
     }
+
+
+def _rollout(spec: Spec) -> dict[str, Any]:
+    """How completions are sampled, and what they are scored by."""
+    assert spec.rollout is not None and spec.reward is not None
+    reward = {"kind": spec.reward.kind, **_component(spec.reward)}
+    return {**experiment_settings(spec.rollout), "reward": reward}
 
 
 def _component(chosen: Component) -> dict[str, Any]:

@@ -25,6 +25,9 @@ class StepMetrics(Record):
             "nats a token",
         ),
     ] = None
+    reward: Annotated[
+        float | None, doc("reward of a completion, mean over those that this step has sampled; only with rollouts")
+    ] = None
     grad_norm: Annotated[
         float | None, doc("norm of the gradients of the whole model in this step, before clipping")
     ] = None

@@ -20,6 +20,7 @@ from ..dsl.schema.adapters import ADAPTERS
 from ..dsl.schema.collators import LINKS
 from ..dsl.schema.component import Component
 from ..dsl.schema.log import tracker_of
+from ..dsl.schema.rollout import REWARDS
 from ..dsl.schema.stacks import stack_of_node
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.architecture import Architecture
@@ -59,6 +60,8 @@ MODULES = (
     "input.horizon",
     "hooks.calls",
     "hooks.bodies",
+    "rollout.prompts",
+    "rollout.nodes",
     "step",
     "training.nonfinite",
     "training.router_step",
@@ -120,7 +123,12 @@ def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
 
 
 # Ops of which every component of a kind has its own, under `<op>.<kind of the node>`, in a module beside it.
-COMPONENTS: Final = {"setup.adapter": ADAPTERS, "setup.loss": LOSSES, "setup.optimizer": OPTIMIZERS}
+COMPONENTS: Final = {
+    "setup.adapter": ADAPTERS,
+    "setup.loss": LOSSES,
+    "setup.optimizer": OPTIMIZERS,
+    "rollout.score": REWARDS,
+}
 # Those of which functions of the user's own have an op, `<op>.user`.
 OF_USERS: Final = {**COMPONENTS, "setup.scheduler": SCHEDULERS}
 # Of components whose node is called after them: the op is `<what stands here>.<kind>`, in a module beside it.

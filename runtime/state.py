@@ -14,7 +14,8 @@ from .data.collate.documents import DocumentSums
 
 if TYPE_CHECKING:
     # A process that only reads needs no model.
-    from .models.batch import RowLosses
+    from .models.batch import ModelBatch, RowLosses
+    from .rollout.groups import Group
 
 
 @frozen(kw_only=True)
@@ -152,6 +153,8 @@ class Step:
     phase: str = ""
     """The name of the phase that it lies in."""
     microbatches: list[Microbatch] = field(factory=list)
+    groups: "list[list[Group]]" = field(factory=list)
+    """What was sampled for each of its microbatches, in a run with rollouts."""
     valid_tokens: int = 0
     units: int = 0
     """What the loss is divided by: valid tokens, sequences or pairs of all ranks."""
@@ -159,10 +162,14 @@ class Step:
     loss_sums: Tensor | None = None
     """Cross-entropy, and behind it the objective where that is something else, of this rank."""
     row_losses: "list[RowLosses]" = field(factory=list)
+    batches: "list[ModelBatch]" = field(factory=list)
+    """Its microbatches with the cross-entropy of each token, where nodes behind the forward ask for them."""
     loss: float = float("nan")
     objective: float | None = None
+    reward: float | None = None
+    """Mean over the completions that it has sampled; None where it has sampled none."""
     metrics: dict[str, float] = field(factory=dict)
-    """What the loss measures beside it: means over tokens, sequences or pairs, by name."""
+    """What its rollout measures, and its loss beside it: means over tokens, sequences or pairs; by name."""
     grad_norm: float = float("nan")
     clipped: float = 1.0
     """What its gradients were multiplied with."""
@@ -194,11 +201,12 @@ class Step:
         if sums:
             objective, *others = sums
             self.objective = objective / self.units
-            self.metrics = {name: total / count for name, total in zip(measured, others, strict=True)}
+            self.metrics |= {name: total / count for name, total in zip(measured, others, strict=True)}
 
     def let_go(self) -> None:
         """Forget what it was computed of."""
         self.microbatches, self.loss_sums, self.row_losses = [], None, []
+        self.groups, self.batches = [], []
 
 
 class Halt(Exception):

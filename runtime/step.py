@@ -174,6 +174,7 @@ def forward_backward(
     rank: Rank,
     accumulate: int,
     sync: str,
+    each: bool = False,
     wrapped: WrappedModel | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
@@ -181,7 +182,7 @@ def forward_backward(
 
     The division is by the number on all ranks and microbatches, so gradients only ever add. Ranks exchange them in the
     backward of the last microbatch, and where `sync` is `microbatch` in that of every one. accumulate: how many
-    microbatches a step has; in a ramp steps have fewer.
+    microbatches a step has; in a ramp steps have fewer. each: nodes behind it see the cross-entropy of each token.
     """
     wrapped = wrapped or WrappedModel.of(model)
     beat = beat or HeartbeatWriter()  # nobody looks at that one
@@ -195,23 +196,28 @@ def forward_backward(
             wrapped.sync_gradients(number == count or sync == "microbatch")
             beat.mark()
             batch = ModelBatch.of(microbatch, rank.device)
+            batch.each = each
             (wrapped.forward(None, batch) * scale).sum().backward()
             sums.append(batch.sums)
             step.row_losses += [batch.row_losses] if batch.row_losses is not None else []
+            step.batches += [batch] if each else []
         step.loss_sums = torch.stack(sums).sum(0)
 
     return run
 
 
 @op("step.pipeline")
-def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int) -> StepCall:
+def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int, each: bool = False) -> StepCall:
     """The same over the stages of a pipeline: its schedule decides which microbatch goes when."""
 
     def run(step: Step) -> None:
         assert 1 <= len(step.microbatches) <= accumulate
         batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
+        for batch in batches:
+            batch.each = each
         step.loss_sums = pipeline.train(batches, 1.0 / step.units)
         step.row_losses = [batch.row_losses for batch in batches if batch.row_losses is not None]
+        step.batches = batches if each else []
 
     return run
 

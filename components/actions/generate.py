@@ -11,9 +11,9 @@ from ...dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negat
 from ...dsl.spec import Spec
 from ...planner.architecture import NO_TEXTS, Architecture
 from ...planner.canonical import portable
-from ...planner.costs.cache import cache_bytes
 from ...planner.data.source_args import reads
 from ...planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
+from ...planner.model.cache import cache_bytes
 from ...planner.units import bytes_text, plural
 
 if TYPE_CHECKING:

@@ -66,6 +66,7 @@ def log(
             time=now,
             loss=step.loss if learned else None,
             objective=step.objective if learned else None,
+            reward=step.reward if learned else None,
             grad_norm=step.grad_norm if learned else None,
             lr=step.lr if learned else None,
             tokens=progress.tokens,

@@ -30,7 +30,7 @@ class Pack(RowLink):
         default="sequential",
     )
     group: int | Auto = setting(
-        "documents that are packed together; auto: 100,000; not for sequential",
+        "documents that are packed together; auto: 100,000; not for sequential and single",
         default=AUTO,
         check=at_least(1),
     )

@@ -137,6 +137,17 @@ PAGES: Final = (
         """, 'dataset prefs { source = jsonl("prefs.jsonl"), prompt = "prompt", response = "answer" }\nloss simpo',
         'dataset prefs { source = jsonl("prefs.jsonl"), prompt = "prompt", chosen = "good", rejected = "bad" }\n'
         "loss simpo"),
+    CodePage("X528", "a rollout that does not fit", """
+        A run with `rollout { … }` samples what it learns from: `reward` says how good each completion is, and the loss
+        reads the advantages that are made of that. A group has several completions, which fill a row together with
+        their prompts, so each prompt has a row of its own, `pack(single)`. Datasets need a prompt and an answer that is
+        never cut. What a rollout does not make, log-probabilities of a reference among it, no loss can read.
+        """, 'dataset sums { source = jsonl("sums.jsonl"), prompt = "q", response = "a", oversized = skip }\n'
+        "collate = to_tensor -> flatten -> shift_tokens -> pack(single)\nloss grpo\nreward exact_answer\n"
+        "rollout { group = 1, max_tokens = 20 }",
+        'dataset sums { source = jsonl("sums.jsonl"), prompt = "q", response = "a", oversized = skip }\n'
+        "collate = to_tensor -> flatten -> shift_tokens -> pack(single)\nloss grpo\nreward exact_answer\n"
+        "rollout { group = 8, max_tokens = 20 }"),
     CodePage("W501", "no file matches yet", """
         No file on this machine matches the pattern of a dataset, or a folder, template or checkpoint that the spec
         names does not exist. The plan can be made without it; the run needs it. A path that exists and is something

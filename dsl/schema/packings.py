@@ -18,6 +18,8 @@ class Packing(Component):
     """Whether documents keep their order; else they are packed together in groups of consecutive ones."""
     for_conversations: ClassVar[bool] = False
     """Whether `auto` means it for conversations and answers."""
+    single: ClassVar[bool] = False
+    """Whether each document has a row of its own."""
     balances: ClassVar[bool] = False
     """Whether the rows of a step are dealt to data ranks so that attention costs them alike."""
     rows_of: ClassVar[str] = ""

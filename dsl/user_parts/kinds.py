@@ -14,6 +14,7 @@ Kind = Literal[
     "source",
     "collator",
     "loss",
+    "reward",
     "optimizer",
     "schedule",
     "hook",
@@ -118,6 +119,14 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
                 ),
             },
             block="loss",
+        ),
+        PartKind(
+            "reward",
+            "@reward",
+            "is chosen by `reward NAME { … }`",
+            inputs=("prompt", "completion", "record"),
+            refused=_LABEL,
+            block="reward",
         ),
         PartKind(
             "optimizer",

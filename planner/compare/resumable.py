@@ -32,6 +32,7 @@ _SWITCHES: Final = (
     "setup.tile_mlp",
     "setup.embedding_noise",
     "setup.compile",
+    "rollout.generate",
     "setup.group",
     "setup.pretrained",
     "setup.read_weights",

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS
 from ...dsl.schema.log import OP as TRACKER
+from ...dsl.schema.rollout import REWARDS
 from ...dsl.schema.stacks import stack_of_node
 from ...dsl.schema.training import OPTIMIZERS
 from ..model.groups import OP as GROUP
@@ -197,6 +198,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
                 "balance",
                 "ramp",
                 "task_of",
+                "prompts",
             )
         ),
         "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
@@ -246,13 +248,27 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         ),
         "unit": None,
     },
+    "setup.prompts": {"positions": None, "max_tokens": None},
+    "rollout.generate": {
+        **{
+            name: Rule(f"rollout.{name}", "learning", "completions are sampled by it from here on")
+            for name in ("group", "max_tokens", "temperature", "top_k", "top_p")
+        },
+        "seed": None,
+        "show": Rule("rollout.show", "none", _STAYS),
+    },
+    "rollout.advantages": {
+        "scale": Rule("rollout.scale_rewards", "learning", "advantages are computed by it from here on")
+    },
+    "rollout.compare": {},
     "step.zero_gradients": {},
     "step.router_rows": {},
     "step.forward_backward": {
         "accumulate": None,
         "sync": Rule("parallel.fsdp.sync", "rounding", "gradients of microbatches are added up on one rank or on all"),
+        "each": None,
     },
-    "step.pipeline": {"accumulate": None},
+    "step.pipeline": {"accumulate": None, "each": None},
     "step.body": {
         "accumulate": None,
         "sync": Rule("parallel.fsdp.sync", "rounding", "gradients of microbatches are added up on one rank or on all"),
@@ -306,6 +322,11 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
             name: None if name in ("kind", "seed", "task") else Rule(f"{path}.{name}", "learning", _FIRST)
             for name in args
         }
+    if op == "rollout.score":
+        chosen = REWARDS.of_users if "user" in args else REWARDS.get(args["kind"])
+        own = chosen.resuming if chosen is not None else {}
+        text = "completions are scored by it from here on"
+        return {name: Rule(f"reward.{name}", "learning", own.get(name, text)) for name in args}
     if op == GROUP:
         path = f"group.{args['pattern']}" if "pattern" in args else f"task.{args['task']}"
         return {

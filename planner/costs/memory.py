@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from ..architecture import ParameterSpec
 from ..mesh.stages import end_names
 from ..model.inventory import block_tensors
+from ..model.sampling import sampling_bytes
 from ..plan import Hardware, Memory
 from ..resolved import Resolved, resolve_save
 from ..units import BYTES
@@ -149,7 +150,8 @@ def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
 def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
     persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
-    peak = max(peak, persistent + _norms(run, states), persistent + updating)
+    sampling = _buckets(run, states) + sampling_bytes(run)
+    peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling)
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,

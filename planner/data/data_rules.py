@@ -21,6 +21,7 @@ from .chain import check_chain
 from .form_rules import check_forms, has_turns
 from .loss_rules import check_reads
 from .mixture_rules import check_training
+from .rollout_rules import check_rollout
 from .tokenizer_folder import TokenizerUnreadable
 
 
@@ -57,7 +58,9 @@ def _check_used(spec: Spec, found: Findings) -> None:
     phases = (None, *spec.phases.values())
     mixes = [amounts(spec, phase) for phase in phases]
     training = {name for mixed in mixes for name, taken in mixed.items() if taken > 0}
-    check_reads(spec, training, set(evaluated(spec)), found)
+    check_rollout(spec, training, found)
+    if spec.rollout is None:  # else it makes what the loss reads
+        check_reads(spec, training, set(evaluated(spec)), found)
     for name in spec.datasets:
         switched_off = name in spec.mixture.weights and not amount(spec.mixture.weights[name])
         if name not in training and name not in evaluated(spec) and not switched_off and not found.failed:

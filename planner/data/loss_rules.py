@@ -53,9 +53,12 @@ def _check_rewards(spec: Spec, evaluated: set[str], found: Findings) -> None:
 
 def is_measured(spec: Spec, name: str) -> bool:
     """Whether evaluations of a dataset measure what is minimised, beside the cross-entropy: if it is another thing, and
-    the dataset gives what it reads. A function of the user's own in place of the forward gives one loss alone."""
+    the dataset gives what it reads, which no dataset does where a rollout makes it. A function of the user's own in
+    place of the forward gives one loss alone."""
     dataset = spec.datasets[name]
     if spec.loss.plain or spec.loss.computed or spec.evaluation_step is not None or dataset.choices is not None:
+        return False
+    if spec.rollout is not None:
         return False
     return _is_remade(spec) or not any(_missing(spec.loss, dataset))
 

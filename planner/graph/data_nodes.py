@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from ...dsl.schema.collators import RowLink, row_link
 from ...dsl.schema.data import Dataset
+from ...dsl.schema.packings import PACKINGS
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ..canonical import portable
 from ..data.chain import node_ids, resolve_chain
@@ -17,6 +18,7 @@ from ..schedule.arithmetic import microbatches_text
 from ..units import bytes_text, count_text, plural
 from .builder import Builder
 from .reference_nodes import add_references
+from .rollout_nodes import add_prompts
 
 WIDE_BYTES: Final = 4  # of a number that a teacher has stored
 
@@ -47,6 +49,8 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
     }
     if tasks := sorted(run.spec.tasks):
         args["task_of"] = [tasks.index(task_of(run.spec, name) or "") for name in run.training]
+    if run.spec.rollout is not None:
+        args["prompts"] = True
     if batch.ramp:
         args["ramp"] = {"rows": batch.first_rows, "steps": batch.ramp}
     dealt = ""
@@ -67,7 +71,10 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
         does += f"; {sizes.first:,} in the first step, growing evenly by {plural(sizes.grows_by, 'row')} "
         does += f"over {plural(batch.ramp, 'step')}"
     axes = run.wide("replicate", "fsdp")
-    return graph.add("setup", "setup.loader", does, args=args, axes=axes, after=(*references, (last, "microbatches")))
+    after = (*references, (last, "microbatches"))
+    loader = graph.add("setup", "setup.loader", does, args=args, axes=axes, after=after)
+    add_prompts(graph, run, loader)
+    return loader
 
 
 def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) -> str:
@@ -87,7 +94,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
-    does += f", lay documents into rows of {run.batch.sequence:,}"
+    does += f", lay {'each document into a row' if link.packing.single else 'documents into rows'} of {run.batch.sequence:,}"
     if dataset.choices is not None:
         does += ", each choice with its question; the front of what is longer than a row is cut off"
     if dataset.has_pairs:
@@ -124,8 +131,10 @@ def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
 
 
 def _packing(link: RowLink) -> dict[str, Any]:
-    """What is told of a packing that does not keep the order of documents."""
-    return {} if link.grouped is None else {"method": link.packing.kind, "group": link.grouped}
+    """What is told of a packing other than the usual one."""
+    if link.grouped is not None:
+        return {"method": link.packing.kind, "group": link.grouped}
+    return {} if link.packing is PACKINGS.default else {"method": link.packing.kind}
 
 
 def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:

@@ -10,7 +10,7 @@ from ..mesh.mesh import AXES
 from ..mesh.sharding import folded_axes
 from ..model.groups import optimizers_of
 from ..model.tasks import clip_args
-from ..plan import Estimates
+from ..plan import Edge, Estimates
 from ..resolved import Resolved
 from ..schedule.arithmetic import microbatches_text
 from ..schedule.stops import agree_args
@@ -20,6 +20,7 @@ from .averaging import update_text
 from .builder import Builder
 from .hook_nodes import hook_text
 from .nonfinite import bad_step_text, on_nan
+from .rollout_nodes import PROMPTS, before_step, behind_forward
 from .saving import put_off_text, saves_beside
 from .timeline import Schedule
 
@@ -58,6 +59,10 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         does = f"the lengths of documents{named} go from pp {readers[0]} to the stages that read no rows"
         args = {"source": readers[0], **({"numbers": list(numbers)} if numbers else {})}
         then("step.share_outline", does, args, ("pp",))
+    if spec.rollout is not None and spec.reward is not None:
+        for node in before_step(run, spec.rollout, spec.reward, estimates):
+            then(node.op, node.does, node.args, node.axes)
+        graph.edges.append(Edge(before=PROMPTS, after="rollout.generate", data="prompts"))
     hooks("after_phase")
     hooks("before_phase")
     agree = "one all-reduce" if everyone else "count"
@@ -91,10 +96,16 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"
     elif run.sync == "microbatch":
         does += ", gradients summed over ranks after each"
+    if spec.rollout is not None:
+        args["each"] = True
+        does += "; the cross-entropy of each token is kept"
     if spec.step is not None:
         op, args = "step.body", {**args, "user": spec.step.call()}
         does = f"{spec.step.function} of {spec.step.module}, in place of: {does}"
     then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
+    if spec.rollout is not None:
+        node = behind_forward(run)
+        then(node.op, node.does, node.args, node.axes)
     _add_syncs(run, then)
     hooks("after_backward")
     if spec.tasks:

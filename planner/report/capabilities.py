@@ -15,11 +15,14 @@ from ...dsl.load import load_spec
 from ...dsl.schema.actions import ACTIONS, saving
 from ...dsl.schema.component import Registry, members_of, registry_of
 from ...dsl.schema.log import Tracker
+from ...dsl.schema.losses import PolicyLoss
 from ...dsl.schema.model import Precision
 from ...dsl.schema.setting import Role, Setting, settings_of, spelled
 from ...dsl.schema.sources import SOURCES
 from ...dsl.schema.stacks import STACKS
+from ...dsl.schema.training import LOSSES
 from ...dsl.spec import Spec
+from ..data.rollout_rules import rows_of_prompts
 from ..graph.provenance import AXIS_BLOCKS
 from ..rules.validate import check_spec
 
@@ -175,6 +178,18 @@ def _member(component: type[Tracker], name: str) -> str:
     return f"{name} {{ {', '.join(examples)} }}"
 
 
+def _around_reward(source: str) -> dict[str, str]:
+    """What a reward needs: a rollout, a loss that learns from it, and prompts with answers."""
+    loss = next(name for name, each in LOSSES.items() if issubclass(each, PolicyLoss))
+    answers = 'prompt = "prompt", response = "answer", template = "plain", oversized = skip, holdout = 10%'
+    return {
+        "dataset": f'dataset text {{ source = {source}("*"), {answers} }}',
+        "collate": rows_of_prompts(),
+        "loss": f"loss {loss}",
+        "rollout": "rollout { group = 2, max_tokens = 8 }",
+    }
+
+
 def _choices(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
     """Choices that say how something is computed, or on which ranks; a switch counts when it is on."""
     usual = load_spec(_NAME, [], {_NAME: _text({})}).require()
@@ -220,8 +235,10 @@ def _row(
     where: str, name: str, origin: str, columns: list[_SpecChange], lines: dict[str, str], set_text: str = ""
 ) -> CapabilityRow:
     loaded = load_spec(_NAME, [set_text] if set_text else [], {_NAME: _text(lines)})
-    if loaded.spec is not None and (read := loaded.spec.loss.of_data()):
-        source = next(name for name, each in SOURCES.items() if each.records == "fields")
+    source = next(name for name, each in SOURCES.items() if each.records == "fields")
+    if loaded.spec is not None and loaded.spec.reward is not None:
+        loaded = load_spec(_NAME, [], {_NAME: _text({**lines, **_around_reward(source)})})
+    elif loaded.spec is not None and (read := loaded.spec.loss.of_data()):
         data = f'dataset text {{ source = {source}("*"), holdout = 10%, {", ".join(read)} }}'
         loaded = load_spec(_NAME, [set_text] if set_text else [], {_NAME: _text({**lines, "dataset": data})})
     cells = {}

@@ -89,6 +89,21 @@ def loss(
     return mark if function is None else mark(function)
 
 
+@overload
+def reward(function: F) -> F: ...
+@overload
+def reward() -> Callable[[F], F]: ...
+def reward(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function what says how good a completion is that a rollout has sampled: `reward name { … }`.
+
+    Its first three parameters take texts, the prompt and the completion without what ends it, and the record: a dict
+    with the text of the `answer` that the dataset has, and its `values`. The others are settings. It returns a number.
+    One of the ranks that compute a row calls it, once for each completion.
+    """
+    mark = _marker(Mark("reward"))
+    return mark if function is None else mark(function)
+
+
 def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callable[[F], F]:
     """Make a function an optimizer: `optimizer name { lr = 3e-4, … }`.
 

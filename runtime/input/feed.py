@@ -221,10 +221,12 @@ def build_loader(
     balance: bool = False,
     task_of: list[int] | None = None,
     ramp: dict[str, int] | None = None,
+    prompts: bool = False,
 ) -> Feed:
     """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
 
-    task_of: the task of each dataset, where rows of a microbatch lie in their order.
+    task_of: the task of each dataset, where rows of a microbatch lie in their order. prompts: what is trained on
+    will be sampled behind the rows, which have nothing yet that a loss reads beside labels.
 
     With a budget in epochs the steps are known from here on. ramp: `rows` of the first step, and the `steps` that grow
     from there to `rows`. `prefetch` steps are read while another one computes, by a
@@ -237,7 +239,7 @@ def build_loader(
     loader = RowLoader(
         datasets=trained,
         curriculum=curriculum,
-        collate=collate,
+        collate=collate.of_labels if prompts else collate,
         micro=micro,
         accumulate=accumulate,
         data_rank=rank.data_rank,

@@ -37,7 +37,8 @@ class _ByNameUnpickler(pickle.Unpickler):
 def read_recipe(recipe: bytes) -> RowLoader:
     """The loader that a rank has described."""
     plan, rank, loader = _ByNameUnpickler(BytesIO(recipe)).load()
-    loader.collate = chain_of(plan, rank)
+    chain = chain_of(plan, rank)
+    loader.collate = chain.of_labels if plan.node("setup.loader").args.get("prompts") else chain
     return loader
 
 

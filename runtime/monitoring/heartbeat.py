@@ -20,7 +20,7 @@ from ...records.heartbeat import Heartbeat
 # Marks that are remembered, for whoever looks at a rank that came to nothing.
 TRAIL: Final = 64
 # Ops that may take any time without a mark, as disks are slow.
-LASTING: Final = frozenset({"tick.model", "step.await_copy", "step.put_off_save"})
+LASTING: Final = frozenset({"tick.model", "step.await_copy", "step.put_off_save", "rollout.score"})
 
 
 @define(eq=False)

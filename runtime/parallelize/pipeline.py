@@ -66,7 +66,12 @@ class PipelineSchedule:
     @property
     def last_rank(self) -> int:
         """The first rank of the world that holds the last stage."""
-        return self._owner(self.stages - 1) * (self.rank.world_size // self.rank.pipeline_ranks)
+        return self.last_owner * (self.rank.world_size // self.rank.pipeline_ranks)
+
+    @property
+    def last_owner(self) -> int:
+        """The pipeline coordinate of the last stage."""
+        return self._owner(self.stages - 1)
 
     def train(self, batches: list[ModelBatch], scale: float) -> Tensor:
         """Forward and backward of all batches, gradients of `scale` · objective added up and reduced once.

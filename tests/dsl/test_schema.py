@@ -105,7 +105,7 @@ def test_every_block_of_a_spec_has_a_kind():
 def test_every_kind_of_the_language_is_known():
     language = """experiment workspace launch cluster model adapter task tokenizer dataset mixture batch loss optimizer
     group scheduler ema precision compile activation parallel checkpoint log hook step
-    evaluation_step fault_tolerance alerts serve sweep phase"""
+    evaluation_step fault_tolerance alerts serve sweep phase rollout reward"""
     assert set(language.split()) == set(blocks.ALL_KINDS)
     assert {"compile", "activation"} <= set(blocks.KINDS)
 
@@ -153,7 +153,8 @@ def test_every_choice_can_be_written(load):
                 of_kind(path, name, [f"loss={kind}", *teacher], each, spell, text=str in parts_of(attribute))
             return
         label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
-        label = {"activation": "activation=selective", "adapter": "adapter=lora"}.get(path, label)  # they need a label
+        needed = {"activation": "selective", "adapter": "lora", "reward": "exact_answer"}  # they need a label
+        label = f"{path}={needed[path]}" if path in needed else label
         of_kind(path, name, [label], words, spell, text=str in parts_of(attribute))
 
     def of_kind(path: str, name: str, label: list[str], words: Any, spell: Any, *, text: bool = False) -> None:

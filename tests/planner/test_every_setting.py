@@ -111,6 +111,7 @@ EXEMPT = {
     "uses": "which files are read shows in the parts that are used",
     **dict.fromkeys(("model.folder", "model.weights"), "of a folder: tests/planner/test_model_folder.py"),
     **dict.fromkeys(("model.rope.low", "model.rope.high"), "of llama3: tests/planner/test_model_folder.py"),
+    **dict.fromkeys(("rollout", "reward"), "of data that is sampled: tests/planner/test_rollout.py"),
     **dict.fromkeys(("step", "evaluation_step"), "a function of a module: tests/dsl/test_user_components.py"),
     **{f"datasets.{name}.name": "the name is the key" for name in DATASETS},
 }

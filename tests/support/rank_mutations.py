@@ -151,6 +151,28 @@ def mean_of_microbatch() -> None:
 
 
 @mutation
+def draws_of_a_rank() -> None:
+    """What completions are drawn by depends on the rank too."""
+    from xtrain.runtime.rollout import sampler
+
+    original = sampler.Random
+    vars(sampler)["Random"] = lambda key: original(f"{key} {os.environ['RANK']}")
+
+
+@mutation
+def unshared_scores() -> None:
+    """A rank that has not scored the completions of its rows takes their rewards for 0."""
+    from xtrain.runtime.rollout.row_ranks import RowRanks
+
+    original = RowRanks.share
+
+    def share(self: Any, tensor: Any, stage: int = 0) -> Any:
+        return tensor if tensor.dim() == 1 else original(self, tensor, stage)
+
+    type.__setattr__(RowRanks, "share", share)
+
+
+@mutation
 def cut_pairs() -> None:
     """A rank has the first side of every pair alone, as if the other lay on another rank."""
     from xtrain.runtime.models import transformer, unit_losses

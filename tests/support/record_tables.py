@@ -15,6 +15,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgspec
 
 from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.schema.rollout import METRICS as ROLLOUT
 from xtrain.dsl.schema.training import LOSSES
 from xtrain.records.events import EVENT_TYPES
 from xtrain.records.heartbeat import Heartbeat
@@ -59,6 +60,8 @@ def of_metrics() -> Iterator[tuple[str, ...]]:
     for kind in ACTIONS.values():
         for name, (meaning, unit) in kind.metrics.items():
             yield f"`{name}`", "number, if any", unit, meaning
+    for name, (meaning, unit) in ROLLOUT.items():
+        yield f"`{name}`", "number, if any", unit, meaning
     seen: set[str] = set()
     for kind in LOSSES.values():
         for name, (meaning, unit) in kind.metrics.items():

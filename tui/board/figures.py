@@ -29,9 +29,11 @@ def figures(board: "Board") -> list[tuple[str, str]]:
     last = board.series.last
     cost = step_cost(last, None)
     minimised = [("objective", decimal(last.objective, 4))] if last.objective not in (None, last.loss) else []
+    rewarded = [("reward", decimal(last.reward, 3))] if last.reward is not None else []
     return [
         ("loss", decimal(last.loss, 4)),
         *minimised,
+        *rewarded,
         _evaluation(board),
         ("grad norm", decimal(last.grad_norm, 4)),
         ("lr", _rate(last.lr)),

@@ -59,6 +59,8 @@ def step_line(state: RunState, metrics: StepMetrics) -> str:
     parts.append(f"loss {decimal(metrics.loss, 4)}")
     if metrics.objective is not None:
         parts.append(f"objective {decimal(metrics.objective, 4)}")
+    if metrics.reward is not None:
+        parts.append(f"reward {decimal(metrics.reward, 3)}")
     if metrics.grad_norm is not None:
         parts.append(f"grad_norm {decimal(metrics.grad_norm, 3)}")
     if metrics.lr is not None:

@@ -102,6 +102,8 @@ def _parts(state: RunState, *, quiet: float) -> list[_Part]:
         _Part(Text(f"{at:>{len(steps)}}/{steps}" if steps else f"step {at}", "bold"), 0),
         _Part(_labelled("loss", decimal(last.loss, 4), 6), 1),
     ]
+    if last.reward is not None:
+        parts.append(_Part(_labelled("reward", decimal(last.reward, 3), 5), 1))
     if state.progress is not None:
         parts.insert(1, _Part(Text(f"{state.progress:>4.0%}"), 5))
     if state.epoch:

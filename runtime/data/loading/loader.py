@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..collate.batch import Microbatch
 from ..collate.collators import CollateChain
-from ..packing.row_reader import PADDING
+from ..packing.row_reader import PADDING, UNKNOWN, RawRow
 from ..packing.rows import Rows
 from ..stores.store import TokenStore
 from .curriculum import Curriculum
@@ -126,6 +126,18 @@ class RowLoader:
             return [feeder.microbatch(*some) for some in zip(taken.rows, taken.places, strict=True)]
         portions = zip(taken.datasets, taken.rows, taken.places, strict=True)
         return [self._feeder.microbatch(*some) for some in portions]
+
+    def rows(self, step: int) -> list[list[RawRow]]:
+        """The rows of each of these microbatches as they lie in their stores."""
+        taken, several = self.step_rows(step), len(self.datasets) > 1
+        readers = [dataset.reader for dataset in self.datasets]
+        return [
+            [
+                readers[dataset].row(row, dataset=dataset if several else UNKNOWN, position=place)
+                for dataset, row, place in zip(*(each.tolist() for each in some), strict=True)
+            ]
+            for some in zip(taken.datasets, taken.rows, taken.places, strict=True)
+        ]
 
     @cached_property
     def _feeder(self) -> MixedFeeder:

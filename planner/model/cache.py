@@ -15,7 +15,7 @@ def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
     Ranks of context and data parallel all have the whole of it; those of tensor parallel their own heads.
     """
     # Where it is needed: the language loads this file with the actions, and no plan.
-    from ..model.inventory import block_tensors
+    from .inventory import block_tensors
 
     arch, tp, pipeline = run.architecture, run.size("tp"), run.pipeline
     of_layer: dict[int, int] = {}

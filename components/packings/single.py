@@ -1,0 +1,21 @@
+"""`pack(single)`: each document in a row of its own."""
+
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.packings import PACKINGS, Packing
+
+
+@PACKINGS.register()
+@frozen
+class Single(Packing):
+    """`pack(single)`: documents in their order, each in a row of its own."""
+
+    kind = "single"
+    in_order = True
+    single = True
+
+    @classmethod
+    def names_rows(cls, group: int) -> dict[str, Any]:
+        return {"packing": cls.kind}

@@ -1,0 +1,49 @@
+"""`reward exact_answer { … }`: whether a completion gives the answer that the dataset has."""
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar, Final, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.names import TextCheck
+from ...dsl.schema.rollout import REWARDS, Reward
+from ...dsl.schema.setting import setting
+
+
+def _problem(text: str) -> str | None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        return f"is no regular expression: {error}"
+    return None
+
+
+regular_expression: Final = TextCheck("a regular expression of Python", r'write such as `"= *(-?\d+)"`', "", _problem)
+
+
+@REWARDS.register()
+@frozen
+class ExactAnswer(Reward):
+    """`reward exact_answer { … }`: 1 for a completion with the right answer, 0 for any other."""
+
+    kind: str = named("exact_answer")
+    pattern: str | None = setting(
+        "what the answer is in a text: the first group of this regular expression, or all that it matches, where it "
+        "matches last; in the answer of the dataset likewise, if it matches there; none: the whole text",
+        default=None,
+        check=regular_expression,
+        example=r'"#### (.+)"',
+    )
+    compare: Literal["text", "number"] = setting(
+        "text: answers must have the same characters; number: the same value, 1,000 and 1000.0 being equal; white "
+        "space around them does not count",
+        default="text",
+    )
+
+    resuming: ClassVar[Mapping[str, str]] = {"pattern": "answers are found by it from here on"}
+
+    def does(self) -> str:
+        where = "" if self.pattern is None else f", where `{self.pattern}` finds it"
+        return f"1 for the answer of the dataset, compared as {self.compare}{where}; else 0"

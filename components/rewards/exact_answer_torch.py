@@ -1,0 +1,50 @@
+"""`rollout.score` of exact_answer."""
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from ...runtime.ops import op
+from ...runtime.parallel.mesh import Meshes
+from ...runtime.rollout.groups import Prompt
+from ...runtime.rollout.row_ranks import RowRanks
+from ...runtime.rollout.scoring import StepCall, scoring
+from ...runtime.state import Rank
+
+
+@op("rollout.score.exact_answer")
+def score(rank: Rank, meshes: Meshes, pattern: str | None, compare: str) -> StepCall:
+    """1 for a completion with the answer of the dataset, 0 for any other."""
+    expression = None if pattern is None else re.compile(pattern)
+
+    def reward(prompt: Prompt, text: str) -> float:
+        found = answer_in(text, expression)
+        if found is None:
+            return 0.0
+        wanted = answer_in(prompt.answer, expression)
+        return float(equal(found, prompt.answer.strip() if wanted is None else wanted, compare))
+
+    return scoring(reward, RowRanks.of(rank, meshes))
+
+
+def answer_in(text: str, expression: re.Pattern[str] | None) -> str | None:
+    """The answer that a text gives; None where the expression does not match."""
+    if expression is None:
+        return text.strip()
+    last = None
+    for last in expression.finditer(text):  # noqa: B007
+        pass
+    if last is None:
+        return None
+    found = last[1] if expression.groups else last[0]
+    return None if found is None else found.strip()
+
+
+def equal(found: str, wanted: str, compare: str) -> bool:
+    """compare: as `text`, or as a `number`, of which there is none in a text that is no decimal number."""
+    if compare == "text":
+        return found == wanted
+    try:
+        ours, theirs = (Decimal(text.replace(",", "")) for text in (found, wanted))
+    except InvalidOperation:
+        return False
+    return ours.is_finite() and ours == theirs

@@ -1,0 +1,25 @@
+"""`reward NAME { … }` of the user's own: a function with `@reward` in a module that `use` names."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import UserComponent, named
+from ...dsl.schema.rollout import REWARDS, Reward
+
+
+@REWARDS.user
+@frozen
+class UserReward(UserComponent, Reward):
+    """`reward NAME { … }`: a function of your own, from a prompt, a completion and the record to a number."""
+
+    kind: str = named("")
+
+    resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
+
+    def args(self) -> dict[str, Any]:
+        return {"user": self.call()}
+
+    def does(self) -> str:
+        return f"what {self.kind} of {self.module} gives"

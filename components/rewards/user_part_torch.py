@@ -1,0 +1,32 @@
+"""`rollout.score` of the user's own."""
+
+import math
+from numbers import Real
+from typing import Any
+
+from ...planner.plan import Plan
+from ...runtime.data.user_parts import failures_of, part_of, spec_folder
+from ...runtime.ops import op
+from ...runtime.parallel.mesh import Meshes
+from ...runtime.rollout.groups import Prompt
+from ...runtime.rollout.row_ranks import RowRanks
+from ...runtime.rollout.scoring import StepCall, scoring
+from ...runtime.state import Rank
+
+
+@op("rollout.score.user")
+def score(plan: Plan, rank: Rank, meshes: Meshes, user: dict[str, Any]) -> StepCall:
+    """Raises PartFailed, in a step, for whatever the function raises, and for what is no finite number."""
+    part = part_of("reward", user, spec_folder(plan.spec))
+    function = part.load()
+
+    def reward(prompt: Prompt, text: str) -> float:
+        with failures_of(part):
+            found = function(prompt.text, text, {"answer": prompt.answer, **prompt.values}, **part.arguments)
+        if not isinstance(found, Real) or not math.isfinite(found):
+            raise part.failed(
+                f"gave {found!r} for the completion {text!r} of {prompt.text!r}, and a reward is a number"
+            )
+        return float(found)
+
+    return scoring(reward, RowRanks.of(rank, meshes))

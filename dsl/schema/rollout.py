@@ -1,0 +1,83 @@
+"""Learning from samples of the policy: `rollout`, which samples them, and `reward`, which says how good they are."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
+
+from attrs import frozen
+
+from ..quantity import Quantity
+from .component import Component, Registry
+from .losses import ADVANTAGES, OLD
+from .setting import Role, at_least, between, positive, setting, settings_of
+
+MADE: Final = (ADVANTAGES, OLD)
+"""The columns that a rollout makes."""
+METRICS: Final = {
+    "rollout/reward_std": ("standard deviation of the rewards of the step", ""),
+    "rollout/no_signal": (
+        "groups whose completions all have the same reward, so that their advantages are 0",
+        "share, 0 to 1",
+    ),
+    "rollout/tokens": ("length of a completion with the token that ends it, mean over those of the step", "tokens"),
+    "rollout/cut": ("completions that `max_tokens` has cut off", "share, 0 to 1"),
+    "rollout/logprob_gap": (
+        "how far the log-probability that the sampler has recorded for a token is from that which the step computes "
+        "for it, mean over the sampled tokens of the step",
+        "nats",
+    ),
+    "rollout/logprob_gap_max": ("the same, the largest of the step", "nats"),
+}
+
+
+@frozen
+class Rollout:
+    """`rollout { … }`: each step samples completions of prompts from the model as it is, has them scored by `reward`,
+    and learns from them; the datasets that are trained on give the prompts."""
+
+    group: int = setting("completions of each prompt, which are compared with each other", default=8, check=at_least(1))
+    max_tokens: int = setting("tokens of a completion at most", default=256, check=at_least(1))
+    temperature: float = setting("sampling temperature", default=1.0, check=positive)
+    top_k: int | None = setting(
+        "sample from so many of the most likely tokens; none: from all",
+        default=None,
+        check=at_least(1),
+        example="50",
+    )
+    top_p: float = setting(
+        "nucleus sampling: share of the probability to sample from", default=1.0, check=between(0.01, 1)
+    )
+    scale_rewards: Literal["group", "none"] = setting(
+        "advantages are rewards less the mean of their group; group: divided by the standard deviation of the group; "
+        "none: as they are (2503.20783)",
+        default="group",
+    )
+    show: Quantity | None = setting(
+        "how often completions of a prompt are recorded as samples; none: never",
+        default=None,
+        units=("steps",),
+        check=at_least(1),
+        role=Role.CADENCE,
+        example="50 steps",
+    )
+
+
+REWARDS: Final = Registry["Reward"]("reward", "rewards")
+
+
+# Its op, `rollout.score.NAME`, stands in the module `…_torch` beside it; see `runtime/rollout/scoring.py`.
+@REWARDS.base
+class Reward(Component):
+    """`reward NAME { … }`: how good a completion is that a rollout has sampled; a number from a function of your own,
+    or one of these."""
+
+    resuming: ClassVar[Mapping[str, str]] = {}
+    """Argument of its node → what becomes of a run that goes on with another value, as a clause. Of those that are not
+    here: completions are scored by it from here on."""
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node beside `kind`."""
+        return {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
+
+    def does(self) -> str:
+        """What a completion is scored by, in words."""
+        raise NotImplementedError

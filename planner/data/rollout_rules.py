@@ -1,0 +1,102 @@
+"""Rules of runs that sample what they learn from: what `rollout` needs of the rest of a spec."""
+
+from collections.abc import Iterator
+
+from ...dsl.schema.collators import RowLink, row_link, usual_chain
+from ...dsl.schema.data import Dataset
+from ...dsl.schema.losses import ADVANTAGES, REF, PolicyLoss
+from ...dsl.schema.packings import PACKINGS
+from ...dsl.schema.rollout import MADE, Rollout
+from ...dsl.spec import Spec
+from ..findings import Findings
+
+CODE = "X528"
+Problem = tuple[str, str, str, str]
+"""(rule, path, what is wrong, what to write)."""
+
+
+def check_rollout(spec: Spec, trained: set[str], found: Findings) -> None:
+    """Report everything that a rollout cannot be combined with. trained: the datasets that are trained on."""
+    problems = list(_problems(spec, trained))
+    for rule, path, message, hint in problems:
+        found.fail(f"rollout.{rule}", CODE, path, message, hint)
+    if spec.rollout is not None and not problems:
+        found.passed("rollout", f"groups of {spec.rollout.group} completions fit into rows of {spec.batch.sequence:,}")
+
+
+def _problems(spec: Spec, trained: set[str]) -> Iterator[Problem]:
+    if spec.rollout is not None:
+        yield from (*_own(spec, spec.rollout), *_loss(spec), *_around(spec))
+        for name in (each for each in spec.datasets if each in trained):
+            yield from _dataset(name, spec.datasets[name])
+    elif spec.reward is not None:
+        message = "`reward` scores the completions of a rollout, and there is none"
+        yield "reward", "reward", message, "add `rollout { group = 8 }`, or remove `reward`"
+
+
+def _own(spec: Spec, rollout: Rollout) -> Iterator[Problem]:
+    if spec.reward is None:
+        yield "reward", "rollout", "nothing says how good a completion is", "add `reward exact_answer { }`"
+    if rollout.group == 1:
+        message = "a completion by itself has nothing to be compared with: its advantage would be 0"
+        yield "group", "rollout.group", message, "write `group = 8`"
+    # A prompt has a token at least; the last token of a completion takes no position.
+    needed = rollout.group * rollout.max_tokens
+    if rollout.group > 1 and needed > spec.batch.sequence:
+        message = (
+            f"{rollout.group} completions of {rollout.max_tokens:,} tokens take {needed:,} positions without their "
+        )
+        message += f"prompt, and the row that holds them has {spec.batch.sequence:,}"
+        yield "room", "rollout.max_tokens", message, f"write `sequence = {2 * needed}`, or lower max_tokens or group"
+
+
+def _loss(spec: Spec) -> Iterator[Problem]:
+    loss = spec.loss
+    made = " and ".join(f"`{each}`" for each in MADE)
+    if ADVANTAGES not in loss.columns:
+        message = f"the loss {loss.kind} does not read `{ADVANTAGES}`, and a rollout makes {made}"
+        yield "loss", "loss.kind", message, "write `loss grpo { }`"
+        return
+    for name in (each for each in loss.columns if each not in MADE):
+        of_reference = name == REF and isinstance(loss, PolicyLoss)
+        path, hint = ("loss.kl", "write `kl = none`") if of_reference else ("loss.kind", "choose a loss without it")
+        yield f"loss.{name}", path, f"the loss {loss.kind} reads `{name}`, and a rollout makes {made}", hint
+
+
+def _around(spec: Spec) -> Iterator[Problem]:
+    if not row_link(spec.collate).packing.single:
+        message = "each prompt needs a row of its own, which its completions then fill"
+        yield "collate", "collate", message, f"write `{rows_of_prompts()}`"
+    if any(link.changes for link in spec.collate):
+        name = next(link.name for link in spec.collate if link.changes)
+        yield "changes", "collate", f"`{name}` changes documents, and completions stay as they are", f"remove `{name}`"
+    if spec.optimizer.before_forward:
+        message = f"{spec.optimizer.kind} takes gradients at other weights than those that are sampled from"
+        yield "optimizer", "optimizer.kind", message, "choose another optimizer, such as adamw"
+    if spec.tasks:
+        path = f"task.{next(iter(spec.tasks))}"
+        yield "tasks", path, "tasks learn from documents, not from rollouts", "remove `rollout`"
+    if spec.step is not None:
+        message = "a step of your own does not say which log-probabilities it has computed"
+        yield "step", "step.name", message, "remove `step` or `rollout`"
+
+
+def _dataset(name: str, dataset: Dataset) -> Iterator[Problem]:
+    path, who = f"dataset.{name}", f"dataset {name}"
+    answers = dataset.messages is not None or dataset.response is not None or dataset.mask is not None
+    if dataset.has_pairs or dataset.choices is not None or not answers:
+        hint = 'name their fields: `prompt = "prompt", response = "answer"`'
+        yield f"data.{name}", f"{path}.source", f"{who}: rollouts need records with a prompt and an answer", hint
+    elif dataset.train_on == "all":
+        message = f"{who}: `train_on = all` does not tell the answer from the prompt"
+        yield f"data.{name}", f"{path}.train_on", message, "remove `train_on`"
+    elif dataset.long_documents in ("split", "truncate"):
+        message = f"{who}: a document that is cut has no whole prompt and answer"
+        yield f"oversized.{name}", f"{path}.oversized", message, "write `oversized = skip`"
+
+
+def rows_of_prompts() -> str:
+    """The chain of a run with rollouts, as a spec has it."""
+    single = next(name for name, each in PACKINGS.items() if each.single)
+    links = (f"{link.name}({single})" if isinstance(link, RowLink) else link.name for link in usual_chain())
+    return f"collate = {' -> '.join(links)}"

@@ -1,0 +1,79 @@
+"""The nodes of a step that samples what it learns from."""
+
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.rollout import Reward, Rollout
+from ..mesh.mesh import AXES
+from ..model.sampling import completion_positions, longest_prompt, sampling_cache_bytes
+from ..plan import Estimates
+from ..resolved import Resolved
+from ..units import bytes_text, flops_text, plural
+from .builder import Builder
+
+PROMPTS = "setup.prompts"
+
+
+@frozen
+class RolloutStep:
+    """A node of a step."""
+
+    op: str
+    does: str
+    args: dict[str, Any]
+    axes: tuple[str, ...]
+
+
+def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
+    """Where a run has rollouts, the node that finds their prompts."""
+    rollout = run.spec.rollout
+    if rollout is None:
+        return
+    args = {"positions": completion_positions(run, rollout), "max_tokens": rollout.max_tokens}
+    most = f"{longest_prompt(run, rollout):,} tokens"
+    does = f"what comes before the last answer of each document is a prompt: of at most {most}"
+    graph.add("setup", PROMPTS, does, args=args, after=((loader, "rows"), ("setup.tokenizer", "tokenizer")))
+
+
+def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Estimates) -> list[RolloutStep]:
+    """What is sampled, scored and made into rows before ranks agree on the step."""
+    args: dict[str, Any] = {
+        "group": rollout.group,
+        "max_tokens": rollout.max_tokens,
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "seed": run.spec.experiment.seed,
+        **({"top_k": rollout.top_k} if rollout.top_k is not None else {}),
+        **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
+    }
+    everyone, rows = run.wide(*AXES), run.wide("pp", "ring", "ulysses", "tp")
+    prompts = run.batch.rows // run.layout.mesh.data_ranks
+    # Backwards compute twice what forwards do.
+    tokens = run.batch.rows * rollout.group * rollout.max_tokens
+    share = estimates.flops_per_token / 3 * tokens / run.layout.mesh.world_size
+    cache = bytes_text(sampling_cache_bytes(run, rollout))
+    does = f"each data rank samples {plural(rollout.group, 'completion')} of each of {plural(prompts, 'prompt')}, "
+    does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "
+    does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
+    by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
+    made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
+    return [
+        RolloutStep("rollout.generate", does, args, everyone),
+        RolloutStep("rollout.score", reward.does(), {"kind": reward.kind, **reward.args()}, rows),
+        RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards}, everyone),
+    ]
+
+
+def behind_forward(run: Resolved) -> RolloutStep:
+    """What is measured of the sampler once the step has computed the same tokens."""
+    does = "log-probabilities of the sampler are compared with those of the step"
+    return RolloutStep("rollout.compare", does, {}, run.wide(*AXES))
+
+
+def drawn_text(rollout: Rollout) -> str:
+    """How tokens are drawn, in words."""
+    parts = [f"temperature {rollout.temperature:g}"]
+    parts += [f"top_k {rollout.top_k}"] if rollout.top_k is not None else []
+    parts += [f"top_p {rollout.top_p:g}"] if rollout.top_p < 1 else []
+    return ", ".join(parts)

@@ -1,0 +1,71 @@
+"""What is sampled: groups of completions, each of one prompt.
+
+Shapes: G completions of a group, P tokens of a prompt, C of a completion.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ..data.packing.row_reader import RawRow
+
+
+@frozen(kw_only=True, eq=False)
+class Prompt:
+    """ids: int64 [P]. answer: the text that the dataset has behind it. place: rows of the run before its own. values:
+    numbers of its document. dataset: its number among those that are trained on."""
+
+    ids: np.ndarray
+    text: str
+    answer: str
+    values: Mapping[str, float]
+    dataset: int
+    place: int
+
+
+@frozen(kw_only=True)
+class Completion:
+    """tokens [C]: with what ends it. logprobs [C]: of the model, before `temperature` and what leaves tokens out. text:
+    without what ends it. cut: it has no end, as it has the most tokens that it may have."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    text: str
+    cut: bool
+
+
+@define(eq=False)
+class Group:
+    """The completions of a prompt. rewards, advantages: float64 [G], once they are known."""
+
+    prompt: Prompt
+    completions: Sequence[Completion]
+    rewards: np.ndarray = field(factory=lambda: np.empty(0))
+    advantages: np.ndarray = field(factory=lambda: np.empty(0))
+
+    def row(self) -> RawRow:
+        """One document for each completion, of which the completion is to be predicted."""
+        head, sizes = len(self.prompt.ids), [len(each.tokens) for each in self.completions]
+
+        def column(numbers: Sequence[Sequence[float]]) -> list[np.ndarray]:
+            return [np.concatenate((np.zeros(head), each)).astype(np.float32) for each in numbers]
+
+        return RawRow(
+            segments=[np.concatenate((self.prompt.ids, each.tokens)) for each in self.completions],
+            trained=[np.concatenate((np.zeros(head), np.ones(size))).astype(np.uint8) for size in sizes],
+            columns={
+                "logprobs": column([each.logprobs for each in self.completions]),
+                "advantages": column([[a] * size for a, size in zip(self.advantages, sizes, strict=True)]),
+            },
+            values={name: [value] * len(sizes) for name, value in self.prompt.values.items()},
+            dataset=self.prompt.dataset,
+            position=self.prompt.place,
+        )
+
+
+def advantages_of(rewards: np.ndarray, scale: str) -> np.ndarray:
+    """Rewards less their mean; by `group` divided by their standard deviation, of a sample, + 1e-4, as in TRL
+    (arXiv 2402.03300, §4.1.2). float64 [G] both."""
+    apart = rewards - rewards.mean()
+    return apart / (rewards.std(ddof=1) + 1e-4) if scale == "group" else apart

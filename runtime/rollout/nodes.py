@@ -1,0 +1,168 @@
+"""`rollout.generate`, `rollout.advantages` and `rollout.compare`: what a step does around its scores.
+
+Shapes: T positions of a microbatch that this rank holds.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...dsl.schema.losses import OLD
+from ...records.step_events import GeneratedText, GenerateEvent
+from ..data.documents.tokenizers import TextTokenizer
+from ..generation.sampling import Sampling
+from ..generation.text_generator import LogitsNotFinite, TextGenerator
+from ..input.feed import Feed
+from ..models.batch import ModelBatch
+from ..models.loss import IGNORE
+from ..models.parts import ModelParts
+from ..monitoring.heartbeat import HeartbeatWriter
+from ..ops import op
+from ..parallel.mesh import Meshes
+from ..parallelize.fsdp import reshard
+from ..parallelize.pipeline import PipelineSchedule
+from ..reporting.records import Records
+from ..state import NonFinite, Rank, Step
+from .groups import Group, Prompt, advantages_of
+from .prompts import PromptReader
+from .row_ranks import RowRanks
+from .sampler import Sampler
+
+StepCall = Callable[[Step], None]
+
+
+@op("rollout.generate")
+def generate(
+    model: ModelParts,
+    tokenizer: TextTokenizer,
+    rank: Rank,
+    meshes: Meshes,
+    prompts: PromptReader,
+    records: Records,
+    node_id: str,
+    group: int,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    top_k: int | None = None,
+    show: int | None = None,
+    pipeline: PipelineSchedule | None = None,
+    beat: HeartbeatWriter | None = None,
+) -> StepCall:
+    """Sample `group` completions of each prompt, by the microbatches that will be made of them.
+
+    What is drawn follows from the seed, the place of the prompt in the run, the number of the completion and the
+    position, whatever ranks there are. show: every so many steps those of the first prompt are recorded. Raises
+    NonFinite, on all ranks alike, where no token can be chosen.
+    """
+    author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    sampler = Sampler(
+        author=author,
+        tokenizer=tokenizer,
+        row_ranks=RowRanks.of(rank, meshes),
+        sampling=sampling,
+        most=max_tokens,
+    )
+
+    def sampled(microbatch: list[Prompt]) -> list[Group]:
+        each = [(prompt, number) for prompt in microbatch for number in range(group)]
+        completions = sampler.sample(
+            [prompt.ids.tolist() for prompt, _ in each],
+            [prompts.ends_of(prompt) for prompt, _ in each],
+            [f"{seed} {prompt.place} {number}" for prompt, number in each],
+        )
+        parts = (completions[first : first + group] for first in range(0, len(each), group))
+        return [Group(prompt, part) for prompt, part in zip(microbatch, parts, strict=True)]
+
+    def run(step: Step) -> None:
+        begin = time.perf_counter()
+        model.train(False)
+        try:
+            # Rows of one token, and of prompts: a block that is compiled for the rows of a step is of no use for them.
+            with torch.compiler.set_stance("force_eager"):
+                step.groups = [sampled(microbatch) for microbatch in prompts.of_step(step.index)]
+        except LogitsNotFinite as problem:
+            nan = float("nan")
+            raise NonFinite(step.index + 1, nan, nan, f"step {step.index + 1}: {problem}") from problem
+        finally:
+            reshard(model)
+            model.train()
+        if show is not None and step.index % show == 0:
+            first, seconds = step.groups[0][0], time.perf_counter() - begin
+            samples = [GeneratedText(first.prompt.text, each.text) for each in first.completions]
+            event = GenerateEvent(step=step.index, node=node_id, weights="trained", samples=samples, seconds=seconds)
+            records.event(event)
+
+    return run
+
+
+@op("rollout.advantages")
+def advantages(feed: Feed, rank: Rank, meshes: Meshes, scale: str) -> StepCall:
+    """How much better each completion is than the others of its group, and the rows that the step learns from."""
+    counts = RowRanks.of(rank, meshes).is_first
+
+    def run(step: Step) -> None:
+        for microbatch in step.groups:
+            for group in microbatch:
+                group.advantages = advantages_of(group.rewards, scale)
+        step.microbatches = [feed.collate([group.row() for group in microbatch]) for microbatch in step.groups]
+        sums = torch.tensor(summed(step.groups) if counts else [0.0] * 7, dtype=torch.float64, device=rank.device)
+        if rank.world_size > 1:
+            dist.all_reduce(sums)
+        completions, groups, reward, squares, silent, tokens, cut = sums.tolist()
+        step.reward = mean = reward / completions
+        step.metrics |= {
+            "rollout/reward_std": max(0.0, squares / completions - mean**2) ** 0.5,
+            "rollout/no_signal": silent / groups,
+            "rollout/tokens": tokens / completions,
+            "rollout/cut": cut / completions,
+        }
+
+    return run
+
+
+def summed(microbatches: list[list[Group]]) -> list[float]:
+    """Completions, groups, rewards and their squares, groups of equal rewards, tokens, completions that are cut."""
+    groups = [group for microbatch in microbatches for group in microbatch]
+    completions = [each for group in groups for each in group.completions]
+    rewards = np.concatenate([group.rewards for group in groups])
+    silent = sum(bool((group.rewards == group.rewards[0]).all()) for group in groups)
+    tokens, cut = sum(len(each.tokens) for each in completions), sum(each.cut for each in completions)
+    numbers = (len(completions), len(groups), rewards.sum(), np.square(rewards).sum(), silent, tokens, cut)
+    return [float(number) for number in numbers]
+
+
+@op("rollout.compare")
+def compare(rank: Rank) -> StepCall:
+    """How far the log-probabilities of the sampler are from those that the step has computed."""
+
+    def run(step: Step) -> None:
+        total = torch.zeros((), dtype=torch.float64, device=rank.device)
+        largest = torch.zeros_like(total)
+        for gap_T in gaps(step.batches):
+            total += gap_T.sum()
+            largest = torch.maximum(largest, gap_T.max()) if len(gap_T) else largest
+        if not rank.is_tp_first:
+            total.zero_()
+        if rank.world_size > 1:
+            dist.all_reduce(total)
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        found = {"rollout/logprob_gap": total.item() / step.valid_tokens, "rollout/logprob_gap_max": largest.item()}
+        step.metrics |= found
+
+    return run
+
+
+def gaps(batches: list[ModelBatch]) -> Iterator[torch.Tensor]:
+    """The differences of each microbatch that this rank has losses of, float64 [valid tokens]."""
+    for batch in batches:
+        if batch.losses_BS is not None:
+            assert batch.labels_BS is not None
+            valid_BS = batch.labels_BS != IGNORE
+            logprobs_T = -batch.losses_BS[valid_BS].double()
+            yield (logprobs_T - batch.columns[OLD][valid_BS].double()).abs()

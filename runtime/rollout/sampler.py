@@ -1,0 +1,82 @@
+"""Completions from the model as training has it, with the log-probability of each token.
+
+Shapes: B completions, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from ..data.documents.tokenizers import TextTokenizer
+from ..generation.continuation import Continuation, TextEnds
+from ..generation.sampling import NO_TOKEN, Draws, Sampling
+from ..generation.text_generator import LogitsNotFinite, Prompts, TextGenerator
+from .groups import Completion
+from .row_ranks import RowRanks
+
+
+@frozen(kw_only=True, eq=False)
+class Sampler:
+    """most: tokens of a completion. Every call is collective over all ranks, which need as many rows each."""
+
+    author: TextGenerator
+    tokenizer: TextTokenizer
+    row_ranks: RowRanks
+    sampling: Sampling
+    most: int
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], ends: Sequence[TextEnds], keys: Sequence[str]
+    ) -> list[Completion]:
+        """A completion of each prompt, drawn by random numbers that follow from its key and the position alone. Raises
+        LogitsNotFinite, on all ranks alike."""
+        texts = [Continuation(self.tokenizer, ids, end, self.most) for ids, end in zip(prompts, ends, strict=True)]
+        tokens: list[list[int]] = [[] for _ in prompts]
+        logprobs: list[list[float]] = [[] for _ in prompts]
+        draws = Draws(self.sampling, [Random(key) for key in keys])
+        rows = Prompts.of(prompts, max(map(len, prompts)) + self.most - 1, self.author.rank.device)
+        with self.author.model.axes.uncut_rows():
+            batch = rows.first()
+            for number in range(1, self.most + 1):
+                following, chances = self._drawn(draws, self.author.logits(batch), len(prompts))
+                for row, text in enumerate(texts):
+                    if not text.done:
+                        tokens[row].append(following[row])
+                        logprobs[row].append(chances[row])
+                        text.add(following[row])
+                if self._all_done(all(text.done for text in texts), NO_TOKEN not in following):
+                    break
+                if number < self.most:
+                    batch = rows.next(following)
+        return [
+            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.added == self.most)
+            for ids, chance, text in zip(tokens, logprobs, texts, strict=True)
+        ]
+
+    def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float]]:
+        """The next token of every row, and its log-probability."""
+        pipeline, device = self.author.pipeline, self.author.rank.device
+        drawn = torch.zeros(2, rows, dtype=torch.float64, device=device)
+        if logits_BV is not None:
+            chosen_B = draws.next(logits_BV)
+            exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+            drawn[0] = chosen_B
+            drawn[1] = exact_BV.log_softmax(-1).gather(1, chosen_B.clamp(min=0)[:, None])[:, 0]
+        self.row_ranks.share(drawn, 0 if pipeline is None else pipeline.last_owner)
+        chosen, chances = drawn.tolist()
+        return [int(token) for token in chosen], chances
+
+    def _all_done(self, done: bool, finite: bool) -> bool:
+        """Whether every rank has all of its completions. Raises LogitsNotFinite where one of them has no token."""
+        rank = self.author.rank
+        state = torch.tensor([not done, not finite], dtype=torch.int32, device=rank.device)
+        if rank.data_ranks > 1:
+            dist.all_reduce(state, op=dist.ReduceOp.MAX)
+        goes_on, broken = state.tolist()
+        if broken:
+            raise LogitsNotFinite("no token can be chosen: logits of the model are NaN or infinite")
+        return not goes_on

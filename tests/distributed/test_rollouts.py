@@ -1,0 +1,75 @@
+"""Rollouts on layouts: the same completions, rewards and updates as in one process, and after a resume."""
+
+import pytest
+from attrs import evolve
+from forked_ranks import Mutation, Outcome
+from projects import events, records
+from sampled_trials import sampled_trial
+from topologies import SCHEDULES, Topology
+from trials import TOLERANCE, Laboratory, gaps
+
+pytestmark = pytest.mark.distributed
+
+LAYOUTS = {
+    "fsdp": Topology(fsdp=2),
+    "tp": Topology(tp=2),
+    "fsdp and tp": Topology(fsdp=2, tp=2),
+    "ddp": Topology(replicate=2, sets=("parallel.stack=ddp",)),
+    "ring": Topology(ring=2),
+    "ulysses": Topology(ulysses=2),
+    "pp": Topology(pp=2),
+    "pp, two stages a rank": Topology(pp=2, sets=SCHEDULES["zbv"]),
+    "fsdp and ep": Topology(model="moe", fsdp=2, ep=2),
+    "one rank, four microbatches": Topology(accumulate=4),
+}
+ORDINARY = ("fsdp", "tp")
+KEYS = ("rollout/", "policy/", "objective", "reward")
+
+
+def measured(outcome: Outcome) -> list[dict[str, float]]:
+    """What rollouts and the loss have measured in each step."""
+    return [
+        {name: value for name, value in record.items() if name.startswith(KEYS)}
+        for record in records(outcome.directory, "metrics")
+    ]
+
+
+def samples(outcome: Outcome) -> list[list[dict[str, str]]]:
+    return [event["samples"] for event in events(outcome.directory, "generate")]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.matrix) for name in LAYOUTS]
+)
+def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name: str):
+    layout = LAYOUTS[name]
+    trial = sampled_trial(lab, layout)
+    alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
+    assert samples(outcome) == samples(alone) and len({each["text"] for each in samples(alone)[0]}) > 1
+    found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
+    assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
+    assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    for ours, theirs in zip(measured(outcome), measured(alone), strict=True):
+        # Log-probabilities of the sampler are fp32 numbers.
+        limits = {key: 1e-7 if "gap" in key else limit for key in theirs}
+        assert ours == {key: pytest.approx(each, rel=limit, abs=limits[key]) for key, each in theirs.items()}
+        assert ours["rollout/reward_std"] > 0 and 0 < ours["rollout/cut"] <= 1 and ours["rollout/no_signal"] < 1
+        assert ours["rollout/logprob_gap"] <= ours["rollout/logprob_gap_max"] < 1e-6
+        assert ours["policy/ratio"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fsdp", pytest.param("pp", marks=pytest.mark.matrix)])
+def test_a_run_goes_on_with_the_same_completions(lab: Laboratory, name: str):
+    layout = LAYOUTS[name]
+    trial = evolve(sampled_trial(lab, layout), steps=3)
+    whole, later = lab.resumed(trial, layout.layout, f"rollouts-{name}", step=2)
+    assert samples(later) == samples(whole)[2:] and len(samples(later)) == 1
+    assert measured(later)[-1] == measured(whole)[-1]
+
+
+@pytest.mark.parametrize(("fault", "name"), [("draws_of_a_rank", "fsdp"), ("unshared_scores", "tp")])
+def test_a_fault_of_rollouts_is_noticed(lab: Laboratory, fault: str, name: str):
+    layout = LAYOUTS[name]
+    trial = sampled_trial(lab, layout)
+    outcome = lab.run(trial, layout.layout, mutation=Mutation(fault), saves=False)
+    assert gaps(outcome, lab.alone(trial)).worst > 1e3 * TOLERANCE["fp64"]

@@ -1,0 +1,123 @@
+"""Plans of runs that sample what they learn from: their nodes, what they cost, and what does not fit them."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve, fields
+from every_setting import alternatives
+
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.rollout import Rollout
+from xtrain.dsl.schema.setting import Role
+from xtrain.planner.compare.resumable import resumable
+from xtrain.planner.compile import compile_plan
+
+BLOCKS = {
+    "dataset": 'dataset code { source = jsonl("a/*.jsonl"), prompt = "q", response = "a", template = "plain"\n'
+    "oversized = skip }",
+    "batch": "batch { sequence = 256, micro = 2, rows = 8 }",
+    "collate": "collate = to_tensor -> flatten -> shift_tokens -> pack(single)",
+    "loss": "loss grpo { }",
+    "rollout": "rollout { group = 4, max_tokens = 20 }",
+    "reward": "reward exact_answer { }",
+}
+ORDER = ("step.fetch", "rollout.generate", "rollout.score", "rollout.advantages", "step.agree")
+
+
+@pytest.fixture
+def plan(make_plan):
+    return make_plan(**BLOCKS)
+
+
+def test_a_step_samples_before_ranks_agree_on_it_and_compares_behind_its_forward(plan):
+    ids = [node.id for node in plan.nodes if node.kind == "step"]
+    assert tuple(ids[: len(ORDER)]) == ORDER
+    assert ids[ids.index("step.forward_backward") + 1] == "rollout.compare"
+    assert plan.node("step.forward_backward").args["each"] is True
+    assert plan.node("setup.prompts").args == {"positions": 64, "max_tokens": 20}
+    assert "at most 45 tokens" in plan.node("setup.prompts").does
+    assert plan.node("setup.data.code").args["method"] == "single"
+    assert plan.node("collate.pack").args["columns"] == ["logprobs", "advantages"]
+    sampled = plan.node("rollout.generate").does
+    assert "4 completions of each of 8 prompts" in sampled and "key-value cache" in sampled
+
+
+def test_a_run_without_rollouts_knows_nothing_of_them(make_plan):
+    plain = make_plan()
+    assert not [node.id for node in plain.nodes if node.id.startswith(("rollout.", "setup.prompts"))]
+    assert "each" not in plain.node("step.forward_backward").args
+
+
+def test_the_cache_and_the_logits_of_completions_are_part_of_the_memory(make_plan):
+    blocks = BLOCKS | {
+        "model": "model llama { dim = 64, layers = 1, heads = 8, kv_heads = 4, vocab = 50000 }",
+        "batch": "batch { sequence = 8, micro = 64, rows = 64 }",
+        "rollout": "rollout { group = 8, max_tokens = 1 }",
+    }
+    memory = make_plan(**blocks).estimates.classes[0].memory
+    # Of 512 completions keys and values of a position, 4 heads of 8 each, and four copies of their logits; all in fp32.
+    sampling = 4 * 512 * (2 * 4 * 8 + 4 * 50_000)
+    assert memory.total_bytes == memory.parameters + memory.gradients + memory.optimizer + sampling
+
+
+@pytest.mark.parametrize("attribute", fields(Rollout), ids=lambda each: each.name)
+def test_every_setting_is_in_the_plan_and_said_of_a_resume(load, plan, attribute):
+    spec = load(**BLOCKS)
+    assert spec.rollout is not None
+    role = attribute.metadata["setting"].role
+    given = [Quantity(3, "steps")] if attribute.name == "show" else [3, 2]
+    for value in [*given, *alternatives(getattr(spec.rollout, attribute.name), attribute.type)]:
+        other = compile_plan(evolve(spec, rollout=evolve(spec.rollout, **{attribute.name: value}))).plan
+        if other is not None and other.id != plan.id:
+            break
+    else:
+        pytest.fail("no other value makes another plan")
+    assert (other.config_id != plan.config_id) == (role is Role.EXPERIMENT)
+    verdict = resumable(plan, other)
+    assert verdict.kind == "safe" and f"rollout.{attribute.name}" in {reason.path for reason in verdict.reasons}
+
+
+def test_a_reward_is_a_node_and_part_of_the_experiment(make_plan, plan, tmp_path: Path):
+    other = make_plan(**BLOCKS | {"reward": r'reward exact_answer { pattern = "#### (.+)", compare = number }'})
+    assert plan.node("rollout.score").args == {"kind": "exact_answer", "pattern": None, "compare": "text"}
+    assert other.node("rollout.score").args == {"kind": "exact_answer", "pattern": "#### (.+)", "compare": "number"}
+    assert other.config_id != plan.config_id
+    verdict = resumable(plan, other)
+    assert verdict.kind == "safe" and {each.path for each in verdict.reasons} == {"reward.pattern", "reward.compare"}
+    (tmp_path / "mine.py").write_text(
+        "from xtrain import reward\n@reward\ndef short(prompt, completion, record, most: int = 5):\n    return 1.0\n"
+    )
+    own = make_plan(**BLOCKS | {"reward": 'use "mine.py"\nreward short { most = 7 }'})
+    user = own.node("rollout.score").args["user"]
+    assert (user["module"], user["function"], user["arguments"]) == ("mine.py", "short", {"most": 7})
+    assert own.config_id != plan.config_id
+
+
+# (blocks, setting, part of the message, part of the hint)
+WRONG = {
+    "no reward": ({"reward": ""}, "nothing says how good", "reward exact_answer"),
+    "no rollout": ({"rollout": ""}, "there is none", "rollout {"),
+    "a group of one": ({"rollout": "rollout { group = 1, max_tokens = 9 }"}, "would be 0", "group = 8"),
+    "no room": ({"rollout": "rollout { group = 8, max_tokens = 60 }"}, "take 480 positions", "sequence = 960"),
+    "cross-entropy": ({"loss": ""}, "does not read `advantages`", "loss grpo"),
+    "a reference": ({"loss": "loss grpo { kl = k3, kl_weight = 0.1 }"}, "reads `ref_logprobs`", "kl = none"),
+    "other rows": ({"collate": ""}, "a row of its own", "pack(single)"),
+    "plain text": ({"dataset": "dataset code { source = python_stdlib() }"}, "a prompt and an answer", "prompt ="),
+    "cut documents": ({"dataset": BLOCKS["dataset"].replace("skip", "truncate")}, "that is cut", "oversized = skip"),
+    "all tokens": (
+        {"dataset": BLOCKS["dataset"].replace("oversized", "train_on = all, oversized")}, "train_on = all", "remove",
+    ),
+    "other weights": ({"optimizer": "optimizer schedule_free { lr = 1e-3 }"}, "other weights", "adamw"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_said(compiled, name):
+    blocks, message, hint = WRONG[name]
+    found = compiled(**BLOCKS | blocks)
+    assert found.plan is None
+    mine = [each for each in found.diagnostics.errors if each.code == "X528"]
+    if name == "no rollout":  # and what it makes is read of data then
+        assert any(each.code == "X527" for each in found.diagnostics.errors)
+    (error,) = mine
+    assert message in error.message and hint in error.hint

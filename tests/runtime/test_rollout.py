@@ -1,0 +1,229 @@
+"""Rollouts in one process: prompts, what is sampled behind them, how it is scored and made into rows."""
+
+import re
+from statistics import mean, stdev
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from small_generators import generator_of, plan_of, recomputed_logits
+
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
+from xtrain.components.packings.single_run import pack as pack_single
+from xtrain.components.rewards.exact_answer_torch import answer_in, equal, score
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.runtime.data.collate.batch import IGNORE_INDEX
+from xtrain.runtime.data.collate.collators import compose
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.generation.continuation import TextEnds
+from xtrain.runtime.generation.sampling import Sampling
+from xtrain.runtime.generation.text_generator import LogitsNotFinite
+from xtrain.runtime.generation.trained import alone
+from xtrain.runtime.rollout.groups import Completion, Group, Prompt, advantages_of
+from xtrain.runtime.rollout.nodes import compare, summed
+from xtrain.runtime.rollout.prompts import _check, last_run, prompt_lengths
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.rollout.sampler import Sampler
+from xtrain.runtime.state import Step
+
+PROMPTS = [[256, *b"def f"], [256, *b"a"], [256, *b"while true:"]]
+
+
+# Prompts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_what_comes_before_the_last_answer():
+    documents = [[0, 0, 1, 1], [1, 0, 0, 1, 1, 0], [0, 0], [1, 1, 1], [0, 1]]
+    trained = np.array([each for document in documents for each in document], dtype=np.uint8)
+    offsets = np.cumsum([0, *map(len, documents)])
+    # Two turns: up to the second. No answer, and no prompt: neither is one.
+    assert prompt_lengths(trained, offsets).tolist() == [2, 3, -1, 0, 1]
+    assert prompt_lengths(None, offsets).tolist() == [-1] * 5
+    assert [last_run(np.array(documents[number])) for number in (0, 1, 3)] == [(2, 4), (3, 5), (0, 3)]
+
+
+def dataset(trained: list[int], offsets: list[int]) -> Any:
+    count = len(offsets) - 1
+    store = SimpleNamespace(trained=np.array(trained, dtype=np.uint8), offsets=np.array(offsets))
+    rows = SimpleNamespace(document=np.arange(count), row_offsets=np.arange(count + 1))
+    return SimpleNamespace(name="sums", reader=SimpleNamespace(store=store, rows=rows, documents=np.arange(count)))
+
+
+def test_prompts_that_cannot_be_used_are_counted_before_the_first_step():
+    _check(dataset([0, 0, 1, 0, 1], [0, 3, 5]), longest=2, max_tokens=4)
+    with pytest.raises(DataError, match="dataset sums: 1 prompts are longer than 1 tokens, the longest 2"):
+        _check(dataset([0, 0, 1, 0, 1], [0, 3, 5]), longest=1, max_tokens=4)
+    with pytest.raises(DataError, match="dataset sums: 2 documents have no prompt with an answer"):
+        _check(dataset([0, 0, 1, 1, 0, 1], [0, 2, 4, 6]), longest=9, max_tokens=4)
+
+
+def test_each_document_has_a_row():
+    lengths = np.array([4, 1, 8, 3, 14])
+    for policy, documents, starts in (
+        ("skip", [0, 3], []),
+        ("truncate", [0, 2, 3, 4], []),
+        ("split", [0, 2, 2, 3, 4, 4, 4], [5, 5, 10]),
+    ):
+        rows = pack_single(lengths, 5, policy)
+        assert rows.document.tolist() == documents and rows.cut_starts.tolist() == starts
+        assert rows.row_offsets.tolist() == list(range(len(documents) + 1))
+        kept = {"skip": 5, "truncate": 3 + 5 + 2 + 5, "split": 3 + 7 + 2 + 13}[policy]
+        assert (rows.num_positions, rows.num_empty) == (kept, 1)
+        assert rows.num_positions + rows.num_dropped_positions == 25
+    with pytest.raises(DataError, match="document 2 has 7 positions"):
+        pack_single(lengths, 5, "error")
+
+
+# Sampling ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def author():
+    return generator_of(plan_of("llama { dim = 32, layers = 2, heads = 4, ffn = 40, kv_heads = 2 }"))
+
+
+def sampler(author: Any, most: int = 12, **settings: Any) -> Sampler:
+    ranks = RowRanks(author.rank, None, None)
+    sampling = Sampling(**settings)
+    return Sampler(author=author, tokenizer=ByteTokenizer(), row_ranks=ranks, sampling=sampling, most=most)
+
+
+def sampled(author: Any, prompts: list[list[int]], keys: list[str], most: int = 12, **settings: Any):
+    ends = [TextEnds.of(ByteTokenizer(), ["z"])] * len(prompts)
+    return sampler(author, most, **settings).sample(prompts, ends, keys)
+
+
+def test_a_completion_follows_from_its_prompt_and_its_key_alone(author):
+    keys = ["1 0 0", "1 0 1", "1 4 0"]
+    together = sampled(author, PROMPTS, keys)
+    assert together == sampled(author, PROMPTS, keys)
+    for prompt, key, found in zip(PROMPTS, keys, together, strict=True):
+        assert sampled(author, [prompt], [key]) == [evolve(found, logprobs=pytest.approx(found.logprobs, rel=1e-9))]
+    first, *others = sampled(author, [PROMPTS[0]] * 6, [f"1 0 {number}" for number in range(6)])
+    assert first.tokens == together[0].tokens and any(each.tokens != first.tokens for each in others)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_k": 5, "top_p": 0.8}])
+def test_log_probabilities_are_those_of_the_model_whatever_is_sampled_from(author, settings):
+    for prompt, found in zip(PROMPTS, sampled(author, PROMPTS, ["a", "b", "c"], **settings), strict=True):
+        ids = list(prompt)
+        for token, logprob in zip(found.tokens, found.logprobs, strict=True):
+            expected = recomputed_logits(author, ids).log_softmax(-1)[token].item()
+            assert logprob == pytest.approx(expected, rel=1e-10)
+            ids.append(token)
+
+
+def test_what_ends_a_completion_is_part_of_its_tokens_and_not_of_its_text(author):
+    tokenizer = ByteTokenizer()
+    found = sampled(author, [PROMPTS[0]] * 40, [str(number) for number in range(40)], most=60)
+    ended = [each for each in found if not each.cut]
+    assert ended and len(ended) < len(found)
+    for each in ended:
+        assert each.tokens[-1] in (tokenizer.eos, ord("z")) and len(each.tokens) <= 60
+        assert each.text == tokenizer.decode(each.tokens[:-1]) and "z" not in each.text
+    for each in found:
+        assert len(each.tokens) == len(each.logprobs) and (not each.cut or len(each.tokens) == 60)
+
+
+def test_no_token_can_be_chosen_where_weights_are_not_finite(author):
+    weight = author.model.whole.norm.weight
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    try:
+        with pytest.raises(LogitsNotFinite):
+            sampled(author, PROMPTS, ["a", "b", "c"])
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
+# Scores and rows -----------------------------------------------------------------------------------------------------
+
+
+def group(texts: list[str], answer: str = "7") -> Group:
+    ids = np.array([256, *b"3+4="])
+    prompt = Prompt(ids=ids, text="3+4=", answer=answer, values={"weight": 2.0}, dataset=-1, place=5)
+    completions = [
+        Completion(tokens=[*text.encode(), 257], logprobs=[-0.5] * len(text) + [-0.25], text=text, cut=False)
+        for text in texts
+    ]
+    return Group(prompt, completions)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "found"),
+    [
+        (" 7 ", None, "7"),
+        ("7 or 8", r"\d", "8"),
+        ("#### 1,000", r"#### (.+)", "1,000"),
+        ("no", r"\d", None),
+        ("ab", r"a(x)?", None),
+    ],
+)
+def test_the_answer_in_a_text(text, pattern, found):
+    assert answer_in(text, None if pattern is None else re.compile(pattern)) == found
+
+
+def test_answers_are_compared_as_texts_or_as_numbers():
+    assert equal("7", "7", "text") and not equal("7.0", "7", "text")
+    assert equal("1,000", "1000.0", "number") and equal("-0.5", "-.50", "number")
+    assert not equal("seven", "7", "number") and not equal("nan", "nan", "number") and not equal("7", "8", "number")
+
+
+def test_completions_are_scored_in_their_order():
+    step = Step(index=0, groups=[[group(["7", "8"]), group(["= 7", "7 7"], answer="it is 8")]])
+    rank = alone(torch.device("cpu"))
+    meshes: Any = SimpleNamespace(has=lambda axis: False)
+    score(rank, meshes, pattern=None, compare="text")(step)
+    assert [each.rewards.tolist() for each in step.groups[0]] == [[1, 0], [0, 0]]
+    # In an answer of the dataset that the pattern does not match all of it counts.
+    score(rank, meshes, pattern=r"\d", compare="text")(step)
+    assert [each.rewards.tolist() for each in step.groups[0]] == [[1, 0], [0, 0]]
+
+
+def test_advantages_are_those_of_trl():
+    rewards = [1.0, 0.0, 0.0, 0.5]
+    expected = [(each - mean(rewards)) / (stdev(rewards) + 1e-4) for each in rewards]
+    assert advantages_of(np.array(rewards), "group") == pytest.approx(expected, rel=1e-12)
+    assert advantages_of(np.array(rewards), "none") == pytest.approx([each - mean(rewards) for each in rewards])
+    assert advantages_of(np.ones(3), "group").tolist() == [0, 0, 0]
+
+
+def test_a_group_is_a_row_of_which_completions_are_predicted():
+    sample = group(["7", "85"])
+    sample.advantages = np.array([0.5, -0.5])
+    made = pack(capacity=16, unit="sequence", columns=("logprobs", "advantages"), values=("weight",))
+    chain = compose([to_tensor(), flatten(), shift_tokens(), made])
+    batch = chain([sample.row()])
+    assert batch.labels_BS is not None and batch.units is not None and batch.place_B is not None
+    none = [IGNORE_INDEX] * 4
+    assert batch.labels_BS[0].tolist() == [*none, *b"7", 257, *none, *b"85", 257, *none[1:]]
+    valid = batch.labels_BS != IGNORE_INDEX
+    assert batch.columns["logprobs"][valid].tolist() == [-0.5, -0.25, -0.5, -0.5, -0.25]
+    assert batch.columns["advantages"][valid].tolist() == [0.5, 0.5, -0.5, -0.5, -0.5]
+    assert (batch.num_valid, batch.num_units, batch.place_B.tolist()) == (5, 2, [5])
+    assert batch.units.values["weight"].tolist() == [2, 2]
+
+
+def test_what_a_step_counts():
+    one, other = group(["7", "8"]), group(["", "123"])
+    one.rewards, other.rewards = np.array([1.0, 0.0]), np.array([2.0, 2.0])
+    assert summed([[one], [other]]) == [4, 2, 5, 9, 1, 2 + 2 + 1 + 4, 0]
+
+
+def test_the_gap_is_taken_where_there_are_labels():
+    labels_BS = torch.tensor([[IGNORE_INDEX, 3, 4, IGNORE_INDEX]])
+    losses_BS = torch.tensor([[0.0, 0.5, 1.0, 0.0]])
+    batch: Any = SimpleNamespace(
+        labels_BS=labels_BS, losses_BS=losses_BS, columns={"logprobs": torch.tensor([[9.0, -0.25, -1.0, 9.0]])}
+    )
+    step = Step(index=0, valid_tokens=2, batches=[batch])
+    compare(alone(torch.device("cpu")))(step)
+    assert step.metrics == {"rollout/logprob_gap": 0.125, "rollout/logprob_gap_max": 0.25}
