@@ -204,7 +204,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
         "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
     },
-    "setup.reference": dict.fromkeys(("dataset", "reference", "digest", "format", "task")),
+    "setup.reference": dict.fromkeys(("dataset", "reference", "digest", "format", "task", "parts")),
     "setup.tasks": {"tasks": Rule("task", "learning", "adapters are trained on other datasets")},
     "setup.observe": {"peak_flops": Rule("cluster.flops", "none", _STAYS)},
     "setup.alerts": {

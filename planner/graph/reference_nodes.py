@@ -4,6 +4,8 @@ from typing import Any, Final
 
 from ...dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
 from ..canonical import portable
+from ..data.data_rules import evaluated
+from ..data.loss_rules import is_measured
 from ..mesh.mesh import AXES
 from ..model.inventory import flops_per_token
 from ..model.reference import reference_files
@@ -21,8 +23,8 @@ SOME_ROWS: Final = 1000  # whose forward is said to take so many seconds
 def add_references(
     graph: Builder, run: Resolved, estimates: Estimates, model: str, collate: str
 ) -> tuple[tuple[str, str], ...]:
-    """Add a node for each dataset that is trained on; their ids, and what is taken from them. model, collate: the nodes
-    behind which the model has its first values, and rows can be read."""
+    """Add a node for each dataset that is trained on, or whose evaluations measure the loss; their ids, and what is
+    taken from them. model, collate: the nodes behind which the model has its first values, and rows can be read."""
     loss = run.spec.loss
     if not isinstance(loss, ReferredLoss) or not loss.computed:
         return ()
@@ -40,12 +42,14 @@ def add_references(
         by += "takes the place of that of the run meanwhile"
     cost = _cost(run, estimates)
     found: list[tuple[str, str]] = []
-    for name in run.training:
+    held_out = [name for name in evaluated(run.spec) if is_measured(run.spec, name)]
+    for name in dict.fromkeys((*run.training, *held_out)):
+        parts = ["training"] * (name in run.training) + ["hold-out"] * (name in held_out)
         task = task_of(run.spec, name)
         own = {"task": task} if task is not None and loss.reference == INITIAL else {}
-        does = (
-            f"log-probabilities of the labels of {name} {by}: read from the cache, or computed once, {cost}, and kept "
-        )
+        of = {"training": f"of {name}", "hold-out": f"of what {name} holds out"}[parts[0]]
+        of += " and of what it holds out" if len(parts) > 1 else ""
+        does = f"log-probabilities of the labels {of} {by}: read from the cache, or computed once, {cost}, and kept "
         does += f"there, {BYTES[form]} bytes a token"
         after = ((model, "model"), (collate, "microbatches"))
         id = graph.add(
@@ -53,7 +57,7 @@ def add_references(
             OP,
             does,
             id=f"{OP}.{name}",
-            args={"dataset": name, **args, **own},
+            args={"dataset": name, **args, **own, **({"parts": parts} if parts != ["training"] else {})},
             axes=run.wide(*AXES),
             after=after,
         )

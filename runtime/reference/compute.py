@@ -3,7 +3,7 @@
 # shapes: G rows that all data ranks take together, S positions of a whole row
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from ...records.start_events import ReferenceEvent
 from ..data.collate.collators import CollateChain
 from ..data.loading.loader import EvalLoader
 from ..data.loading.prepared import PreparedDataset
+from ..data.packing.row_reader import RowReader
 from ..data.tokenising.build import INDEX
 from ..errors import EnvironmentFault
 from ..models.batch import ModelBatch
@@ -56,21 +57,23 @@ def add_reference(
     format: str,
     digest: str = "",
     task: str | None = None,
+    parts: Sequence[str] = ("training",),
     pipeline: PipelineSchedule | None = None,
 ) -> dict[str, PreparedDataset]:
-    """Give the store of a dataset the column of log-probabilities of the labels in its training rows, from the cache or
-    by a forward of these rows.
+    """Give the store of a dataset the column of log-probabilities of the labels in its rows, from the cache or by a
+    forward of these rows. parts: `training`, `hold-out` or both.
 
     reference: as of the loss; digest: of the files of a folder. task: with whose adapter, of several. format: of the
     numbers. Raises EnvironmentFault if files are not those of the plan, DataError if the cache cannot be written.
     """
     data, begin = prepared[dataset], time.perf_counter()
-    cache, rows = Path(plan.workspace["root"]) / "cache", data.parts["training"]
+    cache, readers = Path(plan.workspace["root"]) / "cache", [data.parts[part] for part in parts]
+    count = sum(rows.rows.num_rows for rows in readers)
     try:
         own = first_of_machine(rank, lambda: identity_of(plan, reference, digest, cache / "tokens" / INDEX), beat)
     except OSError as error:
         raise EnvironmentFault("X524", str(error)) from error
-    covers: dict[str, Any] = {"weights": _of_first(rank, own), "rows": rows.fingerprint, "task": task}
+    covers: dict[str, Any] = {"weights": _of_first(rank, own), "rows": _fingerprint(readers), "task": task}
     covers |= {"numbers": format, "matmul": plan.node("setup.bootstrap").args["matmul"]}
     covers |= {"compute": compute_format(plan)}
     key = column_key(covers)
@@ -86,7 +89,7 @@ def add_reference(
                 key=key,
                 computed=source is None,
                 done=done,
-                rows=rows.rows.num_rows,
+                rows=count,
                 tokens=column.tokens,
                 seconds=time.perf_counter() - begin,
             )
@@ -94,15 +97,20 @@ def add_reference(
 
     if source is None:
         weights = ReferenceWeights(plan=plan, model=model, rank=rank, records=records, beat=beat, resources=resources)
-        forward = RowsForward(plan=plan, model=model, rank=rank, beat=beat, meshes=meshes, collate=collate, data=data)
+        forward = RowsForward(plan=plan, model=model, rank=rank, beat=beat, meshes=meshes, collate=collate)
         with weights.in_place(reference, digest, task):
-            column.write(covers, forward.blocks(format, pipeline, report))
+            column.write(covers, forward.of_all(readers, format, pipeline, report))
     else:
         column.copy(covers, source)
     found = column.open_everywhere()
-    report(rows.rows.num_rows)
+    report(count)
     store = data.store
     return {**prepared, dataset: evolve(data, store=evolve(store, columns={**store.columns, REF: found.numbers}))}
+
+
+def _fingerprint(readers: Sequence[RowReader]) -> str | list[str]:
+    one, *more = (rows.fingerprint for rows in readers)
+    return [one, *more] if more else one
 
 
 def _of_first(rank: Rank, own: Any) -> Any:
@@ -115,7 +123,7 @@ def _of_first(rank: Rank, own: Any) -> Any:
 
 @frozen(kw_only=True, eq=False)
 class RowsForward:
-    """A forward of the training rows of a dataset."""
+    """A forward of the rows of a dataset."""
 
     plan: Plan
     model: ModelParts
@@ -123,15 +131,29 @@ class RowsForward:
     beat: HeartbeatWriter
     meshes: Meshes
     collate: CollateChain
-    data: PreparedDataset
+
+    def of_all(
+        self,
+        readers: Sequence[RowReader],
+        format: str,
+        pipeline: PipelineSchedule | None,
+        report: Callable[[int], None],
+    ) -> Blocks:
+        """As `blocks`, of several parts one behind the other."""
+        before = 0
+        for rows in readers:
+            yield from self.blocks(rows, format, pipeline, lambda done, before=before: report(before + done))
+            before += rows.rows.num_rows
 
     @torch.no_grad()
-    def blocks(self, format: str, pipeline: PipelineSchedule | None, report: Callable[[int], None]) -> Blocks:
+    def blocks(
+        self, rows: RowReader, format: str, pipeline: PipelineSchedule | None, report: Callable[[int], None]
+    ) -> Blocks:
         """Of each batch of rows the tokens that are labels, [G, S], and their log-probabilities. Collective.
 
         report: is told how many rows are done, every ten seconds.
         """
-        rank, rows = self.rank, self.data.parts["training"]
+        rank = self.rank
         micro = self.plan.node("setup.loader").args["micro"]
         loader = EvalLoader(
             store=rows.store,
@@ -156,7 +178,7 @@ class RowsForward:
         self.model.train(False)
         for number, batch in enumerate(forwarded(self.model, pipeline, batches())):
             first = number * together
-            logprob_GS = self._gathered(batch, together, format)
+            logprob_GS = self._gathered(batch, together, rows.rows.capacity, format)
             numbers = range(first, first + together)
             yield np.stack([rows.labels_at(n) if n < loader.num_rows else empty_S for n in numbers]), logprob_GS
             if time.perf_counter() - said > REPORT_SECONDS:
@@ -165,9 +187,9 @@ class RowsForward:
         reshard(self.model)
         self.model.train()
 
-    def _gathered(self, batch: ModelBatch, together: int, format: str) -> np.ndarray:
+    def _gathered(self, batch: ModelBatch, together: int, capacity: int, format: str) -> np.ndarray:
         """Of all rows of a batch, from the ranks that have computed them, [G, S]; 0 where there is no label."""
-        rank, capacity = self.rank, self.data.train_rows.capacity
+        rank = self.rank
         dtype = torch.float64 if format == "fp64" else torch.float32
         whole_GS = torch.zeros(together, capacity, dtype=dtype, device=rank.device)
         if batch.losses_BS is not None and rank.is_tp_first:

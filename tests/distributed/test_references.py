@@ -66,8 +66,24 @@ def test_a_layout_computes_what_one_process_does(lab: Laboratory, layout: str):
     assert known.sum() > 100 and (theirs[known] < 0).all() and np.ptp(theirs[known]) > 1
     assert np.abs(ours[known] - theirs[known]).max() < 1e-12
     assert alone.curve[0][1] != 0 and gaps(outcome, alone).worst < TOLERANCE["fp64"]
+    held, expected = ([each.evals[-1]["objective"], *each.evals[-1]["metrics"].values()] for each in (outcome, alone))
+    assert len(held) == 5 and held == pytest.approx(expected, rel=1e-10, abs=1e-10)
     (told,) = events(outcome.directory, "reference")
     assert told["computed"] and told["done"] == told["rows"] > 0 and told["tokens"] == len(ours)
+
+
+def test_held_out_pairs_have_a_reference_too(lab: Laboratory):
+    """Of weights that are the reference no answer is preferred: in evaluations as in steps."""
+    trial = evolve(trial_of(lab, LAYOUTS[0]), steps=1, optimizer="adamw { lr = 1e-30")
+    other = 'dataset other { source = jsonl("pairs.jsonl"), chosen = "good", rejected = "bad", holdout = 100% }'
+    more = f"{other}\nmixture {{ lines = 1 }}\non finish eval other {{ batches = none }}\n{DPO}"
+    outcome = run(lab, evolve(trial, more=more), (), "alone", alone=True)
+    assert {event["dataset"] for event in outcome.evals} == {"lines", "other"}
+    for event in outcome.evals:
+        assert event["objective"] == pytest.approx(np.log(2), rel=1e-12)
+        assert event["metrics"]["rewards/margin"] == pytest.approx(0, abs=1e-12)
+    told = {event["dataset"]: event["rows"] for event in events(outcome.directory, "reference")}
+    assert told.keys() == {"lines", "other"} and min(told.values()) > 0
 
 
 @pytest.mark.parametrize("fault", ["empty_reference", "own_rows_of_reference"])

@@ -80,11 +80,18 @@ def test_nothing_is_computed_that_no_loss_reads():
     assert references(plan_of("ppo { kl = k1, kl_weight = 0.1 }", SAMPLED)) == ["setup.reference.code"]
 
 
-def test_each_dataset_that_is_trained_on_has_a_node():
+def test_each_dataset_that_is_trained_on_or_evaluated_has_a_node():
     more = PAIRS.replace("dataset code", "dataset more") + " }\n" + PAIRS.replace("dataset code", "dataset seen")
     mixed = {"mixture": "mixture { code = 1, more = 1 }", "every": "every 10 steps eval seen"}
     plan = plan_of("dpo {}", f"{PAIRS} }}\n{more}, holdout = 100%", **mixed)
-    assert references(plan) == ["setup.reference.code", "setup.reference.more"]
+    assert references(plan) == ["setup.reference.code", "setup.reference.more", "setup.reference.seen"]
+    assert "parts" not in plan.node("setup.reference.code").args
+    seen = plan.node("setup.reference.seen")
+    assert seen.args["parts"] == ["hold-out"] and "labels of what seen holds out" in seen.does
+    assert plan.node("tick.eval.seen").args["objective"] == "pair"
+    held = plan_of("dpo {}", f"{PAIRS}, holdout = 10%", every="every 10 steps eval code")
+    node = held.node("setup.reference.code")
+    assert node.args["parts"] == ["training", "hold-out"] and "of code and of what it holds out" in node.does
 
 
 def test_another_reference_is_another_experiment_and_a_run_may_go_on_with_it():

@@ -49,7 +49,7 @@ every 1000 steps checkpoint
 on finish eval lines {{ batches = none }}
 {more}
 """
-CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, align = {align})"
+CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack(auto, align = {align})"
 
 
 @frozen(kw_only=True)
