@@ -94,7 +94,8 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
-    does += f", lay {'each document into a row' if link.packing.single else 'documents into rows'} of {run.batch.sequence:,}"
+    laid = "each document into a row" if link.packing.single else "documents into rows"
+    does += f", lay {laid} of {run.batch.sequence:,}"
     if dataset.choices is not None:
         does += ", each choice with its question; the front of what is longer than a row is cut off"
     if dataset.has_pairs:
