@@ -1,0 +1,329 @@
+"""The paths of a training server, as the Tinker SDK calls them, over a `TrainingServer`."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from . import views
+from .archive import tar_of
+from .bodies import body_of
+from .entries import Checkpoint, Removed
+from .journal import JournalFailed
+from .keys import Keys
+from .kinds import JSON, Kind
+from .protobuf import Malformed
+from .refusal import Refusal
+from .requests import (
+    CreateSamplingSession,
+    CreateSession,
+    GetInfo,
+    Heartbeat,
+    R,
+    Retrieve,
+    Ttl,
+    WeightsInfo,
+    read_json,
+)
+from .server import KINDS, TrainingServer
+
+LOG = logging.getLogger(__name__)
+
+BASE: Final = "/api/v1"
+OPEN: Final = f"{BASE}/healthz"  # the one path that needs no key
+RUN: Final = "/training_runs/{run}"
+CHECKPOINT: Final = RUN + "/checkpoints/{kind}/{name}"
+PAGE: Final = 1000
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Authorised:
+    """Lets only requests with a key through, before anything else of them is read; `owner` is whose key it was."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != OPEN:
+            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            bearer = headers.get(b"authorization", "")
+            given = headers.get(b"x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else None)
+            owner = self._keys.owner(given)
+            if owner is None:
+                return await _error(401, "the key (X-API-Key) is missing or wrong")(scope, receive, send)
+            scope.setdefault("state", {})["owner"] = owner
+        await self._app(scope, receive, send)
+        return None
+
+
+class Paths:
+    """The endpoints. What a request carries is read in a thread, so that a large body does not hold up the others."""
+
+    def __init__(self, server: TrainingServer) -> None:
+        self._server = server
+        self._state, self._limits = server.store.state, server.limits
+
+    def routes(self) -> list[Route]:
+        posts: dict[str, Endpoint] = {
+            "/client/config": self._config,
+            "/create_session": self._create_session,
+            "/session_heartbeat": self._heartbeat,
+            "/sessions/{session}/finish": self._finish,
+            "/get_info": self._info,
+            "/create_sampling_session": self._create_sampler,
+            "/retrieve_future": self._retrieve,
+            "/weights_info": self._weights_info,
+            "/telemetry": self._telemetry,
+            CHECKPOINT + "/publish": self._publish(True),
+        }
+        gets: dict[str, Endpoint] = {
+            "/healthz": self._health,
+            "/get_server_capabilities": self._capabilities,
+            "/sessions": self._sessions,
+            "/sessions/{session}": self._session,
+            "/samplers/{sampler}": self._sampler,
+            "/training_runs": self._runs,
+            RUN: self._run,
+            RUN + "/checkpoints": self._run_checkpoints,
+            "/checkpoints": self._checkpoints,
+            CHECKPOINT + "/archive": self._archive,
+        }
+        deletes: dict[str, Endpoint] = {CHECKPOINT: self._delete, CHECKPOINT + "/publish": self._publish(False)}
+        puts: dict[str, Endpoint] = {CHECKPOINT + "/ttl": self._ttl}
+        posts |= {f"/{kind.name}": self._accept(kind) for kind in KINDS.values()}
+        tables = {"POST": posts, "GET": gets, "DELETE": deletes, "PUT": puts}
+        return [
+            Route(BASE + path, endpoint, methods=[method])
+            for method, table in tables.items()
+            for path, endpoint in table.items()
+        ]
+
+    async def _json(self, request: Request, kind: type[R]) -> R:
+        return read_json(await body_of(request, self._limits.body, JSON), kind)
+
+    # work
+
+    def _accept(self, kind: Kind) -> Endpoint:
+        async def accept(request: Request) -> Response:
+            raw = await body_of(request, self._limits.body, kind.media)
+            work, promised = await run_in_threadpool(self._server.accept, _owner(request), kind, raw)
+            await asyncio.wrap_future(work.lasting)
+            return _answer({"request_id": work.id} | promised)
+
+        return accept
+
+    async def _retrieve(self, request: Request) -> Response:
+        body = await self._json(request, Retrieve)
+        result = await self._server.result(_owner(request), body.request_id)
+        if result is None:
+            return _answer(
+                {"type": "try_again", "request_id": body.request_id, "queue_state": self._server.queue_state}
+            )
+        return Response(result.body, media_type=result.media)
+
+    # clients and sessions
+
+    async def _config(self, request: Request) -> Response:
+        await body_of(request, self._limits.body, None)
+        return _answer(
+            {
+                "fwdbwd_max_chunk_len": self._limits.rows,
+                "fwdbwd_max_chunk_bytes_count": min(5_000_000, self._limits.body // 2),
+                "proto_compress_fwdbwd": False,
+                "parallel_fwdbwd_chunks": True,
+                "pjwt_auth_enabled": False,
+                "sample_use_retrieve_futures": False,
+                "custom_loss_server_side": False,
+                "use_pyqwest_transport": False,
+            }
+        )
+
+    async def _create_session(self, request: Request) -> Response:
+        session, lasting = self._server.open_session(_owner(request), await self._json(request, CreateSession))
+        await asyncio.wrap_future(lasting)
+        return _answer({"type": "create_session", "session_id": session.id})
+
+    async def _heartbeat(self, request: Request) -> Response:
+        self._server.beat(_owner(request), (await self._json(request, Heartbeat)).session_id)
+        return _answer({"type": "session_heartbeat"})
+
+    async def _finish(self, request: Request) -> Response:
+        await body_of(request, self._limits.body, JSON)
+        await asyncio.wrap_future(self._server.end_session(_owner(request), request.path_params["session"]))
+        return _answer({})
+
+    async def _telemetry(self, request: Request) -> Response:
+        await body_of(request, self._limits.body, None)  # nothing of it is kept
+        return _answer({"status": "accepted"})
+
+    async def _sessions(self, request: Request) -> Response:
+        offset, limit = _page(request)
+        with self._server.store.changed:
+            own = [one.id for one in self._state.sessions.values() if one.owner == _owner(request)]
+        return _answer({"sessions": own[offset : offset + limit]})
+
+    async def _session(self, request: Request) -> Response:
+        found = self._server.owned(self._state.sessions, request.path_params["session"], _owner(request), "session")
+        with self._server.store.changed:
+            models = [one.id for one in self._state.models.values() if one.session == found.id]
+            samplers = [one.id for one in self._state.samplers.values() if one.session == found.id]
+        about = {"user_metadata": found.metadata, "display_name": found.name}
+        return _answer({"training_run_ids": models, "sampler_ids": samplers} | about)
+
+    # models and samplers
+
+    async def _health(self, request: Request) -> Response:
+        if self._server.failure is not None:
+            return _answer({"status": "failed"}, 503)
+        return _answer({"status": "ok"})
+
+    async def _capabilities(self, request: Request) -> Response:
+        return _answer(views.capabilities(self._server.capabilities))
+
+    async def _info(self, request: Request) -> Response:
+        id = (await self._json(request, GetInfo)).model_id
+        model = self._server.owned(self._state.models, id, _owner(request), "model")
+        return _answer(views.info(model, self._server.capabilities))
+
+    async def _create_sampler(self, request: Request) -> Response:
+        body = await self._json(request, CreateSamplingSession)
+        id, lasting = self._server.open_sampler(_owner(request), body)
+        await asyncio.wrap_future(lasting)
+        return _answer({"type": "create_sampling_session", "sampling_session_id": id})
+
+    async def _sampler(self, request: Request) -> Response:
+        id = request.path_params["sampler"]
+        found = self._server.owned(self._state.samplers, id, _owner(request), "sampling session")
+        return _answer({"sampler_id": id, "base_model": found.base, "model_path": found.path})
+
+    async def _runs(self, request: Request) -> Response:
+        offset, limit = _page(request)
+        with self._server.store.changed:
+            own = [one for one in self._state.models.values() if one.owner == _owner(request)]
+            found = [views.training_run(one, self._state) for one in own]
+        return _answer(views.page("training_runs", found, offset, limit))
+
+    async def _run(self, request: Request) -> Response:
+        model = self._server.owned(self._state.models, request.path_params["run"], _owner(request), "training run")
+        with self._server.store.changed:
+            return _answer(views.training_run(model, self._state))
+
+    # checkpoints
+
+    async def _run_checkpoints(self, request: Request) -> Response:
+        model = self._server.owned(self._state.models, request.path_params["run"], _owner(request), "training run")
+        with self._server.store.changed:
+            own = [views.checkpoint(one) for one in self._state.checkpoints.values() if one.model == model.id]
+        return _answer({"checkpoints": own})
+
+    async def _checkpoints(self, request: Request) -> Response:
+        offset, limit = _page(request)
+        with self._server.store.changed:
+            own = [one for one in self._state.checkpoints.values() if one.owner == _owner(request)]
+        return _answer(views.page("checkpoints", [views.checkpoint(one) for one in own], offset, limit))
+
+    async def _weights_info(self, request: Request) -> Response:
+        path = (await self._json(request, WeightsInfo)).tinker_path
+        return _answer(views.weights_info(self._server.checkpoint(_owner(request), path)))
+
+    async def _delete(self, request: Request) -> Response:
+        await asyncio.wrap_future(self._server.change(Removed("Checkpoint", self._own(request).id)))
+        return Response(status_code=204)
+
+    def _publish(self, public: bool) -> Endpoint:
+        async def publish(request: Request) -> Response:
+            await asyncio.wrap_future(self._server.change(replace(self._own(request), public=public)))
+            return Response(status_code=204)
+
+        return publish
+
+    async def _ttl(self, request: Request) -> Response:
+        seconds = (await self._json(request, Ttl)).ttl_seconds
+        expires = None if seconds is None else self._server.store.clock() + seconds
+        await asyncio.wrap_future(self._server.change(replace(self._own(request), expires=expires)))
+        return Response(status_code=204)
+
+    async def _archive(self, request: Request) -> Response:
+        found = self._server.checkpoint(_owner(request), _path(request))
+        files = tar_of(self._server.store.weights(found.folder), found.name)
+        return StreamingResponse(files, media_type="application/x-tar")
+
+    def _own(self, request: Request) -> Checkpoint:
+        return self._server.owned(self._state.checkpoints, _path(request), _owner(request), "checkpoint")
+
+
+def app_of(server: TrainingServer, keys: Keys) -> Starlette:
+    """The application; whoever runs it stops the server."""
+    app = Starlette(
+        routes=Paths(server).routes(),
+        exception_handlers={
+            Refusal: _refused,
+            Malformed: _malformed,
+            JournalFailed: _ending,
+            HTTPException: _no_path,
+            Exception: _failed,
+        },
+    )
+    app.add_middleware(Authorised, keys=keys)
+    return app
+
+
+def _owner(request: Request) -> str:
+    return request.state.owner
+
+
+def _path(request: Request) -> str:
+    return "tinker://{run}/{kind}/{name}".format(**request.path_params)
+
+
+def _page(request: Request) -> tuple[int, int]:
+    found = []
+    for name, default in (("offset", 0), ("limit", PAGE)):
+        value = request.query_params.get(name, str(default))
+        if not (value.isascii() and value.isdigit() and len(value) < 10):
+            raise Refusal(422, f"{name} must be a number")
+        found.append(int(value))
+    return found[0], min(found[1], PAGE)
+
+
+def _answer(found: dict[str, Any], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(found), status, media_type=JSON)
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": message}, status, headers)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    headers = None if error.after is None else {"Retry-After": f"{error.after:.0f}"}
+    return _error(error.status, error.message, headers)
+
+
+async def _malformed(request: Request, error: Exception) -> Response:
+    return _error(422, f"the body cannot be read: {error}")
+
+
+async def _ending(request: Request, error: Exception) -> Response:
+    return _error(503, "the server is ending; come again", {"Retry-After": "2"})
+
+
+async def _no_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, error.detail)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    LOG.error("%s failed", request.scope["route"].path, exc_info=error)
+    return _error(500, "the server has made a mistake")

@@ -1,0 +1,87 @@
+"""Whether what a client asks for can be done, looked at in full before an engine is asked.
+
+A mistake is a UserError, which becomes the result of the request: its text names the place in the request.
+"""
+
+import numpy as np
+
+from .engine import Array, Capabilities, Datum, LossInput, LossOffer, UserError
+from .limits import Limits
+from .messages import ForwardBackward, Row
+
+EXACT = 2**24  # up to which float32 has all whole numbers
+
+
+def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: Limits) -> list[Datum]:
+    """The rows of a request, as an engine takes them."""
+    offer = capabilities.losses.get(request.loss)
+    if offer is None:
+        offered = ", ".join(sorted(capabilities.losses))
+        raise UserError(f"loss_fn {request.loss[:80]!r} is not offered here; offered: {offered}")
+    if unknown := sorted(set(request.settings) - offer.settings):
+        known = ", ".join(sorted(offer.settings)) or "none"
+        raise UserError(
+            f"loss_fn_config has {unknown[0][:80]!r}, which {request.loss} does not read; it reads: {known}"
+        )
+    for name, value in request.settings.items():
+        if isinstance(value, float) and not np.isfinite(value):
+            raise UserError(f"loss_fn_config[{name!r}] is not a finite number")
+    if not request.rows:
+        raise UserError("data is empty")
+    if request.num_tokens > limits.tokens:
+        raise UserError(f"data has {request.num_tokens} tokens; a request may have {limits.tokens}")
+    return [
+        _datum(f"data[{number}]", row, request.loss, offer, capabilities) for number, row in enumerate(request.rows)
+    ]
+
+
+def _datum(place: str, row: Row, loss: str, offer: LossOffer, capabilities: Capabilities) -> Datum:
+    if row.tokens is None:
+        raise UserError(f"{place}.model_input has a chunk that is no text; only tokens of text are taken")
+    check_tokens(f"{place}.model_input", row.tokens, capabilities)
+    known = {one.name: one for one in offer.inputs}
+    for name in row.inputs:
+        if name not in known:
+            raise UserError(f"{place}.loss_fn_inputs has {name[:80]!r}, which {loss} does not read")
+    inputs: dict[str, Array] = {}
+    shape = row.inputs["target_tokens"].shape if "target_tokens" in row.inputs else row.tokens.shape
+    for one in offer.inputs:
+        if one.name in row.inputs:
+            inputs[one.name] = _input(place, one, row, shape, offer, capabilities)
+        elif one.required:
+            raise UserError(f"{place}.loss_fn_inputs has no {one.name!r}, which {loss} needs")
+    return Datum(tokens=row.tokens, inputs=inputs)
+
+
+def _input(
+    place: str, one: LossInput, row: Row, shape: tuple[int, ...], offer: LossOffer, capabilities: Capabilities
+) -> Array:
+    where, numbers = f"{place}.loss_fn_inputs[{one.name!r}]", row.inputs[one.name]
+    assert row.tokens is not None
+    if numbers.ndim == 2 and not offer.wide:
+        raise UserError(f"{where} has two dims; this loss takes one number a token")
+    if numbers.shape[0] != row.tokens.size:
+        raise UserError(f"{where} has {numbers.shape[0]} rows for {row.tokens.size} tokens")
+    if numbers.shape != shape:
+        raise UserError(f"{where} has shape {list(numbers.shape)}; that of target_tokens is {list(shape)}")
+    if one.integer:
+        if numbers.dtype.kind != "i":
+            raise UserError(f"{where} must be int64")
+        if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < capabilities.vocabulary:
+            raise UserError(f"{where} must be token ids of 0..{capabilities.vocabulary - 1}")
+        return numbers
+    if numbers.dtype.kind == "i":
+        if numbers.size and int(np.abs(numbers).max()) > EXACT:
+            raise UserError(f"{where} has whole numbers that float32 does not have")
+        return numbers.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise UserError(f"{where} has a number that is not finite")
+    return numbers
+
+
+def check_tokens(where: str, tokens: Array, capabilities: Capabilities) -> None:
+    """tokens: int32 [T]."""
+    if not 1 <= tokens.size <= capabilities.context:
+        raise UserError(f"{where} has {tokens.size} tokens; there may be 1 to {capabilities.context}")
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < capabilities.vocabulary:
+        raise UserError(f"{where} must be token ids of 0..{capabilities.vocabulary - 1}")

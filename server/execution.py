@@ -1,0 +1,158 @@
+"""The one thread that calls the engine: works in their order, model by model, and what follows from a lost engine."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from .engine import Engine
+from .entries import Accepted, Done
+from .journal import JournalFailed
+from .kinds import JSON, Kind, error_body
+from .limits import Limits
+from .models_in_memory import ModelsInMemory
+from .state import Work
+from .store import Store
+
+LOG = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 3  # of a work during which the engine was lost
+LOSSES: Final = 6  # of an engine, without that a work was done between them, before the server ends
+PAUSE: Final = 5.0  # seconds between two looks at what has got too old
+
+
+class Execution:
+    """Executes what is accepted, in rounds: in each every model has its next request done, and samples are drawn.
+
+    idle: called between rounds, at least every `PAUSE` seconds. ended: called when the thread ends, with the reason
+    where it is a failure.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        limits: Limits,
+        kinds: Mapping[str, Kind],
+        live: Callable[[str], bool],
+        idle: Callable[[ModelsInMemory], None],
+        ended: Callable[[str | None], None],
+    ) -> None:
+        self._store, self._engine, self._kinds = store, engine, kinds
+        self._idle, self._ended = idle, ended
+        self._stopping = False
+        self._losses, self._last_idle = 0, 0.0
+        self.restoring = False
+        self.memory = ModelsInMemory(engine, engine.start(), store, limits, self._repeat, live, self._arrived)
+        for work in store.state.waiting.values():  # of before a restart
+            work.request = kinds[work.entry.kind].read(work.entry.body)
+            work.entry.body = b""
+        self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what is executed now, and wait for that; what waits is done after the next start."""
+        with self._store.changed:
+            self._stopping = True
+            self._store.changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # the thread
+
+    def _run(self) -> None:
+        reason: str | None = None
+        try:
+            while not self._stopping:
+                with self._store.changed:
+                    self._store.changed.wait_for(lambda: self._stopping or self._due() or self._runnable(), PAUSE)
+                self._round()
+                if self._due():
+                    self._last_idle = time.monotonic()
+                    self._guarded(lambda: self._idle(self.memory))
+            self._guarded(self.memory.snapshot_all)
+            self._store.settle()
+        except Exception as error:
+            LOG.exception("the server ends")
+            reason = f"{type(error).__name__}: {error}"
+        self._ended(reason)
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._last_idle >= PAUSE
+
+    def _round(self) -> None:
+        with self._store.changed:
+            works = [] if self._stopping else self._runnable()
+        for kind in self._kinds.values():
+            own = [work for work in works if work.entry.kind == kind.name]
+            again = [[work] for work in own if work.attempts]  # what has ended an engine takes no others along
+            first = [work for work in own if not work.attempts]
+            groups = [first[at : at + kind.together] for at in range(0, len(first), kind.together)]
+            for group in again + groups:
+                if self._stopping:
+                    return
+                self._execute(kind, group)
+
+    def _execute(self, kind: Kind, group: Sequence[Work]) -> None:
+        for work in group:
+            work.started = True
+        self._guarded(lambda: kind.run(group, self.memory))
+
+    def _runnable(self) -> list[Work]:
+        """Works that are next of their model, and all that have no order."""
+        state, found = self._store.state, []
+        for work in state.waiting.values():
+            model = state.models.get(work.entry.queue)
+            if not self._kinds[work.entry.kind].ordered or work.entry.seq == (0 if model is None else model.next):
+                found.append(work)
+        return found
+
+    def _arrived(self) -> Sequence[Work]:
+        """Works without order that have arrived since a round began; none while a model waits, or for long."""
+        with self._store.changed:
+            works = [work for work in self._runnable() if not work.started]
+            if self._stopping or self._due() or any(self._kinds[work.entry.kind].ordered for work in works):
+                return ()
+            for work in works:
+                work.started = True
+            return works
+
+    def _repeat(self, memory: ModelsInMemory, entry: Accepted) -> None:
+        self._kinds[entry.kind].repeat(entry, memory)
+
+    # a lost engine
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Call what calls the engine; where that is lost begin anew, and restore models as they are needed."""
+        try:
+            call()
+            self._losses = 0
+        except JournalFailed:
+            raise
+        except Exception as error:  # EngineLost, or a mistake in an engine: what it holds is not to be relied on
+            self._lost(error)
+
+    def _lost(self, error: Exception) -> None:
+        LOG.error("the engine is lost", exc_info=error)
+        self._losses += 1
+        if self._losses >= LOSSES:
+            raise error
+        with self._store.changed:
+            works = [work for work in self._store.state.waiting.values() if work.started]
+        self._blame(works, error)
+        self.restoring = True
+        self.memory.used.clear()
+        self._engine.start()
+        self.restoring = False
+
+    def _blame(self, works: Iterable[Work], error: Exception) -> None:
+        for work in works:
+            work.started = False
+            work.attempts += 1
+            if work.attempts == ATTEMPTS:
+                what = f"the engine was lost {ATTEMPTS} times at this request ({type(error).__name__})"
+                body = error_body(f"{what}; it has changed nothing", "server")
+                self._store.finish(work, Done(work.id, self._store.clock(), True, JSON, body))

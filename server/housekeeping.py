@@ -1,0 +1,108 @@
+"""What has got too old: requests whose predecessors do not come, results, checkpoints, sessions without a client."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from .entries import Change, Done, Model, Removed, Sampler
+from .kinds import JSON, Kind, error_body
+from .models_in_memory import ModelsInMemory
+from .state import Work
+from .store import Store
+
+
+def keep_house(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:
+    """Done between works, by the thread that executes them. started: when the server was."""
+    store = memory.store
+    with store.changed:
+        _fail_late(memory, kinds, started)
+        _drop_results(memory)
+        _remove_expired(memory)
+    for id in list(memory.used):
+        if id not in store.state.models:
+            memory.removed(id)
+        elif not memory.live(memory.model(id).session) and not _waits(store, id):
+            memory.leave(id)
+    memory.remove_unused()
+    store.rewrite_if_large()
+
+
+def _waits(store: Store, queue: str) -> bool:
+    return any(work.entry.queue == queue for work in store.state.waiting.values())
+
+
+def _fail_late(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:
+    """Requests that wait for others which do not come, or that have waited too long for their turn."""
+    store, now = memory.store, memory.store.clock()
+    queues: defaultdict[str, list[Work]] = defaultdict(list)
+    for work in store.state.waiting.values():
+        queues[work.entry.queue].append(work)
+    for queue, works in queues.items():
+        if not kinds[works[0].entry.kind].ordered:
+            late = [work for work in works if now - max(work.entry.time, started) > memory.limits.sample_wait]
+            _fail(store, [work for work in late if not work.started], "no sample was drawn in time")
+            continue
+        works.sort(key=lambda work: work.entry.seq)
+        model, first = store.state.models.get(queue), works[0]
+        if model is None and first.entry.seq > 0:
+            _fail(store, works, "its model was not created", "user")
+        elif model is not None and first.entry.seq > model.next:
+            # Those that wait may have come before the one that is missing was sent: the last one counts.
+            last = max(max(work.entry.time, started) for work in works)
+            if now - last > memory.limits.gap:
+                missing = f"request {model.next} of this model did not come within {memory.limits.gap:.0f} s"
+                _fail(store, works, f"{missing}, and what was sent after it is not executed", "user")
+
+
+def _fail(store: Store, works: list[Work], why: str, category: str = "server") -> None:
+    for work in works:
+        store.finish(work, Done(work.id, store.clock(), True, JSON, error_body(why, category)))
+
+
+def _drop_results(memory: ModelsInMemory) -> None:
+    """Those that are too old; where there are too many, those that were fetched, the oldest first."""
+    state, now, limits = memory.store.state, memory.store.clock(), memory.limits
+    for work in list(state.works.values()):
+        if work.result is None:
+            continue
+        fetched = work.fetched is not None and (now - work.fetched > limits.fetched or state.results > limits.results)
+        if fetched or now - work.result.time > limits.unfetched:
+            state.drop(work)
+
+
+def _remove_expired(memory: ModelsInMemory) -> None:
+    state, now = memory.store.state, memory.store.clock()
+    gone: list[Change] = [
+        Removed("Checkpoint", one.id)
+        for one in state.checkpoints.values()
+        if one.expires is not None and one.expires < now
+    ]
+    unnamed: defaultdict[str, list[Sampler]] = defaultdict(list)
+    for sampler in state.samplers.values():
+        session = state.sessions.get(sampler.session)
+        if session is None or session.ended:
+            gone.append(Removed("Sampler", sampler.id))
+        elif sampler.path is None and sampler.folder is not None:
+            unnamed[sampler.session].append(sampler)
+    for samplers in unnamed.values():
+        samplers.sort(key=lambda one: one.created)
+        used = {work.entry.queue for work in state.waiting.values()}
+        old = samplers[: max(0, len(samplers) - memory.limits.samplers)]
+        gone += [Removed("Sampler", one.id) for one in old if one.id not in used]
+    gone += _forgotten(memory, now)
+    if gone:
+        memory.store.change(*gone)
+
+
+def _forgotten(memory: ModelsInMemory, now: float) -> list[Change]:
+    """Sessions that nobody has used for long, and their models; those with checkpoints stay."""
+    state, gone = memory.store.state, list[Change]()
+    named = {checkpoint.model for checkpoint in state.checkpoints.values()}
+    models: defaultdict[str, list[Model]] = defaultdict(list)
+    for model in state.models.values():
+        models[model.session].append(model)
+    for session in state.sessions.values():
+        old = now - session.created > memory.limits.forgotten and not memory.live(session.id)
+        if old and not any(model.id in named for model in models[session.id]):
+            gone += [Removed("Model", model.id) for model in models[session.id]]
+            gone.append(Removed("Session", session.id))
+    return gone

@@ -1,0 +1,191 @@
+"""The file that a server is restored from: everything that was accepted and everything that was done, in order.
+
+A frame is four bytes of length, four of CRC-32 (both little-endian) and the content. Frames are appended by any thread
+and made lasting by one thread of its own, many with one fsync; what depends on a frame is called once it lasts. At the
+end of the file a frame may be cut off or damaged, as a power failure leaves it: it and what follows it were never
+confirmed, and are dropped when the file is opened.
+"""
+
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+_HEAD: Final = struct.Struct("<II")
+_PATTERN: Final = "journal-*.bin"
+
+# Called once a frame lasts: True; or will never: False.
+Then = Callable[[bool], None]
+
+
+class JournalFailed(Exception):
+    """The disk has not taken a frame. Nothing can be promised any more, so the server stops."""
+
+
+class Journal:
+    """One file of a folder at a time: a rewritten one has the next number, and replaces the one before.
+
+    failed: called once, in the journal's thread, when the disk refuses; everything after that raises JournalFailed.
+    """
+
+    def __init__(self, folder: Path, failed: Callable[[OSError], None] = lambda error: None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._failed = folder, failed
+        self._changed = threading.Condition()
+        self._written: list[tuple[bytes, Then | None]] = []
+        self._busy = self._closing = self._broken = False
+        self._number = self._open()
+        self._path = self._path_of(self._number)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        _sync_folder(folder)
+        self.size = self._drop_unconfirmed()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def _path_of(self, number: int) -> Path:
+        return self._folder / f"journal-{number:06d}.bin"
+
+    def _open(self) -> int:
+        """The number of the newest whole file. A newer one that a crash left half written has another ending."""
+        for partial in self._folder.glob("*.partial"):
+            partial.unlink()
+        numbers = sorted(int(path.stem.partition("-")[2]) for path in self._folder.glob(_PATTERN))
+        for old in numbers[:-1]:
+            self._path_of(old).unlink()
+        return numbers[-1] if numbers else 1
+
+    def _drop_unconfirmed(self) -> int:
+        end = 0
+        for at, content in self.frames():
+            end = at + _HEAD.size + len(content)
+        os.ftruncate(self._fd, end)
+        os.lseek(self._fd, end, os.SEEK_SET)
+        os.fsync(self._fd)
+        return end
+
+    # reading
+
+    def frames(self) -> Iterator[tuple[int, bytes]]:
+        """Position and content of every frame, up to the first that is not whole."""
+        at = 0
+        with self._path.open("rb") as file:
+            while len(head := file.read(_HEAD.size)) == _HEAD.size:
+                length, checksum = _HEAD.unpack(head)
+                content = file.read(length) if length <= _left(file) else b""
+                if len(content) != length or zlib.crc32(content) != checksum:
+                    return
+                yield at, content
+                at += _HEAD.size + length
+
+    def read(self, at: int) -> bytes:
+        """The frame at a position, which lasts already."""
+        length, checksum = _HEAD.unpack(os.pread(self._fd, _HEAD.size, at))
+        content = os.pread(self._fd, length, at + _HEAD.size)
+        if zlib.crc32(content) != checksum:
+            raise JournalFailed(f"{self._path} is damaged at byte {at}")
+        return content
+
+    # writing
+
+    def append(self, content: bytes, then: Then | None = None) -> int:
+        """Add a frame, and give its position. then: called in the journal's thread; must not raise, nor wait."""
+        with self._changed:
+            if self._broken or self._closing:
+                raise JournalFailed("the journal takes nothing more")
+            at = self.size
+            self._written.append((_frame(content), then))
+            self.size += _HEAD.size + len(content)
+            self._changed.notify_all()
+            return at
+
+    def settle(self) -> None:
+        """Wait until everything that was appended lasts. Raises JournalFailed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken or not (self._written or self._busy))
+            if self._broken:
+                raise JournalFailed("the disk has refused a frame")
+
+    def rewrite(self, contents: Iterable[bytes]) -> list[int]:
+        """Replace the file by one with these frames, and give their positions; a crash leaves the old or the new one.
+
+        Nothing may be appended meanwhile.
+        """
+        self.settle()
+        path = self._path_of(self._number + 1)
+        partial = path.with_suffix(".partial")
+        positions, end = [], 0
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        for content in contents:
+            positions.append(end)
+            frame = _frame(content)
+            _write(fd, frame)
+            end += len(frame)
+        os.fsync(fd)
+        partial.rename(path)
+        _sync_folder(self._folder)
+        os.close(self._fd)
+        self._path.unlink()
+        self._fd, self._path, self._number, self.size = fd, path, self._number + 1, end
+        return positions
+
+    def close(self) -> None:
+        """Make everything last, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        os.close(self._fd)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._written or self._closing)
+                if not self._written:
+                    return
+                batch, self._written, self._busy = self._written, [], True
+            try:
+                _write(self._fd, b"".join(frame for frame, _ in batch))
+                os.fsync(self._fd)
+            except OSError as error:
+                with self._changed:
+                    self._broken, self._busy = True, False
+                    batch, self._written = batch + self._written, []
+                    self._changed.notify_all()
+                _call(batch, False)
+                self._failed(error)
+                return
+            _call(batch, True)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+
+def _call(batch: list[tuple[bytes, Then | None]], lasting: bool) -> None:
+    for _, then in batch:
+        if then is not None:
+            then(lasting)
+
+
+def _frame(content: bytes) -> bytes:
+    return _HEAD.pack(len(content), zlib.crc32(content)) + content
+
+
+def _write(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _left(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size - file.tell()
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

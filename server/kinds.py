@@ -1,0 +1,131 @@
+"""What a request that is executed in order must define, and how its result is written."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from .engine import UserError
+from .entries import Accepted, Change, Done
+from .models_in_memory import ModelDamaged, ModelsInMemory
+from .refusal import Refusal
+from .requests import NAME
+from .state import Work
+
+JSON = "application/json"
+
+
+class Kind(ABC):
+    """A kind of request. name: its path under /api/v1, and what the journal calls it. media: of its body.
+
+    ordered: requests of a model are executed in the order of their seq_ids, one at a time. together: how many requests
+    of different models are executed at a time; 1: each for itself.
+    """
+
+    name: ClassVar[str]
+    media: ClassVar[str] = JSON
+    ordered: ClassVar[bool] = True
+    together: ClassVar[int] = 1
+
+    @abstractmethod
+    def read(self, raw: bytes) -> Any:
+        """What a body asks for. Raises Refusal, or Malformed."""
+
+    @abstractmethod
+    def address(self, request: Any) -> tuple[str, int]:
+        """Its idempotency key: the model or sampler, and its seq_id; 0 creates a model. Raises Refusal."""
+
+    @abstractmethod
+    def run(self, works: Sequence[Work], memory: ModelsInMemory) -> None:
+        """Execute requests of different models, and finish each of them. Raises EngineLost."""
+
+    def repeat(self, entry: Accepted, memory: ModelsInMemory) -> None:
+        """Change the model once more as the request did. Raises UserError and EngineLost."""
+        raise NotImplementedError(f"{self.name} is never repeated")
+
+    def promised(self, work: Work, request: Any) -> dict[str, Any]:
+        """What the answer to the POST has beside `request_id`."""
+        return {"model_id": work.entry.queue}
+
+
+class SingleKind(Kind):
+    """A kind whose requests are executed one by one. repeated: see `Done`."""
+
+    repeated: ClassVar[bool] = False
+
+    @abstractmethod
+    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+        """Execute it: the JSON of its result, and what exists then. Raises UserError, ModelDamaged and EngineLost."""
+
+    def run(self, works: Sequence[Work], memory: ModelsInMemory) -> None:
+        (work,) = works
+        try:
+            answer, changes = self.outcome(work, memory)
+        except (UserError, ModelDamaged) as error:
+            fail(memory, work, error)
+        else:
+            body = msgspec.json.encode({"type": self.name} | answer)
+            finish(memory, work, body, changes=changes, repeated=self.repeated)
+            self.after(work, memory)
+
+    def after(self, work: Work, memory: ModelsInMemory) -> None:
+        """What follows once the work is finished."""
+
+
+def finish(
+    memory: ModelsInMemory,
+    work: Work,
+    body: bytes,
+    *,
+    media: str = JSON,
+    changes: list[Change] | None = None,
+    repeated: bool = False,
+) -> None:
+    store = memory.store
+    store.finish(work, Done(work.id, store.clock(), False, media, body, changes or [], repeated))
+
+
+def fail(memory: ModelsInMemory, work: Work, error: Exception) -> None:
+    """The error of a request is its result: the client asks for it once, and learns whose mistake it is."""
+    category = "user" if isinstance(error, UserError) else "server"
+    store = memory.store
+    store.finish(work, Done(work.id, store.clock(), True, JSON, error_body(str(error), category)))
+
+
+def error_body(message: str, category: str) -> bytes:
+    return msgspec.json.encode({"error": message, "category": category})
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Metrics for JSON, which has no word for what is not finite: those are left out, counted and named."""
+    odd = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    found: dict[str, Any] = {"metrics": {name: float(value) for name, value in metrics.items() if name not in odd}}
+    if odd:
+        found["metrics"]["nonfinite"] = float(len(odd))
+        found["nonfinite"] = odd
+    return found
+
+
+def numbered(seq_id: int) -> int:
+    """The seq_id of what is asked of a model that exists."""
+    if seq_id < 1:
+        raise Refusal(400, "seq_id is missing; those of a model begin with 1")
+    return seq_id
+
+
+def required(value: Any, name: str) -> Any:
+    if value is None:
+        raise Refusal(422, f"{name} is missing")
+    return value
+
+
+def check_name(name: str) -> str:
+    """The name of a checkpoint, which becomes a part of its path. Raises UserError."""
+    if NAME.fullmatch(name) is None:
+        raise UserError(
+            f"{name[:80]!r} is no name for a checkpoint: letters, digits, '_', '-' and '.', at most 128, "
+            "and the first a letter or digit"
+        )
+    return name

@@ -1,0 +1,176 @@
+"""The three messages of the wire that are Protocol Buffers, between bytes and values.
+
+Field numbers are those of the Tinker SDK. Provenance of tokens (fields 3 and 4 of a datum) is read past: no loss here
+reads it.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+from attrs import frozen
+
+from .engine import Array, Candidates, PassResult, SampleResult
+from .protobuf import Field, Malformed, Message, Writer, read
+from .tensors import FLOAT32, read_tensor
+
+MEDIA_TYPE: Final = "application/x-protobuf"
+NO_LOGPROB: Final = -99999.0  # of a cell without a candidate
+
+_CSR = Message("SparseCsr", {1: Field("values", "bytes"), 2: Field("crow", "bytes"), 3: Field("col", "bytes")})
+_TENSOR = Message(
+    "Tensor",
+    {1: Field("dense", "bytes"), 2: Field("csr", _CSR), 3: Field("dtype", "int"), 4: Field("shape", "ints")},
+)
+_TEXT_CHUNK = Message("EncodedTextChunk", {1: Field("tokens", "bytes")})
+_CHUNK = Message("Chunk", {1: Field("text", _TEXT_CHUNK), 2: Field("image", "bytes"), 3: Field("dmel", "bytes")})
+_INPUT = Message("LossFnInputsEntry", {1: Field("key", "text"), 2: Field("value", _TENSOR)})
+_DATUM = Message(
+    "Datum",
+    {
+        1: Field("chunks", _CHUNK, repeated=True),
+        2: Field("inputs", _INPUT, repeated=True),
+        3: Field("spans", "bytes"),
+        4: Field("input_spans", "bytes"),
+    },
+)
+_NUMBER = Message("LossFnConfigEntry", {1: Field("key", "text"), 2: Field("value", "double")})
+_SETTING = Message("LossConfigValue", {1: Field("number", "double"), 2: Field("text", "text")})
+_SETTING_ENTRY = Message("LossFnConfigV2Entry", {1: Field("key", "text"), 2: Field("value", _SETTING)})
+_REQUEST = Message(
+    "ForwardBackwardRequest",
+    {
+        1: Field("model_id", "text"),
+        2: Field("seq_id", "int"),
+        3: Field("data", _DATUM, repeated=True),
+        4: Field("loss_fn", "text"),
+        5: Field("numbers", _NUMBER, repeated=True),
+        6: Field("forward_only", "bool"),
+        7: Field("settings", _SETTING_ENTRY, repeated=True),
+    },
+)
+
+
+@frozen(eq=False)
+class Row:
+    """tokens: int32; None: there is a chunk that is no text. inputs: float32 or int64."""
+
+    tokens: Array | None
+    inputs: dict[str, Array]
+
+
+@frozen(eq=False)
+class ForwardBackward:
+    model_id: str
+    seq_id: int
+    rows: tuple[Row, ...]
+    loss: str
+    settings: dict[str, float | str]
+    forward_only: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.tokens.size for row in self.rows if row.tokens is not None)
+
+
+def read_forward_backward(raw: bytes) -> ForwardBackward:
+    """The request in a body. Raises Malformed; whether it can be done is not looked at."""
+    found = read(memoryview(raw), _REQUEST)
+    settings: dict[str, float | str] = {
+        entry.get("key", ""): entry.get("value", 0.0) for entry in found.get("numbers", ())
+    }
+    for entry in found.get("settings", ()):  # the newer form, which holds where both are there
+        value = entry.get("value", {})
+        settings[entry.get("key", "")] = value["text"] if "text" in value else value.get("number", 0.0)
+    return ForwardBackward(
+        model_id=found.get("model_id", ""),
+        seq_id=found.get("seq_id", 0),
+        rows=tuple(_row(number, datum) for number, datum in enumerate(found.get("data", ()))),
+        loss=found.get("loss_fn", ""),
+        settings=settings,
+        forward_only=found.get("forward_only", False),
+    )
+
+
+def _row(number: int, datum: dict[str, Any]) -> Row:
+    chunks = datum.get("chunks", ())
+    inputs: dict[str, Array] = {}
+    for entry in datum.get("inputs", ()):
+        name = entry.get("key", "")
+        try:
+            inputs[name] = read_tensor(entry.get("value", {}))
+        except Malformed as error:
+            raise Malformed(f"data[{number}].loss_fn_inputs: {error}") from None
+    if any("text" not in chunk for chunk in chunks):
+        return Row(None, inputs)
+    texts = [chunk["text"].get("tokens", b"") for chunk in chunks]
+    if any(len(text) % 4 for text in texts):
+        raise Malformed(f"data[{number}].model_input: tokens are not of four bytes each")
+    tokens = [np.frombuffer(text, "<i4") for text in texts]
+    return Row(np.concatenate(tokens) if tokens else np.zeros(0, "<i4"), inputs)
+
+
+# writing --------------------------------------------------------------------------------------------------------------
+
+
+def forward_backward_output(result: PassResult) -> bytes:
+    """`ForwardBackwardOutput`: a record for each run of rows whose outputs agree in the dims behind the first."""
+    out = Writer().content(1, "ArrayRecord")
+    for rows in _rectangular(result):
+        record = Writer()
+        for name in rows[0]:
+            parts = [np.ascontiguousarray(row[name], "<f4") for row in rows]
+            offsets = np.cumsum([0, *(part.nbytes for part in parts)], dtype="<i8")
+            tensor = Writer().content(1, b"".join(part.tobytes() for part in parts))
+            tensor.content(2, offsets.tobytes()).integer(3, FLOAT32)
+            if parts[0].ndim > 1:
+                tensor.integers(4, list(parts[0].shape[1:]))
+            record.content(2, Writer().content(1, name).content(2, tensor))
+        out.content(2, record.integer(3, len(rows)))
+    for name, value in result.metrics.items():
+        out.content(3, Writer().content(1, name).double(2, float(value)))
+    return bytes(out)
+
+
+def _rectangular(result: PassResult) -> list[list[Any]]:
+    groups: list[list[Any]] = []
+    last = None
+    for row in result.outputs:
+        dims = {name: array.shape[1:] for name, array in row.items()}
+        if dims != last:
+            groups.append([])
+        groups[-1].append(row)
+        last = dims
+    return groups
+
+
+def sample_response(result: SampleResult) -> bytes:
+    """`SampleResponse`: the samples, and what was asked for of the prompt."""
+    out = Writer()
+    for sample in result.samples:
+        one = Writer().integer(1, 0 if sample.stopped else 1)
+        one.content(2, np.asarray(sample.tokens, "<i4").tobytes())
+        one.content(3, np.asarray(sample.logprobs, "<f4").tobytes())
+        if sample.top is not None:
+            one.content(4, _candidates(sample.top))
+        out.content(1, one)
+    if result.prompt_logprobs is not None:
+        out.content(2, np.asarray(result.prompt_logprobs, "<f4").tobytes())
+    if result.prompt_top is not None:  # the wire has a row for the first token as well, which nothing precedes
+        width = result.prompt_top.tokens.shape[1]
+        first = Candidates(tokens=np.zeros((1, width), "<i4"), logprobs=np.full((1, width), NO_LOGPROB, "<f4"))
+        out.content(
+            3,
+            _candidates(
+                Candidates(
+                    tokens=np.concatenate([first.tokens, result.prompt_top.tokens]),
+                    logprobs=np.concatenate([first.logprobs, result.prompt_top.logprobs]),
+                )
+            ),
+        )
+    return bytes(out)
+
+
+def _candidates(top: Candidates) -> Writer:
+    length, width = top.tokens.shape
+    out = Writer().content(1, np.asarray(top.tokens, "<i4").tobytes())
+    return out.content(2, np.asarray(top.logprobs, "<f4").tobytes()).integer(3, width).integer(4, length)

@@ -1,0 +1,139 @@
+"""Which models an engine has, and how one comes back: from its last snapshot and the work that was done since.
+
+A snapshot is what `Engine.save` writes right after a step, when there is no gradient.
+"""
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+
+from attrs import define, field
+from msgspec.structs import replace
+
+from .engine import Capabilities, Engine, UserError
+from .entries import Accepted, Model
+from .limits import Limits
+from .state import Work
+from .store import Store
+
+LOG = logging.getLogger(__name__)
+
+
+class ModelDamaged(Exception):
+    """The state of a model cannot be made again. Its text is for the client."""
+
+
+@define(eq=False)
+class ModelsInMemory:
+    """All calls are made by the one thread that calls the engine.
+
+    repeat: does a work again, without a result. live: whether the client of a session is connected. arrived: works
+    that may join those that are executed now. used: models that the engine has, in the order in which they were last
+    needed.
+    """
+
+    engine: Engine
+    capabilities: Capabilities
+    store: Store
+    limits: Limits
+    repeat: Callable[["ModelsInMemory", Accepted], None]
+    live: Callable[[str], bool]
+    arrived: Callable[[], Sequence[Work]]
+    used: dict[str, None] = field(factory=dict)
+
+    def model(self, id: str) -> Model:
+        return self.store.state.models[id]
+
+    def need(self, id: str, keep: Sequence[str] = ()) -> None:
+        """Have a model in memory, beside those to keep. Raises ModelDamaged."""
+        if (why := self.model(id).damaged) is not None:
+            raise ModelDamaged(why)
+        if id in self.used:
+            self.used[id] = self.used.pop(id)
+            return
+        self.make_room(keep)
+        self._restore(self.model(id))
+        self.used[id] = None
+
+    def make_room(self, keep: Sequence[str] = ()) -> None:
+        """Room for one more: without it the model leaves that was not needed for longest, those of clients that are
+        not connected first."""
+        while len(self.used) >= self.capabilities.models:
+            others = [id for id in self.used if id not in keep]
+            self.leave(next((id for id in others if not self.live(self.model(id).session)), others[0]))
+
+    def num_live(self) -> int:
+        """Models in memory whose clients are connected."""
+        return sum(self.live(self.model(id).session) for id in self.used)
+
+    def leave(self, id: str) -> None:
+        """Free the memory of a model; it is restored when it is needed again."""
+        history = self.store.state.history.get(id, {})
+        if history and self._stepped(id):
+            self.snapshot(id)
+        self.engine.remove_model(id)
+        del self.used[id]
+
+    def removed(self, id: str) -> None:
+        """A model is no more."""
+        if id in self.used:
+            self.engine.remove_model(id)
+            del self.used[id]
+
+    # snapshots
+
+    def snapshot_if_due(self, id: str) -> None:
+        """After a step: bound what must be repeated."""
+        sizes = [size for _, size in self.store.state.history.get(id, {}).values()]
+        if len(sizes) >= self.limits.snapshot_steps or sum(sizes) >= self.limits.snapshot_bytes:
+            self.snapshot(id)
+
+    def snapshot(self, id: str) -> None:
+        """Save the state of a model that has no gradient; later it begins from there."""
+        seq, folder = self.model(id).next - 1, new_name()
+        try:
+            self.engine.save(id, self.store.weights(folder))
+        except UserError as error:  # more is repeated then, and nothing is lost
+            LOG.warning("no snapshot of %s: %s", id, error)
+            return
+        self.store.change(replace(self.model(id), snapshot=folder, snapshot_seq=seq))
+
+    def snapshot_all(self) -> None:
+        """Before the server ends: what has no gradient begins from there at the next start."""
+        for id in list(self.used):
+            if self.store.state.history.get(id) and self._stepped(id):
+                self.snapshot(id)
+
+    def _stepped(self, id: str) -> bool:
+        """Whether the last work that changed the model left no gradient."""
+        history = self.store.state.history[id]
+        return self.store.body_at(history[max(history)][0]).kind != "forward_backward"
+
+    def remove_unused(self) -> None:
+        """Remove folders of weights that nothing refers to any more."""
+        for folder in self.store.unused_weights():
+            self.engine.forget(folder)
+            self.store.remove_weights(folder.name)
+
+    # restoring
+
+    def _restore(self, model: Model) -> None:
+        state = self.store.state
+        LOG.info("restoring %s from %s and %d requests", model.id, model.snapshot, len(state.history.get(model.id, {})))
+        try:
+            self.engine.create_model(model.id, model.adapter.settings() if model.adapter else None)
+            if model.snapshot is not None:
+                self.engine.load(model.id, self.store.weights(model.snapshot), optimizer=True)
+            for _, (at, _) in sorted(state.history.get(model.id, {}).items()):
+                self.repeat(self, self.store.body_at(at))
+        except UserError as error:
+            LOG.exception("%s cannot be restored", model.id)
+            why = f"the state of this model could not be restored after a failure: {error}"
+            self.store.change(replace(model, damaged=why))
+            self.engine.remove_model(model.id)
+            raise ModelDamaged(why) from error
+
+
+def new_name() -> str:
+    """Of a folder of weights; nothing of a client is in it."""
+    return uuid.uuid4().hex

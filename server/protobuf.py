@@ -1,0 +1,172 @@
+"""Protocol Buffers, as much of the format as a few messages need (protobuf.dev/programming-guides/encoding).
+
+A message is a table of its fields. What is read is bounded by the tables: a message nests as deep as they do, and the
+fields of a body are counted. Whatever is not in a table is refused by its number, since it may change a result.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self
+
+from attrs import define, frozen
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+MOST_FIELDS: Final = 2**20
+
+Kind = Literal["int", "bool", "double", "text", "bytes", "ints"]
+WIRE: Final[Mapping[str, int]] = {"int": VARINT, "bool": VARINT, "double": FIXED64, "text": BYTES, "bytes": BYTES}
+
+
+class Malformed(ValueError):
+    """The bytes are no such message. Its text has places and numbers, and nothing of what was sent."""
+
+
+@frozen
+class Message:
+    """A table: number of a field → what it is."""
+
+    name: str
+    fields: Mapping[int, "Field"]
+
+
+@frozen
+class Field:
+    """kind: of its values, or a message. repeated: a list of all that there are; otherwise the last one holds."""
+
+    name: str
+    kind: "Kind | Message"
+    repeated: bool = False
+
+
+@define
+class FieldCount:
+    """How many fields of a body may still be read, so that a small body cannot take long."""
+
+    left: int = MOST_FIELDS
+
+    def take(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Malformed(f"there are more than {MOST_FIELDS} fields")
+
+
+def read(data: memoryview, message: Message, count: FieldCount | None = None) -> dict[str, Any]:
+    """The fields of a message by name, nested messages as further dicts. Raises Malformed."""
+    count = count or FieldCount()
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(data):
+        count.take()
+        tag, at = _varint(data, at, message)
+        number, wire = tag >> 3, tag & 7
+        value: int | memoryview
+        if wire == VARINT:
+            value, at = _varint(data, at, message)
+        else:
+            if wire not in (FIXED64, BYTES, FIXED32):
+                raise Malformed(f"{message.name} has a field of wire type {wire}")
+            size, at = _varint(data, at, message) if wire == BYTES else (8 if wire == FIXED64 else 4, at)
+            if size > len(data) - at:
+                raise Malformed(f"field {number} of {message.name} is cut off")
+            value, at = data[at : at + size], at + size
+        field = message.fields.get(number)
+        if field is None:
+            raise Malformed(f"{message.name} has a field {number}, which is not known here")
+        _put(found, field, wire, value, message, count)
+    return found
+
+
+def _put(
+    found: dict[str, Any], field: Field, wire: int, value: int | memoryview, message: Message, count: FieldCount
+) -> None:
+    if field.kind == "ints":  # one number, or many of them packed
+        numbers = found.setdefault(field.name, [])
+        if isinstance(value, int):
+            numbers.append(value)
+        elif wire == BYTES:
+            at = 0
+            while at < len(value):
+                count.take()
+                number, at = _varint(value, at, message)
+                numbers.append(number)
+        else:
+            raise Malformed(f"{field.name} of {message.name} has wire type {wire}")
+        return
+    if wire != (BYTES if isinstance(field.kind, Message) else WIRE[field.kind]):
+        raise Malformed(f"{field.name} of {message.name} has wire type {wire}")
+    read_value = _value(field.kind, value, field, count)
+    if field.repeated:
+        found.setdefault(field.name, []).append(read_value)
+    else:
+        found[field.name] = read_value
+
+
+def _value(kind: "Kind | Message", value: int | memoryview, field: Field, count: FieldCount) -> Any:
+    if isinstance(value, int):
+        return bool(value) if kind == "bool" else value
+    if isinstance(kind, Message):
+        return read(value, kind, count)
+    if kind == "double":
+        return struct.unpack("<d", value)[0]
+    if kind == "text":
+        try:
+            return str(value, "utf-8")
+        except UnicodeDecodeError:
+            raise Malformed(f"{field.name} is not UTF-8") from None
+    return value
+
+
+def _varint(data: memoryview, at: int, message: Message) -> tuple[int, int]:
+    """An unsigned number of at most 64 bits, and where the next field begins."""
+    value = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            if value >= 2**64:
+                break
+            return value, at
+        shift += 7
+        if shift > 63:
+            break
+    raise Malformed(f"a number of {message.name} is cut off or has more than 64 bits")
+
+
+# writing --------------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """The bytes of a message, field by field."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def integer(self, number: int, value: int) -> Self:
+        self._parts += (_encoded(number << 3 | VARINT), _encoded(value))
+        return self
+
+    def double(self, number: int, value: float) -> Self:
+        self._parts += (_encoded(number << 3 | FIXED64), struct.pack("<d", value))
+        return self
+
+    def content(self, number: int, value: "bytes | str | Writer") -> Self:
+        """A field of bytes, of text or of another message."""
+        raw = bytes(value) if isinstance(value, Writer) else value.encode() if isinstance(value, str) else value
+        self._parts += (_encoded(number << 3 | BYTES), _encoded(len(raw)), raw)
+        return self
+
+    def integers(self, number: int, values: list[int]) -> Self:
+        return self.content(number, b"".join(map(_encoded, values)))
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def _encoded(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

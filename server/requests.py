@@ -1,0 +1,210 @@
+"""The JSON requests of the wire, read into values.
+
+A field that is not known here is refused by name, unless its value asks for nothing (null, false, 0, "", [] or {}):
+newer clients send fields that may change what a result means. Requests that change nothing (sessions, telemetry) are
+read loosely.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .refusal import Refusal
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+Id = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Seq = Annotated[int, Meta(ge=0, le=2**53)]
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Metadata = Annotated[dict[Text, Any], Meta(max_length=64)]
+
+
+class CreateSession(Struct):
+    sdk_version: Text = ""
+    user_metadata: Metadata | None = None
+    project_id: Text | None = None
+    display_name: Text | None = None
+
+
+class Heartbeat(Struct):
+    session_id: Id
+
+
+class OptimizerKind(Struct, frozen=True):
+    type: str = "adamw"
+
+
+class LoraConfig(Struct):
+    rank: Seq
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class CreateModel(Struct):
+    session_id: Id
+    model_seq_id: Seq
+    base_model: Text
+    user_metadata: Metadata | None = None
+    lora_config: LoraConfig | None = None
+    optimizer_config: OptimizerKind = OptimizerKind()
+    type: str = ""
+
+
+class GetInfo(Struct):
+    model_id: Id
+
+
+class AdamParams(Struct, frozen=True):
+    learning_rate: Finite = 1e-4
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    eps: Annotated[float, Meta(ge=0, le=1e300)] = 1e-12
+    weight_decay: Finite = 0.0
+    grad_clip_norm: Finite = 0.0
+
+
+class OptimStep(Struct):
+    model_id: Id
+    seq_id: Seq
+    adam_params: AdamParams = AdamParams()
+    optimizer_params: dict[str, Any] | None = None
+    type: str = ""
+
+
+class SaveWeights(Struct):
+    model_id: Id
+    seq_id: Seq
+    path: str | None = None
+    ttl_seconds: Annotated[int, Meta(ge=1, le=10 * 366 * 86400)] | None = None
+    overwrite: bool = False
+    user_metadata: Metadata | None = None
+    type: str = ""
+
+
+class SaveForSampler(SaveWeights):
+    sampling_session_seq_id: Seq | None = None
+    kind: str = "snapshot"
+
+
+class LoadWeights(Struct):
+    path: Text
+    optimizer: bool
+    model_id: Id | None = None
+    seq_id: Seq | None = None
+    session_id: Id | None = None
+    model_seq_id: Seq | None = None
+    base_model: Text | None = None
+    user_metadata: Metadata | None = None
+    optimizer_config: OptimizerKind | None = None
+    weights_access_token: str | None = None
+    type: str = ""
+
+
+class CreateSamplingSession(Struct):
+    session_id: Id
+    sampling_session_seq_id: Seq
+    base_model: Text | None = None
+    model_path: Text | None = None
+    type: str = ""
+
+
+class Chunk(Struct):
+    type: str = "encoded_text"
+    tokens: list[Annotated[int, Meta(ge=-(2**31), lt=2**31)]] = []
+
+
+class Prompt(Struct):
+    chunks: list[Chunk] = []
+
+
+class SamplingParams(Struct):
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[int | str] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] = -1
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class Sample(Struct):
+    prompt: Prompt
+    sampling_params: SamplingParams
+    sampling_session_id: Id | None = None
+    seq_id: Seq | None = None
+    num_samples: Annotated[int, Meta(ge=1)] = 1
+    base_model: Text | None = None
+    model_path: Text | None = None
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: Seq = 0
+    topk_sample_logprobs: Seq = 0
+    target_prompt_logprobs: Any = None
+    prompt_alt_tokens_k: Seq = 0
+    prompt_logprobs_last_n: Seq | None = None
+    record_stability_info: bool | None = None
+    type: str = ""
+
+
+class Retrieve(Struct):
+    request_id: Id
+    allow_metadata_only: bool = False
+
+
+class WeightsInfo(Struct):
+    tinker_path: Text
+
+
+class Ttl(Struct):
+    ttl_seconds: Annotated[int, Meta(ge=1, le=10 * 366 * 86400)] | None = None
+
+
+_LOOSE: Final = (CreateSession, Heartbeat, GetInfo, Retrieve, WeightsInfo, Ttl)
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+R = TypeVar("R", bound=Struct)
+
+
+def read_json(raw: bytes, kind: type[R]) -> R:
+    """The request in a body. Raises Refusal 422, which names the field and never has its value."""
+    try:
+        found = _OBJECT.decode(raw or b"{}")
+        if kind not in _LOOSE:
+            _refuse_unknown(found, kind, "")
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise Refusal(422, f"the body cannot be taken: {_without_values(str(error))}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Refusal(422, "the body is no JSON object") from None
+
+
+def _refuse_unknown(found: dict[str, Any], kind: type[Struct], where: str) -> None:
+    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for name, value in found.items():
+        if name not in known:
+            if value not in (None, False, 0, "", [], {}):
+                raise Refusal(422, f"field {_shown(where + name)} is not known here")
+        elif isinstance(value, dict) and (inner := _struct_in(known[name])) is not None:
+            _refuse_unknown(value, inner, f"{where}{name}.")
+
+
+def _struct_in(kind: Any) -> type[Struct] | None:
+    options = getattr(kind, "__args__", (kind,))
+    return next((one for one in options if isinstance(one, type) and issubclass(one, Struct)), None)
+
+
+def _shown(name: str) -> str:
+    """A name that a client has made up, as it may stand in an answer."""
+    return f"`{''.join(letter if letter.isprintable() and letter != '`' else '?' for letter in name[:80])}`"
+
+
+def _without_values(text: str) -> str:
+    return re.sub(r"'[^']{81,}'", "'…'", text)
+
+
+def plain_text(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """What a client wants to have kept beside something, as text."""
+    return {key: str(value) for key, value in metadata.items()} if metadata else None

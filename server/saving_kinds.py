@@ -1,0 +1,115 @@
+"""`save_weights` and `save_weights_for_sampler`: weights in folders of their own, which never change."""
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from .engine import UserError
+from .entries import Change, Checkpoint, Sampler
+from .kinds import SingleKind, check_name, numbered
+from .models_in_memory import ModelsInMemory, new_name
+from .requests import SaveForSampler, SaveWeights, plain_text, read_json
+from .state import Work
+
+
+class SaveWeightsKind(SingleKind):
+    """What training goes on from: weights, moments and step, by name. A gradient that was accumulated is not in it."""
+
+    name = "save_weights"
+
+    def read(self, raw: bytes) -> SaveWeights:
+        return read_json(raw, SaveWeights)
+
+    def address(self, request: SaveWeights) -> tuple[str, int]:
+        return request.model_id, numbered(request.seq_id)
+
+    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+        path = _free_path(work, "weights", memory)
+        memory.need(work.entry.queue)
+        folder = new_name()
+        memory.engine.save(work.entry.queue, memory.store.weights(folder))
+        return {"path": path}, [_checkpoint(work, path, "weights", folder, memory)]
+
+
+class SaveForSamplerKind(SingleKind):
+    """What is sampled from: weights alone; without a name for one sampling session."""
+
+    name = "save_weights_for_sampler"
+
+    def read(self, raw: bytes) -> SaveForSampler:
+        return read_json(raw, SaveForSampler)
+
+    def address(self, request: SaveForSampler) -> tuple[str, int]:
+        return request.model_id, numbered(request.seq_id)
+
+    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+        request: SaveForSampler = work.request
+        if request.kind != "snapshot":
+            raise UserError(f"kind {request.kind[:80]!r} is not offered here; offered: snapshot")
+        if request.path is not None:
+            path = _free_path(work, "sampler_weights", memory)
+            folder = self._export(work, memory)
+            return {"path": path}, [_checkpoint(work, path, "sampler_weights", folder, memory)]
+        model = memory.model(work.entry.queue)
+        number = request.sampling_session_seq_id
+        id = sampler_id(model.session, work.entry.seq if number is None else number, drawn=number is None)
+        if id in memory.store.state.samplers:
+            raise UserError(f"sampling_session_seq_id {number} is used already")
+        folder = self._export(work, memory)
+        sampler = Sampler(id, model.session, model.owner, model.base, folder, None, memory.store.clock())
+        return {"sampling_session_id": id}, [sampler]
+
+    def _export(self, work: Work, memory: ModelsInMemory) -> str:
+        _check_disk(memory)
+        memory.need(work.entry.queue)
+        folder = new_name()
+        memory.engine.export(work.entry.queue, memory.store.weights(folder))
+        return folder
+
+
+def sampler_id(session: str, number: int, *, drawn: bool = False) -> str:
+    """The id of a sampling session. drawn: the number is not the client's, and meets none of its own."""
+    return f"{session}:sample:{'s' if drawn else ''}{number}"
+
+
+def _free_path(work: Work, kind: Literal["weights", "sampler_weights"], memory: ModelsInMemory) -> str:
+    """The path of a checkpoint that may be written. Raises UserError."""
+    request: SaveWeights = work.request
+    name = check_name(f"auto-{work.entry.seq}" if request.path is None else request.path)
+    path = f"tinker://{work.entry.queue}/{kind}/{name}"
+    checkpoints = memory.store.state.checkpoints
+    if path in checkpoints and not request.overwrite:
+        raise UserError(f"{path} exists already; overwrite = True replaces it")
+    _check_disk(memory)
+    if sum(one.owner == work.entry.owner for one in checkpoints.values()) >= memory.limits.checkpoints:
+        raise UserError(f"there are {memory.limits.checkpoints} checkpoints already; delete some")
+    return path
+
+
+def _check_disk(memory: ModelsInMemory) -> None:
+    if shutil.disk_usage(memory.store.folder).free < memory.limits.free:
+        raise UserError("the disk of the server is full; delete checkpoints")
+
+
+def _checkpoint(
+    work: Work, path: str, kind: Literal["weights", "sampler_weights"], folder: str, memory: ModelsInMemory
+) -> Checkpoint:
+    request: SaveWeights = work.request
+    model, now = memory.model(work.entry.queue), memory.store.clock()
+    return Checkpoint(
+        path=path,
+        folder=folder,
+        model=model.id,
+        owner=model.owner,
+        kind=kind,
+        created=now,
+        base=model.base,
+        adapter=model.adapter,
+        size=size_of(memory.store.weights(folder)),
+        metadata=plain_text(request.user_metadata),
+        expires=None if request.ttl_seconds is None else now + request.ttl_seconds,
+    )
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,275 @@
+"""A training server without its HTTP: who is connected, what is accepted, and where results are fetched."""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
+
+from .engine import Capabilities, Engine
+from .entries import Accepted, Checkpoint, Model, Sampler, Session
+from .execution import Execution
+from .housekeeping import keep_house
+from .kinds import Kind
+from .limits import Limits
+from .model_kinds import CreateModelKind, LoadWeightsKind
+from .models_in_memory import ModelsInMemory
+from .refusal import Refusal
+from .requests import CreateSamplingSession, CreateSession, plain_text
+from .sampling_kind import SampleKind
+from .saving_kinds import SaveForSamplerKind, SaveWeightsKind, sampler_id
+from .state import Result, Work
+from .store import Store, fulfils
+from .training_kinds import ForwardBackwardKind, OptimStepKind
+
+LOG = logging.getLogger(__name__)
+
+KINDS: Final[Mapping[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        CreateModelKind(),
+        LoadWeightsKind(),
+        ForwardBackwardKind(),
+        OptimStepKind(),
+        SaveWeightsKind(),
+        SaveForSamplerKind(),
+        SampleKind(),
+    )
+}
+LATER: Final = 2.0  # seconds after which a client may come again
+
+T = TypeVar("T", Session, Model, Checkpoint, Sampler)
+
+
+class TrainingServer:
+    """Takes requests of clients, in any thread; one thread of its own executes them.
+
+    folder: journal and weights. ended: called once when it can go on no longer, with the reason; None: it was stopped.
+    clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.time,
+        ended: Callable[[str | None], None] = lambda reason: None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.failure: str | None = None
+        self.draining = False
+        self._clock, self._ended, self._engine = clock, ended, engine
+        self._pollers: set[Future[None]] = set()
+        self._released = False
+        self.store = Store(folder, clock, self._disk_failed)
+        self._started = clock()
+        self._beats = {id: self._started for id, one in self.store.state.sessions.items() if not one.ended}
+        self._execution = Execution(self.store, engine, self.limits, KINDS, self.live, self._keep_house, self._over)
+        self._execution.begin()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._execution.memory.capabilities
+
+    def _keep_house(self, memory: ModelsInMemory) -> None:
+        keep_house(memory, KINDS, self._started)
+
+    def _disk_failed(self, error: OSError) -> None:
+        self._over(f"the journal cannot be written: {error.strerror}")
+
+    def _over(self, reason: str | None) -> None:
+        if reason is not None and self.failure is None:
+            self.failure = reason
+            LOG.error("%s", reason)
+        self._ended(reason)
+
+    # ending
+
+    def drain(self) -> None:
+        """Take nothing new. What was accepted goes on, and results can be fetched."""
+        self.draining = True
+
+    def release(self) -> None:
+        """Answer clients that wait for a result at once; they come again."""
+        self._released = True
+        for woken in list(self._pollers):
+            _wake(woken)
+
+    def stop(self) -> None:
+        """End: what is executed now is finished, what waits is done after the next start."""
+        self.drain()
+        self.release()
+        self._execution.stop()
+        self._engine.close()
+        self.store.close()
+
+    # sessions
+
+    def live(self, session: str) -> bool:
+        """Whether its client is connected, as far as one can know."""
+        return self._clock() - self._beats.get(session, 0.0) < self.limits.idle
+
+    def open_session(self, owner: str, request: CreateSession) -> "tuple[Session, Future[None]]":
+        if sum(map(self.live, list(self._beats))) >= self.limits.sessions:
+            raise Refusal(429, f"{self.limits.sessions} sessions are connected already", LATER)
+        session = Session(
+            id=uuid.uuid4().hex,
+            owner=owner,
+            created=self._clock(),
+            sdk=request.sdk_version,
+            name=request.display_name,
+            metadata=plain_text(request.user_metadata),
+            project=request.project_id,
+        )
+        self._beats[session.id] = session.created
+        return session, self.change(session)
+
+    def beat(self, owner: str, session: str) -> None:
+        found = self.owned(self.store.state.sessions, session, owner, "session")
+        if found.ended:
+            raise Refusal(410, "this session has ended")
+        self._beats[session] = self._clock()
+
+    def end_session(self, owner: str, session: str) -> "Future[None]":
+        found = self.owned(self.store.state.sessions, session, owner, "session")
+        self._beats.pop(session, None)
+        return self.change(replace(found, ended=True))
+
+    def open_sampler(self, owner: str, request: CreateSamplingSession) -> "tuple[str, Future[None]]":
+        """A sampling session of a checkpoint or of the base model. Repeated it is the same one."""
+        self.beat(owner, request.session_id)
+        with self.store.changed:  # a checkpoint that is found is not removed before the session has it
+            return self._open_sampler(owner, request)
+
+    def _open_sampler(self, owner: str, request: CreateSamplingSession) -> "tuple[str, Future[None]]":
+        state, path = self.store.state, request.model_path
+        id = sampler_id(request.session_id, request.sampling_session_seq_id)
+        known = state.samplers.get(id)
+        if known is not None and known.path != path:
+            raise Refusal(400, f"sampling_session_seq_id {request.sampling_session_seq_id} is used already")
+        checkpoint = None if path is None else self.checkpoint(owner, path)
+        if checkpoint is not None and checkpoint.kind != "sampler_weights":
+            raise Refusal(400, f"{checkpoint.path} is not for sampling: save_weights_for_sampler saves what is")
+        base = checkpoint.base if checkpoint is not None else request.base_model or ""
+        if base not in self.capabilities.names:
+            raise Refusal(400, f"base_model {base[:200]!r} is not served; served: {', '.join(self.capabilities.names)}")
+        folder = None if checkpoint is None else checkpoint.folder
+        return id, self.change(known or Sampler(id, request.session_id, owner, base, folder, path, self._clock()))
+
+    # what exists
+
+    def owned(self, table: Mapping[str, T], id: str, owner: str, what: str) -> T:
+        """One of them, if it is the owner's; what is someone else's is not there."""
+        found = table.get(id)
+        if found is None or found.owner != owner:
+            raise Refusal(404, f"there is no such {what}")
+        return found
+
+    def checkpoint(self, owner: str, path: str) -> Checkpoint:
+        """A checkpoint that an owner may read: an own one or a public one."""
+        found = self.store.state.checkpoints.get(path)
+        if found is None or not (found.public or found.owner == owner):
+            raise Refusal(404, f"there is no checkpoint {path[:400]}")
+        return found
+
+    def change(self, *changes: Any) -> "Future[None]":
+        """Change what exists; fulfilled once it lasts."""
+        lasting: Future[None] = Future()
+        self.store.change(*changes, then=fulfils(lasting, None))
+        return lasting
+
+    # requests that are executed
+
+    def accept(self, owner: str, kind: Kind, raw: bytes) -> tuple[Work, dict[str, Any]]:
+        """Take a request that is to be executed, or find the one that it repeats; and what is answered, once `lasting`
+        of the work is fulfilled. Raises Refusal, Malformed and JournalFailed."""
+        request = kind.read(raw)
+        queue, seq = kind.address(request)
+        digest = hashlib.sha256(kind.name.encode() + b"\0" + raw).digest()
+        state = self.store.state
+        with self.store.changed:
+            if (work := state.keys.get((queue, seq))) is not None and work.entry.owner == owner:
+                if work.entry.digest != digest:
+                    raise Refusal(400, f"seq_id {seq} of {queue[:200]} was used for another request")
+                return work, kind.promised(work, request)
+            if self.draining or self.failure is not None:
+                raise Refusal(503, "the server is ending; come again", LATER)
+            self._beats[self._session_of(owner, kind, queue, seq)] = self._clock()
+            self._admit(kind, queue, seq, len(raw))
+            entry = Accepted(
+                uuid.uuid4().hex, kind.name, queue, seq, digest, owner, self._clock(), secrets.randbits(32), raw
+            )
+            work = self.store.accept(entry, request)
+            return work, kind.promised(work, request)
+
+    def _session_of(self, owner: str, kind: Kind, queue: str, seq: int) -> str:
+        """The session that a request belongs to. Raises Refusal where the model or sampler is not there."""
+        state = self.store.state
+        if not kind.ordered:
+            id = self.owned(state.samplers, queue, owner, "sampling session").session
+        elif seq == 0:
+            id = queue.rpartition(":train:")[0]
+        elif (creation := state.keys.get((queue, 0))) is not None and creation.result is None:
+            if creation.entry.owner != owner:
+                raise Refusal(404, "there is no such model")
+            id = queue.rpartition(":train:")[0]
+        else:
+            id = self.owned(state.models, queue, owner, "model").session
+        if self.owned(state.sessions, id, owner, "session").ended:
+            raise Refusal(410, "this session has ended")
+        return id
+
+    def _admit(self, kind: Kind, queue: str, seq: int, size: int) -> None:
+        """Whether there is room. What others wait for is always taken: without it they would wait for ever."""
+        state, limits = self.store.state, self.limits
+        waiting = list(state.waiting.values())
+        if kind.ordered:
+            model = state.models.get(queue)
+            if model is not None and seq < max(model.next, 1):
+                raise Refusal(400, f"seq_id {seq} of this model is past: next is {model.next}; its result is not kept")
+            if any(work.entry.queue == queue and work.entry.seq > seq for work in waiting):
+                return
+        if len(waiting) >= limits.queue or sum(work.size for work in waiting) + size > limits.queue_bytes:
+            raise Refusal(429, f"{len(waiting)} requests wait already", LATER)
+        if state.results > limits.results:
+            raise Refusal(429, "too many results have not been fetched", LATER)
+        if shutil.disk_usage(self.store.folder).free < limits.free:
+            raise Refusal(429, "the disk of the server is full", LATER)
+
+    async def result(self, owner: str, id: str) -> Result | None:
+        """What came of a request; None: not yet, after `poll` seconds."""
+        work = self.store.state.works.get(id)
+        if work is None or work.entry.owner != owner:
+            raise Refusal(404, "there is no such request, or its result is no longer kept")
+        woken: Future[None] = Future()
+        self._pollers.add(woken)
+        work.promise.add_done_callback(lambda _: _wake(woken))
+        if self._released:
+            _wake(woken)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(woken), self.limits.poll)
+        self._pollers.discard(woken)
+        if not work.promise.done():
+            return None
+        work.fetched = work.fetched or self._clock()
+        return work.promise.result()
+
+    @property
+    def queue_state(self) -> str:
+        """What a client reads of a request that is not done yet."""
+        return "paused_capacity" if self._execution.restoring else "active"
+
+
+def _wake(woken: "Future[None]") -> None:
+    with suppress(InvalidStateError):  # woken already, or its client has hung up
+        woken.set_result(None)

@@ -1,0 +1,111 @@
+"""A training server in this process, until it is stopped by a signal or can go on no longer."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from attrs import frozen
+
+from .engine import Engine
+from .keys import Keys, refused_address
+from .limits import Limits
+
+LOG = logging.getLogger(__name__)
+
+STOPPED: Final = 75  # by a signal: it goes on where it was when it is started again
+FAILED: Final = 1
+PACKAGES: Final = ("starlette", "uvicorn")
+
+
+class CannotServe(Exception):
+    """Why a server does not start, and what to do about it."""
+
+
+@frozen(kw_only=True)
+class Address:
+    """certificate, private_key: PEM files for TLS; None: plain HTTP. port: 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    certificate: Path | None = None
+    private_key: Path | None = None
+
+
+def check_serving(address: Address, keys: Keys) -> None:
+    """Raises CannotServe for what is wrong before anything was started."""
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise CannotServe(f"the server needs {' and '.join(missing)}: pip install 'xtrain[serve]'")
+    if (why := refused_address(address.host, keys)) is not None:
+        raise CannotServe(why)
+
+
+def serve(
+    engine: Engine,
+    folder: Path,
+    address: Address,
+    keys: Keys,
+    limits: Limits | None = None,
+    listening: Callable[[str], None] = lambda url: None,
+) -> int:
+    """Serve until SIGTERM or SIGINT, and give the exit code. listening: called with the URL once requests are taken.
+
+    Raises CannotServe, and whatever `Engine.start` and the folder raise.
+    """
+    check_serving(address, keys)
+    import uvicorn
+
+    from .app import app_of
+    from .server import TrainingServer
+
+    class Listener(uvicorn.Server):
+        """Leaves signals to `serve`, and says where it listens."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                port = self.servers[0].sockets[0].getsockname()[1]
+                listening(f"{'https' if address.certificate else 'http'}://{address.host}:{port}")
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        """Ends the waiting of clients before connections are closed; a second signal waits for no connection."""
+        listener.force_exit = listener.should_exit
+        listener.should_exit = True
+        server.drain()
+        threading.Thread(target=server.release).start()  # takes locks, which a handler must not
+
+    def ended(reason: str | None) -> None:
+        listener.should_exit = True
+        server.release()
+
+    server = TrainingServer(engine, folder, limits, ended=ended)
+    config = uvicorn.Config(
+        app_of(server, keys),
+        host=address.host,
+        port=address.port,
+        ssl_certfile=address.certificate,
+        ssl_keyfile=address.private_key,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=10,
+    )
+    listener = Listener(config)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        listener.run()
+    finally:
+        server.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return FAILED if server.failure is not None else STOPPED

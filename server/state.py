@@ -1,0 +1,124 @@
+"""Everything that a server knows, as the entries of its journal leave it, and which of them are still needed."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from attrs import define, field, frozen
+
+from .entries import Accepted, Change, Changed, Checkpoint, Done, Entry, Model, Removed, Sampler, Session
+
+
+@frozen
+class Result:
+    """failed: an error, which is a result as well."""
+
+    failed: bool
+    media: str
+    body: bytes
+    time: float
+
+
+@define(eq=False)
+class Work:
+    """A request that was accepted. at: position of its entry in the journal. request: what was read from its body, as
+    long as it waits. size: of its body. lasting: fulfilled once the journal has it. result: None until it is done;
+    promise: fulfilled once that lasts. started: it is executed now.
+    attempts: how often an engine was lost during it."""
+
+    entry: Accepted
+    at: int
+    request: Any = None
+    result: Result | None = None
+    fetched: float | None = None
+    started: bool = False
+    attempts: int = 0
+    size: int = 0
+    lasting: "Future[None]" = field(factory=Future)
+    promise: "Future[Result]" = field(factory=Future)
+
+    @property
+    def id(self) -> str:
+        return self.entry.id
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.entry.queue, self.entry.seq
+
+
+@define
+class State:
+    """What exists, by id; works also by their idempotency keys, and apart those that are to be done."""
+
+    sessions: dict[str, Session] = field(factory=dict)
+    models: dict[str, Model] = field(factory=dict)
+    checkpoints: dict[str, Checkpoint] = field(factory=dict)
+    samplers: dict[str, Sampler] = field(factory=dict)
+    works: dict[str, Work] = field(factory=dict)
+    waiting: dict[str, Work] = field(factory=dict)
+    keys: dict[tuple[str, int], Work] = field(factory=dict)
+    results: int = 0  # bytes of all that are kept
+    # Work of a model since its snapshot, which was done and has changed it: position and size of the entries.
+    history: dict[str, dict[int, tuple[int, int]]] = field(factory=dict)
+
+    def apply(self, entry: Entry, at: int) -> None:
+        """Take an entry of the journal. at: its position."""
+        if isinstance(entry, Changed):
+            for change in entry.changes:
+                self.change(change)
+        elif isinstance(entry, Accepted):
+            self.accept(Work(entry, at, size=len(entry.body)))
+        elif (work := self.works.get(entry.id)) is not None:
+            self.finish(work, entry)
+
+    def accept(self, work: Work) -> None:
+        self.works[work.id] = self.keys[work.key] = self.waiting[work.id] = work
+
+    def finish(self, work: Work, done: Done) -> None:
+        """What came of a work; its promise is not fulfilled by that."""
+        work.result, work.request = Result(done.failed, done.media, done.body, done.time), None
+        self.waiting.pop(work.id, None)
+        self.results += len(done.body)
+        for change in done.changes:
+            self.change(change)
+        model = self.models.get(work.entry.queue)
+        if model is None:
+            return
+        model.next = max(model.next, work.entry.seq + 1)
+        if done.repeated and work.entry.seq > model.snapshot_seq:
+            self.history.setdefault(model.id, {})[work.entry.seq] = (work.at, work.size)
+
+    def change(self, change: Change) -> None:
+        if isinstance(change, Removed):
+            self._table(change.kind).pop(change.id, None)
+            if change.kind == "Model":
+                self.history.pop(change.id, None)
+            return
+        self._table(type(change).__name__)[change.id] = change
+        if isinstance(change, Model):
+            old = self.history.get(change.id, {})
+            self.history[change.id] = {seq: where for seq, where in old.items() if seq > change.snapshot_seq}
+
+    def _table(self, kind: str) -> dict[str, Any]:
+        return {
+            "Session": self.sessions,
+            "Model": self.models,
+            "Checkpoint": self.checkpoints,
+            "Sampler": self.samplers,
+        }[kind]
+
+    def drop(self, work: Work) -> None:
+        """Forget a work whose result is no longer kept. What its model has become stays in `history`."""
+        del self.works[work.id]
+        self.results -= len(work.result.body) if work.result is not None else 0
+        self.keys.pop(work.key, None)
+
+    def folders(self) -> set[str]:
+        """Folders of weights that something refers to."""
+        found = {checkpoint.folder for checkpoint in self.checkpoints.values()}
+        found |= {sampler.folder for sampler in self.samplers.values() if sampler.folder}
+        return found | {model.snapshot for model in self.models.values() if model.snapshot}
+
+    def entities(self) -> Changed:
+        """Everything that exists, as one entry."""
+        tables = (self.sessions, self.models, self.checkpoints, self.samplers)
+        return Changed([one for table in tables for one in table.values()])

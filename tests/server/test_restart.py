@@ -1,0 +1,279 @@
+"""What a server promises survives it: power failures at any moment, lost engines, journals of all lengths."""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy_engine import NumpyEngine
+from server_client import MODEL, Client, Served, row, samples
+
+from xtrain.server import journal
+from xtrain.server.engine import Pass, PassResult, UserError
+from xtrain.server.journal import Journal
+from xtrain.server.limits import Limits
+from xtrain.server.store import StoreInUse
+
+LIMITS = Limits(poll=5.0, snapshot_steps=5)
+
+
+class Slow(NumpyEngine):
+    """A pass takes a while, so that a power failure meets it in the middle."""
+
+    def forward_backward(self, passes: Sequence[Pass]) -> Sequence[PassResult | UserError]:
+        time.sleep(0.002)
+        return super().forward_backward(passes)
+
+
+class Disk:
+    """Knows how much of each journal lasts, and copies a folder as a power failure leaves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._synced: dict[int, int] = {}  # by inode
+        fsync = os.fsync
+
+        def watched(fd: int) -> None:
+            size = os.fstat(fd).st_size
+            fsync(fd)
+            self._synced[os.fstat(fd).st_ino] = size
+
+        monkeypatch.setattr(journal.os, "fsync", watched)
+
+    def after_power_failure(self, folder: Path, to: Path, rng: random.Random) -> Path:
+        """Of what was written and not made lasting a random part is there, and the end of that is not what was
+        written."""
+        shutil.copytree(folder, to, ignore=shutil.ignore_patterns("journal-*"))
+        for path in (folder / "journal").glob("journal-*"):
+            content = path.read_bytes()
+            lasting = self._synced.get(path.stat().st_ino, 0)
+            kept = bytearray(content[: lasting + rng.randint(0, max(0, len(content) - lasting))])
+            if len(kept) > lasting and rng.random() < 0.5:
+                kept[-1] ^= 255
+            (to / "journal" / path.name).write_bytes(kept)
+        return to
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def rows_of(step: int, model: int) -> list[bytes]:
+    return [row(100 * model + step, 5 + step % 3)]
+
+
+def undisturbed(folder: Path, steps: int) -> list[np.ndarray]:
+    with Served(folder) as served:
+        clients = [served.model(seed=seed) for seed in range(2)]
+        for step in range(steps):
+            for number, client in enumerate(clients):
+                client.pass_(rows_of(step, number))
+                client.train(rows_of(step + 50, number))
+        return [client.logprobs([row(7)]) for client in clients]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_power_failures_at_random_moments_change_nothing(tmp_path: Path, disk: Disk, seed: int) -> None:
+    """Every second step the power fails: no step is lost, none is done twice, and the curve is the undisturbed one."""
+    rng, steps, failures = random.Random(seed), 16, 0
+    expected = undisturbed(tmp_path / "undisturbed", steps)
+    served = Served(tmp_path / "0", Slow(), LIMITS)
+    clients = [served.model(seed=number) for number in range(2)]
+
+    def power_failure() -> None:
+        nonlocal served, failures
+        time.sleep(rng.random() * 0.01)
+        failures += 1
+        folder = disk.after_power_failure(served.server.store.folder, tmp_path / f"{failures}", rng)
+        served.close()
+        served = Served(folder, Slow(), LIMITS)
+        for client in clients:
+            client.served = served
+
+    for step in range(steps):
+        asked: list[tuple[Client, Callable[[], Any], Any]] = []
+        for number, client in enumerate(clients):
+            for ask in requests_of(client, step, number):
+                asked.append((client, ask, ask()))
+                if rng.random() < 0.1:
+                    power_failure()
+        if rng.random() < 0.2:
+            served.server.store.rewrite()
+        for client, ask, promise in asked:
+            if rng.random() < 0.1:
+                power_failure()
+            assert ask() == promise  # a client that had no answer sends it again
+            found = client.result(promise)
+            if not isinstance(found, bytes):
+                assert found["metrics"]["step"] == step + 1
+    assert failures > 3
+    for client, numbers in zip(clients, expected, strict=True):
+        np.testing.assert_array_equal(client.logprobs([row(7)]), numbers)
+    served.close()
+
+
+def requests_of(client: Client, step: int, number: int) -> list[Callable[[], Any]]:
+    """Two passes and a step, each of which can be sent any number of times."""
+    first = client.seq + 1
+    client.seq += 3
+    return [
+        lambda: keeping(client, lambda: client.pass_(rows_of(step, number), seq=first)),
+        lambda: keeping(client, lambda: client.pass_(rows_of(step + 50, number), seq=first + 1)),
+        lambda: keeping(client, lambda: client.send("optim_step", seq=first + 2, adam_params={"learning_rate": 0.05})),
+    ]
+
+
+def keeping(client: Client, call: Callable[[], Any]) -> Any:
+    seq = client.seq
+    found = call()
+    client.seq = seq
+    return found
+
+
+def test_checkpoints_samplers_and_sessions_are_there_after_a_restart(tmp_path: Path) -> None:
+    with Served(tmp_path, limits=LIMITS) as served:
+        client = served.model()
+        client.train([row(1)], 2)
+        path = client.result(client.send("save_weights", path="half"))["path"]
+        promise = client.send("save_weights_for_sampler", sampling_session_seq_id=0)
+        sampler = client.result(promise)["sampling_session_id"]
+        body = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [3]}]}, "sampling_params": {"max_tokens": 6}}
+        drawn = served.post("asample", sampling_session_id=sampler, seq_id=0, **body)
+        before = served.result(drawn)
+        logprobs = client.logprobs([row(2)])
+    with Served(tmp_path, limits=LIMITS) as served:
+        again = Client(served, client.id, seq=client.seq)
+        assert served.result(drawn) == before and served.result(promise)["sampling_session_id"] == sampler
+        np.testing.assert_array_equal(again.logprobs([row(2)]), logprobs)
+        more = served.result(served.post("asample", sampling_session_id=sampler, seq_id=1, **body))
+        assert len(samples(more)["samples"][0]["tokens"]) == 6
+        created = served.post("load_weights", path=path, optimizer=True, session_id=client.session, model_seq_id=1)
+        other = Client(served, served.result(created)["model_id"])
+        np.testing.assert_array_equal(other.logprobs([row(2)]), logprobs)
+        for one in (again, other):  # moments and step are those of the checkpoint
+            one.train([row(3)])
+        np.testing.assert_array_equal(other.logprobs([row(2)]), again.logprobs([row(2)]))
+
+
+def test_a_stop_leaves_a_snapshot_and_no_work_to_repeat(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        client = served.model()
+        client.train([row(1)], 3)
+    engine = NumpyEngine()
+    with Served(tmp_path, engine) as served:
+        Client(served, client.id, seq=client.seq).logprobs([row(1)])
+    assert [call.partition(" ")[0] for call in engine.calls] == ["create", "load", "forward"]
+
+
+def test_a_gradient_survives_a_stop(tmp_path: Path) -> None:
+    with Served(tmp_path / "a") as served:
+        client = served.model()
+        client.train([row(1)])
+        client.result(client.pass_([row(2)]))
+    with Served(tmp_path / "a") as served, Served(tmp_path / "b") as other:
+        client, whole = Client(served, client.id, seq=client.seq), other.model()
+        whole.train([row(1)])
+        whole.pass_([row(2)])
+        norms = [one.result(one.step())["metrics"]["grad_norm"] for one in (client, whole)]
+    assert norms[0] == norms[1] > 0
+
+
+@pytest.mark.parametrize("call", [2, 3, 4, 5])
+def test_a_lost_engine_is_restored_and_the_request_is_done(tmp_path: Path, call: int) -> None:
+    """A rank that ends: the server begins the engine anew, and nothing is lost or done twice."""
+    expected = undisturbed(tmp_path / "undisturbed", 2)[0]
+    engine = NumpyEngine()
+    engine.lose = {call, call + 3}
+    with Served(tmp_path / "lost", engine) as served:
+        client = served.model(seed=0)
+        for step in range(2):
+            client.pass_(rows_of(step, 0))
+            client.train(rows_of(step + 50, 0))
+        np.testing.assert_array_equal(client.logprobs([row(7)]), expected)
+
+
+def test_a_request_that_always_ends_the_engine_is_an_error_of_the_server(tmp_path: Path) -> None:
+    class Deadly(NumpyEngine):
+        def _pass(self, one: Pass) -> PassResult | UserError:
+            if len(one.data) == 3:
+                raise ZeroDivisionError
+            return super()._pass(one)
+
+    with Served(tmp_path, Deadly()) as served:
+        bad, good = served.model(), served.model()
+        promises = [bad.pass_([row(1)] * 3), good.pass_([row(1)])]
+        found = served.result(promises[0])
+        assert found["category"] == "server" and "has changed nothing" in found["error"]
+        assert isinstance(served.result(promises[1]), bytes)
+        bad.train([row(1)])
+        good.result(good.step())
+        np.testing.assert_array_equal(bad.logprobs([row(2)]), good.logprobs([row(2)]))
+        assert served.call("GET", "healthz").status_code == 200
+
+
+def test_more_models_than_fit_take_turns_where_clients_are_gone(tmp_path: Path) -> None:
+    engine = NumpyEngine(models=2)
+    with Served(tmp_path, engine) as served:
+        first, second = served.model(seed=1), served.model(seed=2)
+        first.train([row(1)])
+        first.pass_([row(2)])
+        promise = served.post(
+            "create_model", session_id=served.session(), model_seq_id=0, base_model=MODEL, lora_config={"rank": 4}
+        )
+        assert "all 2 models" in served.result(promise)["error"]
+        served.later(LIMITS.idle + 1)
+        third = served.model(seed=1)
+        third.train([row(1)])
+        third.pass_([row(2)])
+        for one in (first, third, second, first):  # the gradient comes back as well
+            one.result(one.step())
+        np.testing.assert_array_equal(len(engine.models), 2)
+        third.result(third.step())
+        np.testing.assert_array_equal(first.logprobs([row(5)]), third.logprobs([row(5)]))
+
+
+def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    with Served(tmp_path), pytest.raises(StoreInUse):
+        Served(tmp_path)
+
+
+def test_a_disk_that_refuses_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is promised any more, and health says so."""
+    served = Served(tmp_path)
+    client = served.model()
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal.os, "fsync", full)
+    posted = served.call("POST", "session_heartbeat", json={"session_id": client.session})
+    assert posted.status_code == 200
+    with pytest.raises(AssertionError, match="503"):
+        for _ in range(20):
+            client.pass_([row(1)])
+    assert served.call("GET", "healthz").status_code == 503 and served.ended[0] is not None
+    monkeypatch.undo()
+    served.close()
+
+
+def test_a_journal_is_read_up_to_the_first_frame_that_is_not_whole(tmp_path: Path) -> None:
+    contents = [bytes([number]) * number for number in range(1, 30)]
+    one = Journal(tmp_path)
+    positions = [one.append(content) for content in contents]
+    one.close()
+    (path,) = tmp_path.glob("journal-*")
+    whole = path.read_bytes()
+    for cut in range(0, len(whole), 7):
+        path.write_bytes(whole[:cut])
+        again = Journal(tmp_path)
+        kept = [content for _, content in again.frames()]
+        end = [*positions, len(whole)]
+        assert kept == contents[: sum(position <= cut for position in end) - 1]
+        again.append(b"more")
+        again.close()
+        assert path.read_bytes().endswith(b"more")

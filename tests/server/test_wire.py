@@ -1,0 +1,310 @@
+"""Bodies of all kinds: messages and tensors, hostile ones, and what is refused before anything is read."""
+
+import random
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from server_client import KEY, MODEL, PROTOBUF, Client, Served, datum, outputs, row
+
+from xtrain.server.engine import Candidates, PassResult, Sample, SampleResult
+from xtrain.server.keys import Keys, refused_address
+from xtrain.server.limits import Limits
+from xtrain.server.messages import forward_backward_output, read_forward_backward, sample_response
+from xtrain.server.protobuf import MOST_FIELDS, Field, Malformed, Message, Writer, read
+from xtrain.server.tensors import read_tensor
+
+POSTS = (
+    "client/config", "create_session", "session_heartbeat", "create_model", "get_info", "forward_backward",
+    "optim_step", "save_weights", "save_weights_for_sampler", "load_weights", "create_sampling_session",
+    "asample", "retrieve_future", "weights_info", "telemetry",
+)  # fmt: skip
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path, limits=Limits(poll=0.05, body=2**20)) as one:
+        yield one
+
+
+# messages
+
+
+def request(*rows: bytes, **settings: float | str) -> bytes:
+    out = Writer().content(1, "a:train:0").integer(2, 3)
+    for one in rows:
+        out.content(3, one)
+    for name, value in settings.items():
+        entry = Writer().content(2, value) if isinstance(value, str) else Writer().double(1, value)
+        out.content(7, Writer().content(1, name).content(2, entry))
+    out.content(5, Writer().content(1, "low").double(2, 0.25))
+    return bytes(out.content(4, "ppo").integer(6, 1))
+
+
+def test_a_request_is_read() -> None:
+    found = read_forward_backward(request(row(3, 4), row(4, 6), high=1.5, mode="x"))
+    assert (found.model_id, found.seq_id, found.loss, found.forward_only) == ("a:train:0", 3, "ppo", True)
+    assert found.settings == {"low": 0.25, "high": 1.5, "mode": "x"}
+    assert found.num_tokens == 10 and found.rows[0].inputs["weights"].dtype == np.float32
+    np.testing.assert_array_equal(found.rows[1].tokens, np.random.default_rng(4).integers(1, 60, 7)[:-1])
+
+
+def test_chunks_of_text_are_put_together_and_others_are_left_to_the_checks() -> None:
+    text = Writer().content(1, Writer().content(1, np.arange(3, dtype="<i4").tobytes()))
+    image = Writer().content(2, b"x")
+    whole = read_forward_backward(bytes(Writer().content(3, Writer().content(1, text).content(1, text))))
+    assert whole.rows[0].tokens is not None and whole.rows[0].tokens.tolist() == [0, 1, 2, 0, 1, 2]
+    assert read_forward_backward(bytes(Writer().content(3, Writer().content(1, image)))).rows[0].tokens is None
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_malformed(raw: bytes) -> None:
+    try:
+        read_forward_backward(raw)
+    except Malformed as error:
+        assert len(str(error)) < 300
+
+
+@given(st.integers(0, 2**32), st.data())
+def test_a_message_that_is_cut_or_changed_is_read_or_malformed(seed: int, data: st.DataObject) -> None:
+    raw = bytearray(request(row(seed % 100, 5), high=2.0))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(Malformed):
+        read_forward_backward(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
+
+
+def test_fields_are_counted_and_unknown_ones_refused() -> None:
+    empty = Message("M", {1: Field("one", "int", repeated=True)})
+    with pytest.raises(Malformed, match="more than"):
+        read(memoryview(b"\x08\x01" * (MOST_FIELDS + 1)), empty)
+    with pytest.raises(Malformed, match="a field 9"):
+        read_forward_backward(bytes(Writer().integer(9, 1)))
+    with pytest.raises(Malformed, match="64 bits"):
+        read(memoryview(b"\x08" + b"\xff" * 9 + b"\x02"), empty)
+
+
+def csr(shape: list[int], starts: list[int], columns: list[int], values: int) -> dict[str, Any]:
+    stored = {"values": np.ones(values, "<f4").tobytes()}
+    stored |= {"crow": np.array(starts, "<i8").tobytes(), "col": np.array(columns, "<i8").tobytes()}
+    return {"csr": stored, "dtype": 1, "shape": shape}
+
+
+def test_tensors_are_dense_sparse_or_of_16_bits() -> None:
+    assert read_tensor(csr([2, 3], [0, 1, 2], [2, 0], 2)).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert read_tensor({"dense": struct.pack("<2i", 4, -5), "dtype": 3}).tolist() == [4, -5]
+    halves = np.array([1.5, -2.0], "<f4").view(np.uint32) >> 16
+    assert read_tensor({"dense": halves.astype("<u2").tobytes(), "dtype": 4}).tolist() == [1.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"dense": b"123", "dtype": 1},
+        {"dense": b"1234", "dtype": 7},
+        {"dense": b"1234", "dtype": 1, "shape": [2]},
+        {"dense": b"", "dtype": 1, "shape": [0, 2**62]},
+        {"dense": b"", "dtype": 1, "shape": [2**40, 2**40]},
+        {"dense": b"", "dtype": 1, "shape": [1, 1, 1]},
+        csr([2, 3], [0, 1], [2, 0], 2),
+        csr([2, 3], [0, 2, 1], [2, 0], 2),
+        csr([2, 3], [0, 1, 2], [3, 0], 2),
+        csr([2, 3], [0, 1, 2], [-1, 0], 2),
+        csr([2, 3], [0, 1, 2], [1], 2),
+        csr([2**20, 2**20], [0, 1, 2], [1, 1], 2),
+        csr([6], [0, 1, 2], [1, 1], 2),
+    ],
+)
+def test_tensors_that_do_not_fit_are_malformed(tensor: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        read_tensor(tensor)
+
+
+def test_outputs_whose_widths_differ_are_several_records() -> None:
+    result = PassResult(
+        outputs=[{"logprobs": np.ones((2, 3))}, {"logprobs": np.ones((4, 3))}, {"logprobs": np.ones((2, 5))}],
+        metrics={"loss:sum": float("nan")},
+    )
+    numbers, metrics = outputs(forward_backward_output(result))
+    assert numbers.size == 2 * 3 + 4 * 3 + 2 * 5 and np.isnan(metrics["loss:sum"])
+
+
+def test_candidates_of_a_prompt_have_an_empty_first_row() -> None:
+    top = Candidates(tokens=np.array([[5, 6]]), logprobs=np.array([[-1.0, -2.0]]))
+    sample = Sample(tokens=np.array([1]), logprobs=np.array([-0.5]), stopped=True)
+    raw = sample_response(SampleResult(samples=[sample], prompt_logprobs=np.array([np.nan, -1.0]), prompt_top=top))
+    assert np.array([0, 0, 5, 6], "<i4").tobytes() in raw
+    assert np.array([-99999, -99999, -1, -2], "<f4").tobytes() in raw
+
+
+# what is refused before anything is read
+
+
+@pytest.mark.parametrize("key", ["", "tml-wrong", KEY + "x", KEY[:-1], "ä" * 20])
+def test_a_wrong_key_is_refused_before_the_body(served: Served, key: str) -> None:
+    for path in POSTS:
+        found = served.call("POST", path, key.encode("latin-1"), content=b"{" * 1000)  # pyright: ignore[reportArgumentType]
+        assert found.status_code == 401 and "key" in found.json()["error"]
+    assert served.call("GET", "training_runs", "x").status_code == 401
+    assert served.http.get("/api/v1/healthz").json() == {"status": "ok"}
+
+
+def test_a_bearer_token_is_a_key(served: Served) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    assert served.http.get("/api/v1/sessions", headers=headers).status_code == 200
+
+
+def test_addresses_that_others_reach_need_a_key() -> None:
+    assert refused_address("127.0.0.1", Keys()) is None and refused_address("::1", Keys()) is None
+    assert "no key" in (refused_address("0.0.0.0", Keys()) or "")
+    assert refused_address("0.0.0.0", Keys({"me": KEY})) is None
+
+
+def test_what_is_someone_elses_is_not_there(tmp_path: Path) -> None:
+    with Served(tmp_path, keys=Keys({"me": "tml-a", "you": "tml-b"})) as served:
+        mine = served.model(key="tml-a")
+        path = mine.result(mine.send("save_weights", path="one"))["path"]
+        promise = mine.step()
+        thief = Client(served, mine.id, "tml-b", seq=mine.seq)
+        body = {"model_id": mine.id, "seq_id": 3, "adam_params": {}}
+        refused = [
+            served.call("POST", "optim_step", "tml-b", json=body),
+            served.call("POST", "retrieve_future", "tml-b", json={"request_id": promise["request_id"]}),
+            served.call("POST", "get_info", "tml-b", json={"model_id": mine.id}),
+            served.call("POST", "session_heartbeat", "tml-b", json={"session_id": mine.session}),
+            served.call("POST", "weights_info", "tml-b", json={"tinker_path": path}),
+            served.call("GET", f"training_runs/{mine.id}/checkpoints", "tml-b"),
+            served.call("DELETE", f"training_runs/{mine.id}/checkpoints/weights/one", "tml-b"),
+        ]
+        assert {found.status_code for found in refused} == {404}
+        assert served.call("GET", "training_runs", "tml-b").json()["training_runs"] == []
+        other = served.session("tml-b")
+        create = {"path": path, "optimizer": True, "session_id": other, "model_seq_id": 0}
+        assert "no checkpoint" in served.result(served.post("load_weights", "tml-b", **create), "tml-b")["error"]
+        publish = f"training_runs/{mine.id}/checkpoints/weights/one/publish"
+        assert served.call("POST", publish, "tml-a").status_code == 204
+        create["model_seq_id"] = 1
+        found = served.result(served.post("load_weights", "tml-b", **create), "tml-b")
+        assert found["model_id"] == f"{other}:train:1"
+        assert thief.key == "tml-b"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "content", "status"),
+    [
+        ("optim_step", {"content-type": "text/plain"}, b"{}", 415),
+        ("forward_backward", {"content-type": "application/json"}, b"{}", 415),
+        ("forward_backward", {"content-type": PROTOBUF, "content-encoding": "gzip"}, b"", 415),
+        ("forward_backward", {"content-type": PROTOBUF}, b"\x0a\xff", 422),
+        ("optim_step", {"content-type": "application/json"}, b"{", 422),
+        ("optim_step", {"content-type": "application/json"}, b"[" * 100_000, 422),
+        ("optim_step", {"content-type": "application/json"}, b'{"a":' * 100_000, 422),
+        ("optim_step", {"content-type": "application/json"}, b'{"model_id": "\xff"}', 422),
+        ("optim_step", {"content-type": "application/json"}, b'{"model_id": 1, "seq_id": NaN}', 422),
+        ("asample", {"content-type": "application/json"}, b" " * 2**21, 413),
+        ("forward_backward", {"content-type": PROTOBUF, "content-encoding": "zstd"}, b"no frame", 422),
+        ("no/such/path", {}, b"", 404),
+    ],
+)
+def test_bodies_that_cannot_be_taken(
+    served: Served, path: str, headers: dict[str, str], content: bytes, status: int
+) -> None:
+    """open-rl#245: a binary body crashed the error handler itself."""
+    found = served.call("POST", path, headers=headers, content=content)
+    assert found.status_code == status and set(found.json()) == {"error"}
+
+
+def test_a_compressed_body_is_read_up_to_a_limit(served: Served) -> None:
+    client = served.model()
+    client.seq = 1
+    headers = {"content-type": PROTOBUF, "content-encoding": "zstd"}
+    raw = zstandard.compress(client.body([row(1)]))
+    found = served.call("POST", "forward_backward", headers=headers, content=raw)
+    assert isinstance(client.result(found.json()), bytes)
+    bomb = zstandard.compress(bytes(2**26))
+    assert served.call("POST", "forward_backward", headers=headers, content=bomb).status_code == 413
+
+
+def test_unknown_fields_are_refused_by_name_unless_they_ask_for_nothing(served: Served) -> None:
+    client = served.model()
+    body = {"model_id": client.id, "seq_id": 1, "adam_params": {"learning_rate": 0.1, "amsgrad": True}}
+    found = served.call("POST", "optim_step", json=body)
+    assert found.status_code == 422 and "`adam_params.amsgrad`" in found.text
+    body["adam_params"] = {"learning_rate": 0.1, "amsgrad": False}
+    assert served.call("POST", "optim_step", json=body | {"note": None}).status_code == 200
+
+
+def test_a_full_queue_says_when_to_come_again_and_takes_what_others_wait_for(tmp_path: Path) -> None:
+    with Served(tmp_path, limits=Limits(queue=3, poll=0.05)) as served:
+        client, other = served.model(number=0), served.model(number=1)
+        late = [client.pass_([row(1)], seq=seq) for seq in (2, 3, 4)]
+        found = served.call("POST", "optim_step", json={"model_id": other.id, "seq_id": 1, "adam_params": {}})
+        assert found.status_code == 429 and float(found.headers["retry-after"]) > 0
+        client.pass_([row(1)], seq=1)
+        for promise in late:
+            assert isinstance(client.result(promise), bytes)
+        assert served.call("POST", "optim_step", json={"model_id": other.id, "seq_id": 1, "adam_params": {}}).is_success
+
+
+def test_limits_of_tokens_rank_samples_and_sessions_are_named(tmp_path: Path) -> None:
+    limits = Limits(tokens=20, samples=2, sessions=2)
+    with Served(tmp_path, limits=limits) as served:
+        client = served.model()
+        assert "may have 20" in client.result(client.pass_([row(1), row(2), row(3)]))["error"]
+        create = {"session_id": client.session, "model_seq_id": 5, "base_model": MODEL, "lora_config": {"rank": 33}}
+        assert "outside 1..32" in served.result(served.post("create_model", **create))["error"]
+        id = served.post(
+            "create_sampling_session", session_id=client.session, sampling_session_seq_id=0, base_model=MODEL
+        )["sampling_session_id"]
+        ask = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 2}, "num_samples": 3}
+        assert "may have 2" in served.result(served.post("asample", sampling_session_id=id, seq_id=0, **ask))["error"]
+        served.session()
+        assert served.call("POST", "create_session", json={}).status_code == 429
+
+
+def test_mutated_requests_never_fail_the_server(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """JSON and messages with bytes changed, cut and doubled: errors of the protocol, and training as if nothing was."""
+    client, rng, clean = served.model(number=0), random.Random(7), served.model(number=1)
+    clean.train([row(1)])
+    client.seq = 1
+    message = client.body([row(1)])
+    texts = [
+        f'{{"model_id":"{client.id}","seq_id":9,"adam_params":{{"learning_rate":0.1}},"type":"optim_step"}}',
+        f'{{"session_id":"{client.session}","model_seq_id":3,"base_model":"{MODEL}","lora_config":{{"rank":8}}}}',
+        f'{{"model_id":"{client.id}","seq_id":9,"path":"name","overwrite":false}}',
+        '{"sampling_session_id":"x","seq_id":0,"prompt":{"chunks":[{"type":"encoded_text","tokens":[1]}]},'
+        '"sampling_params":{"max_tokens":2,"stop":["a",1]}}',
+    ]
+    for number in range(400):
+        path = rng.choice(POSTS)
+        raw = bytearray(message if path == "forward_backward" else rng.choice(texts).encode())
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(raw))
+            change = rng.randrange(3)
+            raw[at : at + (change == 0)] = b"" if change == 0 else bytes([rng.choice(b'{}[]",:0-9eE\\\x00\xff\x7f')])
+        if rng.random() < 0.3:
+            raw = raw[: rng.randrange(len(raw))]
+        media = PROTOBUF if path == "forward_backward" else "application/json"
+        headers = {"content-type": media, "x-number": str(zlib.crc32(raw) + number)}
+        found = served.call("POST", path, headers=headers, content=bytes(raw))
+        assert found.status_code in (200, 400, 404, 410, 413, 415, 422, 429), (path, found.status_code, bytes(raw))
+    fresh = served.model(number=77)
+    fresh.train([row(1)])
+    np.testing.assert_array_equal(fresh.logprobs([row(2)]), clean.logprobs([row(2)]))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_bodies_are_not_in_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "xtrain")
+    client = served.model()
+    client.train([row(1)])
+    client.result(client.pass_([datum(np.array([5]), {"secret-input": np.ones(1, "<f4")})]))
+    assert "secret-input" not in caplog.text and KEY not in caplog.text

@@ -1,0 +1,217 @@
+"""A client of the training server for tests: the wire by hand, without a network and without the SDK."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy_engine import NumpyEngine
+from starlette.testclient import TestClient
+
+from xtrain.server.app import app_of
+from xtrain.server.keys import Keys
+from xtrain.server.limits import Limits
+from xtrain.server.protobuf import Field, Message, Writer, read
+from xtrain.server.server import TrainingServer
+
+KEY = "tml-test"
+PROTOBUF = "application/x-protobuf"
+MODEL = "tiny/numpy"
+
+# What comes back, by the numbers of the protocol.
+_TENSOR = Message(
+    "BatchedTensor",
+    {1: Field("data", "bytes"), 2: Field("offsets", "bytes"), 3: Field("dtype", "int"), 4: Field("shape", "ints")},
+)
+_FIELD = Message("FieldsEntry", {1: Field("key", "text"), 2: Field("value", _TENSOR)})
+_RECORD = Message("ArrayRecord", {2: Field("fields", _FIELD, repeated=True), 3: Field("rows", "int")})
+_METRIC = Message("MetricsEntry", {1: Field("key", "text"), 2: Field("value", "double")})
+_OUTPUT = Message(
+    "ForwardBackwardOutput",
+    {
+        1: Field("type", "text"),
+        2: Field("records", _RECORD, repeated=True),
+        3: Field("metrics", _METRIC, repeated=True),
+    },
+)
+_TOP = Message(
+    "TopkLogprobs",
+    {1: Field("ids", "bytes"), 2: Field("logprobs", "bytes"), 3: Field("k", "int"), 4: Field("n", "int")},
+)
+_SEQUENCE = Message(
+    "SampledSequence",
+    {1: Field("stop", "int"), 2: Field("tokens", "bytes"), 3: Field("logprobs", "bytes"), 4: Field("top", _TOP)},
+)
+_SAMPLES = Message(
+    "SampleResponse",
+    {1: Field("samples", _SEQUENCE, repeated=True), 2: Field("prompt", "bytes"), 3: Field("prompt_top", _TOP)},
+)
+
+
+class Served:
+    """A server on a folder, and a client of it. `clock` is seconds since it was made, and moves as a test wants."""
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: NumpyEngine | None = None,
+        limits: Limits | None = None,
+        keys: Keys | None = None,
+        clock: list[float] | None = None,
+    ) -> None:
+        self.engine = engine or NumpyEngine()
+        self.clock = clock or [1e9]
+        self.ended: list[str | None] = []
+        self.server = TrainingServer(
+            self.engine, folder, limits or Limits(poll=5.0), clock=lambda: self.clock[0], ended=self.ended.append
+        )
+        self.http = TestClient(app_of(self.server, keys or Keys({"me": KEY})), raise_server_exceptions=False)
+        self.http.__enter__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.server.stop()
+        self.http.__exit__(None, None, None)
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, and the server look at what has got too old."""
+        self.clock[0] += seconds
+        self.server._execution._last_idle = 0.0
+        with self.server.store.changed:
+            self.server.store.changed.notify_all()
+
+    # requests
+
+    def call(self, method: str, path: str, key: str = KEY, **more: Any) -> Any:
+        headers = {"x-api-key": key} | more.pop("headers", {})
+        return self.http.request(method, "/api/v1/" + path, headers=headers, **more)
+
+    def post(self, request: str, key: str = KEY, /, **body: Any) -> Any:
+        """The JSON of an answer that must be 200."""
+        found = self.call("POST", request, key, json=body)
+        assert found.status_code == 200, f"{request}: {found.status_code} {found.text[:300]}"
+        return found.json()
+
+    def session(self, key: str = KEY) -> str:
+        return self.post("create_session", key, sdk_version="0.38.0", type="create_session")["session_id"]
+
+    def result(self, promise: dict[str, Any] | str, key: str = KEY) -> Any:
+        """What came of a request: JSON, or the bytes of a message."""
+        id = promise if isinstance(promise, str) else promise["request_id"]
+        for _ in range(20):
+            found = self.call("POST", "retrieve_future", key, json={"request_id": id})
+            assert found.status_code == 200, f"{found.status_code} {found.text[:300]}"
+            if found.headers["content-type"] == PROTOBUF:
+                return found.content
+            if found.json().get("type") != "try_again":
+                return found.json()
+        raise AssertionError("no result came")
+
+    def model(self, session: str | None = None, number: int = 0, key: str = KEY, **lora: Any) -> "Client":
+        session = session or self.session(key)
+        config = {"rank": 8, "seed": 3} | lora
+        promise = self.post(
+            "create_model", key, session_id=session, model_seq_id=number, base_model=MODEL, lora_config=config
+        )
+        found = self.result(promise, key)
+        assert "error" not in found, found
+        return Client(self, found["model_id"], key)
+
+
+class Client:
+    """A model of a server, as its client sees it. seq: of the last request."""
+
+    def __init__(self, served: Served, id: str, key: str = KEY, seq: int = 0) -> None:
+        self.served, self.id, self.key, self.seq = served, id, key, seq
+
+    @property
+    def session(self) -> str:
+        return self.id.partition(":")[0]
+
+    def send(self, request: str, /, *, seq: int | None = None, **body: Any) -> dict[str, Any]:
+        """Post a request; what it promises."""
+        self.seq = self.seq + 1 if seq is None else seq
+        return self.served.post(request, self.key, model_id=self.id, seq_id=self.seq, **body)
+
+    def body(self, rows: Sequence[bytes], loss: str = "cross_entropy", *, forward: bool = False) -> bytes:
+        out = Writer().content(1, self.id).integer(2, self.seq)
+        for row in rows:
+            out.content(3, row)
+        return bytes(out.content(4, loss).integer(6, int(forward)))
+
+    def pass_(
+        self, rows: Sequence[bytes], loss: str = "cross_entropy", *, forward: bool = False, seq: int | None = None
+    ) -> Any:
+        self.seq = self.seq + 1 if seq is None else seq
+        found = self.served.call(
+            "POST",
+            "forward_backward",
+            self.key,
+            content=self.body(rows, loss, forward=forward),
+            headers={"content-type": PROTOBUF},
+        )
+        assert found.status_code == 200, f"{found.status_code} {found.text[:300]}"
+        return found.json()
+
+    def step(self, rate: float = 0.05, **params: float) -> dict[str, Any]:
+        return self.send("optim_step", adam_params={"learning_rate": rate} | params)
+
+    def result(self, promise: dict[str, Any]) -> Any:
+        return self.served.result(promise, self.key)
+
+    def train(self, rows: Sequence[bytes], steps: int = 1) -> None:
+        for _ in range(steps):
+            promises = self.pass_(rows), self.step()
+            for promise in promises:
+                found = self.result(promise)
+                assert not isinstance(found, dict) or "error" not in found, found
+
+    def logprobs(self, rows: Sequence[bytes]) -> np.ndarray:
+        """Of all targets of the rows, one after the other."""
+        return outputs(self.result(self.pass_(rows, forward=True)))[0]
+
+
+def row(seed: int = 0, length: int = 9, **inputs: np.ndarray | None) -> bytes:
+    """A datum of made-up tokens. inputs: others beside targets and weights; None: leave one out."""
+    tokens = np.random.default_rng(seed).integers(1, 60, length + 1)
+    tensors: dict[str, np.ndarray | None] = {
+        "target_tokens": tokens[1:].astype("<i8"),
+        "weights": np.linspace(-0.5, 1.0, length, dtype="<f4"),
+    }
+    return datum(tokens[:-1], {name: one for name, one in (tensors | inputs).items() if one is not None})
+
+
+def datum(tokens: np.ndarray, inputs: dict[str, np.ndarray]) -> bytes:
+    out = Writer().content(1, Writer().content(1, Writer().content(1, tokens.astype("<i4").tobytes())))
+    for name, values in inputs.items():
+        number = 2 if values.dtype.kind == "i" else 1
+        tensor = Writer().content(1, values.tobytes()).integer(3, number).integers(4, list(values.shape))
+        out.content(2, Writer().content(1, name).content(2, tensor))
+    return bytes(out)
+
+
+def outputs(raw: Any) -> tuple[np.ndarray, dict[str, float]]:
+    """The log-probabilities of all rows, one after the other, and the metrics."""
+    assert isinstance(raw, bytes), raw
+    found = read(memoryview(raw), _OUTPUT)
+    fields = [field["value"]["data"] for record in found["records"] for field in record["fields"]]
+    metrics = {entry["key"]: entry["value"] for entry in found["metrics"]}
+    return np.concatenate([np.frombuffer(data, "<f4") for data in fields]), metrics
+
+
+def samples(raw: Any) -> dict[str, Any]:
+    """The message of samples, by names; numbers as arrays."""
+    assert isinstance(raw, bytes), raw
+    found = read(memoryview(raw), _SAMPLES)
+    for one in found["samples"]:
+        one["tokens"] = np.frombuffer(one["tokens"], "<i4").tolist()
+        one["logprobs"] = np.frombuffer(one["logprobs"], "<f4")
+    if "prompt" in found:
+        found["prompt"] = np.frombuffer(found["prompt"], "<f4")
+    return found
