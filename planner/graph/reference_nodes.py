@@ -42,7 +42,9 @@ def add_references(
         by += "takes the place of that of the run meanwhile"
     cost = _cost(run, estimates)
     found: list[tuple[str, str]] = []
-    held_out = [name for name in evaluated(run.spec) if is_measured(run.spec, name)]
+    # One that is trained on may also be evaluated by a command.
+    wanted = [name for name in dict.fromkeys((*run.training, *evaluated(run.spec))) if is_measured(run.spec, name)]
+    held_out = [name for name in wanted if run.spec.datasets[name].holdout.value > 0]
     for name in dict.fromkeys((*run.training, *held_out)):
         parts = ["training"] * (name in run.training) + ["hold-out"] * (name in held_out)
         task = task_of(run.spec, name)

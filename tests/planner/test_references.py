@@ -92,6 +92,10 @@ def test_each_dataset_that_is_trained_on_or_evaluated_has_a_node():
     held = plan_of("dpo {}", f"{PAIRS}, holdout = 10%", every="every 10 steps eval code")
     node = held.node("setup.reference.code")
     assert node.args["parts"] == ["training", "hold-out"] and "of code and of what it holds out" in node.does
+    asked = plan_of("dpo {}", f"{PAIRS}, holdout = 10%")  # by `xtrain control`
+    (command,) = (each for each in asked.timeline.commands if each.name == "eval code")
+    assert asked.node(command.nodes[0]).args["objective"] == "pair"
+    assert asked.node("setup.reference.code").args == node.args
 
 
 def test_another_reference_is_another_experiment_and_a_run_may_go_on_with_it():
