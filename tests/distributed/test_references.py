@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from forked_ranks import Mutation, Outcome
-from projects import events
+from projects import events, records
 from topologies import BY_NAME
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
@@ -84,6 +84,22 @@ def test_held_out_pairs_have_a_reference_too(lab: Laboratory):
         assert event["metrics"]["rewards/margin"] == pytest.approx(0, abs=1e-12)
     told = {event["dataset"]: event["rows"] for event in events(outcome.directory, "reference")}
     assert told.keys() == {"lines", "other"} and min(told.values()) > 0
+
+
+def test_a_run_over_two_datasets_of_pairs_goes_on_bit_for_bit(lab: Laboratory):
+    """From the middle of a mixture, with what is minimised, measured and evaluated."""
+    trial = evolve(trial_of(lab, LAYOUTS[0]), steps=4)
+    (lab.folder / "more.jsonl").write_text("".join((lab.folder / "pairs.jsonl").read_text().splitlines(True)[::3]))
+    other = 'dataset other { source = jsonl("more.jsonl"), chosen = "good", rejected = "bad" }'
+    trial = evolve(trial, more=f"{other}\nmixture {{ lines = 2, other = 1 }}\n{DPO}")
+    whole, later = lab.resumed(trial, ("batch.micro=2",), "pairs")
+    lines, again = (records(each.directory, "metrics") for each in (whole, later))
+    names = [name for name in lines[0] if name.startswith(("objective", "rewards/", "loss/", "rows/"))]
+    assert len(names) == 1 + 4 + 2 + 2
+    assert [[line.get(name) for name in names] for line in again] == [
+        [line.get(name) for name in names] for line in lines[1:]
+    ]
+    assert later.evals[-1]["objective"] == whole.evals[-1]["objective"]
 
 
 @pytest.mark.parametrize("fault", ["empty_reference", "own_rows_of_reference"])
