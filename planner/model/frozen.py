@@ -7,7 +7,7 @@ from typing import Final
 
 from ...dsl.diagnostics.suggest import did_you_mean
 from ...dsl.spec import Spec
-from ..architecture import EMBEDDING, HEAD, Architecture, parameters
+from ..architecture import EMBEDDING, HEAD, SCORE, Architecture, parameters
 from ..findings import Findings
 
 PATH: Final = "model.frozen"
@@ -49,10 +49,11 @@ def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
 
 def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
     """The parameters that are not trained: those that patterns mean, and beside an adapter all of the model but what
-    the adapter says, and what it has begun with."""
+    the adapter says and a head of rewards, and what it has begun with."""
     if (adapter := arch.adapter) is not None:
+        trained = (*adapter.train, *((SCORE,) if arch.head == "reward" else ()))
         own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)
-        model = (name for name in own if not any(covers(each, name) for each in adapter.train))
+        model = (name for name in own if not any(covers(each, name) for each in trained))
         return frozenset(model) | {tensor.name for tensor in parameters(arch) if tensor.begun}
     if not patterns:
         return frozenset()

@@ -302,7 +302,7 @@ def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str 
         "modules_to_save": list(full) or None,
         "peft_type": "LORA",
         "target_modules": _target_modules(arch, names, adapted),
-        "task_type": "CAUSAL_LM",
+        "task_type": "CAUSAL_LM" if arch.head == "vocabulary" else "SEQ_CLS",
         **arch.adapter.for_peft(matrices),
     }
 

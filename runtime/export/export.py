@@ -31,6 +31,7 @@ from ...planner.weights.config_file import (
 )
 from ...planner.weights.files import CONFIG, LOADED, WeightFiles, WeightsUnreadable, read_weight_files
 from ...planner.weights.fit import assign
+from ...planner.weights.stored import EMBEDDING_WEIGHT
 from ...planner.weights.written import FormatOf, WrittenFile, lay_out
 from ..checkpoint.whole_tensors import WholeTensors
 from ..data.documents.chat_template import load_template
@@ -183,7 +184,9 @@ class Export:
             raise ExportFailed(f"{message} ({problem}); say which one to write, as --dtype bf16") from problem
 
         def format_of(parameter: ParameterSpec, number: int) -> str:
-            found = parts[parameter.name]  # of experts that lie there in one tensor all have its format
+            # Of experts that lie there in one tensor all have its format. A head of rewards that was drawn for the
+            # model has that of the embedding.
+            found = parts.get(parameter.name, parts[EMBEDDING_WEIGHT])
             return files.tensors[found[number if len(found) > 1 else 0].name].format
 
         return format_of

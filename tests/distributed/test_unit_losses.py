@@ -35,6 +35,7 @@ LOSSES = {
     "importance": ("sequences", "loss importance_sampling { chunk = 8 KiB }"),
     "bradley_terry": ("pairs", "loss bradley_terry { margin = true, centre = 0.1 }"),
     "regression": ("sequences", "loss regression"),
+    "adapted": ("pairs", "loss bradley_terry\nadapter lora { rank = 2 }"),
     "weighted": (
         "sequences",
         "loss cross_entropy { weighted = true, focal = 1.5, label_smoothing = 0.1, z_loss = 0.1, chunk = 8 KiB }",
@@ -86,6 +87,7 @@ ORDINARY = {
     ("bradley_terry", "tp 2, uneven vocabulary (dense)"),
     ("bradley_terry", "pp 2 · ring 2 (dense)"),
     ("regression", "ulysses 2 (dense)"),
+    ("adapted", "tp 2, without loss (dense)"),
     ("own pairs", "pp 2 · ring 2 (dense)"),
     ("own sequences", "tp 2, without loss (dense)"),
 }

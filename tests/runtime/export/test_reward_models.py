@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from reference_models import CONFIGS
+from reference_models import CONFIGS, make
 from safetensors.torch import load_file
 from small_runs import drawn, make_run, save
 from torch import Tensor
 
+from xtrain.cli.main import main
 from xtrain.components.collators.pack_torch import pack
 from xtrain.dsl.schema.model import expert_families
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.plan import Plan
 from xtrain.planner.weights.files import read_weight_files
 from xtrain.planner.weights.fit import assign
+from xtrain.runtime.checkpoint.base_weights import BaseWeights
 from xtrain.runtime.checkpoint.stored_weights import WeightReader
 from xtrain.runtime.data.collate.collators import Sample, Samples
 from xtrain.runtime.export.checkpoint import export_of
@@ -106,7 +108,7 @@ def test_transformers_gives_the_same_rewards(tmp_path: Path, family: str, caplog
     assert all(torch.equal(read[name], weights[name]) for name in weights)
 
 
-def spec_plan(model: str) -> Plan:
+def spec_plan(model: str, more: str = "") -> Plan:
     """A run that learns rewards of the lines of a file."""
     text = f"""experiment small {{ seed = 1, budget = 40 steps }}
 model {model}
@@ -115,6 +117,7 @@ dataset lines {{ source = jsonl("lines.jsonl"), values = {{ reward: "reward" }},
 batch {{ sequence = 128 }}
 optimizer adamw {{ lr = 1e-3 }}
 loss regression
+{more}
 """
     compiled = plan_from_text(text, "small.xtrain")
     assert compiled.plan is not None, compiled.diagnostics.render()
@@ -123,8 +126,6 @@ loss regression
 
 def test_a_language_model_gets_a_head(tmp_path: Path):
     """Tied or not, its own head is left; that of rewards is drawn, and the config says what became of it."""
-    from reference_models import make
-
     folder = tmp_path / "base"
     make("llama", "odd heads, tied", folder)
     plan = spec_plan(f'"{folder}"')
@@ -136,7 +137,45 @@ def test_a_language_model_gets_a_head(tmp_path: Path):
     directory = make_run(plan, tmp_path / "run", tmp_path)
     save(plan, directory, drawn(plan))
     to = tmp_path / "out"
-    export_of(plan, directory, checkpoint=None, averaged=None, dtype="fp32", most=10**9).write(to, lambda *_: None)
+    export_of(plan, directory, checkpoint=None, averaged=None, dtype=None, most=10**9).write(to, lambda *_: None)
     config = json.loads((to / "config.json").read_text())
     assert config["architectures"] == ["LlamaForSequenceClassification"]
     assert config["pad_token_id"] not in (None, config["eos_token_id"])
+
+
+def test_an_adapter_trains_the_head_with_it(tmp_path: Path):
+    """Of a language model: PEFT puts both on it and gives the rewards of the merged model, which are ours."""
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
+    make("qwen3", "wide heads, tied", tmp_path / "base")
+    model = f'"{tmp_path / "base"}"'
+    plan = spec_plan(model, "adapter lora { rank = 3, alpha = 6 }")
+    trained = [each.name for each in plan.parameters.tensors if each.trained]
+    assert [name for name in trained if "lora" not in name] == ["score.weight"]
+    weights = {name: 0.3 * value for name, value in drawn(plan).items() if name in trained}
+    directory = make_run(plan, tmp_path / "run", tmp_path)
+    with BaseWeights.of(plan, tmp_path, torch.device("cpu")) as base:
+        save(plan, directory, weights, base_content=base.digest)
+    assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / "adapter")]) == 0
+    assert main(["merge", str(directory), "--to", str(tmp_path / "merged")]) == 0
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["task_type"] == "SEQ_CLS" and config["modules_to_save"] == ["score"]
+
+    merged: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    theirs = of_transformers(merged, TEXTS)
+    under: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
+    under.config.pad_token_id = merged.config.pad_token_id
+    adapted = of_transformers(PeftModel.from_pretrained(under, str(tmp_path / "adapter")), TEXTS)
+    assert (adapted - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+    whole = spec_plan(f'"{tmp_path / "merged"}"')
+    read = {name: torch.zeros_like(value) for name, value in drawn(whole).items()}
+    files = read_weight_files(str(tmp_path / "merged"))
+    with WeightReader(files, assign(whole.architecture, files), lambda done: None) as reader:
+        reader.read(read.items())
+    assert torch.equal(read["score.weight"], weights["score.weight"])
+    assert (rewards_of(whole, read, TEXTS) - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+    again = spec_plan(model, f'adapter lora {{ from = "{tmp_path / "adapter"}" }}')
+    assert [each.name for each in again.parameters.tensors if each.trained] == trained

@@ -1,0 +1,32 @@
+"""`specs/reward_cpu.xtrain`: a reward model learns which of two answers it has not seen is right."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SPEC = Path(__file__).parents[1] / "specs" / "reward_cpu.xtrain"
+STEPS = 40
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_held_out_pairs_are_told_apart(tmp_path: Path):
+    """In a third of its steps, and on one rank; guessing is right in half of them."""
+    sets = (
+        f"experiment.budget={STEPS} steps",
+        "dataset.prefs.source=orders(count = 2500)",
+        "launch.ranks_per_node=1",
+        "batch.rows=8",
+        "batch.micro=8",
+    )
+    command = [sys.executable, "-m", "xtrain", "run", str(SPEC), "--ui", "plain"]
+    command += [word for text in sets for word in ("--set", text)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (events,) = tmp_path.glob("runs/reward_cpu/*/events.jsonl")
+    (found,) = (each for each in map(json.loads, events.read_text().splitlines()) if each["event"] == "eval")
+    assert found["step"] == STEPS and found["metrics"]["rewards/accuracy"] > 0.9
+    assert found["metrics"]["rewards/margin"] > 1 and abs(found["metrics"]["rewards/chosen"]) < 10
