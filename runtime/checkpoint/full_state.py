@@ -94,8 +94,13 @@ class FullState:
             "rng": self._described_streams(streams.streams(self.rank.device)),
             **checkpoint_contents(self.plan),
             **({"base_content": self.base} if self.base is not None else {}),
+            **({"references": references} if (references := self._references()) else {}),
             "loader": self.feed.loader.state(step),
         }
+
+    def _references(self) -> dict[str, dict[str, str]]:
+        """What the references of datasets are of; by datasets."""
+        return {name: dict(each.reference) for name, each in self.feed.datasets.items() if each.reference}
 
     def _epochs(self, step: int) -> dict[str, Any]:
         """How many epochs of its data the run has taken, and which one its last step has ended, if it has."""

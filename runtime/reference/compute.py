@@ -16,12 +16,13 @@ from torch import Tensor
 from ...dsl.schema.losses import REF
 from ...planner.plan import Plan
 from ...records.start_events import ReferenceEvent
+from ..checkpoint.sources import starting_point
 from ..data.collate.collators import CollateChain
 from ..data.loading.loader import EvalLoader
 from ..data.loading.prepared import PreparedDataset
 from ..data.packing.row_reader import RowReader
 from ..data.tokenising.build import INDEX
-from ..errors import EnvironmentFault
+from ..errors import EnvironmentFault, ResumeRefused
 from ..models.batch import ModelBatch
 from ..models.build import compute_format
 from ..models.parts import ModelParts
@@ -69,16 +70,28 @@ def add_reference(
     data, begin = prepared[dataset], time.perf_counter()
     cache, readers = Path(plan.workspace["root"]) / "cache", [data.parts[part] for part in parts]
     count = sum(rows.rows.num_rows for rows in readers)
-    try:
-        own = first_of_machine(rank, lambda: identity_of(plan, reference, digest, cache / "tokens" / INDEX), beat)
-    except OSError as error:
-        raise EnvironmentFault("X524", str(error)) from error
-    covers: dict[str, Any] = {"weights": _of_first(rank, own), "rows": _fingerprint(readers), "task": task}
+
+    def named() -> str:
+        try:
+            own = first_of_machine(rank, lambda: identity_of(plan, reference, digest, cache / "tokens" / INDEX), beat)
+        except OSError as error:
+            raise EnvironmentFault("X524", str(error)) from error
+        return _of_first(rank, own)
+
+    model_named = reference if not digest else f"{reference} {digest}"
+    before = _before(plan, records, dataset, model_named)
+    covers: dict[str, Any] = {"weights": before or named(), "rows": _fingerprint(readers), "task": task}
     covers |= {"numbers": format, "matmul": plan.node("setup.bootstrap").args["matmul"]}
     covers |= {"compute": compute_format(plan)}
     key = column_key(covers)
     column = SharedColumn(rank=rank, folder=cache / "reference" / key, tokens=data.store.num_tokens, form=format)
     source = column.source()
+    if source is None and before is not None and named() != before:
+        raise ResumeRefused(
+            f"the run has compared dataset {dataset} with the reference {reference}, whose log-probabilities are not "
+            f"in {cache / 'reference'} any more, and whose weights are others by now; bring back one of both, or "
+            "start anew with checkpoint.resume = false"
+        )
 
     def report(done: int) -> None:
         records.event(
@@ -104,8 +117,19 @@ def add_reference(
         column.copy(covers, source)
     found = column.open_everywhere()
     report(count)
-    store = data.store
-    return {**prepared, dataset: evolve(data, store=evolve(store, columns={**store.columns, REF: found.numbers}))}
+    store = evolve(data.store, columns={**data.store.columns, REF: found.numbers})
+    known = {"reference": model_named, "weights": covers["weights"]}
+    return {**prepared, dataset: evolve(data, store=store, reference=known)}
+
+
+def _before(plan: Plan, records: Records, dataset: str, reference: str) -> str | None:
+    """What the weights of a reference were known by when the run saved the state that it goes on from; None if it does
+    not go on, or compares with another reference from here on."""
+    start = starting_point(plan, records.directory)
+    if start.entry is None or not start.own:
+        return None
+    known = start.entry.state().get("references", {}).get(dataset, {})
+    return known.get("weights") if known.get("reference") == reference else None
 
 
 def _fingerprint(readers: Sequence[RowReader]) -> str | list[str]:

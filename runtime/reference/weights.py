@@ -9,6 +9,8 @@ import torch
 from attrs import frozen
 
 from ...dsl.schema.losses import ADAPTER_OFF, INITIAL
+from ...planner.canonical import DATA
+from ...planner.canonical import digest as canonical_digest
 from ...planner.model.peft import PEFT_WEIGHTS
 from ...planner.plan import Node, Plan
 from ..checkpoint.model_folder import planned_adapter, planned_files
@@ -28,12 +30,16 @@ OF_ADAPTER: Final = ("setup.adapter", "setup.read_adapter")
 PLACES: Final = ("offload", "folder", "repo", "revision", "path", "digest")
 
 
-def identity_of(plan: Plan, reference: str, digest: str, index: Path) -> dict[str, Any]:
-    """What the weights of a reference are known by, as JSON: seed and names of those that are drawn, the content of
-    those that lie in files, which are read once. index: where digests of files are remembered.
+def identity_of(plan: Plan, reference: str, digest: str, index: Path) -> str:
+    """What the weights of a reference are known by, a hash: of the seed of those that are drawn, of the content of
+    those that lie in files, which are read once, and of the model. index: where digests of files are remembered.
 
     Raises OSError where a file is not there.
     """
+    return canonical_digest(_depends_on(plan, reference, digest, index), DATA, size=16)
+
+
+def _depends_on(plan: Plan, reference: str, digest: str, index: Path) -> dict[str, Any]:
     build, freeze = plan.node("setup.build_model").args, _args(plan, "setup.freeze")
     arch = plan.architecture if reference == INITIAL else plan.architecture.base
     found: dict[str, Any] = {

@@ -244,6 +244,24 @@ def test_a_run_that_keeps_the_weights_of_its_reference_is_noticed(desk: Desk):
     assert abs(curves[0][0][1] / curves[1][0][1] - 1) > 1e-3
 
 
+def test_a_run_remembers_what_it_began_with(desk: Desk):
+    """It goes on when the run whose weights it has taken is gone, and not with other weights in their place."""
+    first = desk.run("tuned", desk.plan("loss simpo {}", root="tuned"), saves=True)
+    more = f'loss dpo {{}}\ncheckpoint {{ pretrained = "{first.directory.relative_to(desk.folder)}" }}'
+    plan = desk.plan(more, root="preferred")
+    whole = desk.run("preferred", plan, saves=True)
+    assert abs(whole.curve[0][1] / first.curve[0][1] - 1) > 1e-3
+    trials = Laboratory(folder=desk.folder, ranks=desk.ranks)
+    trials.take_checkpoint(whole, 2, "preferred-again")
+    first.directory.rename(desk.folder / "gone")
+    assert desk.run("preferred-again", plan, saves=True).curve == whole.curve[1:]
+    desk.run("tuned", desk.plan("loss simpo { gamma = 2 }", root="tuned"), saves=True)
+    shutil.rmtree(desk.folder / "preferred" / "cache" / "reference")
+    trials.take_checkpoint(whole, 2, "preferred-refused")
+    with pytest.raises(RanksFailed, match="whose weights are others by now"):
+        desk.run("preferred-refused", plan, saves=True)
+
+
 # The cache ------------------------------------------------------------------------------------------------------------
 
 

@@ -63,7 +63,11 @@ class Makes:
         plan = plan_from_spec(QUICKSTART).plan
         assert plan is not None
         feed: Any = SimpleNamespace(
-            steps=10, batch=None, epoch=lambda step: None, loader=SimpleNamespace(state=lambda step: {"step": step})
+            steps=10,
+            batch=None,
+            datasets={},
+            epoch=lambda step: None,
+            loader=SimpleNamespace(state=lambda step: {"step": step}),
         )
         folder = CheckpointFolder(self.directory / "checkpoints")
         options: dict[str, Any] = {"overlap": "wait", "best": None, "failures": 3, "saved_step": None, **given}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from ....dsl.schema.packings import packing_of
 from ....dsl.schema.sources import SOURCES
@@ -36,6 +36,9 @@ class PreparedDataset:
     heldout_documents: np.ndarray
     train_rows: Rows
     heldout_rows: Rows
+    reference: Mapping[str, str] = field(factory=dict)
+    """Of the column of a reference model that the run has added to the store: `reference`, as the plan names it, and
+    `weights`, what these are known by; empty where there is none."""
 
     @property
     def parts(self) -> dict[str, RowReader]:

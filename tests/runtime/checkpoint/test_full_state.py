@@ -58,7 +58,12 @@ def state_with(calls: list[str], **given: Any) -> FullState:
         "ema": SimpleNamespace(tensors=lambda: {"ema.w": torch.zeros(1)}, updates=0, described=lambda: {"updates": 7}),
         "optimizer": None,
         "feed": SimpleNamespace(
-            steps=9, batch=None, epoch=lambda step: None, loader=loader, resume=lambda state: calls.append("loader")
+            steps=9,
+            batch=None,
+            datasets={},
+            epoch=lambda step: None,
+            loader=loader,
+            resume=lambda state: calls.append("loader"),
         ),
         "progress": Noted(calls),
     }
