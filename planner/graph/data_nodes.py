@@ -22,8 +22,6 @@ from .rollout_nodes import add_prompts
 
 WIDE_BYTES: Final = 4  # of a number that a teacher has stored
 
-WIDE_BYTES: Final = 4  # of a number that a teacher has stored
-
 
 def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
     """Add the chain; the id of the loader. model: the node behind which the model has its first values."""
