@@ -109,3 +109,10 @@ def test_a_fault_is_noticed(lab: Laboratory, fault: str):
     alone = run(lab, trial, (), "alone", alone=True)
     outcome = run(lab, trial, BY_NAME[layout].layout, "ranks", mutation=Mutation(fault))
     assert gaps(outcome, alone).worst > 1e3 * TOLERANCE["fp64"]
+
+
+def test_processes_that_read_find_the_numbers(lab: Laboratory):
+    """Of a trial that others read, every step is the same bit for bit."""
+    trial = trial_of(lab, LAYOUTS[1])
+    alone, read = (run(lab, trial, (f"batch.workers={count}",), "alone", alone=True) for count in (0, 1))
+    assert alone.curve == read.curve and all(np.isfinite(each).all() for each in read.curve)
