@@ -124,10 +124,8 @@ def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
         "sequence": run.batch.sequence,
     }
     size = sum(each.width * WIDE_BYTES for each in run.spec.loss.wide.values())
-    does = (
-        f"read what `xtrain data teach` has stored of {teacher.folder}: of each token the {teacher.top} most probable "
-    )
-    does += f"ones, and all others as one; {bytes_text(size)} a token of the dataset on disk"
+    does = f"read what `xtrain data teach` has stored of {teacher.folder}: of each token the {teacher.top} most "
+    does += f"probable ones, and all others as one; {bytes_text(size)} a token of the dataset on disk"
     return graph.add("setup", "setup.teacher", does, id=f"setup.teacher.{name}", args=args, after=((id, "prepared"),))
 
 

@@ -1,5 +1,8 @@
 """The divergence from a teacher against what torch makes of whole logits: values, metrics and gradients by logits."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,7 @@ from xtrain.runtime.models.distillation import Distillation, distillation_losses
 from xtrain.runtime.models.loss import IGNORE, Head
 
 T, V, D = 11, 19, 7
+VECTORS = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())["gkd"]
 FORMS = ("forward_kl", "reverse_kl", "jsd")
 
 
@@ -93,6 +97,26 @@ def test_all_tokens_but_one_are_the_whole_distribution(form, temperature, mix, z
     agree = (logits_TV.argmax(-1) == case.teacher_TV.argmax(-1))[case.valid_T].sum().double()
     expected = torch.stack((whole.detach(), apart_T[case.valid_T].sum().detach(), agree))
     torch.testing.assert_close(ours.recorded, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: f"{case['beta']}, {case['temperature']}")
+def test_it_is_that_of_trl(case):
+    """`GKDTrainer.generalized_jsd_loss` with the logits of the file, of all five tokens together."""
+    logits_TV = torch.tensor(VECTORS["student_logits"], dtype=torch.float64, requires_grad=True)
+    teacher_TV = torch.tensor(VECTORS["teacher_logits"], dtype=torch.float64)
+    tokens, width = logits_TV.shape
+    form = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(case["beta"], "jsd")
+    chosen = term(form, case["beta"], case["temperature"])
+    head = Head(vocabulary=width, z_weight=0.0, chunk_bytes=4 * width * 2, term=chosen)
+    ids_TK, logprobs_TK1 = largest(teacher_TV / case["temperature"], width - 1)
+    columns = {TEACHER_IDS: ids_TK.int(), TEACHER_LOGPROBS: logprobs_TK1}
+    labels_T, identity_VV = torch.zeros(tokens, dtype=torch.int64), torch.eye(width, dtype=torch.float64)
+    ours = distillation_losses(logits_TV, identity_VV, labels_T, head, columns)
+    factor = case["temperature"] ** 2  # TRL has none
+    assert ours.objective.item() == pytest.approx(factor * case["loss"], rel=1e-10)
+    (grad_TV,) = torch.autograd.grad(ours.objective, logits_TV)
+    wanted_TV = factor * torch.tensor(case["grad"], dtype=torch.float64)
+    torch.testing.assert_close(grad_TV, wanted_TV, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,0 +1,88 @@
+"""Memory of the head with a large vocabulary: of the cross-entropy, and of learning from a teacher.
+
+    python benchmarks/distillation_head.py
+    PYTHONPATH=liger_kernel-0.8.5-py3-none-any.whl python benchmarks/distillation_head.py
+
+Forward and backward of the head alone, in fp32 on the CPU. Memory is what storages take at the most beside what the
+head is given. Liger's fused JSD, with a head of the teacher as large as the student's, is measured if it can be
+imported; `whole` is the divergence of whole logits, as TRL's GKD computes it.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tiled_mlp import Watched
+from torch import Tensor
+
+from xtrain.components.losses.distill import Distill
+from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.runtime.models.distillation import Distillation, distillation_losses
+from xtrain.runtime.models.loss import Head, token_losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("tokens", 512), ("dim", 128), ("vocabulary", 131072), ("top", 64), ("chunk_mib", 32)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    tokens, dim, vocabulary = args.tokens, args.dim, args.vocabulary
+    hidden_TD, weight_VD = torch.randn(tokens, dim), torch.randn(vocabulary, dim) / dim**0.5
+    teacher_TD, teacher_VD = torch.randn(tokens, dim), torch.randn(vocabulary, dim) / dim**0.5
+    labels_T = torch.randint(0, vocabulary, (tokens,))
+    log_TV = (teacher_TD @ teacher_VD.T).log_softmax(-1)
+    found = log_TV.topk(args.top)
+    rest_T1 = log_TV.scatter(1, found.indices, -torch.inf).logsumexp(-1, keepdim=True)
+    stored = {TEACHER_IDS: found.indices.int(), TEACHER_LOGPROBS: torch.cat((found.values, rest_T1), 1)}
+    del log_TV
+    given = (hidden_TD, weight_VD, teacher_TD, teacher_VD, labels_T, *stored.values())
+
+    def head(term: Distillation | None) -> Head:
+        return Head(vocabulary=vocabulary, z_weight=0.0, chunk_bytes=args.chunk_mib * 2**20, term=term)
+
+    def distilled(form: str, temperature: float, mix: float) -> Callable[[Tensor, Tensor], Tensor]:
+        names = tuple(Distill.metrics)
+        term = Distillation(form=form, beta=0.5, temperature=temperature, mix=mix, metrics=names)
+        return lambda x_TD, w_VD: distillation_losses(x_TD, w_VD, labels_T, head(term), stored).objective
+
+    def whole(x_TD: Tensor, w_VD: Tensor) -> Tensor:
+        student_TV, teacher_TV = F.log_softmax(x_TD @ w_VD.T, -1), F.log_softmax(teacher_TD @ teacher_VD.T, -1)
+        mixed_TV = torch.logsumexp(torch.stack((student_TV, teacher_TV)) - torch.tensor(2.0).log(), 0)
+        apart = (F.kl_div(mixed_TV, each, reduction="none", log_target=True) for each in (student_TV, teacher_TV))
+        return sum(apart, torch.zeros(())).sum() / 2
+
+    ways: dict[str, Callable[[Tensor, Tensor], Any]] = {
+        "cross-entropy": lambda x_TD, w_VD: token_losses(x_TD, w_VD, labels_T, head(None)).objective,
+        "forward_kl": distilled("forward_kl", 1.0, 0.0),
+        "jsd, temperature 2, mix 0.2": distilled("jsd", 2.0, 0.2),
+    }
+    try:
+        from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
+    except ImportError:
+        pass
+    else:
+        liger = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, compiled=False, chunk_size=64)
+        ways["liger"] = lambda x_TD, w_VD: liger(x_TD, w_VD, teacher_TD, teacher_VD, labels_T)
+    ways["whole"] = whole
+    base = 0.0
+    for name, way in ways.items():
+        x_TD, w_VD = hidden_TD.clone().requires_grad_(), weight_VD.clone().requires_grad_()
+        with Watched() as watched:
+            for tensor in (*given, x_TD, w_VD):
+                watched.ledger.see(tensor)
+            watched.ledger.begin("given")
+            loss = way(x_TD, w_VD)
+            loss.backward()
+        peak = max(watched.ledger.over_time(but=("given",)))
+        base = base or peak
+        print(
+            json.dumps({"head": name, "peak_mib": round(peak / 2**20, 1), "times": round(peak / base, 2)}), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
