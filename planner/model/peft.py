@@ -11,11 +11,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.checking.strict_json import STRICT
 from ...dsl.schema.model import FAMILIES
-from ..architecture import Architecture, ParameterSpec, parameters
+from ..architecture import HEAD, Architecture, ParameterSpec, parameters
 from ..weights.files import WeightFiles, WeightsUnreadable, read_file
 from ..weights.fit import Assignment, misfits
 from ..weights.stored import EMBEDDING_WEIGHT, StoredNames, StoredPart
@@ -126,6 +126,10 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
         if each.name not in modules and PREFIX + names.of(each)[0][0].name in files.tensors
     )
     digest = blake2b(content + files.digest.encode(), digest_size=16).hexdigest()
+    if arch.tie_embeddings and EMBEDDING_WEIGHT in full and not config.get("ensure_weight_tying"):
+        message = f"{folder} has the embedding, trained in full, and its head is the embedding of before"
+        hint = "save it again with `ensure_weight_tying`: the head of this model is the embedding"
+        raise PeftUnreadable("X522", message, hint)
     found = PeftFolder(
         folder=folder, config=config, lines=lines, files=files, matrices=matrices, full=full, digest=digest
     )
@@ -144,9 +148,42 @@ def assign_peft(arch: Architecture, trained: tuple[ParameterSpec, ...], files: W
     used = {part.name: part.shape for each in parts.values() for part in each}
     missing = [name for name in used if name not in files.tensors]
     surplus = [name for name in files.tensors if name not in used]
+    if (head := _tied_head(arch, trained)) is not None and head.name in surplus:
+        (embedding,) = parts[EMBEDDING_WEIGHT]
+        if embedding.name not in missing and not _alike(files, embedding.name, head.name):
+            raise ValueError(f"`{head.name}` is not `{embedding.name}`, and the model has one tensor for both")
+        surplus.remove(head.name)
     if problems := misfits(files, used, missing, surplus):
         raise ValueError("; ".join(problems))
     return Assignment(parts)
+
+
+def _tied_head(arch: Architecture, trained: Sequence[ParameterSpec]) -> StoredPart | None:
+    """The tensor that files have as head beside an embedding that is both and is trained in full; None where none is.
+    PEFT writes the same twice, and reads no file without."""
+    embedding = next((each for each in trained if each.name == EMBEDDING_WEIGHT and not each.adapter), None)
+    if not arch.tie_embeddings or embedding is None:
+        return None
+    (part,) = _names(arch.base).of(evolve(embedding, name=f"{HEAD}.weight"))[0]
+    return _prefixed(part, part.name)
+
+
+def _alike(files: WeightFiles, one: str, other: str) -> bool:
+    """Whether two tensors have the same bytes; not where they cannot be read."""
+    pair = [files.tensors[name] for name in (one, other)]
+    if pair[0].format != pair[1].format or pair[0].shape != pair[1].shape:
+        return False
+    try:
+        paths = [Path(files.folder) / each.file for each in pair]
+        with paths[0].open("rb") as first, paths[1].open("rb") as second:
+            for file, tensor in zip((first, second), pair, strict=True):
+                file.seek(tensor.start)
+            for left in range(pair[0].bytes, 0, -LARGEST):
+                if first.read(min(left, LARGEST)) != second.read(min(left, LARGEST)):
+                    return False
+    except OSError:
+        return False
+    return True
 
 
 def peft_parts(arch: Architecture, names: StoredNames, parameter: ParameterSpec) -> tuple[StoredPart, ...]:
@@ -255,6 +292,9 @@ def lay_out_adapter(
         for each in trained
         for part in peft_parts(arch, names, each)
     ]
+    if (head := _tied_head(arch, trained)) is not None:
+        embedding = next(each for each in trained if each.name == EMBEDDING_WEIGHT)
+        tensors.append(WrittenTensor(((embedding.name, head),), format_of(embedding, head.name)))
     return WrittenFile(PEFT_WEIGHTS, tuple(sorted(tensors, key=lambda each: (ORDER.index(each.format), each.name))))
 
 
@@ -305,6 +345,20 @@ def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str 
         "task_type": "CAUSAL_LM" if arch.head == "vocabulary" else "SEQ_CLS",
         **arch.adapter.for_peft(matrices),
     }
+
+
+def taken_for_experts(arch: Architecture, trained: Sequence[ParameterSpec]) -> str | None:
+    """The module of a matrix with an adapter that PEFT with transformers 5 may take for one of routed experts, as it
+    tells these apart by the last part of their names; None where there is none."""
+    names = _names(arch.base)
+    experts = {
+        _modules(names, each)[0].rpartition(".")[2]
+        for each in parameters(arch.base)
+        if each.expert and len(each.shape) == 3
+    }
+    own = {each.adapter for each in trained if each.adapter and not each.expert}
+    modules = (_modules(names, each)[0] for each in parameters(arch.base) if each.name in own)
+    return next((module for module in modules if module.rpartition(".")[2] in experts), None)
 
 
 def _target_modules(arch: Architecture, names: StoredNames, adapted: Set[str]) -> list[str]:

@@ -23,6 +23,7 @@ from ...planner.model.peft import (
     not_written_for_peft,
     peft_config,
     read_peft,
+    taken_for_experts,
 )
 from ...planner.plan import Plan
 from ..checkpoint.model_folder import planned_adapter
@@ -89,7 +90,13 @@ class AdapterExport:
             writer.write()
             writer.verify()
             self._verify(folder, arch)
-        return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=())
+        remarks: tuple[str, ...] = ()
+        if (module := taken_for_experts(arch, trained)) is not None:
+            message = (
+                f"PEFT with transformers 5 may leave out {module} and others that are called as matrices of experts"
+            )
+            remarks = (f"{message}; `xtrain merge` writes a model with all of the adapter",)
+        return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=remarks)
 
     def _as_written(self, origin: PeftFolder | None) -> Architecture:
         """The model with the adapter as the folder has it: one from a folder as it is there."""

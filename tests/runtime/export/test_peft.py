@@ -57,6 +57,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "alpha_pattern": {"layers.1.self_attn.o_proj": 7},
         },
     ),
+    "beside an embedding that is the head": (
+        "llama",
+        "odd heads, tied",
+        {"r": 2, "target_modules": ["v_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
     "beside a head": ("qwen3", "plain", {"r": 2, "target_modules": ["k_proj"], "modules_to_save": ["lm_head"]}),
 }
 
@@ -136,6 +141,7 @@ def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
             "rank = 3, alpha = 7, ranks = { mlp: 2 }, alphas = { v_proj: 9.5 }",
             'rank = 2, targets = ["layers.0.self_attn.q_proj", "mlp.up_proj"], scaling = rslora',
             "rank = 2, alpha = 3, dora = true",
+            'rank = 2, targets = ["v_proj"], train = ["embed_tokens", "norm"]',
             'rank = 3, layers = ["1"], ranks = { o_proj: 5 }, alphas = { "layers.1.mlp": 2.5, v_proj: 1 }',
         )
     ):
@@ -212,6 +218,17 @@ def test_adapters_of_experts_are_written_one_by_one(tmp_path: Path, family: str,
     assert main(["export", str(run_of(again, tmp_path)), "--adapter", "--to", str(tmp_path / "out")]) == 0
     for file in (PEFT_WEIGHTS, PEFT_CONFIG):
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
+
+
+def test_what_peft_takes_for_experts_is_said(tmp_path: Path, capsys):
+    make("deepseek_v3", "plain", tmp_path / "base")
+    for targets, said in (("all_linear", True), ("self_attn", False)):
+        plan = plan_of(f'"{tmp_path / "base"}"', more=f'adapter lora {{ targets = ["{targets}"] }}')
+        directory = make_run(plan, tmp_path / targets, tmp_path)
+        save(plan, directory, {each.name: torch.zeros(each.shape) for each in plan.parameters.tensors if each.trained})
+        assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / f"{targets}-out")]) == 0
+        printed = "".join(capsys.readouterr())
+        assert ("may leave out model.layers.0.mlp.gate_proj" in " ".join(printed.split())) == said
 
 
 def test_another_base_is_refused_and_little_is_kept_by_bf16(tmp_path: Path, capsys):
@@ -341,6 +358,18 @@ def test_a_damaged_adapter_is_a_diagnostic(good: Path, tmp_path: Path, what: str
     change(tmp_path / "adapter")
     found = diagnosed(good, f'from = "{tmp_path / "adapter"}"')
     assert found[0] == code and said in found[1], found
+
+
+def test_an_embedding_that_is_the_head_is_both(tmp_path: Path):
+    family, model, asked = CASES["beside an embedding that is the head"]
+    made(family, model, asked, tmp_path)
+    named, head = f'from = "{tmp_path / "adapter"}"', "base_model.model.lm_head.weight"
+    weights(lambda found: found.update({head: found[head] + 1}))(tmp_path / "adapter")
+    code, text = diagnosed(tmp_path, named)
+    assert code == "X524" and "the model has one tensor for both" in text
+    config(ensure_weight_tying=False)(tmp_path / "adapter")
+    code, text = diagnosed(tmp_path, named)
+    assert code == "X522" and "its head is the embedding of before" in text
 
 
 def test_a_setting_beside_a_folder_agrees_with_it(good: Path):
