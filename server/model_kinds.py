@@ -53,6 +53,8 @@ class LoadWeightsKind(SingleKind):
 
     def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         request: LoadWeights = work.request
+        if request.weights_access_token is not None:
+            raise UserError("weights_access_token is not offered here; its owner can publish a checkpoint")
         checkpoint = _checkpoint(request, work.entry.owner, memory)
         _check_optimizer(request.optimizer_config or OptimizerKind())
         if request.session_id is not None:

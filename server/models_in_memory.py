@@ -122,6 +122,9 @@ class ModelsInMemory:
         LOG.info("restoring %s from %s and %d requests", model.id, model.snapshot, len(state.history.get(model.id, {})))
         try:
             self.engine.create_model(model.id, model.adapter.settings() if model.adapter else None)
+        except UserError as error:
+            raise ModelDamaged(f"there is no room for this model now: {error}") from error
+        try:
             if model.snapshot is not None:
                 self.engine.load(model.id, self.store.weights(model.snapshot), optimizer=True)
             for _, (at, _) in sorted(state.history.get(model.id, {}).items()):

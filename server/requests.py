@@ -16,6 +16,8 @@ from .refusal import Refusal
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
+MOST_METADATA: Final = 2**16  # bytes; it is kept as long as what it belongs to
+
 Id = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
 Seq = Annotated[int, Meta(ge=0, le=2**53)]
@@ -137,7 +139,7 @@ class Sample(Struct):
     sampling_params: SamplingParams
     sampling_session_id: Id | None = None
     seq_id: Seq | None = None
-    num_samples: Annotated[int, Meta(ge=1)] = 1
+    num_samples: Annotated[int, Meta(ge=1, le=2**14)] = 1
     base_model: Text | None = None
     model_path: Text | None = None
     prompt_logprobs: bool | None = None
@@ -174,6 +176,8 @@ def read_json(raw: bytes, kind: type[R]) -> R:
         found = _OBJECT.decode(raw or b"{}")
         if kind not in _LOOSE:
             _refuse_unknown(found, kind, "")
+        if len(msgspec.json.encode(found.get("user_metadata"))) > MOST_METADATA:
+            raise Refusal(422, f"user_metadata is larger than {MOST_METADATA} bytes")
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
         raise Refusal(422, f"the body cannot be taken: {_without_values(str(error))}") from None

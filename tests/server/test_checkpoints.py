@@ -127,6 +127,9 @@ def test_weights_are_loaded_into_a_model_that_has_done_nothing(served: Served) -
         one.train([row(2)])
     np.testing.assert_array_equal(other.logprobs([row(3)]), client.logprobs([row(3)]))
     assert "as its first request" in other.result(other.send("load_weights", path=path, optimizer=True))["error"]
+    body = {"path": path, "optimizer": True, "session_id": client.session, "model_seq_id": 3}
+    promise = served.post("load_weights", **body, weights_access_token="x")
+    assert "weights_access_token is not offered" in served.result(promise)["error"]
     wrong = served.model(client.session, 2, rank=4)
     assert "another adapter" in wrong.result(wrong.send("load_weights", path=path, optimizer=True))["error"]
 

@@ -3,8 +3,10 @@
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row, samples
 
 from xtrain.server import journal
-from xtrain.server.engine import Pass, PassResult, UserError
+from xtrain.server.engine import AdapterSettings, Pass, PassResult, UserError
+from xtrain.server.entries import Checkpoint, Removed
 from xtrain.server.journal import Journal
 from xtrain.server.limits import Limits
-from xtrain.server.store import StoreInUse
+from xtrain.server.store import Store, StoreInUse
 
 LIMITS = Limits(poll=5.0, snapshot_steps=5)
 
@@ -44,10 +47,18 @@ class Disk:
 
         monkeypatch.setattr(journal.os, "fsync", watched)
 
-    def after_power_failure(self, folder: Path, to: Path, rng: random.Random) -> Path:
+    def after_power_failure(self, store: Store, to: Path, rng: random.Random) -> Path:
         """Of what was written and not made lasting a random part is there, and the end of that is not what was
-        written."""
-        shutil.copytree(folder, to, ignore=shutil.ignore_patterns("journal-*"))
+        written. Weights that are removed meanwhile may be missing."""
+        with store.changed:  # nothing new is referred to
+            return self._copied(store.folder, to, rng)
+
+    def _copied(self, folder: Path, to: Path, rng: random.Random) -> Path:
+        for name in ("journal", "weights"):
+            (to / name).mkdir(parents=True)
+        for path in (folder / "weights").iterdir():
+            with suppress(shutil.Error, FileNotFoundError):
+                shutil.copytree(path, to / "weights" / path.name)
         for path in (folder / "journal").glob("journal-*"):
             content = path.read_bytes()
             lasting = self._synced.get(path.stat().st_ino, 0)
@@ -89,7 +100,7 @@ def test_power_failures_at_random_moments_change_nothing(tmp_path: Path, disk: D
         nonlocal served, failures
         time.sleep(rng.random() * 0.01)
         failures += 1
-        folder = disk.after_power_failure(served.server.store.folder, tmp_path / f"{failures}", rng)
+        folder = disk.after_power_failure(served.server.store, tmp_path / f"{failures}", rng)
         served.close()
         served = Served(folder, Slow(), LIMITS)
         for client in clients:
@@ -104,6 +115,8 @@ def test_power_failures_at_random_moments_change_nothing(tmp_path: Path, disk: D
                     power_failure()
         if rng.random() < 0.2:
             served.server.store.rewrite()
+        if rng.random() < 0.5:
+            served.later(0)  # weights that nothing refers to are removed
         for client, ask, promise in asked:
             if rng.random() < 0.1:
                 power_failure()
@@ -168,6 +181,21 @@ def test_a_stop_leaves_a_snapshot_and_no_work_to_repeat(tmp_path: Path) -> None:
     with Served(tmp_path, engine) as served:
         Client(served, client.id, seq=client.seq).logprobs([row(1)])
     assert [call.partition(" ")[0] for call in engine.calls] == ["create", "load", "forward"]
+
+
+def test_what_changed_nothing_is_not_repeated(tmp_path: Path) -> None:
+    engine = NumpyEngine()
+    with Served(tmp_path) as served:
+        client = served.model()
+        client.logprobs([row(1)])
+        client.result(client.pass_([row(2)]))
+        client.result(client.pass_([row(2)], "no_such_loss"))
+        client.logprobs([row(1)])
+    with Served(tmp_path, engine) as served:
+        again = Client(served, client.id, seq=client.seq)
+        again.result(again.step())
+        calls = list(engine.calls)
+    assert [call.partition(" ")[0] for call in calls] == ["create", "forward_backward", "optim_step"]
 
 
 def test_a_gradient_survives_a_stop(tmp_path: Path) -> None:
@@ -237,6 +265,50 @@ def test_more_models_than_fit_take_turns_where_clients_are_gone(tmp_path: Path) 
         np.testing.assert_array_equal(first.logprobs([row(5)]), third.logprobs([row(5)]))
 
 
+def test_a_model_without_room_is_restored_later(tmp_path: Path) -> None:
+    class Full(NumpyEngine):
+        full = False
+
+        def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
+            if self.full:
+                raise UserError("no memory")
+            super().create_model(model, adapter)
+
+    engine = Full()
+    with Served(tmp_path) as served:
+        client = served.model()
+        client.train([row(1)])
+        logprobs = client.logprobs([row(2)])
+    with Served(tmp_path, engine) as served:
+        client = Client(served, client.id, seq=client.seq)
+        engine.full = True
+        found = client.result(client.pass_([row(2)], forward=True))
+        assert found["category"] == "server" and "no room for this model now: no memory" in found["error"]
+        engine.full = False
+        np.testing.assert_array_equal(client.logprobs([row(2)]), logprobs)
+
+
+def test_weights_are_removed_once_nothing_that_lasts_refers_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure before that would leave a checkpoint without its weights."""
+    store, free, fsync = Store(tmp_path), threading.Event(), os.fsync
+    store.weights("a").mkdir()
+    store.change(Checkpoint("tinker://m/weights/n", "a", "m", "me", "weights", 0.0, "base", None, 0))
+    assert store.unused_weights() == []
+    monkeypatch.setattr(journal.os, "fsync", lambda fd: (free.wait(10), fsync(fd)))
+    store.change(Removed("Checkpoint", "tinker://m/weights/n"))
+    found: list[Path] = []
+    looking = threading.Thread(target=lambda: found.extend(store.unused_weights()))
+    looking.start()
+    looking.join(0.2)
+    assert looking.is_alive() and not found
+    free.set()
+    looking.join(10)
+    assert found == [store.weights("a")]
+    store.close()
+
+
 def test_a_folder_has_one_server(tmp_path: Path) -> None:
     with Served(tmp_path), pytest.raises(StoreInUse):
         Served(tmp_path)
@@ -277,3 +349,8 @@ def test_a_journal_is_read_up_to_the_first_frame_that_is_not_whole(tmp_path: Pat
         again.append(b"more")
         again.close()
         assert path.read_bytes().endswith(b"more")
+    for at in range(positions[-1], len(whole)):  # whatever is changed in the last frame: that one is dropped
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        again = Journal(tmp_path)
+        assert [content for _, content in again.frames()] == contents[:-1]
+        again.close()

@@ -242,6 +242,15 @@ def test_unknown_fields_are_refused_by_name_unless_they_ask_for_nothing(served: 
     assert served.call("POST", "optim_step", json=body | {"note": None}).status_code == 200
 
 
+def test_small_requests_do_not_ask_for_much_memory(served: Served) -> None:
+    """Ids of samples are made before a request waits, and metadata is kept for long."""
+    ask = {"prompt": {"chunks": []}, "sampling_params": {}, "sampling_session_id": "x", "seq_id": 0}
+    found = served.call("POST", "asample", json=ask | {"num_samples": 10**15})
+    assert found.status_code == 422 and "num_samples" in found.text
+    found = served.call("POST", "create_session", json={"user_metadata": {"a": "x" * 2**17}})
+    assert found.status_code == 422 and "user_metadata" in found.text
+
+
 def test_a_full_queue_says_when_to_come_again_and_takes_what_others_wait_for(tmp_path: Path) -> None:
     with Served(tmp_path, limits=Limits(queue=3, poll=0.05)) as served:
         client, other = served.model(number=0), served.model(number=1)
