@@ -32,8 +32,9 @@ class PrefixRead:
             return sample
         length = len(sample.tokens)
         random = np.random.default_rng([_STREAM, self.seed, sample.position, number])
-        # The first token is read anyway, and the last one is always predicted.
-        read = min(1 + int(random.random() * self.most * length), length - 1)
+        # The first token is read anyway, and the last one that may be predicted always is.
+        last = length - 1 if sample.trained is None else max(sample.trained.nonzero().flatten().tolist(), default=0)
+        read = min(1 + int(random.random() * self.most * length), last)
         predicted = torch.arange(length) >= read
         return evolve(sample, trained=predicted if sample.trained is None else sample.trained & predicted)
 

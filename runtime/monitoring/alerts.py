@@ -101,7 +101,7 @@ class AlertMonitor:
                 Finding("nonfinite", "cleared", f"loss and gradient norm are finite again: loss {step.loss:.4g}"), 1
             )
         if self.loss_spike is not None:
-            self.report(self.loss_spike.take(step.loss, step.phase), 1)
+            self.report(self.loss_spike.take(step.minimised, step.phase), 1)
         if self.slow is not None and not step.warms_up:
             self.report(self.slow.take(seconds / step.share), 1)  # as long as a step behind the ramp
 

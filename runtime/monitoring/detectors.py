@@ -17,6 +17,8 @@ State = Literal["raised", "cleared"]
 LEAST: Final = 50
 # A loss lies high only if it does by this share of the median: of a loss that does not vary, any other would.
 LEAST_SPREAD: Final = 0.002
+# And by as much as that, as losses of preferences may be 0.
+LEAST_RISE: Final = 1e-4
 # Steps below half of the limit after which a spike is over.
 CALM: Final = 10
 # Steps in a row that make a run slow, or well again, and seconds that they take longer in all: a machine that is
@@ -81,7 +83,7 @@ class LossSpikeDetector:
 
     def _judge(self, loss: float) -> Finding | None:
         median = self._losses.median
-        spread = self._spread if self.raised else max(self._losses.above, LEAST_SPREAD * abs(median))
+        spread = self._spread if self.raised else max(self._losses.above, LEAST_SPREAD * abs(median), LEAST_RISE)
         if not self.raised and loss - median > self.deviations * spread:  # the others need no closer look
             spread = max(spread, self._losses.deviation)
         height, limit = (loss - median) / spread, median + self.deviations * spread

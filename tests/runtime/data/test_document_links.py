@@ -109,5 +109,12 @@ def test_a_beginning_is_only_read():
     mask = torch.tensor([False, True] * 6)
     (sample,) = PrefixRead(most=0.5, seed=1)(samples(10, trained=mask)).samples
     assert sample.trained is not None and not (sample.trained & ~mask).any() and sample.trained[-1]
+    # Something of a conversation always is, also where a question ends it.
+    mask = torch.tensor([False] * 3 + [True] * 2 + [False] * 7)
+    for position in range(50):
+        (sample,) = PrefixRead(most=1.0, seed=1)(samples(10, trained=mask, position=position)).samples
+        assert sample.trained is not None and sample.trained[4] and not (sample.trained & ~mask).any()
+    (sample,) = PrefixRead(most=1.0, seed=1)(samples(10, trained=torch.zeros(12, dtype=torch.bool))).samples
+    assert sample.trained is not None and not sample.trained.any()
     (sample,) = PrefixRead(most=1.0, seed=1)(samples(0)).samples
     assert sample.trained is not None and sample.trained.tolist() == [False, True]

@@ -89,6 +89,17 @@ def test_a_spike_is_written_notified_and_agreed_upon(alerts):
     assert waiting(alerts) == 1 and waiting(alerts) == 0
 
 
+def test_a_spike_is_one_of_what_is_minimised(alerts):
+    """Rejected answers get less and less likely, and so their cross-entropy larger."""
+    alerts.loss_spike = LossSpikeDetector(6.0, 100)
+    losses = [(2.0 + 0.01 * (number % 3), 0.7) for number in range(60)] + [(9.0, 0.6), (9.0, 0.6), (9.0, 5.0)]
+    found = []
+    for index, (loss, objective) in enumerate(losses):
+        alerts.step_done(Step(index=index, loss=loss, objective=objective, phase="train"), 1.0)
+        found.append(waiting(alerts))
+    assert found == [0] * 62 + [1]
+
+
 def test_bad_steps_are_reported_once_and_so_is_their_end(alerts):
     for _ in range(3):
         alerts.bad_step(float("nan"), 1.0)

@@ -93,6 +93,11 @@ def test_a_loss_without_noise_has_to_rise_by_more_than_a_hair():
     assert len(spikes([2.0] * 200 + [2.03])) == 1
 
 
+def test_a_loss_may_be_0():
+    assert spikes([0.0] * 200 + [5e-4]) == []
+    assert len(spikes([0.0] * 200 + [1e-3])) == 1
+
+
 @pytest.mark.parametrize(("deviations", "found"), [(3.0, True), (12.0, False)])
 def test_how_far_is_what_the_plan_says(deviations, found):
     losses = late(400)
