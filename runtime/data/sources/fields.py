@@ -167,7 +167,10 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
     before = prompt if isinstance(prompt, Unusable) else _turns(prompt, reads.prompt, "user")
     if isinstance(before, Unusable):
         return before
-    # Many datasets have the prompt by itself and once more in both sides.
+    # Many datasets have the prompt by itself and once more in both sides, some there behind a message of the system.
+    behind = [*first[:1], *before]
+    if first[0]["role"] == "system" and all(side[: len(behind)] == behind for side in (first, second)):
+        before = behind
     chosen, rejected = (
         side if side[: len(before)] == before and len(side) > len(before) else [*before, *side]
         for side in (first, second)

@@ -98,6 +98,15 @@ PROMPT = [said("system", "be kind"), said("user", "and?")]
             ["good<|im_end|>", "bad<|im_end|>"],
         ),
         (
+            PAIRS,
+            {
+                "prompt": "q",
+                "chosen": [said("system", "s"), *talk("q", "good")],
+                "rejected": [said("system", "s"), *talk("q", "bad")],
+            },
+            ["good<|im_end|>", "bad<|im_end|>"],
+        ),
+        (
             INSIDE,
             {"chosen": [*PROMPT, said("assistant", "good")], "rejected": [*PROMPT, said("assistant", "bad")]},
             ["good<|im_end|>", "bad<|im_end|>"],
@@ -150,6 +159,11 @@ MALFORMED = [
     (PAIRS, line(rejected=[]), "field `rejected` has no messages"),
     (PAIRS, line(rejected=[said("assistant", "")]), "field `rejected`, message 1: the assistant says nothing"),
     (PAIRS, line(rejected=[said("user", "hm")]), "`rejected`: message 2, with which the answer begins, is of user"),
+    (
+        PAIRS,
+        line(chosen=[said("system", "s"), *talk("q", "a")], rejected=[said("system", "t"), *talk("q", "b")]),
+        "`chosen`: message 2, with which the answer begins, is of system",
+    ),
     (PAIRS, line(chosen="a<|im_end|>"), "field `chosen`: message 2 contains the special token <|im_end|>"),
     (PAIRS, line(chosen="\ud800"), "field `chosen` has an unpaired surrogate"),
     (
