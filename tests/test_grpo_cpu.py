@@ -1,0 +1,81 @@
+"""The spec that learns from its own answers does so; a run with rollouts that is killed goes on to the same rewards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from statistics import mean
+
+import pytest
+from projects import Project, records
+from sampled_trials import PARTS
+
+SPECS = Path(__file__).parents[1] / "specs"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def run(folder: Path, spec: Path) -> list[dict]:
+    """The records of the steps of a run in `folder`."""
+    command = [sys.executable, "-m", "xtrain", "run", str(spec), "--ui", "plain"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (directory,) = (folder / "runs" / spec.stem).iterdir()
+    return records(directory, "metrics")
+
+
+def test_answers_get_right_more_often(tmp_path: Path):
+    run(tmp_path, SPECS / "grpo_begin_cpu.xtrain")
+    rewards = [record["reward"] for record in run(tmp_path, SPECS / "grpo_cpu.xtrain")]
+    before, after = mean(rewards[:6]), mean(rewards[-6:])
+    # There are 19 sums of two digits: to guess the likeliest one is right in a tenth of the questions.
+    assert after > 0.7 and after - before > 0.15
+
+
+SPEC = """
+use "sampled.py"
+experiment killed { seed = 5, budget = 8 steps }
+model qwen3 { dim = 32, layers = 1, heads = 4, kv_heads = 2, ffn = 48, tie_embeddings = true, init_std = 0.2 }
+tokenizer bytes
+dataset sums {
+  source = made_sums(), prompt = "question", response = "answer", values = { weight: "weight" }, template = "plain"
+  oversized = skip
+}
+batch { sequence = 160, rows = 4, micro = 2 }
+collate = to_tensor -> flatten -> shift_tokens -> pack(single)
+loss grpo { }
+rollout { group = 4, max_tokens = 8 }
+reward half_right { }
+optimizer adamw { lr = 1e-2 }
+launch { device = cpu }
+every 1 step log
+every 1 step checkpoint
+"""
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_rewards(tmp_path: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+        (folder / "sampled.py").write_text(PARTS)
+        (folder / "killed.xtrain").write_text(SPEC)
+    expected = run(whole, whole / "killed.xtrain")
+    command = [sys.executable, "-m", "xtrain", "run", "killed.xtrain", "--ui", "plain"]
+    process = subprocess.Popen(
+        command, cwd=killed, env=Project(tmp_path).environment, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    while not list(killed.glob("runs/killed/*/checkpoints/latest")) and process.poll() is None:
+        time.sleep(0.02)
+    # In step 2 or later, in whatever it does then; a fast machine may be done by that time.
+    time.sleep(Random().uniform(0, 1.0))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    found = run(killed, killed / "killed.xtrain")
+    names = ("step", "reward", "rollout/reward_std", "rollout/tokens", "rollout/logprob_gap", "loss", "grad_norm")
+    assert len(expected) == 8 and len({record["reward"] for record in expected}) > 4
+    assert [[record[name] for name in names] for record in found] == [
+        [record[name] for name in names] for record in expected
+    ]
