@@ -192,6 +192,20 @@ def test_without_its_adapter_a_model_is_the_one_under_it(desk: Desk, name: str):
     assert np.nanmax(np.abs(found["plain"] - found["on"])) > (1e-2 if name == "of a folder" else 1e-9)
 
 
+@pytest.mark.parametrize("layout", [("parallel.fsdp=2", "batch.micro=2"), ("parallel.tp=2",)], ids=["fsdp", "tp"])
+def test_ranks_have_their_own_weights_again_behind_those_of_a_folder(desk: Desk, layout: tuple[str, ...]):
+    found = []
+    for name, sets in (("alone", ()), ("ranks", layout)):
+        root = f"again-{name}"
+        shutil.rmtree(desk.folder / root, ignore_errors=True)
+        plan = desk.plan('loss dpo { reference = "two" }', *sets, root=root)
+        outcome = desk.run(f"{root}-{len(list(desk.folder.glob('jobs/*')))}", plan)
+        found.append((outcome.curve, desk.column(outcome, plan)))
+    (curve, column), (others, pieces) = found
+    assert np.array(others) == pytest.approx(np.array(curve), rel=1e-10)
+    np.testing.assert_allclose(pieces, column, rtol=1e-12)
+
+
 # A run goes on --------------------------------------------------------------------------------------------------------
 
 ADAPTER = ADAPTERS["beside"][1]
