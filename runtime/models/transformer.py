@@ -92,8 +92,8 @@ class Transformer(nn.Module):
             batch = self.inbox.popleft()
         # What is embedded has no name here: where no backward needs it, it is freed behind the first block.
         if not self.begins_backward or not torch.is_grad_enabled():
-            return self._decode(self._embedded(x_BSD, batch), batch)
-        out = self._decode(self._embedded(x_BSD, batch).detach(), batch)
+            return self._decode(self._through_blocks(self._embedded(x_BSD, batch), batch), batch)
+        out = self._decode(self._through_blocks(self._embedded(x_BSD, batch).detach(), batch), batch)
         given = out.new_zeros((), requires_grad=True) if self.span.embeds else x_BSD
         assert given is not None
         return with_zero_gradient(out, given)
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
         return x_BSD
 
     def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
-        x_BSD = self._through_blocks(x_BSD, batch)
+        """x_BSD: behind the last block."""
         if not self.span.predicts:
             return x_BSD
         if self.arch.head == "reward":
