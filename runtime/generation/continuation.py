@@ -36,7 +36,7 @@ class TextEnds:
 class Continuation:
     """What follows a prompt. Characters are part of `text` once all their bytes are there.
 
-    most: tokens that are added at most. done: nothing follows.
+    most: tokens that are added at most. done: nothing follows. cut: as it has so many, without an end.
     """
 
     tokenizer: TextTokenizer
@@ -45,6 +45,7 @@ class Continuation:
     most: int
     text: str = ""
     done: bool = False
+    cut: bool = False
     added: int = 0
     _ids: list[int] = field(init=False)
     _known: int = field(init=False)
@@ -66,6 +67,7 @@ class Continuation:
         self._ids.append(token)
         self._read(whole=False)
         if not self.done and self.added == self.most:
+            self.cut = True
             self.finish()
 
     def finish(self) -> None:

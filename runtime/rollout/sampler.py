@@ -53,7 +53,7 @@ class Sampler:
                 if number < self.most:
                     batch = rows.next(following)
         return [
-            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.added == self.most)
+            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.cut)
             for ids, chance, text in zip(tokens, logprobs, texts, strict=True)
         ]
 

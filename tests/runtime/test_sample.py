@@ -93,6 +93,11 @@ def test_a_special_token_ends_a_text_by_its_name():
     assert grown(b"abc", most=2)[1].text == "ab"
 
 
+def test_a_text_is_cut_where_it_has_no_end_of_its_own():
+    assert grown(b"abc", most=3)[1].cut and not grown(b"abc", ["c"], most=3)[1].cut
+    assert not grown([*b"ab", 257], most=3)[1].cut and not grown(b"ab", most=3)[1].cut
+
+
 CHATML = ChatTemplate(text=TEMPLATES["chatml"], origin="chatml", bos_token="⟨bos⟩", eos_token="⟨eos⟩")
 
 
