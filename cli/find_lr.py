@@ -83,6 +83,8 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     loaded = load_spec(arguments.spec, arguments.sets)
     if loaded.spec is None:
         raise Refused(2, loaded.diagnostics.render(color=False).rstrip())
+    if loaded.spec.serve is not None:
+        raise Refused(2, "xtrain find-lr: the spec is that of a server, whose clients choose learning rates")
     spec = swept(loaded.spec, low=arguments.low, high=arguments.high, steps=arguments.steps)
     compiled = compile_plan(spec, world=arguments.world, spec_text=resolved_text(spec))
     if compiled.plan is None:

@@ -77,6 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     _warn(compiled, arguments)
     plan = compiled.plan
+    if arguments.trace and plan.serves:
+        print("error: --trace follows a step of training, and the spec is that of a server", file=sys.stderr)
+        return 2
     if arguments.trace:
         plan = _traced(plan)
         if plan is None:

@@ -47,12 +47,19 @@ def _problem(arguments: argparse.Namespace) -> str:
     return f"{chosen} prints a table of plans; leave out --{given[0]}" if given else ""
 
 
+def _of_server(chosen: str) -> int:
+    print(f"error: {chosen} compares steps of training, and the spec is that of a server", file=sys.stderr)
+    return 2
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from ..dsl.diagnostics.diagnostic import shows_color
     from ..planner.compare.alternatives import compare
     from ..planner.report.render_alternatives import figures, render_alternatives
 
     found = compare(arguments.spec, arguments.compare, arguments.sets, arguments.world)
+    if any(each.plan is not None and each.plan.serves for each in found):
+        return _of_server("--compare")
     if arguments.format == "json":
         content: list[dict[str, Any]] = [
             {
@@ -82,6 +89,8 @@ def _fit(arguments: argparse.Namespace) -> int:
     if loaded.spec is None:
         sys.stderr.write(loaded.diagnostics.render(color=shows_color(sys.stderr)))
         return 2
+    if loaded.spec.serve is not None:
+        return _of_server("--fit")
     compiled = compile_plan(any_layout(loaded.spec), world=arguments.world)
     if compiled.plan is None:
         compiled.report_to(sys.stderr)

@@ -89,6 +89,8 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
     if not compiled.report_to(sys.stderr):
         raise _refused(compiled.diagnostics)
+    if compiled.plan is not None and compiled.plan.serves:
+        raise Refused(2, "xtrain run: the spec is that of a server; start it with `xtrain serve`")
     return _settled(compiled, arguments)
 
 

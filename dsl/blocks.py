@@ -18,6 +18,7 @@ from .schema import (
     model,
     parallel,
     rollout,
+    serving,
     tasks,
     training,
 )
@@ -58,6 +59,7 @@ KINDS: Final[dict[str, type]] = {
     "hook": hooks.Hook,
     "step": hooks.StepBody,
     "evaluation_step": hooks.EvaluationBody,
+    "serve": serving.Serve,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
 NAMED: Final[dict[str, str]] = {
@@ -68,7 +70,7 @@ NAMED: Final[dict[str, str]] = {
     "task": "tasks",
 }
 # What a spec without such a block does not have at all.
-OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step")
+OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step", "serve")
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",
@@ -76,9 +78,38 @@ REQUIRED: Final[dict[str, str]] = {
     "batch": "batch { sequence = 512 }",
     "optimizer": "optimizer adamw { lr = 3e-4 }",
 }
+# Of a server: the blocks that it is made of, and their settings where it has only some of them.
+OF_SERVERS: Final[dict[str, tuple[str, ...] | None]] = {
+    "experiment": ("seed",),
+    "workspace": None,
+    "launch": ("nodes", "ranks_per_node", "device", "threads", "stop_deadline"),
+    "cluster": None,
+    "model": None,
+    "adapter": ("rank", "alpha", "scaling", "targets", "layers"),
+    "tokenizer": None,
+    "precision": None,
+    "parallel": None,
+    "activation": ("every", "save"),
+    "serve": None,
+}
 ACTIONS: Final = actions.ACTIONS
 EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)
 ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
+
+
+def is_of_servers(path: str) -> bool:
+    """Whether a server has the block or the setting at a path of a spec."""
+    kind, _, name = path.partition(".")
+    if kind not in OF_SERVERS:
+        return False
+    names = OF_SERVERS[kind]
+    return names is None or not name or name.partition(".")[0] in names
+
+
+def not_of_servers(kind: str) -> tuple[str, ...]:
+    """The settings that a block of a server does not have."""
+    names = OF_SERVERS[kind]
+    return () if names is None else tuple(name for name in settings_of(KINDS[kind]) if name not in names)
 
 
 def label_of(block: type) -> attrs.Attribute | None:

@@ -22,6 +22,7 @@ from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
 from .schema.rollout import Reward, Rollout
+from .schema.serving import Serve
 from .schema.tasks import AdapterTask
 from .schema.training import LOSSES, SCHEDULERS, Checkpoint, Loss, Optimizer, ParameterGroup, Scheduler
 
@@ -91,6 +92,7 @@ class Spec:
     hooks: dict[str, Hook] = field(factory=dict)
     step: StepBody | None = None
     evaluation_step: EvaluationBody | None = None
+    serve: Serve | None = None
     collate: tuple[Link, ...] = field(factory=usual_chain)
     ticks: tuple[Tick, ...] = ()
     events: tuple[OnEvent, ...] = ()

@@ -24,12 +24,15 @@ from .spec import Spec
 def spec_json(spec: Spec) -> dict[str, Any]:
     """The whole spec, defaults included."""
     found: dict[str, Any] = {"use": spec.used} if spec.used else {}
-    for kind in blocks.KINDS:
+    serves = spec.serve is not None
+    for kind in blocks.OF_SERVERS if serves else blocks.KINDS:
         if kind in blocks.NAMED:
             named = getattr(spec, blocks.NAMED[kind])
             found[kind] = {name: _block(each, without=("name",)) for name, each in named.items()}
         elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
-            found[kind] = _block(getattr(spec, kind))
+            found[kind] = _block(getattr(spec, kind), without=blocks.not_of_servers(kind) if serves else ())
+    if serves:
+        return found
     found["collate"] = [value_json(link) for link in spec.collate]
     found["every"] = [{"every": value_json(t.every), "actions": value_json(t.actions)} for t in spec.ticks]
     found["on"] = [
@@ -55,7 +58,7 @@ def _block(block: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
             if (folder := getattr(block, attribute.name)) is not None:
                 hub = {"repo": folder.repo, "revision": folder.revision}
                 found[attribute.name] = hub if folder.repo else folder.path
-        elif attribute.name not in without and (meta is None or not meta.only or chosen in meta.only):
+        elif spelled(attribute) not in without and (meta is None or not meta.only or chosen in meta.only):
             given = getattr(block, attribute.name)
             inner = meta.without if meta is not None else ()
             found[spelled(attribute)] = _block(given, inner) if inner else value_json(given)

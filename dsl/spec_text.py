@@ -25,11 +25,14 @@ _RESERVED = ("true", "false", "none", "auto", "then")
 def resolved_text(spec: Spec) -> str:
     """A spec that loads to one equal to `spec`, without references, includes or defaults left to the reader."""
     parts = ["\n".join(f"use {used_text(module)}" for module in used)] if (used := spec.used) else []
-    for kind in blocks.KINDS:
+    serves = spec.serve is not None
+    for kind in blocks.OF_SERVERS if serves else blocks.KINDS:
         if kind in blocks.NAMED:
             parts += [_block(kind, named) for named in getattr(spec, blocks.NAMED[kind]).values()]
         elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
-            parts.append(_block(kind, getattr(spec, kind)))
+            parts.append(_block(kind, getattr(spec, kind), without=blocks.not_of_servers(kind) if serves else ()))
+    if serves:
+        return "\n\n".join(parts) + "\n"
     parts.append(f"collate = {' -> '.join(value_text(link) for link in spec.collate)}")
     parts += ["\n".join(_trigger(trigger) for trigger in group) for group in (spec.ticks, spec.events) if group]
     return "\n\n".join(parts) + "\n"

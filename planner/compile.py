@@ -1,6 +1,7 @@
 """`compile_plan`: a typed spec and a number of ranks into a `Plan`, or all the reasons why there is none."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TextIO
 
 from attrs import evolve, frozen
@@ -30,6 +31,8 @@ from .schedule.epochs import rows_of_epoch
 from .schedule.horizon import waits
 from .schedule.mixing import trained_on
 from .serialise import plan_id
+from .serving.fit import check_room
+from .serving.graph import build_server
 
 
 @frozen
@@ -98,6 +101,10 @@ def appraise(spec: Spec, world: int | None = None) -> Appraisal:
     return Appraisal(estimate(run, cluster_of(run)), found.diagnostics)
 
 
+def _estimates_of(spec: Spec, world: int) -> Estimates | None:
+    return appraise(spec, world).estimates
+
+
 def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
     """The spec with nothing left to choose."""
     arch, mesh, base = valid.shape.architecture, valid.layout.mesh, spec.precision.base
@@ -108,7 +115,7 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
         architecture=arch,
         layout=valid.layout,
         batch=valid.batch,
-        training=trained_on(valid.phases),
+        training=trained_on(valid.phases) if valid.phases else (),
         phases=valid.phases,
         formats=resolve_formats(spec.precision, spec.parallel),
         inventory=count_parameters(arch, frozen, quantised),
@@ -154,8 +161,13 @@ def _assemble(spec: Spec, valid: ValidatedSpec, spec_text: str, found: Findings)
     layout, mesh, schedule = valid.layout, valid.layout.mesh, valid.schedule
     cluster = cluster_of(run)
     estimates = estimate(run, cluster)
-    estimates = check_costs(run, cluster, estimates, found, lambda other: appraise(other, mesh.world_size).estimates)
-    graph = build_graph(run, schedule, estimates)
+    if spec.serve is None:
+        judge = partial(_estimates_of, world=mesh.world_size)
+        estimates = check_costs(run, cluster, estimates, found, judge)
+        graph = build_graph(run, schedule, estimates)
+    else:
+        check_room(run, cluster, estimates, found)
+        graph = build_server(run, estimates)
     found.passed("graph", graph.proof)
     derived = derived_provenance(run, valid.shape.reasons, schedule)
     config = config_of(run)

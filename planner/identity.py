@@ -9,6 +9,7 @@ from typing import Any
 from attrs import evolve, fields_dict
 
 from ..dsl.quantity import Quantity
+from ..dsl.schema.adapters import TaskAdapters
 from ..dsl.schema.component import Component, UserComponent
 from ..dsl.schema.data import Batch, Dataset, Phase
 from ..dsl.schema.setting import Role, is_unspoken, settings_of
@@ -42,6 +43,8 @@ def config_of(run: Resolved) -> dict[str, Any]:
     weights. Alignment and the group of packing decide which documents share a row.
     """
     spec, batch, formats, scheduler = run.spec, run.batch, run.formats, in_effect(run.spec.scheduler)
+    if spec.serve is not None:
+        return _config_of_server(run)
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
@@ -71,6 +74,26 @@ def config_of(run: Resolved) -> dict[str, Any]:
     weights = {"weights": run.weights.digest} if run.weights is not None else {}
     weights |= {"reference": files.digest} if (files := reference_files(spec)) is not None else {}
     return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {}), **weights})
+
+
+def _config_of_server(run: Resolved) -> dict[str, Any]:
+    """Which model is served, with which adapters."""
+    spec, formats = run.spec, run.formats
+    assert spec.serve is not None and isinstance(run.architecture.adapter, TaskAdapters)
+    content = {
+        "name": spec.experiment.name,
+        "experiment": experiment_settings(spec.experiment),
+        "model": run.architecture.base.to_json(),
+        "adapter": next(iter(run.architecture.adapter.tasks.values())).to_json(),
+        "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
+        "serve": experiment_settings(spec.serve),
+        "precision": {
+            **experiment_settings(spec.precision),
+            "params": formats.params,
+            "compute": formats.compute,
+        },
+    }
+    return whole_numbers({**content, **({"weights": run.weights.digest} if run.weights is not None else {})})
 
 
 def _in_effect(batch: Batch) -> Batch:

@@ -376,7 +376,7 @@ class Estimates:
 
 FORMAT = 6
 
-NodeKind = Literal["setup", "collate", "step", "tick", "event", "shutdown"]
+NodeKind = Literal["setup", "collate", "step", "tick", "event", "request", "shutdown"]
 Status = Literal["pass", "warn", "fail", "unknown"]
 
 
@@ -522,6 +522,11 @@ class Plan:
 
     def node(self, node_id: str) -> Node:
         return next(n for n in self.nodes if n.id == node_id)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is that of a server, which has requests in place of steps."""
+        return any(node.kind == "request" for node in self.nodes)
 
     def of_kind(self, kind: NodeKind) -> tuple[Node, ...]:
         return tuple(n for n in self.nodes if n.kind == kind)

@@ -67,6 +67,11 @@ MODULES = (
     "training.router_step",
     "training.task_gradients",
     "control.pause",
+    "serving.slots",
+    "serving.keeping",
+    "serving.passes",
+    "serving.updates",
+    "serving.sampling",
     "shutdown",
 )
 

@@ -109,7 +109,9 @@ def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> A
         raise UserError(f"lora_config is missing: this server trains adapters of rank 1..{most}")
     if not 1 <= config.rank <= most:
         raise UserError(f"lora_config.rank {config.rank} is outside 1..{most}")
-    chosen = {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}
+    # Clients ask for it unless they say otherwise, and `get_info` says what the model has.
+    unembed = config.train_unembed and "unembed" in memory.capabilities.matrices
+    chosen = {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": unembed}
     if not any(chosen.values()):
         raise UserError("lora_config leaves nothing to train")
     for kind, wanted in chosen.items():

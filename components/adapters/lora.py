@@ -106,6 +106,13 @@ class Lora(Adapter):
     def auto(self) -> dict[str, tuple[Any, str]]:
         return {"alpha": (float(self.rank), f"rank {self.rank}")}
 
+    @property
+    def largest(self) -> int:
+        return max((self.rank, *self.ranks.values()))
+
+    def of_rank(self, rank: int) -> "Lora":
+        return evolve(self, rank=rank)
+
     peft_keys = frozenset(
         {"r", "lora_alpha", "lora_dropout", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern"}
     )

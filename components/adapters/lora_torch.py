@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ...planner.architecture import BlockParameter, ParameterSpec
 from ...planner.blocks.adapted import alone_name
 from ...planner.plan import Plan
-from ...runtime.models.adapted import decomposes, merges, puts_on, writes
+from ...runtime.models.adapted import decomposes, draws, merges, puts_on, writes
 from ...runtime.models.dropout import DropsInputs
 from ...runtime.models.layers import Linear, first_row
 from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
@@ -34,7 +34,12 @@ from .lora import LoraMatrix, rows_at_once
 
 class LoraLinear(Linear, DropsInputs):
     """x · Wᵀ + scale · (x · Aᵀ) · Bᵀ, W being that of `base`, A [R, D] and B [F, R]; of x before A some is
-    dropped where `dropout` is set."""
+    dropped where `dropout` is set.
+
+    factor: what `scale` is multiplied with, in a place for larger adapters.
+    """
+
+    factor = 1.0
 
     def __init__(self, base: Linear, matrix: LoraMatrix, axes: Axes) -> None:
         super().__init__(base.in_features, base.out_features)
@@ -64,7 +69,8 @@ class LoraLinear(Linear, DropsInputs):
             first = first_row(self.in_features, tensor) if self.by_input else 0
             x_BSD = self.dropout(x_BSD, keys_BS, first)
         low_BSR = self.lora_A(x_BSD)
-        return self.lora_B(low_BSR if self.scale == 1 else low_BSR * self.scale)
+        scale = self.scale * self.factor
+        return self.lora_B(low_BSR if scale == 1 else low_BSR * scale)
 
 
 class DoraLinear(LoraLinear):
@@ -148,7 +154,8 @@ def _put_on_experts(
 
     def added(x_ND: Tensor, stacks: tuple[Tensor, ...], times: MatrixProduct) -> Tensor:
         low_NR = times(x_ND, stacks[0])
-        return times(low_NR if matrix.scale == 1 else low_NR * matrix.scale, stacks[1])
+        scale = matrix.scale * experts.factor
+        return times(low_NR if scale == 1 else low_NR * scale, stacks[1])
 
     def make() -> ExpertAdapter | None:
         if axes.without_adapter:
@@ -262,6 +269,7 @@ def row_norms(module: Linear, device: torch.device) -> Tensor:
     return squares_F.sqrt()
 
 
+@draws(LoraMatrix)
 def first_values(factor: ParameterSpec, init: str, seed: int, device: torch.device) -> Tensor:
     """Of a whole factor: A is [R, D], B [F, R]; of experts [E, D, R] and [E, R, F]."""
     is_a, shape = "lora_A" in factor.name, factor.shape

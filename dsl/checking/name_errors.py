@@ -47,6 +47,29 @@ class NameErrors:
             if name != "collate":
                 self._outside(name, entry)
 
+    def beside_server(self, tree: Tree) -> None:
+        """Blocks and settings that a spec with `serve` has no use for."""
+        for kind, section in tree.root.blocks.items():
+            if kind not in blocks.KINDS:
+                continue
+            if not blocks.is_of_servers(kind):
+                self._beside_server(f"`{kind}`", section.head)
+                continue
+            for name, entry in section.entries.items():
+                if name in settings_of(blocks.KINDS[kind]) and not blocks.is_of_servers(f"{kind}.{name}"):
+                    self._beside_server(f"`{name}` of `{kind}`", entry.name_span)
+        for kind, sections in tree.named.items():
+            for section in sections.values() if kind in blocks.KINDS else ():
+                self._beside_server(f"`{kind}`", section.head)
+        if "collate" in tree.root.entries:
+            self._beside_server("`collate`", tree.root.entries["collate"].name_span)
+        for trigger in tree.triggers:
+            self._beside_server("`every`" if trigger.period is not None else "`on`", trigger.span)
+
+    def _beside_server(self, what: str, span: Span | None) -> None:
+        message = f"{what} has no place beside `serve`: clients say what is trained on, how and how long"
+        self.diagnostics.error("X227", message, span, hint="remove it, or remove `serve` to train with this spec")
+
     def missing_blocks(self, kinds: list[str], tree: Tree, source: SourceText | None) -> None:
         missing = [kind for kind in kinds if kind not in tree.root.lost]
         if not missing or tree.root.broken or source is None:

@@ -39,12 +39,16 @@ class Structurer:
         self.origins: dict[str, Origin] = {}
         self.errors = NameErrors(diagnostics)
         self.unknown = UnknownSettings()
+        self.serves = False
         self.parts = DeclaredParts()
 
     def spec(self, tree: Tree, path: str, source: SourceText | None) -> Spec:
         """The whole spec. What is wrong with it is reported, and `unknown` has the paths not to rely on."""
         self.errors.top_level(tree)
         self.unknown.top_level(tree)
+        self.serves = "serve" in tree.root.blocks
+        if self.serves:
+            self.errors.beside_server(tree)
         built: dict[str, Any] = {}
         for kind, block in blocks.KINDS.items():
             if kind in blocks.NAMED:
@@ -54,10 +58,12 @@ class Structurer:
                 built[kind] = self.block(block, section, kind)
             elif kind not in blocks.REQUIRED:
                 built[kind] = self._default_block(block, kind)
-        missing = [kind for kind in blocks.REQUIRED if kind not in built]
+        absent = [kind for kind in blocks.REQUIRED if kind not in built]
+        missing = [kind for kind in absent if not self.serves or blocks.is_of_servers(kind)]
         self.errors.missing_blocks(missing, tree, source)
-        for kind in missing:
-            self.unknown.kind(kind)
+        for kind in absent:
+            if kind in missing:
+                self.unknown.kind(kind)
             built[kind] = stand_in_block(blocks.KINDS[kind])
         for kind, field in blocks.NAMED.items():
             sections = tree.named.get(kind, {})
@@ -165,6 +171,9 @@ class Structurer:
                 make = convert_argument if is_parameter(attribute) else convert
                 arguments[attribute.name] = make(attribute.type, entry.value, context, self)
             elif attribute.default is attrs.NOTHING or (label is not FAILED and label in meta.required_by):
+                if self.serves and not blocks.is_of_servers(where):
+                    arguments[attribute.name] = stand_in(attribute, meta)
+                    continue
                 if name not in section.lost and where not in self.unknown.misspelt:
                     missing.append(name)
                 arguments[attribute.name] = FAILED

@@ -145,6 +145,11 @@ PAGES: Final = (
         'loss bradley_terry\nevery 10 steps generate { prompts = ["Once"] }',
         'dataset pairs { source = jsonl("pairs.jsonl"), chosen = "chosen", rejected = "rejected", holdout = 5% }\n'
         'loss bradley_terry\nevery 10 steps eval pairs'),
+    CodePage("X447", "a server that cannot be", """
+        A server trains adapters, so a spec with `serve` has `adapter`: the largest that a client may ask for. It
+        listens on the machine itself; any other address needs `key`, the name of an environment variable with what
+        clients must show. Its ranks have whole texts and all layers: it is spread by fsdp, tp and ep.
+        """, 'serve { host = "0.0.0.0" }', 'serve { host = "0.0.0.0", key = "XTRAIN_KEY" }'),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),

@@ -89,7 +89,7 @@ PAGES: Final = (
         """, 'scheduler cosine { decay = 10% }', 'scheduler wsd { decay = 10% }'),
     CodePage("X209", "not supported yet", """
         The word is reserved, and this version of xtrain does not implement it. It is refused rather than ignored.
-        """, 'serve { }'),
+        """, 'sweep { }'),
     CodePage("X210", "a block where a setting belongs, or the other way round", """
         A setting is `name = value`, a block is `kind label { … }` without `=`. The axes inside `parallel` are blocks:
         their size is the label.
@@ -136,4 +136,9 @@ PAGES: Final = (
         `notify("…")` takes one string in parentheses: a shell command. The string may be composed of constants. Other
         actions take a name, or settings in braces, and no parentheses.
         """, 'on finish notify "./page-me.sh"', 'on finish notify("./page-me.sh")'),
+    CodePage("X227", "something that a server has no use for", """
+        A spec with `serve` is that of a training server. What is trained on, by which loss, how far and how often comes
+        from its clients, so the spec has no dataset, batch, optimizer, budget or trigger; it has a model, the largest
+        adapter that a client may ask for, and how the model is spread over ranks.
+        """, "serve { }\noptimizer adamw { lr = 3e-4 }"),
 )  # fmt: skip

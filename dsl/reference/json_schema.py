@@ -70,14 +70,35 @@ def json_schema() -> Schema:
         "description": "A training experiment, as `xtrain schema SPEC` prints it.",
         "type": "object",
         "properties": properties,
-        "required": [*blocks.REQUIRED, "dataset"],
+        "required": [kind for kind in blocks.REQUIRED if blocks.is_of_servers(kind)],
         "additionalProperties": False,
         "if": {"not": {"required": ["use"]}},
         "then": {"properties": _without_own()},
+        "allOf": [_of_servers(properties)],
         "$defs": {
             "action": {**_one_of(blocks.ACTIONS), "additionalProperties": _OWN},
             "source": {**_one_of(SOURCES), "additionalProperties": _OWN},
             "link": {**_one_of(LINKS), "additionalProperties": _OWN},
+        },
+    }
+
+
+def _of_servers(properties: dict[str, Schema]) -> Schema:
+    """What a spec with `serve` does not have, and all others must; taken out of what every spec must have."""
+    needed: dict[str, Schema] = {}
+    for kind in blocks.OF_SERVERS:
+        names = [name for name in properties[kind]["required"] if not blocks.is_of_servers(f"{kind}.{name}")]
+        if names:
+            properties[kind]["required"] = [name for name in properties[kind]["required"] if name not in names]
+            needed[kind] = {"required": names}
+    foreign = {kind: False for kind in properties if kind not in (*blocks.OF_SERVERS, "use")}
+    inner = {kind: {"properties": dict.fromkeys(blocks.not_of_servers(kind), False)} for kind in blocks.OF_SERVERS}
+    return {
+        "if": {"required": ["serve"]},
+        "then": {"properties": {**foreign, **{k: each for k, each in inner.items() if each["properties"]}}},
+        "else": {
+            "required": [*(kind for kind in blocks.REQUIRED if not blocks.is_of_servers(kind)), "dataset"],
+            "properties": needed,
         },
     }
 

@@ -122,6 +122,15 @@ class Adapter(Component):
         """What of it is more than a model has room for, and does no harm: as `unfit`."""
         return None
 
+    @property
+    def largest(self) -> int:
+        """The rank of its widest matrices."""
+        raise NotImplementedError
+
+    def of_rank(self, rank: int) -> "Adapter":
+        """The same with another rank, of settings that are resolved."""
+        raise NotImplementedError
+
     def unfit_for_task(self) -> tuple[str, str, str] | None:
         """What of it keeps it from being that of one of several tasks, as of `unfit`."""
         return None

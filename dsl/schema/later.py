@@ -5,7 +5,7 @@ from typing import Final
 from .parallel import Pp
 from .training import Loss
 
-KINDS: Final = ("serve", "sweep")
+KINDS: Final = ("sweep",)
 ACTIONS: Final = ()
 EVENTS: Final = ()
 SOURCES: Final = ()

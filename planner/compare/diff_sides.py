@@ -114,6 +114,10 @@ def _side(
     found.extend(compiled.diagnostics)
     if compiled.plan is None:
         return None
+    if compiled.plan.serves:
+        message = f"{path} is a server, and what is compared are the steps of training runs"
+        found.error("X704", message, None, hint="compare two training runs")
+        return None
     return Side(path=path, kind=kind, plan=compiled.plan, sets=sets, world=world)
 
 

@@ -23,12 +23,17 @@ from .rollout_nodes import add_prompts
 WIDE_BYTES: Final = 4  # of a number that a teacher has stored
 
 
-def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
-    """Add the chain; the id of the loader. model: the node behind which the model has its first values."""
+def add_tokenizer(graph: Builder, run: Resolved) -> str:
+    """Its id."""
     source = run.spec.tokenizer.source
     kind = tokenizer_kind(source)
     args = {"source": kind.place(source)}
-    tokenizer = graph.add("setup", "setup.tokenizer", kind.does(source), args=args, after=("setup.bootstrap",))
+    return graph.add("setup", "setup.tokenizer", kind.does(source), args=args, after=("setup.bootstrap",))
+
+
+def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
+    """Add the chain; the id of the loader. model: the node behind which the model has its first values."""
+    tokenizer = add_tokenizer(graph, run)
     wanted = [*run.training, *(name for name in evaluated(run.spec) if name not in run.training)]
     documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
     documents = [_taught(graph, run, name, id) for name, id in zip(wanted, documents, strict=True)]

@@ -45,9 +45,9 @@ class Graph:
 def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Graph:
     """Put the plan together; features that are off have no node. Raises GraphError for a mistake of the planner."""
     graph = Builder()
-    _bootstrap(graph, run)
-    _watch(graph, run)
-    model = add_model(graph, run, _mesh(graph, run))
+    add_bootstrap(graph, run)
+    add_watch(graph, run)
+    model = add_model(graph, run, add_mesh(graph, run))
     optimizer = _groups(graph, run, _optimizer(graph, run, model))
     averages = add_average(graph, run, model)
     loader = add_data(graph, run, estimates, model)
@@ -76,7 +76,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     return Graph(nodes=nodes, edges=edges, timeline=timeline, proof=check_graph(nodes, edges, ROOT))
 
 
-def _bootstrap(graph: Builder, run: Resolved) -> None:
+def add_bootstrap(graph: Builder, run: Resolved) -> None:
     launch, mesh = run.spec.launch, run.layout.mesh
     args: dict[str, Any] = {
         "seed": run.spec.experiment.seed,
@@ -91,7 +91,7 @@ def _bootstrap(graph: Builder, run: Resolved) -> None:
     graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
 
 
-def _watch(graph: Builder, run: Resolved) -> None:
+def add_watch(graph: Builder, run: Resolved) -> None:
     stuck = run.spec.fault_tolerance.stuck
     seconds = None if stuck is None else stuck.value
     does = "tell of every rank's progress about once a second"
@@ -105,7 +105,7 @@ def _alerts(graph: Builder, run: Resolved, estimates: Estimates) -> str:
     return graph.add("setup", "setup.alerts", alert_text(run.spec, args), args=args, after=("setup.watch",))
 
 
-def _mesh(graph: Builder, run: Resolved) -> str:
+def add_mesh(graph: Builder, run: Resolved) -> str:
     mesh = run.layout.mesh
     args: dict[str, Any] = {
         "axes": [[axis.name, axis.size] for axis in mesh.axes],

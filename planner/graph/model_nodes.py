@@ -49,7 +49,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
 def _adapter(graph: Builder, run: Resolved, last: str) -> str:
     """First values of an adapter, when those of the model under it are there."""
     adapter = run.architecture.adapter
-    if adapter is None:
+    if adapter is None or run.spec.serve is not None:  # of a server they are drawn when clients ask for them
         return last
     if isinstance(adapter, TaskAdapters):
         for task, each in adapter.tasks.items():
@@ -174,7 +174,7 @@ def _range_text(counts: list[int]) -> str:
 def _tasks(graph: Builder, run: Resolved, last: str) -> str:
     """Which rows go through which of several adapters."""
     tasks = run.spec.tasks
-    if not tasks:
+    if not tasks or run.spec.serve is not None:  # clients say whose rows they send
         return last
     each = "; ".join(f"{name} on {', '.join(task.reads)}" for name, task in tasks.items())
     args = {"tasks": {name: list(task.reads) for name, task in tasks.items()}}

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import evolve
 
-from ...dsl.blocks import is_block, label_of
+from ...dsl.blocks import is_block, is_of_servers, label_of
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import Action
 from ...dsl.schema.adapters import TaskAdapters
@@ -29,7 +29,15 @@ AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
 
 def settings_provenance(spec: Spec) -> list[Provenance]:
     """One entry for every setting this spec has, by dotted path, in the order of the schema."""
-    return [_entry(spec, path, value) for path, value in setting_values(spec)]
+    values = setting_values(spec) if spec.serve is None else _values_of_server(spec)
+    return [_entry(spec, path, value) for path, value in values]
+
+
+def _values_of_server(spec: Spec) -> Iterator[tuple[str, Any]]:
+    yield from (
+        (path, value) for path, value in setting_values(spec) if path == "experiment.name" or is_of_servers(path)
+    )
+    yield from _block("serve", spec.serve)
 
 
 def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
@@ -218,6 +226,8 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
     chosen |= _parallel_choices(run) | alert_reasons(spec)
     found = []
     for path, (value, how) in chosen.items():
+        if spec.serve is not None and not (path == "world_size" or is_of_servers(path)):
+            continue
         found.append(Provenance(path=path, value=spell(value), origin="derived", how=how))
     for path, (value, how) in schedule.reasons.items():
         found.append(Provenance(path=path, value=value, origin="default", how=how))

@@ -1,6 +1,7 @@
 """When things happen besides training: ticks with how often they fire, triggers to events, and their defaults."""
 
 from math import ceil
+from typing import Final
 
 from attrs import asdict, evolve, frozen
 
@@ -32,6 +33,9 @@ class Schedule:
     events: dict[EventName, tuple[Action, ...]]
     reasons: dict[str, tuple[str, str]]
     bad_steps: dict[int | None, tuple[Action, ...]]
+
+
+NOTHING_SCHEDULED: Final = Schedule(ticks=(), paths=(), events={}, reasons={}, bad_steps={})
 
 
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:

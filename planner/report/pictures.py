@@ -16,6 +16,7 @@ GROUPS: Final[dict[NodeKind, str]] = {
     "step": "a step",
     "tick": "along the way",
     "event": "on an event",
+    "request": "a request",
     "shutdown": "shutdown",
 }
 FILLS: Final[dict[NodeKind, str]] = {
@@ -24,6 +25,7 @@ FILLS: Final[dict[NodeKind, str]] = {
     "step": "#fef9c3",
     "tick": "#fae8ff",
     "event": "#ffe4e6",
+    "request": "#fef9c3",
     "shutdown": "#e5e7eb",
 }
 

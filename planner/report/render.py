@@ -19,6 +19,7 @@ from .render_memory import show_memory
 from .render_mesh import show_mesh
 from .render_order import show_order, show_step
 from .render_phases import show_phases
+from .render_server import show_requests, show_server_glance
 from .render_stages import show_stages
 from .render_times import show_compute
 from .render_traffic import show_communication
@@ -117,8 +118,15 @@ PARTS: Final[dict[str, Part]] = {
     "phases": show_phases,
     "data": show_data,
     "restarts": show_restarts,
+    "requests": show_requests,
     "checks": show_checks,
 }
+OF_SERVERS: Final = ("model", "values", "mesh", "order", "memory", "requests", "checks")
+
+
+def parts_of(plan: Plan) -> dict[str, Part]:
+    """Those of PARTS that a page has: of a server there are no steps and no data."""
+    return {name: PARTS[name] for name in OF_SERVERS} if plan.serves else PARTS
 
 
 def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequence[str] = ()) -> str:
@@ -130,7 +138,7 @@ def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequen
     if parts:
         chosen = Page(color=color)
         show_header(chosen, plan)
-        for name, part in PARTS.items():
+        for name, part in parts_of(plan).items():
             if name in parts:
                 part(chosen, plan, FULL)
         return str(chosen)
@@ -151,8 +159,8 @@ def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequen
 def _page(plan: Plan, detail: Detail, color: bool) -> Page:
     page = Page(color=color)
     show_header(page, plan)
-    show_glance(page, plan)
-    for part in PARTS.values():
+    show_server_glance(page, plan) if plan.serves else show_glance(page, plan)
+    for part in parts_of(plan).values():
         part(page, plan, detail)
     show_footer(page, plan, detail)
     return page

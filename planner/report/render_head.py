@@ -27,6 +27,7 @@ def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
     where = plural(plan.mesh.world_size, "rank") + (f" on {plural(nodes, 'node')}" if nodes > 1 else "")
     device = {"auto": "cuda or cpu"}.get(plan.launch["device"], plan.launch["device"])
     steps = "an unknown number of steps" if plan.timeline.steps is None else plural(plan.timeline.steps, "step")
+    steps = "a server" if plan.serves else steps
     page.line(clip(f"{plan.name}: {steps} on {where}, {device}", WIDTH), "bold")
     if short:
         page.line(clip(f"{plan.spec} · seed {plan.seed} · plan {plan.id} · experiment {plan.config_id}", WIDTH), "dim")

@@ -39,7 +39,8 @@ def show_memory(page: Page, plan: Plan, detail: Detail) -> None:
     unit, size = next((u for u in UNITS if room.worst.memory.total_bytes >= u[1]), UNITS[-1])
     offloaded = any(each.memory.offloaded for each in classes)
     host = "; params, grads, optim. in host memory, not in total" if offloaded else ""
-    page.heading("MEMORY", f"{unit} on a rank at the peak of a step{host}")
+    peak = "forward_backward" if plan.serves else "step"
+    page.heading("MEMORY", f"{unit} on a rank at the peak of a {peak}{host}")
     used = [each for each in CATEGORIES if any(getattr(memory, each) for memory in _memories(plan))]
     rows: list[tuple[str, ...]] = [("", *(SHORT.get(each) or each for each in used), "total")]
     groups = [list(group) for _, group in groupby(classes, key=lambda each: each.memory)]

@@ -146,7 +146,15 @@ def _traffic(page: Page, plan: Plan, one: RankClass) -> None:
 
 
 def _rows(page: Page, plan: Plan, rank: int) -> None:
-    """Which rows of a step it reads, by their place in the order that the seed gives them."""
+    """Which rows of a step it reads, by their place in the order that the seed gives them; of a server, which of the
+    texts of a request."""
+    if plan.serves:
+        data_rank, ranks = plan.mesh.data_rank(rank), plan.mesh.data_ranks
+        page.heading("DATA", f"data rank {data_rank:,} of {ranks:,}")
+        page.wrapped(
+            f"of the texts of a request, one of {ranks:,} even parts" if ranks > 1 else "all texts of a request"
+        )
+        return
     loader, mesh = plan.node("setup.loader").args, plan.mesh
     micro, accumulate, data_rank = loader["micro"], loader["accumulate"], mesh.data_rank(rank)
     place = mesh.coordinates(rank)

@@ -48,6 +48,9 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "model.tasks.*": ("model.*", "task.{}.*", "tokenizer.source"),
     "model.adapter_files": ("model.*", "adapter", "adapter.*", "tokenizer.source"),
+    "serve.adapter": ("serve.adapters", "adapter", "adapter.*"),
+    "serve.key": ("serve.host", "serve.key"),
+    "serve.mesh": ("{context}", "parallel.pp.size", "parallel.stack"),
     "group": (
         "group",
         "group.*.name",

@@ -12,7 +12,7 @@ from ..graph.averaging import check_average
 from ..graph.nonfinite import check_nan
 from ..graph.saving import check_backend, check_saving
 from ..graph.spans import check_profiles
-from ..graph.timeline import Schedule, check_ticks, fill_schedule
+from ..graph.timeline import NOTHING_SCHEDULED, Schedule, check_ticks, fill_schedule
 from ..graph.trackers import check_trackers
 from ..mesh.layout import Layout, build_layout
 from ..mesh.pipeline import StageAssignment, assign_stages, check_microbatches
@@ -22,6 +22,8 @@ from ..plan import PlanPhase
 from ..schedule.arithmetic import Arithmetic, Counts, derive_arithmetic
 from ..schedule.learning_rate import check_schedule
 from ..schedule.stops import check_events, check_stops
+from ..serving.rules import check_server
+from ..serving.slots import architecture_with_slots, as_training, with_slots
 from .base_rules import check_base
 from .beginning import check_beginning
 from .elastic import Elastic, settle_worlds
@@ -63,6 +65,8 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
 
     counted: what is known of the data. What comes of it is no part of a plan, which does not know its data.
     """
+    if spec.serve is not None:
+        return _validate_server(spec, world, found)
     elastic = settle_worlds(spec, world, found, partial(validate, counted=counted))
     spec, world = elastic.spec, elastic.world
     shape = derive_architecture(spec, found)
@@ -103,3 +107,25 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     if elastic.why_rows:
         batch = evolve(batch, reasons={**batch.reasons, "batch.rows": elastic.why_rows})
     return ValidatedSpec(shape, layout, staging, batch, phases, schedule, elastic)
+
+
+def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> ValidatedSpec | None:
+    """The same of a server, which has neither data nor steps."""
+    assert spec.serve is not None
+    training = as_training(spec)
+    shape = derive_architecture(training, found)
+    arch = shape.architecture
+    layout = build_layout(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
+    batch = derive_arithmetic(training, layout.mesh, found)
+    staging = assign_stages(training, arch, layout, found)
+    check_topology(training, arch, layout, batch, found)
+    check_base(training, arch, layout, found)
+    check_stack(training, found)
+    check_modules(training, arch, layout, batch, found)
+    check_server(spec, layout, found)
+    if found.failed or layout.unsettled:
+        return None
+    check_idle(training, layout, batch, found)
+    shape = evolve(shape, architecture=architecture_with_slots(arch, spec.serve.adapters))
+    elastic = Elastic(spec=with_slots(spec), world=world)
+    return ValidatedSpec(shape, layout, staging, batch, (), NOTHING_SCHEDULED, elastic)

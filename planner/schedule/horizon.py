@@ -21,7 +21,7 @@ from .stops import share_of, tokens_of
 
 def waits(plan: Plan) -> bool:
     """Whether anything of a plan is known only once its data is counted."""
-    return waits_with(plan.timeline, plan.node("setup.scheduler").args)
+    return not plan.serves and waits_with(plan.timeline, plan.node("setup.scheduler").args)
 
 
 def waits_with(timeline: Timeline, rate: Mapping[str, Any]) -> bool:

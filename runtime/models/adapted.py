@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...planner.architecture import Architecture, BlockParameter
+from ...planner.architecture import Architecture, BlockParameter, ParameterSpec
 from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from ..ops import PlanMismatch
 from ..parallel.axes import Axes
@@ -102,6 +102,30 @@ def written(matrix: AdaptedMatrix, as_written: AdaptedMatrix, beside: Mapping[st
     """As of `Write`."""
     importlib.import_module(type(matrix).torch_module())
     return _WRITES[type(matrix)](matrix, as_written, beside)
+
+
+FirstValues = Callable[..., Tensor]
+"""(parameter, seed=, device=, and the arguments of the adapter's node) → the whole parameter as an adapter begins."""
+
+_FIRST_VALUES: Final[dict[type[AdaptedMatrix], FirstValues]] = {}
+
+
+def draws(matrix: type[AdaptedMatrix]) -> Callable[[FirstValues], FirstValues]:
+    """Registers what draws the parameters that one class of adapters has beside a matrix."""
+
+    def add(function: FirstValues) -> FirstValues:
+        _FIRST_VALUES[matrix] = function
+        return function
+
+    return add
+
+
+def first_values(
+    matrix: type[AdaptedMatrix], parameter: ParameterSpec, seed: int, device: torch.device, args: Mapping[str, Any]
+) -> Tensor:
+    """What a parameter of an adapter begins with, whole. args: of the node that gives an adapter its first values."""
+    importlib.import_module(matrix.torch_module())
+    return _FIRST_VALUES[matrix](parameter, seed=seed, device=device, **args)
 
 
 Merge = Callable[[Any, Tensor, Mapping[str, Tensor]], Tensor]

@@ -51,6 +51,8 @@ class ModelBatch:
     dataset_B: number of each row's dataset, where several are trained on; datasets: the same without asking the device.
     row_losses: left by the last stage then.
     measures: in evaluation, what is minimised is asked for besides the cross-entropy.
+    labels_BS: of a server's microbatch [B, S, K], K labels of each position, and so are its losses; its columns are
+    [B, S · K].
     each: the cross-entropy of every token is asked for. losses_BS: left by the last stage then, 0 without a label.
     recorded: [1 + metrics] what is minimised, where that is not the cross-entropy with its z-loss, and what is measured
     beside it; left by the last stage.

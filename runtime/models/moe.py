@@ -64,6 +64,8 @@ class ExpertAdapter:
 class Experts(ExpertStacks):
     """SwiGLUs side by side, as an `ExpertsLayer` says it; parameters as of `ExpertWeights`."""
 
+    factor = 1.0  # of the scale of adapters, as of `TaskExperts`
+
     def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
         super().__init__()
         self.limit, self.alpha = layer.limit, layer.alpha

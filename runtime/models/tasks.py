@@ -30,13 +30,15 @@ class TaskRouting:
 
     names: of the tasks. of_dataset: the place among them of each dataset that is trained on. whole: that of all rows
     of batches whose datasets are not told apart; None: these rows go through no adapter. counts: of the rows that a
-    block computes now, how many are of each task; empty: they go through no adapter.
+    block computes now, how many are of each task; empty: they go through no adapter. part: the places of the tasks
+    that take part in a backward, with or without rows on this rank; None: all.
     """
 
     names: tuple[str, ...]
     of_dataset: tuple[int, ...] = ()
     whole: int | None = None
     counts: tuple[int, ...] = ()
+    part: frozenset[int] | None = None
 
     def of_rows(self, datasets: Sequence[int] | None, rows: int) -> tuple[int, ...]:
         """How many rows of a microbatch are of each task. datasets: numbers of the rows' datasets, if they are told
@@ -59,13 +61,15 @@ class TaskRouting:
     def added(self, adapters: "Sequence[AddsToProduct | None]", x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
         """The product with what the adapter of each row adds. adapters: of each task, None where it has none here.
 
-        Those without rows take part as well, so that each has a gradient in every microbatch.
+        Those without rows may take part as well, so that each has a gradient in every microbatch.
         """
         if not self.counts:
             return out_BSF
         found = []
-        for adapter, x, out in zip(adapters, x_BSD.split(self.counts), out_BSF.split(self.counts), strict=True):
-            if adapter is not None and (len(x) or torch.is_grad_enabled()):
+        pieces = zip(adapters, x_BSD.split(self.counts), out_BSF.split(self.counts), strict=True)
+        for place, (adapter, x, out) in enumerate(pieces):
+            takes_part = torch.is_grad_enabled() and (self.part is None or place in self.part)
+            if adapter is not None and (len(x) or takes_part):
                 out = out + adapter.added(x)
             found.append(out)
         return torch.cat(found)
@@ -117,7 +121,12 @@ class TaskLinear(Linear):
 
 
 class TaskExperts(nn.Module):
-    """What a task has beside experts: its parameters, and as `Experts.adapters` what it adds to their products."""
+    """What a task has beside experts: its parameters, and as `Experts.adapters` what it adds to their products.
+
+    factor: what the scale of adapters is multiplied with, in a place for larger ones.
+    """
+
+    factor = 1.0
 
     def __init__(self) -> None:
         super().__init__()

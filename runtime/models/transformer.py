@@ -163,6 +163,8 @@ class Transformer(nn.Module):
         assert batch.labels_BS is not None
         hidden_BSD = column_parallel_input(hidden_BSD, self.axes.tensor)
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
+        if batch.labels_BS.dim() == 3:  # several labels of each position
+            hidden_TD = hidden_TD.repeat_interleave(batch.labels_BS.shape[2], dim=0)
         each = batch.dataset_B is not None or batch.each
         term, weight_VD, head = self.head.term, self.head_weight(), self._head()
         assert not isinstance(term, RewardTerm)

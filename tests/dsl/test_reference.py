@@ -26,6 +26,9 @@ from xtrain.dsl.schema.setting import (
 )
 
 BASE = (Path(__file__).parent / "data" / "quickstart.xtrain").read_text(encoding="utf-8")
+SERVER = (
+    "experiment served\nmodel qwen3 { dim = 64, layers = 2, heads = 4 }\ntokenizer bytes\nadapter lora\nserve { }\n"
+)
 FIELDS = [field for page in every_page() for field in (*((page.label,) if page.label else ()), *page.fields)]
 PLAIN = ReferenceText(width=80)
 
@@ -36,8 +39,8 @@ OF_USERS = ("hook.name", "step.name", "evaluation_step.name")
 
 def wrong(text, *sets, without=""):
     """The codes of syntax, names and types in a text that includes a good spec. without: a kind of block of components,
-    which that spec then does not have."""
-    base = BASE
+    which that spec then does not have; of a server, that spec is one."""
+    base = SERVER if without == "serve" else BASE
     if without in ("optimizer", "scheduler"):
         base = re.sub(rf"^{without} .*\n", "", BASE, flags=re.MULTILINE)
         assert base != BASE
@@ -98,7 +101,7 @@ def is_a_set(field):
     family = "adapter lora" if kind == "adapter" and not field.is_label else family
     family = "reward exact_answer" if kind == "reward" and not field.is_label else family
     family = "precision { base nf4 }" if field.path.startswith("precision.base.") and not field.is_label else family
-    others = kind if component and (field.only or field.is_label) else ""
+    others = kind if (component and (field.only or field.is_label)) or kind == "serve" else ""
     family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")
     expected = ["X219"] if field.path in OF_USERS else []
     assert wrong(family, filled(found[1].strip("'")), without=others) == expected

@@ -1,0 +1,87 @@
+"""`xtrain serve SPEC`: a training server over ranks of this machine."""
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from .arguments import add_sets, ranks
+from .refused import Refused, refusals
+
+if TYPE_CHECKING:
+    from ..planner.load import Compiled
+    from ..planner.plan import Plan
+    from ..server.keys import Keys
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "serve",
+        help="train adapters as clients ask for it",
+        description="Compile a spec with a `serve` block (or take a plan.json as it is), start its ranks on this "
+        "machine, and listen. A server that is stopped goes on where it was when the same command is given again.",
+        epilog="example: xtrain serve specs/serve_cpu.xtrain --set serve.port=8123",
+    )
+    parser.add_argument("spec", help="a .xtrain spec or a plan.json")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    add_sets(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 75 it was stopped by a signal, 1 it could not go on, 2 the spec is wrong, 3 so is the machine."""
+    from ..planner.load import plan_from_path
+
+    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, lambda plan: None)
+    if not compiled.report_to(sys.stderr) or compiled.plan is None:
+        return 2
+    try:
+        with refusals():
+            return _serve(compiled, compiled.plan)
+    except Refused as refused:
+        return refused.show()
+
+
+def _serve(compiled: "Compiled", plan: "Plan") -> int:
+    """Raises Refused."""
+    from ..planner.serving.graph import SETUP
+    from ..runtime.launch.preflight import check_devices, check_one_machine, find_devices
+    from ..runtime.reporting.packages import check_packages
+    from ..runtime.serving.started import StartedEngine, StartedRanks
+    from ..server.limits import Limits
+    from ..server.serving import Address, CannotServe, check_serving, serve
+
+    if not plan.serves:
+        raise Refused(2, "xtrain serve: the spec has no `serve` block; `xtrain run` trains with it")
+    args = plan.node(SETUP).args
+    address, keys = Address(host=args["host"], port=args["port"]), _keys(args["key"])
+    try:
+        check_serving(address, keys)
+        check_one_machine(plan)
+        check_packages(plan)
+        for remark in check_devices(plan, find_devices(plan, plan.mesh.world_size)):
+            print(f"warning[W707]: {remark}", file=sys.stderr)
+        started = StartedRanks.open(plan, compiled.resolved_text)
+        print(f"{plan.name}: starting {plan.mesh.world_size} rank(s) in {started.directory}", flush=True)
+        return serve(
+            StartedEngine.over(started),
+            started.directory / "server",
+            address,
+            keys,
+            Limits(queue=args["queue"], idle=float(args["idle_seconds"])),
+            lambda url: print(f"{plan.name}: `{args['model_name']}` is served at {url}", flush=True),
+        )
+    except CannotServe as problem:
+        raise Refused(3, f"xtrain serve: {problem}") from None
+
+
+def _keys(name: str | None) -> "Keys":
+    """The key that clients must show, from the environment. Raises Refused where it is not there."""
+    from ..server.keys import Keys
+
+    if name is None:
+        return Keys()
+    key = os.environ.get(name)
+    if not key:
+        raise Refused(3, f"error[X709]: the environment variable {name} is not set; it holds the key of the server")
+    return Keys({"owner": key})

@@ -1,0 +1,63 @@
+"""`serve { … }`: a training server in place of a training run."""
+
+from attrs import frozen
+
+from ..quantity import Quantity
+from .names import some_text
+from .setting import Range, Role, at_least, positive, setting
+
+
+@frozen
+class Serve:
+    """`serve { … }`: a server that trains adapters over the model as clients ask it to, step by step; `adapter` says
+    how large one may be."""
+
+    model: str | None = setting(
+        "what clients call the model; none: the name of the experiment",
+        default=None,
+        check=some_text,
+        role=Role.EXECUTION,
+        example='"Qwen/Qwen3-8B"',
+    )
+    adapters: int = setting(
+        "adapters that are in memory at once", default=16, check=Range(low=1, high=999), role=Role.EXECUTION
+    )
+    max_tokens: int = setting(
+        "tokens of the longest text that a client may send or have written",
+        default=2048,
+        check=at_least(2),
+        role=Role.EXECUTION,
+    )
+    rows: int = setting(
+        "texts that a data rank computes at once", default=1, check=at_least(1), role=Role.MESH, example="4"
+    )
+    host: str = setting(
+        "address that the server listens on; any but the one of this machine itself needs `key`",
+        default="127.0.0.1",
+        check=some_text,
+        role=Role.EXECUTION,
+    )
+    port: int = setting(
+        "port that the server listens on", default=8000, check=Range(low=1, high=65535), role=Role.EXECUTION
+    )
+    key: str | None = setting(
+        "name of the environment variable with the key that clients must show; none: no key is asked for",
+        default=None,
+        check=some_text,
+        role=Role.EXECUTION,
+        example='"XTRAIN_KEY"',
+    )
+    queue: int = setting(
+        "requests that wait at most; further ones are asked to come later",
+        default=256,
+        check=at_least(1),
+        role=Role.EXECUTION,
+    )
+    idle: Quantity = setting(
+        "time without a word from a client after which its adapters are saved and leave memory",
+        default=Quantity(1800, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="30 min",
+    )

@@ -1,0 +1,85 @@
+"""The graph of a server: what is set up, what each kind of request does, how it ends."""
+
+from typing import Any, Final
+
+from ..graph.builder import Builder, check_graph
+from ..graph.data_nodes import add_tokenizer
+from ..graph.graph import ROOT, Graph, add_bootstrap, add_mesh, add_watch
+from ..graph.model_nodes import add_model
+from ..mesh.mesh import AXES
+from ..plan import Estimates, PlanPhase, Timeline
+from ..resolved import Resolved
+from ..units import bytes_text, flops_text, plural
+from .fit import slot_bytes
+from .slots import slot_names
+
+SETUP: Final = "setup.serve"
+TIMELINE: Final = Timeline(
+    steps=None,
+    tokens=None,
+    epochs=None,
+    phases=(PlanPhase(name="requests", first=0, fraction=None, shares={}),),
+    ticks=(),
+    triggers=(),
+)
+
+
+def build_server(run: Resolved, estimates: Estimates) -> Graph:
+    """Put the plan together. Raises GraphError for a mistake of the planner."""
+    graph = Builder()
+    add_bootstrap(graph, run)
+    add_watch(graph, run)
+    model = add_model(graph, run, add_mesh(graph, run))
+    tokenizer = add_tokenizer(graph, run)
+    last = _requests(graph, run, estimates, _slots(graph, run, model, tokenizer))
+    drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=(last,))
+    graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
+    nodes, edges = tuple(graph.nodes), tuple(graph.edges)
+    return Graph(nodes=nodes, edges=edges, timeline=TIMELINE, proof=check_graph(nodes, edges, ROOT))
+
+
+def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
+    serve = run.spec.serve
+    assert serve is not None
+    args: dict[str, Any] = {
+        "model_name": serve.model or run.spec.experiment.name,
+        "host": serve.host,
+        "port": serve.port,
+        "key": serve.key,
+        "queue": serve.queue,
+        "idle_seconds": serve.idle.value,
+        "adapters": serve.adapters,
+        "max_rank": run.spec.tasks[slot_names(1)[0]].adapter.largest,
+        "max_tokens": serve.max_tokens,
+        "rows": serve.rows,
+    }
+    each = bytes_text(slot_bytes(run))
+    does = f"{plural(serve.adapters, 'slot')} for adapters, {each} each on a rank with gradients and moments; "
+    does += f"listen on {serve.host}:{serve.port}"
+    does += f" for clients that show the key in {serve.key}" if serve.key else ""
+    return graph.add("setup", SETUP, does, args=args, axes=run.wide(*AXES), after=((model, "model"), tokenizer))
+
+
+def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -> str:
+    """A node for every kind of request; they run in the order in which requests come."""
+    everyone, data = run.wide(*AXES), run.layout.mesh.data_ranks
+    rows, token = plural(run.batch.micro, "text"), flops_text(estimates.flops_per_token)
+    spread = f"each of {plural(data, 'data rank')} computes {rows} at a time" if data > 1 else f"{rows} at a time"
+    last = after
+
+    def then(op: str, does: str) -> None:
+        nonlocal last
+        last = graph.add("request", f"request.{op}", does, axes=everyone, after=(last,))
+
+    then("open", "give a client's adapter a slot: A drawn from its seed, B zero; smaller ranks take part of the slot")
+    does = f"losses of texts, {spread}; gradients are sums, added to those of the adapter; {token} a token"
+    then("forward_backward", does)
+    then("optim_step", "one all-reduce for the norm; Adam with the numbers of the request; gradients are released")
+    then("keep", "put an adapter and its moments together, and write them to a folder that is whole or not there")
+    then("load", "read an adapter, with its moments if asked for, into a slot of the same shape")
+    then("export", "write an adapter as PEFT reads it; samples are drawn with that, whatever is trained meanwhile")
+    does = "write texts with an exported adapter, or with none; log-probabilities of every token"
+    then("sample", does)
+    then("forget", "release what sampling has kept of an export")
+    then("close", "make the slot of an adapter free")
+    return last

@@ -1,0 +1,52 @@
+"""Slots: the places that a server has for adapters. Each is the adapter of a task, whose rows clients send."""
+
+from typing import Any, Final
+
+from attrs import evolve
+
+from ...dsl.schema.adapters import TaskAdapters
+from ...dsl.schema.data import Batch
+from ...dsl.schema.tasks import AdapterTask
+from ...dsl.schema.training import OPTIMIZERS
+from ...dsl.spec import Spec
+from ..architecture import Architecture
+from ..plan import Plan
+
+LEAST_MICROBATCHES: Final = 2  # gradients of the one before are there while the next is computed
+UPDATES: Final = "adamw"  # what the protocol has, whose settings come with every request
+
+
+def slot_names(count: int) -> tuple[str, ...]:
+    """In the order in which plans have them, which is that of their names."""
+    return tuple(f"slot_{number:03d}" for number in range(count))
+
+
+def slots_of(plan: Plan) -> tuple[str, ...]:
+    """The names of the slots of a server's plan."""
+    adapter = plan.architecture.adapter
+    assert isinstance(adapter, TaskAdapters)
+    return tuple(adapter.tasks)
+
+
+def as_training(spec: Spec) -> Spec:
+    """The spec of a server as that of a training run whose microbatches and optimizer are those of the server."""
+    serve = spec.serve
+    assert serve is not None
+    batch = Batch(sequence=serve.max_tokens, micro=serve.rows, accumulate=LEAST_MICROBATCHES)
+    # How fast is what clients say with every update; what counts is what it keeps.
+    chosen: Any = OPTIMIZERS[UPDATES]
+    return evolve(spec, batch=batch, optimizer=chosen(lr=1e-4))
+
+
+def with_slots(spec: Spec) -> Spec:
+    """The same with an adapter in each slot."""
+    assert spec.serve is not None and spec.adapter is not None
+    names = slot_names(spec.serve.adapters)
+    tasks = {name: AdapterTask(name=name, adapter=spec.adapter) for name in names}
+    return evolve(as_training(spec), adapter=None, tasks=tasks)
+
+
+def architecture_with_slots(arch: Architecture, count: int) -> Architecture:
+    """A model with one adapter as one with as many of these as there are slots."""
+    assert arch.adapter is not None
+    return evolve(arch, adapter=TaskAdapters(tasks=dict.fromkeys(slot_names(count), arch.adapter)))

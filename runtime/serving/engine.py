@@ -1,0 +1,191 @@
+"""`Engine` of the server over the ranks of a plan, wherever these are: requests as messages, answers as results."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import asdict, define, field
+
+from ...planner.plan import Plan
+from ...planner.serving.graph import SETUP
+from ...server.engine import (
+    Adam,
+    AdapterSettings,
+    Candidates,
+    Capabilities,
+    Pass,
+    PassResult,
+    Sample,
+    SampleQueue,
+    SampleRequest,
+    SampleResult,
+    UserError,
+)
+from .losses import LOSSES
+from .messages import Message
+from .passes import pack
+from .ranks import REFUSED
+
+Call = Callable[[Message], Message]
+
+
+@define(eq=False)
+class RanksEngine:
+    """call: lets all ranks carry out a request, and gives the answer of the first one; raises EngineLost.
+
+    models: of each its settings, as they are in the slots.
+    """
+
+    plan: Plan
+    call: Call
+    models: dict[str, AdapterSettings] = field(factory=dict)
+
+    def start(self) -> Capabilities:
+        """The ranks begin without any model; those that they have are removed."""
+        for model in list(self.models):
+            self.remove_model(model)
+        return self.capabilities
+
+    @property
+    def capabilities(self) -> Capabilities:
+        plan, args = self.plan, self.plan.node(SETUP).args
+        source = plan.node("setup.tokenizer").args["source"]
+        return Capabilities(
+            names=(args["model_name"],),
+            architecture=plan.architecture.family,
+            tokenizer=source,
+            vocabulary=plan.architecture.vocab,
+            context=args["max_tokens"],
+            rank=args["max_rank"],
+            models=args["adapters"],
+            losses={name: loss.offer for name, loss in LOSSES.items()},
+            matrices=frozenset({"attn", "mlp"}),
+            text=True,
+        )
+
+    def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
+        if adapter is None:
+            raise UserError("this server trains adapters, not the model itself: give a rank")
+        shape = {"rank": adapter.rank, "seed": adapter.seed, "attn": adapter.attn, "mlp": adapter.mlp}
+        self._ask("open", model=model, shape=shape)
+        self.models[model] = adapter
+
+    def remove_model(self, model: str) -> None:
+        self._ask("close", model=model)
+        del self.models[model]
+
+    def forward_backward(self, passes: Sequence[Pass]) -> Sequence[PassResult | UserError]:
+        found = self._call(
+            pack(
+                [(p.model, p.loss, p.settings, p.forward_only, [(d.tokens, d.inputs) for d in p.data]) for p in passes]
+            )
+        )
+        logprobs, at, results = found.arrays["logprobs"], 0, []
+        for each, loss in zip(passes, found.values["losses"], strict=True):
+            outputs = []
+            for datum in each.data:
+                shape = datum.inputs["target_tokens"].shape
+                size = int(np.prod(shape))
+                outputs.append({"logprobs": logprobs[at : at + size].astype(np.float32).reshape(shape)})
+                at += size
+            results.append(PassResult(outputs=outputs, metrics={"loss:sum": loss}))
+        return results
+
+    def optim_step(self, model: str, adam: Adam) -> Mapping[str, float]:
+        found = self._ask("optim_step", model=model, adam=asdict(adam))
+        if not found.values["finite"]:
+            raise UserError("the gradient is not finite: it is dropped, and the model is as it was")
+        return {"grad_norm": found.values["grad_norm"]}
+
+    def save(self, model: str, folder: Path) -> None:
+        self._ask("keep", model=model, folder=str(folder.absolute()))
+
+    def load(self, model: str, folder: Path, *, optimizer: bool) -> None:
+        self._ask("load", model=model, folder=str(folder.absolute()), optimizer=optimizer)
+
+    def export(self, model: str, folder: Path) -> None:
+        self._ask("export", model=model, folder=str(folder.absolute()))
+
+    def forget(self, weights: Path) -> None:
+        self._ask("forget", folder=str(weights.absolute()))
+
+    def sample(self, queue: SampleQueue) -> None:
+        """All that has come is drawn together; what comes meanwhile, when that is done."""
+        waiting = list(queue.requests)
+        while waiting:
+            try:
+                found = self._samples(waiting)
+            except UserError as error:
+                # One of them may be at fault: the others have their own answers.
+                found = [self._alone(each, error) for each in waiting] if len(waiting) > 1 else [error]
+            for request, result in zip(waiting, found, strict=True):
+                queue.finished(request, result)
+            waiting = list(queue.arrived())
+
+    def close(self) -> None:
+        """The ranks are ended by whoever has started them."""
+
+    def _alone(self, request: SampleRequest, error: UserError) -> SampleResult | UserError:
+        try:
+            (found,) = self._samples([request])
+        except UserError as own:
+            return own
+        return found
+
+    def _samples(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        values = [_values(each) for each in requests]
+        prompts = {f"prompt.{number}": np.asarray(each.prompt, np.int32) for number, each in enumerate(requests)}
+        found = self._call(Message(name="sample", values={"requests": values}, arrays=prompts))
+        return [_result(found, number, each) for number, each in enumerate(requests)]
+
+    def _ask(self, name: str, **values: Any) -> Message:
+        return self._call(Message(name=name, values=values))
+
+    def _call(self, message: Message) -> Message:
+        answer = self.call(message)
+        if answer.name == REFUSED:
+            raise UserError(answer.values["reason"])
+        return answer
+
+
+def _values(request: SampleRequest) -> dict[str, Any]:
+    return {
+        "weights": None if request.weights is None else str(request.weights.absolute()),
+        "count": request.count,
+        "most": request.most,
+        "temperature": request.temperature,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
+        "seed": request.seed,
+        "stop_tokens": sorted(request.stop_tokens),
+        "stop_texts": list(request.stop_texts),
+        "stop_at_end": request.stop_at_end,
+        "prompt_logprobs": request.prompt_logprobs,
+        "prompt_top": request.prompt_top,
+        "sample_top": request.sample_top,
+    }
+
+
+def _result(found: Message, number: int, request: SampleRequest) -> SampleResult:
+    arrays = found.arrays
+    samples = [
+        Sample(
+            tokens=arrays[f"tokens.{number}.{each}"],
+            logprobs=arrays[f"logprobs.{number}.{each}"],
+            stopped=found.values["stopped"][f"{number}.{each}"],
+            top=_candidates(arrays, f"{number}.{each}", "top"),
+        )
+        for each in range(request.count)
+    ]
+    return SampleResult(
+        samples=samples,
+        prompt_logprobs=arrays.get(f"prompt_logprobs.{number}"),
+        prompt_top=_candidates(arrays, str(number), "prompt_top"),
+    )
+
+
+def _candidates(arrays: Mapping[str, np.ndarray], name: str, kind: str) -> Candidates | None:
+    if f"{kind}_tokens.{name}" not in arrays:
+        return None
+    return Candidates(tokens=arrays[f"{kind}_tokens.{name}"], logprobs=arrays[f"{kind}_logprobs.{name}"])

@@ -1,0 +1,171 @@
+"""`request.open`, `close`, `keep`, `load` and `export`: adapters come into slots, go out of them and into files."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ...planner.plan import Plan
+from ...planner.weights.files import WeightsUnreadable
+from ..errors import ExportFailed
+from ..ops import op
+from ..state import Rank
+from .files import KeptState, export, keep, read_kept
+from .messages import Message
+from .passes import Handle
+from .slots import MOMENTS, AdapterShape, Slot, Slots, put
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, WeightsUnreadable)
+
+
+class Refused(Exception):
+    """A request that cannot be done, as all ranks know; nothing was changed."""
+
+
+def agree(rank: Rank, problem: str) -> None:
+    """Raises Refused on all ranks if any of them has a problem, with what the first of these has. Collective."""
+    if rank.world_size == 1:
+        if problem:
+            raise Refused(problem)
+        return
+    first = torch.tensor(rank.rank if problem else rank.world_size)
+    dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    if int(first) < rank.world_size:
+        raise Refused(problem or f"rank {int(first)} could not do it")
+
+
+@op("request.open")
+def open_adapter(slots: Slots) -> Handle:
+    """A new adapter in a slot that is free. Raises Refused where there is none."""
+
+    def run(message: Message) -> Message:
+        slot = slots.free()
+        if slot is None:
+            raise Refused(f"all {len(slots.slots)} places for adapters are taken; try again when one is free")
+        slots.open(slot, AdapterShape(**message.values["shape"]))
+        slots.of_model[message.values["model"]] = slot
+        return Message(name=message.name)
+
+    return run
+
+
+@op("request.close")
+def close_adapter(slots: Slots) -> Handle:
+    def run(message: Message) -> Message:
+        slots.of_model.pop(message.values["model"]).clear()
+        return Message(name=message.name)
+
+    return run
+
+
+@op("request.keep")
+def keep_adapter(rank: Rank, slots: Slots) -> Handle:
+    """Write an adapter, its moments and steps into a new folder. Every rank takes part in putting tensors together."""
+
+    def run(message: Message) -> Message:
+        slot = slots.of_model[message.values["model"]]
+        assert slot.shape is not None
+        tensors = whole_values(slots, slot, slot.shape)
+        for name in list(tensors) if slot.moments else ():
+            for moment in MOMENTS:
+                tensors[f"{name}/{moment}"] = _cut(whole(slot.moments[name][moment]), tensors[name])
+        state = KeptState(shape=slot.shape, step=slot.step, tensors=tensors)
+        _first_writes(rank, lambda: keep(Path(message.values["folder"]), state))
+        return Message(name=message.name)
+
+    return run
+
+
+@op("request.export")
+def export_adapter(plan: Plan, rank: Rank, slots: Slots) -> Handle:
+    """Write an adapter as PEFT reads it into a new folder."""
+    args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
+    base = args.get("repo", args.get("folder"))
+
+    def run(message: Message) -> Message:
+        slot = slots.of_model[message.values["model"]]
+        assert slot.shape is not None
+        shape, values = slot.shape, whole_values(slots, slot, slot.shape)
+        _first_writes(rank, lambda: export(Path(message.values["folder"]), slots, shape, values, base))
+        return Message(name=message.name)
+
+    return run
+
+
+@op("request.load")
+def load_adapter(rank: Rank, slots: Slots) -> Handle:
+    """Put what was kept of an adapter into the slot of another of the same shape. Raises Refused where it does not
+    fit."""
+
+    def run(message: Message) -> Message:
+        slot, folder = slots.of_model[message.values["model"]], Path(message.values["folder"])
+        assert slot.shape is not None
+        state: KeptState | None = None
+        try:
+            state = read_kept(folder)
+            problem = _misfit(state, slots, slot.shape)
+        except UNREADABLE as error:
+            problem = f"what was saved cannot be read: {error}"
+        agree(rank, problem)
+        assert state is not None
+        _take(slot, state, optimizer=message.values["optimizer"])
+        return Message(name=message.name)
+
+    return run
+
+
+def _misfit(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
+    """Why what was kept is not of an adapter of this shape; empty where it is. The seed is of no account."""
+    for what in ("rank", "attn", "mlp"):
+        kept, own = getattr(state.shape, what), getattr(shape, what)
+        if kept != own:
+            return f"what was saved has {what} {kept}, and the model has {own}"
+    for spec in slots.trained(shape):
+        if spec.name not in state.tensors or tuple(state.tensors[spec.name].shape) != spec.shape:
+            return f"what was saved lacks {spec.name}, or has it in another shape"
+    return ""
+
+
+def _take(slot: Slot, state: KeptState, *, optimizer: bool) -> None:
+    slot.drop_gradients()
+    slot.forget_moments()
+    slot.put(state.tensors)
+    if optimizer and state.step:
+        slot.step = state.step
+        slot.begin_moments()
+        for name, moments in slot.moments.items():
+            for moment in MOMENTS:
+                put(moments[moment], state.tensors.get(f"{name}/{moment}"))
+
+
+def whole_values(slots: Slots, slot: Slot, shape: AdapterShape) -> dict[str, Tensor]:
+    """The parameters of an adapter, put together, as a run that trains it alone has them. Collective."""
+    found = {}
+    for spec in slots.trained(shape):
+        value = whole(slot.parameters[spec.name])
+        found[spec.name] = value[tuple(slice(length) for length in spec.shape)].contiguous()
+    return found
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on the CPU. Collective."""
+    found = tensor.detach()
+    return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
+
+
+def _cut(value: Tensor, like: Tensor) -> Tensor:
+    return value[tuple(slice(length) for length in like.shape)].contiguous()
+
+
+def _first_writes(rank: Rank, write: Any) -> None:
+    """The first rank writes; all know whether it could. Raises Refused."""
+    problem = ""
+    if rank.is_first:
+        try:
+            write()
+        except (ExportFailed, OSError) as error:
+            problem = f"it could not be written: {error}"
+    agree(rank, problem)

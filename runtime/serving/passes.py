@@ -1,0 +1,162 @@
+"""`request.forward_backward`: forwards of texts of several adapters, and backwards that add to their gradients."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from ...planner.plan import Plan
+from ...planner.serving.graph import SETUP
+from ..models.parts import ModelParts
+from ..monitoring.heartbeat import HeartbeatWriter
+from ..ops import op
+from ..parallelize.wrapped import WrappedModel
+from ..state import Rank
+from .losses import LOSSES, TARGETS
+from .messages import Message
+from .rows import Text, microbatch, shares
+from .slots import Slots
+
+Handle = Callable[[Message], Message]
+
+
+@frozen(kw_only=True, eq=False)
+class WirePass:
+    """Texts of one adapter for one loss. first: the number of its first text among those of the request."""
+
+    model: str
+    loss: str
+    settings: Mapping[str, Any]
+    forward_only: bool
+    texts: Sequence[Text]
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Passes for which this is the same are computed together."""
+        wide = {text.wide for text in self.texts}
+        return self.loss, tuple(sorted(self.settings.items())), self.forward_only, max(wide, default=1)
+
+
+def pack(passes: Sequence[tuple[str, str, Mapping[str, Any], bool, Sequence[tuple[np.ndarray, Mapping[str, Any]]]]]):
+    """(model, loss, settings, forward only, [(tokens, inputs)]) of each pass, as a message: arrays of all texts one
+    behind the other."""
+    heads: list[dict[str, Any]] = []
+    tokens: list[np.ndarray] = []
+    inputs: dict[str, list[np.ndarray]] = {}
+    for model, loss, settings, forward_only, data in passes:
+        heads.append(
+            {
+                "model": model,
+                "loss": loss,
+                "settings": dict(settings),
+                "forward_only": forward_only,
+                "lengths": [len(text) for text, _ in data],
+                "wide": [1 if own[TARGETS].ndim == 1 else own[TARGETS].shape[1] for _, own in data],
+            }
+        )
+        names = (TARGETS, *LOSSES[loss].columns)
+        for text, own in data:
+            tokens.append(np.asarray(text, np.int32))
+            for name in names:
+                kind = np.int64 if name == TARGETS else np.float32
+                inputs.setdefault(f"{len(heads) - 1}.{name}", []).append(np.asarray(own[name], kind).reshape(-1))
+    arrays = {name: np.concatenate(each) for name, each in inputs.items()}
+    arrays["tokens"] = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
+    return Message(name="forward_backward", values={"passes": heads}, arrays=arrays)
+
+
+def unpack(message: Message, slots: Slots) -> list[WirePass]:
+    """The passes of a message of `pack`."""
+    tokens, start, at = message.arrays["tokens"], 0, 0
+    found = []
+    for number, head in enumerate(message.values["passes"]):
+        texts, loss, own = [], LOSSES[head["loss"]], 0
+        slot = slots.of_model[head["model"]].number
+        for length, wide in zip(head["lengths"], head["wide"], strict=True):
+            size = length * wide
+            inputs = {
+                name: message.arrays[f"{number}.{name}"][own : own + size].reshape(
+                    (length, wide) if wide > 1 else length
+                )
+                for name in (TARGETS, *loss.columns)
+            }
+            texts.append(Text(tokens=tokens[at : at + length], inputs=inputs, slot=slot, start=start))
+            start, at, own = start + size, at + length, own + size
+        found.append(
+            WirePass(
+                model=head["model"],
+                loss=head["loss"],
+                settings=head["settings"],
+                forward_only=head["forward_only"],
+                texts=texts,
+            )
+        )
+    return found
+
+
+@op("request.forward_backward")
+def forward_backward(
+    plan: Plan, model: ModelParts, rank: Rank, slots: Slots, beat: HeartbeatWriter, wrapped: WrappedModel | None = None
+) -> Handle:
+    """The log-probability of every target, and of each pass its loss; gradients are added to those of the slots.
+
+    All that is alike of several adapters is computed together. Every rank has the same message.
+    """
+    wrapped = wrapped or WrappedModel.of(model)
+    rows = plan.node(SETUP).args["rows"]
+    tensor, routing = model.axes.tensor, model.axes.tasks
+    assert routing is not None
+    multiple = tensor.size if tensor is not None and tensor.sequence else 1
+
+    def compute(passes: Sequence[WirePass], logprobs: Tensor) -> None:
+        """Fill in this rank's own of `logprobs`, which are of all targets of the message."""
+        first = passes[0]
+        loss = LOSSES[first.loss]
+        model.minimise(loss.term(first.settings))
+        texts = [text for each in passes for text in each.texts]
+        routing.part = frozenset(text.slot for text in texts)
+        batches = list(shares(texts, rows, rank.data_rank, rank.data_ranks))
+        for number, own in enumerate(batches, start=1):
+            beat.mark()
+            wrapped.sync_gradients(number == len(batches))
+            batch = microbatch(own, loss.columns, multiple, rank.device, spare=texts[0].slot)
+            with torch.set_grad_enabled(not first.forward_only):
+                objective = wrapped.forward(None, batch).sum()
+            if not first.forward_only:
+                objective.backward()
+            assert batch.losses_BS is not None
+            if rank.is_tp_first:
+                for row, text in enumerate(own):
+                    found = batch.losses_BS[row, : len(text.tokens)].detach().flatten()
+                    logprobs[text.start : text.start + text.targets] = -found.double().cpu()
+
+    def run(message: Message) -> Message:
+        passes = unpack(message, slots)
+        last = passes[-1].texts[-1]
+        logprobs = torch.zeros(last.start + last.targets, dtype=torch.float64)
+        together: dict[tuple[Any, ...], list[WirePass]] = {}
+        for each in passes:
+            together.setdefault(each.alike, []).append(each)
+        for group in together.values():
+            compute(group, logprobs)
+        if rank.world_size > 1:
+            dist.all_reduce(logprobs)
+        bounds = [*(each.texts[0].start for each in passes), len(logprobs)]
+        losses = [_loss(each, logprobs[begin:end]) for each, (begin, end) in zip(passes, pairwise(bounds), strict=True)]
+        return Message(name=message.name, values={"losses": losses}, arrays={"logprobs": logprobs.numpy()})
+
+    return run
+
+
+def _loss(each: WirePass, logprobs: Tensor) -> float:
+    loss = LOSSES[each.loss]
+    columns = {
+        name: torch.from_numpy(np.concatenate([text.inputs[name].reshape(-1) for text in each.texts])).double()
+        for name in loss.columns
+    }
+    return loss.sum(logprobs, columns, each.settings)

@@ -1,0 +1,120 @@
+"""The process of one rank of a server: `python -m xtrain.runtime.serving.rank RUN_DIRECTORY LAUNCHER_PID [SOCKET]`.
+
+The first rank has the socket on which requests come; the others do as it does.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from ...planner.plan import Node, Plan
+from ...records.end_status import EndStatus
+from ...records.start_events import RunStartEvent, SetupDoneEvent, SetupEvent
+from ..bootstrap import choose_device
+from ..control.signals import StopRequests, stop_signals
+from ..data.errors import DataError
+from ..errors import EnvironmentFault
+from ..monitoring.failing import lost_a_peer, report_failure
+from ..monitoring.heartbeat import HeartbeatWriter
+from ..monitoring.memory import forget_peak
+from ..outcome import EXIT_CODES, exit_process
+from ..reporting.records import Records
+from ..state import Progress
+from ..worker import die_with_launcher, plan_in
+from .connection import Closed, Connection
+from .messages import Message
+from .ranks import Ranks
+from .setting_up import set_up, shut_down
+
+LOOK: Final = 5.0  # seconds without a request after which the other ranks hear that all is well
+READY: Final = "ready"
+
+
+def serve_rank(plan: Plan, directory: Path, connection: Connection | None) -> str:
+    """Set up, carry out requests until there are no more, shut down; how it ended. Reports failures."""
+    records, beat, began = Records.open(directory, _number()), HeartbeatWriter(), time.perf_counter()
+    requests = StopRequests(deadline_seconds=300.0, report=lambda message: records.warn(message, step=0))
+    resources: dict[str, Any] = {
+        "plan": plan,
+        "records": records,
+        "requests": requests,
+        "progress": Progress(),
+        "beat": beat,
+        "exit_process": exit_process,
+        "store": None,
+    }
+
+    def done(node: Node, seconds: float) -> None:
+        beat.at(node.id, lasting=True)
+        records.event(SetupEvent(step=0, node=node.id, seconds=seconds, detail=node.does))
+
+    try:
+        records.event(_start(plan, records))
+        ranks = set_up(plan, resources, done)
+        most = forget_peak(resources["rank"].device)
+        records.event(SetupDoneEvent(step=0, seconds=time.perf_counter() - began, memory_bytes=most))
+        records.flush(0)
+        if connection is None:
+            ranks.follow()
+        else:
+            lead(ranks, connection)
+    except (EnvironmentFault, DataError) as error:
+        status = EndStatus.ENVIRONMENT
+        report_failure(records, error, step=0, place=beat.node, exit_code=EXIT_CODES[status], trace=False)
+        return status
+    except BaseException as error:  # what is left of the others is ended by who has started all
+        report_failure(records, error, step=0, place=beat.node, exit_code=1, trace=not lost_a_peer(error))
+        return EndStatus.FAILED
+    shut_down(plan, resources)
+    return EndStatus.DONE
+
+
+def lead(ranks: Ranks, connection: Connection) -> None:
+    """Carry out what comes on the socket, in its order, until the other end is gone."""
+    connection.send(Message(name=READY))
+    try:
+        while True:
+            message = connection.receive(LOOK)
+            if message is None:
+                ranks.wait()
+            else:
+                connection.send(ranks.lead(message))
+    except Closed:
+        ranks.stop()
+
+
+def _start(plan: Plan, records: Records) -> RunStartEvent:
+    return RunStartEvent(
+        step=0,
+        run_id=records.directory.name,
+        plan_id=plan.id,
+        name=plan.name,
+        world_size=plan.mesh.world_size,
+        device=choose_device(plan.node("setup.bootstrap").args["device"], int(os.environ.get("LOCAL_RANK", "0"))).type,
+        steps=None,
+        attempt=records.attempts() + 1,
+        resumed_step=None,
+        directory=str(records.directory),
+    )
+
+
+def _number() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def main() -> None:
+    directory, launcher = Path(sys.argv[1]), int(sys.argv[2])
+    die_with_launcher(launcher)
+    for number in stop_signals():  # the process that listens decides when ranks end
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(socket.socket(fileno=int(sys.argv[3]))) if len(sys.argv) > 3 else None
+    status = serve_rank(plan_in(directory), directory, connection)
+    exit_process(EXIT_CODES[status])
+
+
+if __name__ == "__main__":
+    main()

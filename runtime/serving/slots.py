@@ -1,0 +1,208 @@
+"""`setup.serve`: the slots of a server on a rank, each with the adapter of a client or free.
+
+A slot has room for the largest adapter. One of a smaller rank r uses the first r rows of A and columns of B; the others
+are zero, and stay so: their gradients are products with zeros, and Adam leaves a zero with such a gradient where it is.
+The same holds for matrices that a client leaves out.
+Shapes: D inputs, F outputs, R rank of the slot, r rank of the adapter.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor, nn
+
+from ...dsl.schema.adapters import Adapter, TaskAdapters
+from ...planner.architecture import Architecture, ParameterSpec, parameters
+from ...planner.blocks.adapted import adapted_matrices, alone_name
+from ...planner.plan import Plan
+from ...planner.serving.slots import slots_of
+from ..models.adapted import first_values
+from ..models.parts import ModelParts
+from ..models.tasks import TaskLinear
+from ..models.tensors import fill
+from ..ops import PlanMismatch, op
+from ..parallelize.gradients import copies_of_parameter
+from ..state import Rank
+
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+
+
+@frozen(kw_only=True)
+class AdapterShape:
+    """What a client has asked for: its rank, the seed of its first values, which layers have one."""
+
+    rank: int
+    seed: int
+    attn: bool
+    mlp: bool
+
+
+@define(eq=False)
+class Slot:
+    """name: as in the names of parameters. parameters: of this rank, by the names that they have without slots. shape:
+    of the adapter that is in it; None: it is free. step: how often it has been updated."""
+
+    number: int
+    name: str
+    parameters: dict[str, nn.Parameter]
+    specs: dict[str, ParameterSpec]
+    modules: list[nn.Module]
+    shape: AdapterShape | None = None
+    step: int = 0
+    moments: dict[str, dict[str, Tensor]] = field(factory=dict)
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Without an adapter: all of it is zero, and nothing is kept for it."""
+        for parameter in self.parameters.values():
+            parameter.zero_()
+        self.shape, self.step = None, 0
+        self.drop_gradients()
+        self.forget_moments()
+
+    def drop_gradients(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def forget_moments(self) -> None:
+        self.step, self.moments = 0, {}
+
+    def begin_moments(self) -> None:
+        """Those of Adam, zero at first, cut as the parameters are."""
+        if not self.moments:
+            self.moments = {
+                name: {moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS}
+                for name, parameter in self.parameters.items()
+            }
+
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Fill its parameters from whole ones [r, D], [F, r]; what is not given becomes zero."""
+        for name, parameter in self.parameters.items():
+            put(parameter, values.get(name))
+
+
+@torch.no_grad()
+def put(parameter: Tensor, value: Tensor | None) -> None:
+    """This rank's piece of a parameter whose whole has `value` at its beginning, and zeros behind."""
+    whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+    if value is not None:
+        whole[tuple(slice(length) for length in value.shape)] = value.to(whole)
+    fill(parameter, whole)
+
+
+@define(eq=False)
+class Slots:
+    """All slots, and the clients' names of the adapters in them.
+
+    copies: of each parameter of a slot, by its name, how many ranks have the same elements. sampled: by folder, the
+    rank and the values of exported adapters that were sampled from.
+    """
+
+    architecture: Architecture
+    adapter: Adapter
+    rank: Rank
+    model: ModelParts
+    slots: tuple[Slot, ...]
+    copies: dict[str, int]
+    attends: frozenset[str]
+    of_model: dict[str, Slot] = field(factory=dict)
+    sampled: dict[str, tuple[int, dict[str, Tensor]]] = field(factory=dict)
+
+    def free(self) -> Slot | None:
+        taken = {slot.number for slot in self.of_model.values()}
+        return next((slot for slot in self.slots if slot.number not in taken), None)
+
+    def shaped(self, rank: int) -> Architecture:
+        """The model with one adapter of a rank alone."""
+        return evolve(self.architecture.base, adapter=self.adapter.of_rank(rank))
+
+    def trained(self, shape: AdapterShape) -> tuple[ParameterSpec, ...]:
+        """The parameters of an adapter, as a run that trains it alone has them."""
+        found = (each for each in parameters(self.shaped(shape.rank)) if each.adapter)
+        return tuple(each for each in found if self.has(each.name, shape))
+
+    def has(self, name: str, shape: AdapterShape) -> bool:
+        """Whether an adapter has the parameter of a slot with this name."""
+        return shape.attn if name in self.attends else shape.mlp
+
+    @torch.no_grad()
+    def open(self, slot: Slot, shape: AdapterShape) -> None:
+        """Put a new adapter into a slot, drawn from its seed as a run of its own draws it."""
+        slot.clear()
+        args, device, kind = self.adapter.args(), self.rank.device, type(_matrix(self.architecture))
+        slot.put({each.name: first_values(kind, each, shape.seed, device, args) for each in self.trained(shape)})
+        slot.shape = shape
+        self.scale(slot, shape.rank)
+
+    def scale(self, slot: Slot, rank: int) -> None:
+        """Let the products of a slot count as those of an adapter of this rank do."""
+        factor = _matrix(self.shaped(rank)).scale / _matrix(self.shaped(self.adapter.largest)).scale
+        for module in slot.modules:
+            module.factor = factor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _matrix(arch: Architecture) -> Any:
+    """One of an adapter, which has the same scale for all."""
+    return next(matrix for _, matrix in adapted_matrices(arch))
+
+
+def attending(arch: Architecture) -> Iterator[str]:
+    """The names of all parameters of layers that attend."""
+    for kind in arch.kinds:
+        for layer in kind.block.layers():
+            if layer.attends:
+                names = [parameter.name for parameter in layer.parameters(arch)]
+                yield from (f"layers.{number}.{name}" for number in kind.layers for name in names)
+
+
+@op("setup.serve", gives="slots")
+def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **others: object) -> Slots:
+    """Make the slots, all of them free. Raises PlanMismatch where the model has others."""
+    arch, names = plan.architecture, slots_of(plan)
+    routing = model.axes.tasks
+    if routing is None or routing.names != names or len(names) != adapters:
+        raise PlanMismatch(f"the model has not the {adapters} slots of the plan")
+    assert isinstance(arch.adapter, TaskAdapters)
+    routing.of_dataset = tuple(range(adapters))
+    specs = {each.name: each for each in plan.parameters.tensors if each.task}
+    own = {name: parameter for name, parameter in model.named_parameters() if name in specs}
+    slots = []
+    for number, name in enumerate(names):
+        mine = {n: p for n, p in own.items() if specs[n].task == name}
+        slots.append(
+            Slot(
+                number=number,
+                name=name,
+                parameters={alone_name(specs[n]): p for n, p in mine.items()},
+                specs={alone_name(specs[n]): specs[n] for n in mine},
+                modules=list(_modules_of(model, name)),
+            )
+        )
+    first = slots[0]
+    attends = frozenset(attending(arch.base))
+    found = Slots(
+        architecture=arch,
+        adapter=arch.adapter.tasks[names[0]],
+        rank=rank,
+        model=model,
+        slots=tuple(slots),
+        copies={name: copies_of_parameter(p, rank.world_size) for name, p in first.parameters.items()},
+        attends=frozenset(name for name, spec in first.specs.items() if spec.adapter in attends),
+    )
+    for slot in slots:
+        slot.clear()
+    model.train(True)
+    return found
+
+
+def _modules_of(model: ModelParts, task: str) -> Iterator[nn.Module]:
+    """What an adapter has put beside matrices and experts for a task."""
+    for module in model.modules():
+        tasks = getattr(module, "tasks", None)
+        if isinstance(module, TaskLinear) or isinstance(tasks, nn.Module):
+            found = tasks.get(task)  # pyright: ignore
+            if found is not None:
+                yield found

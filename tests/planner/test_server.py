@@ -1,0 +1,117 @@
+"""The plan of a server: its nodes, its memory, its identity, and what is said of specs that do not fit."""
+
+from pathlib import Path
+
+import pytest
+
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.serving import Serve
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.plan import Plan
+from xtrain.planner.report.render import render
+from xtrain.planner.serialise import from_json, to_json
+from xtrain.planner.serving.fit import slots_that_fit
+
+SPEC = Path(__file__).parents[2] / "specs" / "serve_cpu.xtrain"
+
+
+def plan(*sets: str) -> Plan:
+    compiled = plan_from_spec(SPEC, sets, None)
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    return compiled.plan
+
+
+def codes(*sets: str) -> list[str]:
+    return [each.code for each in plan_from_spec(SPEC, sets, None).diagnostics]
+
+
+def test_a_server_has_requests_and_no_steps():
+    found = plan()
+    assert found.serves and not found.of_kind("step") and not found.of_kind("tick")
+    names = [node.id.removeprefix("request.") for node in found.of_kind("request")]
+    assert names == ["open", "forward_backward", "optim_step", "keep", "load", "export", "sample", "forget", "close"]
+    assert from_json(to_json(found)) == found
+
+
+def test_memory_grows_with_slots_texts_and_rank():
+    def total(*sets: str) -> int:
+        return max(each.memory.total_bytes for each in plan(*sets).estimates.classes)
+
+    usual, double = plan().estimates.classes[0].memory, plan("serve.adapters=16").estimates.classes[0].memory
+    assert double.gradients == 2 * usual.gradients and double.optimizer == 2 * usual.optimizer
+    assert total() < total("serve.rows=8") < total("serve.rows=8", "serve.max_tokens=2048")
+    assert total() < total("adapter.rank=64")
+
+
+def test_how_many_adapters_fit_is_said():
+    machine = ("cluster=other", "cluster.devices=1", "cluster.memory=200 MiB")
+    found = plan(*machine)
+    room = slots_that_fit(found)
+    assert room is not None and room > 8
+    assert f"there is room for {room}" in render(found)
+    assert slots_that_fit(plan(*machine, f"serve.adapters={room}")) in (room - 1, room, room + 1)
+    assert "W423" in codes(*machine, f"serve.adapters={room + 20}")
+    assert "W423" not in codes(*machine)
+
+
+def test_what_is_listened_on_is_no_other_experiment():
+    usual = plan()
+    other = plan("serve.port=8001", "serve.adapters=4", "serve.rows=1", 'serve.model="other"', "serve.queue=7")
+    assert usual.config_id == other.config_id and usual.id != other.id
+    for changed in ("adapter.rank=16", "adapter.alpha=8", "experiment.seed=8", "model.layers=2"):
+        assert plan(changed).config_id != usual.config_id
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("model", '"other"'),
+        ("adapters", "3"),
+        ("max_tokens", "99"),
+        ("rows", "2"),
+        ("host", "localhost"),
+        ("port", "99"),
+        ("key", '"KEY"'),
+        ("queue", "9"),
+        ("idle", "9 s"),
+    ],
+)
+def test_every_setting_is_in_the_plan(setting: str, value: str):
+    assert set(settings_of(Serve)) == {*SETTINGS}
+    usual, changed = (plan(*sets).node("setup.serve").args for sets in ((), (f"serve.{setting}={value}",)))
+    assert [name for name in usual if usual[name] != changed[name]] == [SETTINGS[setting]]
+
+
+SETTINGS = {
+    **{name: name for name in ("adapters", "max_tokens", "rows", "host", "port", "key", "queue")},
+    "model": "model_name",
+    "idle": "idle_seconds",
+}
+
+
+def test_the_resolved_text_is_the_same_server(tmp_path: Path):
+    loaded = load_spec(SPEC)
+    text = loaded.resolved_text()
+    path = tmp_path / "again.xtrain"
+    path.write_text(text)
+    assert load_spec(path).require() == loaded.require()
+    assert "optimizer" not in text and "dataset" not in text and "budget" not in text
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("serve.host=0.0.0.0",),
+        ("parallel.pp=3",),
+        ("parallel.cp=2",),
+        ("parallel.stack=ddp",),
+    ],
+)
+def test_what_a_server_cannot_be(sets: tuple[str, ...]):
+    assert "X447" in codes(*sets)
+
+
+def test_another_address_needs_a_key():
+    found = plan("serve.host=0.0.0.0", 'serve.key="XTRAIN_KEY"')
+    assert "key in XTRAIN_KEY" in render(found)

@@ -1,0 +1,178 @@
+"""What a server writes has the probabilities that it trains with; what it keeps goes on exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from served import served, server_plan
+
+from xtrain.runtime.serving.files import read_kept
+from xtrain.server.engine import Adam, AdapterSettings, Datum, Pass, SampleQueue, SampleRequest, UserError
+
+pytestmark = pytest.mark.distributed
+
+ADAM = Adam(rate=3e-2, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.0, clip=0.0)
+TOKENS = np.random.default_rng(0).integers(0, 256, 20).astype(np.int32)
+REQUEST = SampleRequest(
+    id="", weights=None, prompt=TOKENS[:7], count=2, most=9, temperature=1.0, top_k=None, top_p=1.0, seed=5,
+    stop_tokens=frozenset(), stop_texts=(), stop_at_end=False, prompt_logprobs=True, prompt_top=3, sample_top=2,
+)  # fmt: skip
+
+
+def scored(engine: Any, model: str, tokens: np.ndarray) -> np.ndarray:
+    """What the trainer says of all tokens but the first."""
+    inputs = {"target_tokens": tokens[1:].astype(np.int64), "weights": np.ones(len(tokens) - 1, np.float32)}
+    data = [Datum(tokens=tokens[:-1], inputs=inputs)]
+    (found,) = engine.forward_backward(
+        [Pass(model=model, data=data, loss="cross_entropy", settings={}, forward_only=True)]
+    )
+    return found.outputs[0]["logprobs"]
+
+
+def learn(engine: Any, model: str, steps: int) -> None:
+    inputs = {"target_tokens": TOKENS[1:].astype(np.int64), "weights": np.ones(len(TOKENS) - 1, np.float32)}
+    each = Pass(
+        model=model,
+        data=[Datum(tokens=TOKENS[:-1], inputs=inputs)],
+        loss="cross_entropy",
+        settings={},
+        forward_only=False,
+    )
+    for _ in range(steps):
+        engine.forward_backward([each])
+        engine.optim_step(model, ADAM)
+
+
+def draw(engine: Any, *requests: SampleRequest) -> list[Any]:
+    found: dict[str, Any] = {}
+    queue = SampleQueue(
+        requests=[evolve(each, id=str(number)) for number, each in enumerate(requests)],
+        arrived=list,
+        finished=lambda request, result: found.__setitem__(request.id, result),
+    )
+    engine.sample(queue)
+    return [found[str(number)] for number in range(len(requests))]
+
+
+def sampled(engine: Any, folder: Path) -> dict[str, Any]:
+    engine.create_model("a", AdapterSettings(rank=4, seed=3))
+    engine.create_model("b", AdapterSettings(rank=8, seed=4))
+    learn(engine, "a", 4)
+    learn(engine, "b", 2)
+    engine.export("b", folder / "b")
+    of_b = evolve(REQUEST, weights=folder / "b")
+    before = scored(engine, "a", TOKENS)
+    found: dict[str, Any] = {"first": draw(engine, of_b, REQUEST)}
+    found["trained"] = [scored(engine, "b", np.concatenate([TOKENS[:7], s.tokens])) for s in found["first"][0].samples]
+    assert np.array_equal(before, scored(engine, "a", TOKENS)), "sampling leaves adapters as they are"
+    learn(engine, "b", 1)
+    found["later"] = draw(engine, of_b, REQUEST)
+    stops = found["first"][0].samples[0].tokens
+    found["stopped"] = draw(
+        engine,
+        evolve(of_b, stop_tokens=frozenset([int(stops[3])])),
+        evolve(of_b, temperature=0.0, count=1),
+        evolve(of_b, top_k=1, count=1),
+    )
+    return found
+
+
+@pytest.mark.parametrize("sets", [(), ("parallel.fsdp=2",), ("parallel.tp=2",)], ids=["one", "fsdp", "tp"])
+def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_path: Path):
+    found = served(server_plan(tmp_path, *sets), sampled, tmp_path / "run")
+    adapted, base = found["first"]
+    for sample, trained in zip(adapted.samples, found["trained"], strict=True):
+        assert len(sample.tokens) == 9 and not sample.stopped
+        np.testing.assert_allclose(sample.logprobs, trained[6:], rtol=1e-5)
+        np.testing.assert_allclose(adapted.prompt_logprobs[1:], trained[:6], rtol=1e-5)
+        assert sample.top.tokens.shape == (9, 2)
+    assert np.isnan(adapted.prompt_logprobs[0])
+    assert adapted.prompt_top.tokens.shape == (6, 3)
+    hits = [adapted.prompt_top.tokens[at].tolist().index(t) if t in adapted.prompt_top.tokens[at] else None
+            for at, t in enumerate(TOKENS[1:7])]  # fmt: skip
+    for at, place in enumerate(hits):
+        if place is not None:
+            assert adapted.prompt_top.logprobs[at, place] == pytest.approx(adapted.prompt_logprobs[at + 1], rel=1e-5)
+    assert any(place is not None for place in hits)
+    # Two draws differ, the base has other probabilities, and later training changes nothing of what was exported.
+    assert not np.array_equal(adapted.samples[0].tokens, adapted.samples[1].tokens)
+    assert not np.array_equal(adapted.prompt_logprobs[1:], base.prompt_logprobs[1:])
+    for one, other in zip(found["first"], found["later"], strict=True):
+        assert [s.tokens.tolist() for s in one.samples] == [s.tokens.tolist() for s in other.samples]
+    stopped, greedy, narrow = found["stopped"]
+    tokens = adapted.samples[0].tokens.tolist()
+    assert stopped.samples[0].stopped and stopped.samples[0].tokens.tolist() == tokens[: tokens.index(tokens[3]) + 1]
+    assert greedy.samples[0].tokens.tolist() == narrow.samples[0].tokens.tolist()
+    assert greedy.samples[0].tokens[0] == greedy.samples[0].top.tokens[0, 0]
+
+
+def kept(engine: Any, folder: Path) -> dict[str, Any]:
+    engine.create_model("a", AdapterSettings(rank=4, seed=3))
+    learn(engine, "a", 3)
+    engine.save("a", folder / "three")
+    learn(engine, "a", 3)
+    engine.save("a", folder / "six")
+    engine.remove_model("a")
+    engine.create_model("b", AdapterSettings(rank=4, seed=9))
+    learn(engine, "b", 1)
+    engine.load("b", folder / "three", optimizer=True)
+    learn(engine, "b", 3)
+    engine.save("b", folder / "again")
+    engine.load("b", folder / "three", optimizer=False)
+    learn(engine, "b", 1)
+    engine.save("b", folder / "fresh")
+    refused = {}
+    engine.create_model("c", AdapterSettings(rank=5, seed=9))
+    (folder / "broken").mkdir()
+    (folder / "broken" / "adapter.json").write_text("{")
+    for name, call in {
+        "other rank": lambda: engine.load("c", folder / "three", optimizer=True),
+        "broken": lambda: engine.load("c", folder / "broken", optimizer=True),
+        "missing": lambda: engine.load("c", folder / "nothing", optimizer=True),
+        "taken": lambda: engine.save("c", folder / "three"),
+        "full": lambda: [engine.create_model(f"more{n}", AdapterSettings(rank=1, seed=0)) for n in range(4)],
+    }.items():
+        try:
+            call()
+        except UserError as error:
+            refused[name] = str(error)
+    ones = np.ones(2, np.float32)
+    far = {"target_tokens": np.array([1, 2]), "advantages": ones, "logprobs": -1e30 * ones}  # a ratio without end
+    data = [Datum(tokens=TOKENS[:2], inputs=far)]
+    each = Pass(model="c", data=data, loss="importance_sampling", settings={}, forward_only=False)
+    before = scored(engine, "c", TOKENS)
+    engine.forward_backward([each])
+    try:
+        engine.optim_step("c", ADAM)
+    except UserError as error:
+        refused["not finite"] = str(error)
+    engine.export("c", folder / "peft")
+    assert np.array_equal(before, scored(engine, "c", TOKENS))
+    learn(engine, "c", 1)
+    assert np.isfinite(scored(engine, "c", TOKENS)).all()
+    return refused
+
+
+@pytest.mark.parametrize("sets", [(), ("parallel.fsdp=2",)], ids=["one", "fsdp"])
+def test_what_is_kept_goes_on_exactly(sets: tuple[str, ...], tmp_path: Path):
+    refused = served(server_plan(tmp_path, *sets), kept, tmp_path / "run")
+    six, again, fresh = (read_kept(tmp_path / "run" / name) for name in ("six", "again", "fresh"))
+    assert six.step == again.step == 6 and fresh.step == 1
+    assert six.tensors.keys() == again.tensors.keys()
+    assert all(np.array_equal(value.numpy(), again.tensors[name].numpy()) for name, value in six.tensors.items())
+    assert refused.keys() == {"other rank", "broken", "missing", "taken", "full", "not finite"}
+    assert "rank 4, and the model has 5" in refused["other rank"]
+    config = json.loads((tmp_path / "run" / "peft" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (5, 16)
+
+
+def test_an_exported_adapter_is_read_by_peft(tmp_path: Path):
+    from safetensors.torch import load_file
+
+    served(server_plan(tmp_path), kept, tmp_path / "run")
+    tensors = load_file(tmp_path / "run" / "peft" / "adapter_model.safetensors")
+    assert {name.rpartition("lora_")[0].rpartition(".")[0].split(".")[-2] for name in tensors} >= {"self_attn", "mlp"}
+    assert all(5 in tensor.shape for tensor in tensors.values())

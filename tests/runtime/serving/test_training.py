@@ -1,0 +1,154 @@
+"""What a server trains is what plain torch trains, on every layout, however requests are cut and mixed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import frozen
+from plain_adapters import PlainLlama, PlainModel
+from served import served, server_plan
+
+from xtrain.components.adapters.lora_torch import first_values
+from xtrain.planner.architecture import parameters
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.weights import drawing
+from xtrain.runtime.serving.files import read_kept
+from xtrain.server.engine import Adam, AdapterSettings, Datum, Pass
+
+pytestmark = pytest.mark.distributed
+
+STEPS = 5
+
+
+@frozen(kw_only=True)
+class Client:
+    """A model of a client: its adapter, its loss, and the numbers of its updates."""
+
+    rank: int
+    seed: int
+    loss: str
+    settings: dict[str, float]
+    adam: Adam
+    attn: bool = True
+    mlp: bool = True
+    wide: int = 0
+
+    def data(self, step: int) -> list[Datum]:
+        """Seven texts for a step."""
+        rng = np.random.default_rng([self.seed, step])
+        return [self._datum(rng, int(rng.integers(3, 40))) for _ in range(7)]
+
+    def _datum(self, rng: np.random.Generator, size: int) -> Datum:
+        shape = (size, self.wide) if self.wide else (size,)
+        inputs = {"target_tokens": rng.integers(0, 258, shape)}
+        if self.loss == "cross_entropy":
+            inputs["weights"] = rng.normal(size=shape).astype(np.float32)  # negative ones and fractions
+        else:
+            inputs["advantages"] = rng.normal(size=shape).astype(np.float32)
+            inputs["logprobs"] = (-5.6 + 0.5 * rng.normal(size=shape)).astype(np.float32)
+        return Datum(tokens=rng.integers(0, 258, size).astype(np.int32), inputs=inputs)
+
+
+def adam(**changed: float) -> Adam:
+    usual = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.0, "clip": 0.0}
+    return Adam(**{**usual, **changed})
+
+
+CLIENTS = {
+    "plain": Client(rank=8, seed=1, loss="cross_entropy", settings={}, adam=adam()),
+    "narrow": Client(rank=3, seed=2, loss="ppo", settings={}, adam=adam(weight_decay=0.1, clip=0.5), mlp=False),
+    "wide": Client(rank=5, seed=5, loss="cross_entropy", settings={}, adam=adam(rate=3e-3, beta2=0.99), wide=3),
+    "weights": Client(
+        rank=4, seed=4, loss="cispo", settings={"clip_high_threshold": 1.5}, adam=adam(clip=0.1), attn=False
+    ),
+}
+
+
+def train(engine: Any, folder: Path, calls: int) -> dict[str, Any]:
+    """Each client takes its steps with so many calls of forward_backward, all of them in turn."""
+    found: dict[str, Any] = {name: {"losses": [], "norms": [], "logprobs": []} for name in CLIENTS}
+    for name, client in CLIENTS.items():
+        settings = AdapterSettings(rank=client.rank, seed=client.seed, attn=client.attn, mlp=client.mlp)
+        engine.create_model(name, settings)
+    for step in range(STEPS):
+        sums = dict.fromkeys(CLIENTS, 0.0)
+        for call in range(calls):
+            passes = []
+            for name, client in CLIENTS.items():
+                data = client.data(step)
+                part = data[call * 7 // calls : (call + 1) * 7 // calls]
+                passes.append(
+                    Pass(model=name, data=part, loss=client.loss, settings=client.settings, forward_only=False)
+                )
+            for each, result in zip(passes, engine.forward_backward(passes), strict=True):
+                sums[each.model] += result.metrics["loss:sum"]
+                found[each.model]["logprobs"] += [output["logprobs"] for output in result.outputs]
+        for name, client in CLIENTS.items():
+            found[name]["losses"].append(sums[name])
+            found[name]["norms"].append(engine.optim_step(name, client.adam)["grad_norm"])
+    for name in CLIENTS:
+        engine.save(name, folder / name)
+    return found
+
+
+def expected(plan: Plan, client: Client) -> tuple[PlainModel, dict[str, Any]]:
+    """The same in plain torch, without a server, from the same first values."""
+    arch, cpu = plan.architecture, torch.device("cpu")
+    draw = drawing(arch, plan.seed, arch.init_std, cpu)
+    weights = {each.name: draw(each.name, each.shape).double() for each in parameters(arch.base)}
+    base = PlainLlama(weights=weights, layers=arch.layers, heads=arch.heads, kv_heads=arch.kv_heads)
+    ours = next(iter(arch.adapter.tasks.values())).of_rank(client.rank)
+    first = {}
+    from attrs import evolve
+
+    for each in parameters(evolve(arch.base, adapter=ours)):
+        if each.adapter and (client.attn if "self_attn" in each.name else client.mlp):
+            first[each.name] = first_values(each, "default", client.seed, cpu).double()
+    model = PlainModel(base, first, 16 / client.rank)
+    found: dict[str, Any] = {"losses": [], "norms": [], "logprobs": []}
+    chosen = client.adam
+    for step in range(STEPS):
+        loss, logprobs = model.forward_backward(client.data(step), client.loss, client.settings)
+        found["losses"].append(loss)
+        found["logprobs"] += logprobs
+        betas = (chosen.beta1, chosen.beta2)
+        norm = model.optim_step(chosen.rate, betas, chosen.eps, chosen.weight_decay, chosen.clip)
+        found["norms"].append(norm)
+    return model, found
+
+
+def gap(ours: Any, theirs: Any) -> float:
+    """Of numbers relative to the largest."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+LAYOUTS = {
+    "one": ((), 1),
+    "fsdp": (("parallel.fsdp=2",), 3),
+    "tp": (("parallel.tp=2",), 7),
+    "fsdp, tp": (("parallel.fsdp=2", "parallel.tp=2"), 3),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_adapters_are_trained_as_plain_torch_trains_them(layout: str, tmp_path: Path):
+    sets, calls = LAYOUTS[layout]
+    plan = server_plan(tmp_path, *sets)
+    found = served(plan, train, tmp_path / "run", calls)
+    for name, client in CLIENTS.items():
+        model, wanted = expected(plan, client)
+        ours = found[name]
+        assert gap(ours["losses"], wanted["losses"]) < 1e-10, name
+        assert gap(ours["norms"], wanted["norms"]) < 1e-10, name
+        pairs = zip(ours["logprobs"], wanted["logprobs"], strict=True)
+        assert max(gap(a, b) for a, b in pairs) < 1e-6  # they are sent as fp32
+        kept = read_kept(tmp_path / "run" / name)
+        assert kept.step == STEPS
+        tensors = {**model.factors, **model.moments}
+        assert kept.tensors.keys() == tensors.keys()
+        worst = {key: gap(kept.tensors[key].numpy(), value.detach().numpy()) for key, value in tensors.items()}
+        assert max(worst.values()) < 1e-10, max(worst, key=worst.__getitem__)

@@ -1,0 +1,77 @@
+"""A server's ranks for a test: forked, with a script on the first of them in the place of clients."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from ranks import on_ranks
+
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import from_json, to_json
+
+SPEC = """
+experiment served {{ seed = 3 }}
+model {model}
+tokenizer bytes
+adapter lora {{ rank = {rank}, alpha = 16 }}
+serve {{ adapters = 4, max_tokens = 64, rows = {rows} }}
+launch {{ device = cpu }}
+"""
+LLAMA = "llama { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48, init_std = 0.2 }"
+Script = Callable[..., Any]
+
+
+def server_plan(
+    folder: Path, *sets: str, rank: int = 8, rows: int = 2, model: str = LLAMA, world: int | None = None
+) -> Plan:
+    path = folder / "served.xtrain"
+    path.write_text(SPEC.format(model=model, rank=rank, rows=rows))
+    compiled = plan_from_spec(path, ("precision.params=fp64", *sets), world)
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    return compiled.plan
+
+
+def served(plan: Plan, script: Script, folder: Path, *args: Any) -> Any:
+    """What `script(engine, folder, *args)` gives on the first rank; it stands in a test module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(to_json(plan))
+    return on_ranks(plan.mesh.world_size, _serve, folder, text, script, folder, args)[0]
+
+
+def _serve(rank: int, world: int, text: str, script: Script, folder: Path, args: tuple[Any, ...]) -> Any:
+    from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+    from xtrain.runtime.reporting.records import Records
+    from xtrain.runtime.serving.engine import RanksEngine
+    from xtrain.runtime.serving.setting_up import set_up
+    from xtrain.runtime.state import Progress, Rank
+
+    plan = from_json(json.loads(text))
+    os.chdir(folder)
+    here = Rank(
+        rank=rank,
+        local_rank=rank,
+        world_size=world,
+        data_rank=plan.mesh.data_rank(rank),
+        data_ranks=plan.mesh.data_ranks,
+        device=torch.device("cpu"),
+        pipeline_ranks=1,
+        coordinates=plan.mesh.coordinates(rank),
+    )
+    resources: dict[str, Any] = {
+        "plan": plan,
+        "rank": here,
+        "records": Records.open(folder, rank),
+        "progress": Progress(),
+        "beat": HeartbeatWriter(),
+    }
+    ranks = set_up(plan, resources, without=("setup.bootstrap", "setup.watch"))
+    if rank:
+        ranks.follow()
+        return None
+    found = script(RanksEngine(plan, ranks.lead), folder, *args)
+    ranks.stop()
+    return found
