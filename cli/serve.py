@@ -68,7 +68,7 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
             started.directory / "server",
             address,
             keys,
-            Limits(queue=args["queue"], idle=float(args["idle_seconds"])),
+            Limits(rows=args["texts"], queue=args["queue"], idle=float(args["idle_seconds"])),
             lambda url: print(f"{plan.name}: `{args['model_name']}` is served at {url}", flush=True),
         )
     except CannotServe as problem:

@@ -32,7 +32,7 @@ def show_requests(page: Page, plan: Plan, detail: Detail) -> None:
     if not nodes:
         return
     args = plan.node(SETUP).args
-    longest = f"texts of up to {args['max_tokens']:,} tokens, {plural(args['queue'], 'request')} may wait"
+    longest = f"of up to {args['texts']:,} texts of {args['max_tokens']:,} tokens; {args['queue']:,} may wait"
     page.heading("REQUESTS", f"{longest}; {count_text(plan.estimates.flops_per_token)} operations a token")
     rows = [(node.id.removeprefix("request."), node.does) for node in nodes]
     page.described(rows, wraps=True)

@@ -14,6 +14,8 @@ from .fit import slot_bytes
 from .slots import slot_names
 
 SETUP: Final = "setup.serve"
+TURNS: Final = 4  # microbatches of one request: then it is another client's turn
+FEWEST: Final = 16  # texts that a request may have at least
 TIMELINE: Final = Timeline(
     steps=None,
     tokens=None,
@@ -52,6 +54,7 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
         "max_rank": run.spec.tasks[slot_names(1)[0]].adapter.largest,
         "max_tokens": serve.max_tokens,
         "rows": serve.rows,
+        "texts": max(FEWEST, TURNS * serve.rows * run.layout.mesh.data_ranks),
     }
     each = bytes_text(slot_bytes(run))
     does = f"{plural(serve.adapters, 'slot')} for adapters, {each} each on a rank with gradients and moments; "
