@@ -14,7 +14,7 @@ from .fit import slot_bytes
 from .slots import slot_names
 
 SETUP: Final = "setup.serve"
-TURNS: Final = 4  # microbatches of one request: then it is another client's turn
+TURNS: Final = 2  # microbatches of one request: then it is another client's turn
 FEWEST: Final = 16  # texts that a request may have at least
 TIMELINE: Final = Timeline(
     steps=None,
