@@ -48,7 +48,7 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
     from ..runtime.launch.preflight import check_devices, check_one_machine, find_devices
     from ..runtime.reporting.packages import check_packages
     from ..runtime.serving.started import StartedEngine, StartedRanks
-    from ..server.limits import Limits
+    from ..server.limits import ServerLimits
     from ..server.serving import Address, CannotServe, check_serving, serve
 
     if not plan.serves:
@@ -68,7 +68,7 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
             started.directory / "server",
             address,
             keys,
-            Limits(rows=args["texts"], queue=args["queue"], idle=float(args["idle_seconds"])),
+            ServerLimits(rows=args["texts"], queue=args["queue"], idle=float(args["idle_seconds"])),
             lambda url: print(f"{plan.name}: `{args['model_name']}` is served at {url}", flush=True),
         )
     except CannotServe as problem:

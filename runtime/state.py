@@ -15,7 +15,7 @@ from .data.collate.documents import DocumentSums
 if TYPE_CHECKING:
     # A process that only reads needs no model.
     from .models.batch import ModelBatch, RowLosses
-    from .rollout.groups import Group
+    from .rollout.groups import SampledGroup
 
 
 @frozen(kw_only=True)
@@ -153,7 +153,7 @@ class Step:
     phase: str = ""
     """The name of the phase that it lies in."""
     microbatches: list[Microbatch] = field(factory=list)
-    groups: "list[list[Group]]" = field(factory=list)
+    groups: "list[list[SampledGroup]]" = field(factory=list)
     """What was sampled for each of its microbatches, in a run with rollouts."""
     valid_tokens: int = 0
     units: int = 0

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from . import views
 from .archive import tar_of
 from .bodies import body_of
-from .entries import Checkpoint, Removed
+from .entries import Removed, SavedEntry
 from .journal import JournalFailed
 from .keys import Keys
 from .kinds import JSON, Kind
@@ -28,9 +28,9 @@ from .requests import (
     CreateSamplingSession,
     CreateSession,
     GetInfo,
-    Heartbeat,
     R,
     Retrieve,
+    SessionHeartbeat,
     Ttl,
     WeightsInfo,
     read_json,
@@ -155,7 +155,7 @@ class Paths:
         return _answer({"type": "create_session", "session_id": session.id})
 
     async def _heartbeat(self, request: Request) -> Response:
-        self._server.beat(_owner(request), (await self._json(request, Heartbeat)).session_id)
+        self._server.beat(_owner(request), (await self._json(request, SessionHeartbeat)).session_id)
         return _answer({"type": "session_heartbeat"})
 
     async def _finish(self, request: Request) -> Response:
@@ -238,7 +238,7 @@ class Paths:
         return _answer(views.weights_info(self._server.checkpoint(_owner(request), path)))
 
     async def _delete(self, request: Request) -> Response:
-        await asyncio.wrap_future(self._server.change(Removed("Checkpoint", self._own(request).id)))
+        await asyncio.wrap_future(self._server.change(Removed("SavedEntry", self._own(request).id)))
         return Response(status_code=204)
 
     def _publish(self, public: bool) -> Endpoint:
@@ -259,7 +259,7 @@ class Paths:
         files = tar_of(self._server.store.weights(found.folder), found.name)
         return StreamingResponse(files, media_type="application/x-tar")
 
-    def _own(self, request: Request) -> Checkpoint:
+    def _own(self, request: Request) -> SavedEntry:
         return self._server.owned(self._state.checkpoints, _path(request), _owner(request), "checkpoint")
 
 

@@ -6,13 +6,13 @@ A mistake is a UserError, which becomes the result of the request: its text name
 import numpy as np
 
 from .engine import Array, Capabilities, Datum, LossInput, LossOffer, UserError
-from .limits import Limits
-from .messages import ForwardBackward, Row
+from .limits import ServerLimits
+from .messages import DatumRow, ForwardBackward
 
 EXACT = 2**24  # up to which float32 has all whole numbers
 
 
-def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: Limits) -> list[Datum]:
+def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: ServerLimits) -> list[Datum]:
     """The rows of a request, as an engine takes them."""
     offer = capabilities.losses.get(request.loss)
     if offer is None:
@@ -35,7 +35,7 @@ def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: Limits
     ]
 
 
-def _datum(place: str, row: Row, loss: str, offer: LossOffer, capabilities: Capabilities) -> Datum:
+def _datum(place: str, row: DatumRow, loss: str, offer: LossOffer, capabilities: Capabilities) -> Datum:
     if row.tokens is None:
         raise UserError(f"{place}.model_input has a chunk that is no text; only tokens of text are taken")
     check_tokens(f"{place}.model_input", row.tokens, capabilities)
@@ -54,7 +54,7 @@ def _datum(place: str, row: Row, loss: str, offer: LossOffer, capabilities: Capa
 
 
 def _input(
-    place: str, one: LossInput, row: Row, shape: tuple[int, ...], offer: LossOffer, capabilities: Capabilities
+    place: str, one: LossInput, row: DatumRow, shape: tuple[int, ...], offer: LossOffer, capabilities: Capabilities
 ) -> Array:
     where, numbers = f"{place}.loss_fn_inputs[{one.name!r}]", row.inputs[one.name]
     assert row.tokens is not None

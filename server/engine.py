@@ -177,7 +177,7 @@ class Candidates:
 
 
 @frozen(kw_only=True, eq=False)
-class Sample:
+class DrawnSample:
     """tokens: int32 [N]. logprobs: float32 [N], of the distribution that was drawn from. stopped: whether something
     ended it other than its length."""
 
@@ -192,7 +192,7 @@ class SampleResult:
     """prompt_logprobs: float32 [P], of which the first is NaN; None: not asked for. prompt_top: of all but the first
     token, [P - 1, C]."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[DrawnSample]
     prompt_logprobs: Array | None = None
     prompt_top: Candidates | None = None
 

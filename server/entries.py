@@ -11,7 +11,7 @@ from msgspec import Struct
 from .engine import AdapterSettings
 
 
-class Adapter(Struct, frozen=True):
+class AdapterEntry(Struct, frozen=True):
     """The adapter of a model, as an engine makes it."""
 
     rank: int
@@ -37,7 +37,7 @@ class Session(Struct, tag=True):
     ended: bool = False
 
 
-class Model(Struct, tag=True):
+class ModelEntry(Struct, tag=True):
     """A model that is trained. next: the seq_id of the work that is to be done next; 0 is what creates the model.
 
     snapshot: folder with the state after `snapshot_seq`; work behind that is repeated when the model is restored.
@@ -48,7 +48,7 @@ class Model(Struct, tag=True):
     session: str
     owner: str
     base: str
-    adapter: Adapter | None
+    adapter: AdapterEntry | None
     created: float
     metadata: dict[str, str] | None = None
     next: int = 1
@@ -57,7 +57,7 @@ class Model(Struct, tag=True):
     damaged: str | None = None
 
 
-class Checkpoint(Struct, tag=True):
+class SavedEntry(Struct, tag=True):
     """Weights that were saved by name. path: `tinker://MODEL/KIND/NAME`. folder: in that of the server."""
 
     path: str
@@ -67,7 +67,7 @@ class Checkpoint(Struct, tag=True):
     kind: Literal["weights", "sampler_weights"]
     created: float
     base: str
-    adapter: Adapter | None
+    adapter: AdapterEntry | None
     size: int
     metadata: dict[str, str] | None = None
     expires: float | None = None
@@ -82,7 +82,7 @@ class Checkpoint(Struct, tag=True):
         return self.path.rpartition("/")[2]
 
 
-class Sampler(Struct, tag=True):
+class SamplerEntry(Struct, tag=True):
     """Weights that are sampled from, which never change. folder: None is the base model. path: of the checkpoint."""
 
     id: str
@@ -97,14 +97,14 @@ class Sampler(Struct, tag=True):
 class Removed(Struct, tag=True):
     """One of the above is no more."""
 
-    kind: Literal["Session", "Model", "Checkpoint", "Sampler"]
+    kind: Literal["Session", "ModelEntry", "SavedEntry", "SamplerEntry"]
     id: str
 
 
-Change = Session | Model | Checkpoint | Sampler | Removed
+Change = Session | ModelEntry | SavedEntry | SamplerEntry | Removed
 
 
-class Changed(Struct, tag=True):
+class ChangedEntry(Struct, tag=True):
     """Changes that no work has made; first in a rewritten journal everything that exists."""
 
     changes: list[Change]
@@ -138,7 +138,7 @@ class Done(Struct, tag=True):
     repeated: bool = False
 
 
-Entry = Changed | Accepted | Done
+Entry = ChangedEntry | Accepted | Done
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Entry)

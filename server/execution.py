@@ -10,9 +10,9 @@ from .engine import Engine
 from .entries import Accepted, Done
 from .journal import JournalFailed
 from .kinds import JSON, Kind, error_body
-from .limits import Limits
+from .limits import ServerLimits
 from .models_in_memory import ModelsInMemory
-from .state import Work
+from .state import QueuedWork
 from .store import Store
 
 LOG = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Execution:
         self,
         store: Store,
         engine: Engine,
-        limits: Limits,
+        limits: ServerLimits,
         kinds: Mapping[str, Kind],
         live: Callable[[str], bool],
         idle: Callable[[ModelsInMemory], None],
@@ -96,12 +96,12 @@ class Execution:
                     return
                 self._execute(kind, group)
 
-    def _execute(self, kind: Kind, group: Sequence[Work]) -> None:
+    def _execute(self, kind: Kind, group: Sequence[QueuedWork]) -> None:
         for work in group:
             work.started = True
         self._guarded(lambda: kind.run(group, self.memory))
 
-    def _runnable(self) -> list[Work]:
+    def _runnable(self) -> list[QueuedWork]:
         """Works that are next of their model, and all that have no order."""
         state, found = self._store.state, []
         for work in state.waiting.values():
@@ -110,7 +110,7 @@ class Execution:
                 found.append(work)
         return found
 
-    def _arrived(self) -> Sequence[Work]:
+    def _arrived(self) -> Sequence[QueuedWork]:
         """Works without order that have arrived since a round began; none while a model waits, or for long."""
         with self._store.changed:
             works = [work for work in self._runnable() if not work.started]
@@ -148,7 +148,7 @@ class Execution:
         self._engine.start()
         self.restoring = False
 
-    def _blame(self, works: Iterable[Work], error: Exception) -> None:
+    def _blame(self, works: Iterable[QueuedWork], error: Exception) -> None:
         for work in works:
             work.started = False
             work.attempts += 1

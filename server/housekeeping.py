@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
-from .entries import Change, Done, Model, Removed, Sampler
+from .entries import Change, Done, ModelEntry, Removed, SamplerEntry
 from .kinds import JSON, Kind, error_body
 from .models_in_memory import ModelsInMemory
-from .state import Work
+from .state import QueuedWork
 from .store import Store
 
 
@@ -33,7 +33,7 @@ def _waits(store: Store, queue: str) -> bool:
 def _fail_late(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:
     """Requests that wait for others which do not come, or that have waited too long for their turn."""
     store, now = memory.store, memory.store.clock()
-    queues: defaultdict[str, list[Work]] = defaultdict(list)
+    queues: defaultdict[str, list[QueuedWork]] = defaultdict(list)
     for work in store.state.waiting.values():
         queues[work.entry.queue].append(work)
     for queue, works in queues.items():
@@ -53,7 +53,7 @@ def _fail_late(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float
                 _fail(store, works, f"{missing}, and what was sent after it is not executed", "user")
 
 
-def _fail(store: Store, works: list[Work], why: str, category: str = "server") -> None:
+def _fail(store: Store, works: list[QueuedWork], why: str, category: str = "server") -> None:
     for work in works:
         store.finish(work, Done(work.id, store.clock(), True, JSON, error_body(why, category)))
 
@@ -72,22 +72,22 @@ def _drop_results(memory: ModelsInMemory) -> None:
 def _remove_expired(memory: ModelsInMemory) -> None:
     state, now = memory.store.state, memory.store.clock()
     gone: list[Change] = [
-        Removed("Checkpoint", one.id)
+        Removed("SavedEntry", one.id)
         for one in state.checkpoints.values()
         if one.expires is not None and one.expires < now
     ]
-    unnamed: defaultdict[str, list[Sampler]] = defaultdict(list)
+    unnamed: defaultdict[str, list[SamplerEntry]] = defaultdict(list)
     for sampler in state.samplers.values():
         session = state.sessions.get(sampler.session)
         if session is None or session.ended:
-            gone.append(Removed("Sampler", sampler.id))
+            gone.append(Removed("SamplerEntry", sampler.id))
         elif sampler.path is None and sampler.folder is not None:
             unnamed[sampler.session].append(sampler)
     for samplers in unnamed.values():
         samplers.sort(key=lambda one: one.created)
         used = {work.entry.queue for work in state.waiting.values()}
         old = samplers[: max(0, len(samplers) - memory.limits.samplers)]
-        gone += [Removed("Sampler", one.id) for one in old if one.id not in used]
+        gone += [Removed("SamplerEntry", one.id) for one in old if one.id not in used]
     gone += _forgotten(memory, now)
     if gone:
         memory.store.change(*gone)
@@ -97,12 +97,12 @@ def _forgotten(memory: ModelsInMemory, now: float) -> list[Change]:
     """Sessions that nobody has used for long, and their models; those with checkpoints stay."""
     state, gone = memory.store.state, list[Change]()
     named = {checkpoint.model for checkpoint in state.checkpoints.values()}
-    models: defaultdict[str, list[Model]] = defaultdict(list)
+    models: defaultdict[str, list[ModelEntry]] = defaultdict(list)
     for model in state.models.values():
         models[model.session].append(model)
     for session in state.sessions.values():
         old = now - session.created > memory.limits.forgotten and not memory.live(session.id)
         if old and not any(model.id in named for model in models[session.id]):
-            gone += [Removed("Model", model.id) for model in models[session.id]]
+            gone += [Removed("ModelEntry", model.id) for model in models[session.id]]
             gone.append(Removed("Session", session.id))
     return gone

@@ -25,7 +25,7 @@ class JournalFailed(Exception):
     """The disk has not taken a frame. Nothing can be promised any more, so the server stops."""
 
 
-class Journal:
+class RequestJournal:
     """One file of a folder at a time: a rewritten one has the next number, and replaces the one before.
 
     failed: called once, in the journal's thread, when the disk refuses; everything after that raises JournalFailed.

@@ -12,7 +12,7 @@ from .entries import Accepted, Change, Done
 from .models_in_memory import ModelDamaged, ModelsInMemory
 from .refusal import Refusal
 from .requests import NAME
-from .state import Work
+from .state import QueuedWork
 
 JSON = "application/json"
 
@@ -38,14 +38,14 @@ class Kind(ABC):
         """Its idempotency key: the model or sampler, and its seq_id; 0 creates a model. Raises Refusal."""
 
     @abstractmethod
-    def run(self, works: Sequence[Work], memory: ModelsInMemory) -> None:
+    def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
         """Execute requests of different models, and finish each of them. Raises EngineLost."""
 
     def repeat(self, entry: Accepted, memory: ModelsInMemory) -> None:
         """Change the model once more as the request did. Raises UserError and EngineLost."""
         raise NotImplementedError(f"{self.name} is never repeated")
 
-    def promised(self, work: Work, request: Any) -> dict[str, Any]:
+    def promised(self, work: QueuedWork, request: Any) -> dict[str, Any]:
         """What the answer to the POST has beside `request_id`."""
         return {"model_id": work.entry.queue}
 
@@ -56,10 +56,10 @@ class SingleKind(Kind):
     repeated: ClassVar[bool] = False
 
     @abstractmethod
-    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+    def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         """Execute it: the JSON of its result, and what exists then. Raises UserError, ModelDamaged and EngineLost."""
 
-    def run(self, works: Sequence[Work], memory: ModelsInMemory) -> None:
+    def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
         (work,) = works
         try:
             answer, changes = self.outcome(work, memory)
@@ -70,13 +70,13 @@ class SingleKind(Kind):
             finish(memory, work, body, changes=changes, repeated=self.repeated)
             self.after(work, memory)
 
-    def after(self, work: Work, memory: ModelsInMemory) -> None:
+    def after(self, work: QueuedWork, memory: ModelsInMemory) -> None:
         """What follows once the work is finished."""
 
 
 def finish(
     memory: ModelsInMemory,
-    work: Work,
+    work: QueuedWork,
     body: bytes,
     *,
     media: str = JSON,
@@ -87,7 +87,7 @@ def finish(
     store.finish(work, Done(work.id, store.clock(), False, media, body, changes or [], repeated))
 
 
-def fail(memory: ModelsInMemory, work: Work, error: Exception) -> None:
+def fail(memory: ModelsInMemory, work: QueuedWork, error: Exception) -> None:
     """The error of a request is its result: the client asks for it once, and learns whose mistake it is."""
     category = "user" if isinstance(error, UserError) else "server"
     store = memory.store

@@ -4,7 +4,7 @@ from attrs import frozen
 
 
 @frozen(kw_only=True)
-class Limits:
+class ServerLimits:
     """body: of a request, also unpacked. rows: of a request, as clients are asked to cut what is larger. tokens: of the
     rows of a request. samples: of a request. queue, queue_bytes:
     requests that wait; beyond that clients are asked to come later (429). results: bytes of results that are

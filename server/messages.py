@@ -10,48 +10,57 @@ import numpy as np
 from attrs import frozen
 
 from .engine import Array, Candidates, PassResult, SampleResult
-from .protobuf import Field, Malformed, Message, Writer, read
+from .protobuf import Malformed, ProtoField, ProtoMessage, Writer, read
 from .tensors import FLOAT32, read_tensor
 
 MEDIA_TYPE: Final = "application/x-protobuf"
 NO_LOGPROB: Final = -99999.0  # of a cell without a candidate
 
-_CSR = Message("SparseCsr", {1: Field("values", "bytes"), 2: Field("crow", "bytes"), 3: Field("col", "bytes")})
-_TENSOR = Message(
-    "Tensor",
-    {1: Field("dense", "bytes"), 2: Field("csr", _CSR), 3: Field("dtype", "int"), 4: Field("shape", "ints")},
+_CSR = ProtoMessage(
+    "SparseCsr", {1: ProtoField("values", "bytes"), 2: ProtoField("crow", "bytes"), 3: ProtoField("col", "bytes")}
 )
-_TEXT_CHUNK = Message("EncodedTextChunk", {1: Field("tokens", "bytes")})
-_CHUNK = Message("Chunk", {1: Field("text", _TEXT_CHUNK), 2: Field("image", "bytes"), 3: Field("dmel", "bytes")})
-_INPUT = Message("LossFnInputsEntry", {1: Field("key", "text"), 2: Field("value", _TENSOR)})
-_DATUM = Message(
-    "Datum",
+_TENSOR = ProtoMessage(
+    "Tensor",
     {
-        1: Field("chunks", _CHUNK, repeated=True),
-        2: Field("inputs", _INPUT, repeated=True),
-        3: Field("spans", "bytes"),
-        4: Field("input_spans", "bytes"),
+        1: ProtoField("dense", "bytes"),
+        2: ProtoField("csr", _CSR),
+        3: ProtoField("dtype", "int"),
+        4: ProtoField("shape", "ints"),
     },
 )
-_NUMBER = Message("LossFnConfigEntry", {1: Field("key", "text"), 2: Field("value", "double")})
-_SETTING = Message("LossConfigValue", {1: Field("number", "double"), 2: Field("text", "text")})
-_SETTING_ENTRY = Message("LossFnConfigV2Entry", {1: Field("key", "text"), 2: Field("value", _SETTING)})
-_REQUEST = Message(
+_TEXT_CHUNK = ProtoMessage("EncodedTextChunk", {1: ProtoField("tokens", "bytes")})
+_CHUNK = ProtoMessage(
+    "Chunk", {1: ProtoField("text", _TEXT_CHUNK), 2: ProtoField("image", "bytes"), 3: ProtoField("dmel", "bytes")}
+)
+_INPUT = ProtoMessage("LossFnInputsEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", _TENSOR)})
+_DATUM = ProtoMessage(
+    "Datum",
+    {
+        1: ProtoField("chunks", _CHUNK, repeated=True),
+        2: ProtoField("inputs", _INPUT, repeated=True),
+        3: ProtoField("spans", "bytes"),
+        4: ProtoField("input_spans", "bytes"),
+    },
+)
+_NUMBER = ProtoMessage("LossFnConfigEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", "double")})
+_SETTING = ProtoMessage("LossConfigValue", {1: ProtoField("number", "double"), 2: ProtoField("text", "text")})
+_SETTING_ENTRY = ProtoMessage("LossFnConfigV2Entry", {1: ProtoField("key", "text"), 2: ProtoField("value", _SETTING)})
+_REQUEST = ProtoMessage(
     "ForwardBackwardRequest",
     {
-        1: Field("model_id", "text"),
-        2: Field("seq_id", "int"),
-        3: Field("data", _DATUM, repeated=True),
-        4: Field("loss_fn", "text"),
-        5: Field("numbers", _NUMBER, repeated=True),
-        6: Field("forward_only", "bool"),
-        7: Field("settings", _SETTING_ENTRY, repeated=True),
+        1: ProtoField("model_id", "text"),
+        2: ProtoField("seq_id", "int"),
+        3: ProtoField("data", _DATUM, repeated=True),
+        4: ProtoField("loss_fn", "text"),
+        5: ProtoField("numbers", _NUMBER, repeated=True),
+        6: ProtoField("forward_only", "bool"),
+        7: ProtoField("settings", _SETTING_ENTRY, repeated=True),
     },
 )
 
 
 @frozen(eq=False)
-class Row:
+class DatumRow:
     """tokens: int32; None: there is a chunk that is no text. inputs: float32 or int64."""
 
     tokens: Array | None
@@ -62,7 +71,7 @@ class Row:
 class ForwardBackward:
     model_id: str
     seq_id: int
-    rows: tuple[Row, ...]
+    rows: tuple[DatumRow, ...]
     loss: str
     settings: dict[str, float | str]
     forward_only: bool
@@ -91,7 +100,7 @@ def read_forward_backward(raw: bytes) -> ForwardBackward:
     )
 
 
-def _row(number: int, datum: dict[str, Any]) -> Row:
+def _row(number: int, datum: dict[str, Any]) -> DatumRow:
     chunks = datum.get("chunks", ())
     inputs: dict[str, Array] = {}
     for entry in datum.get("inputs", ()):
@@ -101,12 +110,12 @@ def _row(number: int, datum: dict[str, Any]) -> Row:
         except Malformed as error:
             raise Malformed(f"data[{number}].loss_fn_inputs: {error}") from None
     if any("text" not in chunk for chunk in chunks):
-        return Row(None, inputs)
+        return DatumRow(None, inputs)
     texts = [chunk["text"].get("tokens", b"") for chunk in chunks]
     if any(len(text) % 4 for text in texts):
         raise Malformed(f"data[{number}].model_input: tokens are not of four bytes each")
     tokens = [np.frombuffer(text, "<i4") for text in texts]
-    return Row(np.concatenate(tokens) if tokens else np.zeros(0, "<i4"), inputs)
+    return DatumRow(np.concatenate(tokens) if tokens else np.zeros(0, "<i4"), inputs)
 
 
 # writing --------------------------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from copy import copy
 from typing import Any
 
 from .engine import UserError
-from .entries import Adapter, Change, Checkpoint, Model
+from .entries import AdapterEntry, Change, ModelEntry, SavedEntry
 from .kinds import SingleKind, numbered, required
 from .models_in_memory import ModelsInMemory, new_name
 from .requests import CreateModel, LoadWeights, LoraConfig, OptimizerKind, plain_text, read_json
-from .state import Work
+from .state import QueuedWork
 
 
 def model_id(session: str, number: int) -> str:
@@ -27,7 +27,7 @@ class CreateModelKind(SingleKind):
     def address(self, request: CreateModel) -> tuple[str, int]:
         return model_id(request.session_id, request.model_seq_id), 0
 
-    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+    def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         request: CreateModel = work.request
         _check_base(request.base_model, memory)
         _check_optimizer(request.optimizer_config)
@@ -51,7 +51,7 @@ class LoadWeightsKind(SingleKind):
             return model_id(request.session_id, required(request.model_seq_id, "model_seq_id")), 0
         return required(request.model_id, "model_id"), numbered(required(request.seq_id, "seq_id"))
 
-    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+    def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         request: LoadWeights = work.request
         if request.weights_access_token is not None:
             raise UserError("weights_access_token is not offered here; its owner can publish a checkpoint")
@@ -80,7 +80,7 @@ class LoadWeightsKind(SingleKind):
         return {"path": checkpoint.path, "model_id": model.id}, [model]
 
 
-def _checkpoint(request: LoadWeights, owner: str, memory: ModelsInMemory) -> Checkpoint:
+def _checkpoint(request: LoadWeights, owner: str, memory: ModelsInMemory) -> SavedEntry:
     found = memory.store.state.checkpoints.get(request.path)
     if found is None or not (found.public or found.owner == owner):
         raise UserError(f"there is no checkpoint {request.path[:400]}")
@@ -99,7 +99,7 @@ def _check_optimizer(config: OptimizerKind) -> None:
         raise UserError(f"optimizer_config.type {config.type[:80]!r} is not offered; offered: adamw")
 
 
-def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> Adapter | None:
+def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> AdapterEntry | None:
     most = memory.capabilities.rank
     if most == 0:
         if config is not None:
@@ -117,23 +117,23 @@ def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> A
     for kind, wanted in chosen.items():
         if wanted and kind not in memory.capabilities.matrices:
             raise UserError(f"lora_config.train_{kind} is not offered here; set it to false")
-    return Adapter(rank=config.rank, seed=drawn if config.seed is None else config.seed, **chosen)
+    return AdapterEntry(rank=config.rank, seed=drawn if config.seed is None else config.seed, **chosen)
 
 
-def _shape(adapter: Adapter | None) -> object:
+def _shape(adapter: AdapterEntry | None) -> object:
     return None if adapter is None else (adapter.rank, adapter.attn, adapter.mlp, adapter.unembed)
 
 
-def _new_model(work: Work, base: str, adapter: Adapter | None, memory: ModelsInMemory) -> Model:
+def _new_model(work: QueuedWork, base: str, adapter: AdapterEntry | None, memory: ModelsInMemory) -> ModelEntry:
     request: CreateModel | LoadWeights = work.request
     most, entry = memory.capabilities.models, work.entry
     if memory.num_live() >= most:
         raise UserError(f"all {most} models that fit into memory are in use; one gets free when a session ends")
     metadata = plain_text(request.user_metadata)
-    return Model(entry.queue, request.session_id or "", entry.owner, base, adapter, entry.time, metadata)
+    return ModelEntry(entry.queue, request.session_id or "", entry.owner, base, adapter, entry.time, metadata)
 
 
-def _create(model: Model, memory: ModelsInMemory) -> None:
+def _create(model: ModelEntry, memory: ModelsInMemory) -> None:
     memory.make_room()
     memory.engine.create_model(model.id, model.adapter.settings() if model.adapter else None)
     memory.used[model.id] = None

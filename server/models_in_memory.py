@@ -11,9 +11,9 @@ from attrs import define, field
 from msgspec.structs import replace
 
 from .engine import Capabilities, Engine, UserError
-from .entries import Accepted, Model
-from .limits import Limits
-from .state import Work
+from .entries import Accepted, ModelEntry
+from .limits import ServerLimits
+from .state import QueuedWork
 from .store import Store
 
 LOG = logging.getLogger(__name__)
@@ -35,13 +35,13 @@ class ModelsInMemory:
     engine: Engine
     capabilities: Capabilities
     store: Store
-    limits: Limits
+    limits: ServerLimits
     repeat: Callable[["ModelsInMemory", Accepted], None]
     live: Callable[[str], bool]
-    arrived: Callable[[], Sequence[Work]]
+    arrived: Callable[[], Sequence[QueuedWork]]
     used: dict[str, None] = field(factory=dict)
 
-    def model(self, id: str) -> Model:
+    def model(self, id: str) -> ModelEntry:
         return self.store.state.models[id]
 
     def need(self, id: str, keep: Sequence[str] = ()) -> None:
@@ -117,7 +117,7 @@ class ModelsInMemory:
 
     # restoring
 
-    def _restore(self, model: Model) -> None:
+    def _restore(self, model: ModelEntry) -> None:
         state = self.store.state
         LOG.info("restoring %s from %s and %d requests", model.id, model.snapshot, len(state.history.get(model.id, {})))
         try:

@@ -22,19 +22,19 @@ class Malformed(ValueError):
 
 
 @frozen
-class Message:
+class ProtoMessage:
     """A table: number of a field → what it is."""
 
     name: str
-    fields: Mapping[int, "Field"]
+    fields: Mapping[int, "ProtoField"]
 
 
 @frozen
-class Field:
+class ProtoField:
     """kind: of its values, or a message. repeated: a list of all that there are; otherwise the last one holds."""
 
     name: str
-    kind: "Kind | Message"
+    kind: "Kind | ProtoMessage"
     repeated: bool = False
 
 
@@ -50,7 +50,7 @@ class FieldCount:
             raise Malformed(f"there are more than {MOST_FIELDS} fields")
 
 
-def read(data: memoryview, message: Message, count: FieldCount | None = None) -> dict[str, Any]:
+def read(data: memoryview, message: ProtoMessage, count: FieldCount | None = None) -> dict[str, Any]:
     """The fields of a message by name, nested messages as further dicts. Raises Malformed."""
     count = count or FieldCount()
     found: dict[str, Any] = {}
@@ -77,7 +77,12 @@ def read(data: memoryview, message: Message, count: FieldCount | None = None) ->
 
 
 def _put(
-    found: dict[str, Any], field: Field, wire: int, value: int | memoryview, message: Message, count: FieldCount
+    found: dict[str, Any],
+    field: ProtoField,
+    wire: int,
+    value: int | memoryview,
+    message: ProtoMessage,
+    count: FieldCount,
 ) -> None:
     if field.kind == "ints":  # one number, or many of them packed
         numbers = found.setdefault(field.name, [])
@@ -92,7 +97,7 @@ def _put(
         else:
             raise Malformed(f"{field.name} of {message.name} has wire type {wire}")
         return
-    if wire != (BYTES if isinstance(field.kind, Message) else WIRE[field.kind]):
+    if wire != (BYTES if isinstance(field.kind, ProtoMessage) else WIRE[field.kind]):
         raise Malformed(f"{field.name} of {message.name} has wire type {wire}")
     read_value = _value(field.kind, value, field, count)
     if field.repeated:
@@ -101,10 +106,10 @@ def _put(
         found[field.name] = read_value
 
 
-def _value(kind: "Kind | Message", value: int | memoryview, field: Field, count: FieldCount) -> Any:
+def _value(kind: "Kind | ProtoMessage", value: int | memoryview, field: ProtoField, count: FieldCount) -> Any:
     if isinstance(value, int):
         return bool(value) if kind == "bool" else value
-    if isinstance(kind, Message):
+    if isinstance(kind, ProtoMessage):
         return read(value, kind, count)
     if kind == "double":
         return struct.unpack("<d", value)[0]
@@ -116,7 +121,7 @@ def _value(kind: "Kind | Message", value: int | memoryview, field: Field, count:
     return value
 
 
-def _varint(data: memoryview, at: int, message: Message) -> tuple[int, int]:
+def _varint(data: memoryview, at: int, message: ProtoMessage) -> tuple[int, int]:
     """An unsigned number of at most 64 bits, and where the next field begins."""
     value = shift = 0
     while at < len(data):

@@ -32,7 +32,7 @@ class CreateSession(Struct):
     display_name: Text | None = None
 
 
-class Heartbeat(Struct):
+class SessionHeartbeat(Struct):
     session_id: Id
 
 
@@ -121,7 +121,7 @@ class Chunk(Struct):
     tokens: list[Annotated[int, Meta(ge=-(2**31), lt=2**31)]] = []
 
 
-class Prompt(Struct):
+class PromptBody(Struct):
     chunks: list[Chunk] = []
 
 
@@ -134,8 +134,8 @@ class SamplingParams(Struct):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
-class Sample(Struct):
-    prompt: Prompt
+class SampleBody(Struct):
+    prompt: PromptBody
     sampling_params: SamplingParams
     sampling_session_id: Id | None = None
     seq_id: Seq | None = None
@@ -165,7 +165,7 @@ class Ttl(Struct):
     ttl_seconds: Annotated[int, Meta(ge=1, le=10 * 366 * 86400)] | None = None
 
 
-_LOOSE: Final = (CreateSession, Heartbeat, GetInfo, Retrieve, WeightsInfo, Ttl)
+_LOOSE: Final = (CreateSession, SessionHeartbeat, GetInfo, Retrieve, WeightsInfo, Ttl)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 R = TypeVar("R", bound=Struct)
 

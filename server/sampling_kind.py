@@ -7,13 +7,13 @@ import numpy as np
 
 from .checks import check_tokens
 from .engine import SampleQueue, SampleRequest, SampleResult, UserError
-from .entries import Sampler
+from .entries import SamplerEntry
 from .kinds import Kind, fail, finish, required
 from .messages import MEDIA_TYPE, sample_response
 from .models_in_memory import ModelsInMemory
 from .refusal import Refusal
-from .requests import Sample, read_json
-from .state import Work
+from .requests import SampleBody, read_json
+from .state import QueuedWork
 
 # What a request can ask for beside, and what it must be, since none of it is offered.
 NOT_OFFERED: Final = (
@@ -31,22 +31,22 @@ class SampleKind(Kind):
     ordered = False
     together = 64
 
-    def read(self, raw: bytes) -> Sample:
-        return read_json(raw, Sample)
+    def read(self, raw: bytes) -> SampleBody:
+        return read_json(raw, SampleBody)
 
-    def address(self, request: Sample) -> tuple[str, int]:
+    def address(self, request: SampleBody) -> tuple[str, int]:
         if request.base_model is not None or request.model_path is not None:
             raise Refusal(400, "base_model and model_path are for create_sampling_session; asample takes its id")
         return required(request.sampling_session_id, "sampling_session_id"), required(request.seq_id, "seq_id")
 
-    def promised(self, work: Work, request: Sample) -> dict[str, Any]:
+    def promised(self, work: QueuedWork, request: SampleBody) -> dict[str, Any]:
         return {"sample_sequence_ids": [f"{work.id}:{number}" for number in range(request.num_samples)]}
 
-    def run(self, works: Sequence[Work], memory: ModelsInMemory) -> None:
+    def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
         """Draw these, and those that arrive meanwhile, as long as no model waits."""
-        known: dict[str, Work] = {}
+        known: dict[str, QueuedWork] = {}
 
-        def taken(more: Sequence[Work]) -> list[SampleRequest]:
+        def taken(more: Sequence[QueuedWork]) -> list[SampleRequest]:
             found = []
             for work in more:
                 try:
@@ -74,8 +74,8 @@ class SampleKind(Kind):
             )
 
 
-def _request(work: Work, memory: ModelsInMemory) -> SampleRequest:
-    request: Sample = work.request
+def _request(work: QueuedWork, memory: ModelsInMemory) -> SampleRequest:
+    request: SampleBody = work.request
     params, capabilities, sampler = request.sampling_params, memory.capabilities, _sampler(work, memory)
     for name in NOT_OFFERED:
         if getattr(request, name):
@@ -120,7 +120,7 @@ def _request(work: Work, memory: ModelsInMemory) -> SampleRequest:
     )
 
 
-def _sampler(work: Work, memory: ModelsInMemory) -> Sampler:
+def _sampler(work: QueuedWork, memory: ModelsInMemory) -> SamplerEntry:
     found = memory.store.state.samplers.get(work.entry.queue)
     if found is None:
         raise UserError(

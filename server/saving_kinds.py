@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .engine import UserError
-from .entries import Change, Checkpoint, Sampler
+from .entries import Change, SamplerEntry, SavedEntry
 from .kinds import SingleKind, check_name, numbered
 from .models_in_memory import ModelsInMemory, new_name
 from .requests import SaveForSampler, SaveWeights, plain_text, read_json
-from .state import Work
+from .state import QueuedWork
 
 
 class SaveWeightsKind(SingleKind):
@@ -23,7 +23,7 @@ class SaveWeightsKind(SingleKind):
     def address(self, request: SaveWeights) -> tuple[str, int]:
         return request.model_id, numbered(request.seq_id)
 
-    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+    def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         path = _free_path(work, "weights", memory)
         memory.need(work.entry.queue)
         folder = new_name()
@@ -42,7 +42,7 @@ class SaveForSamplerKind(SingleKind):
     def address(self, request: SaveForSampler) -> tuple[str, int]:
         return request.model_id, numbered(request.seq_id)
 
-    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+    def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         request: SaveForSampler = work.request
         if request.kind != "snapshot":
             raise UserError(f"kind {request.kind[:80]!r} is not offered here; offered: snapshot")
@@ -56,10 +56,10 @@ class SaveForSamplerKind(SingleKind):
         if id in memory.store.state.samplers:
             raise UserError(f"sampling_session_seq_id {number} is used already")
         folder = self._export(work, memory)
-        sampler = Sampler(id, model.session, model.owner, model.base, folder, None, memory.store.clock())
+        sampler = SamplerEntry(id, model.session, model.owner, model.base, folder, None, memory.store.clock())
         return {"sampling_session_id": id}, [sampler]
 
-    def _export(self, work: Work, memory: ModelsInMemory) -> str:
+    def _export(self, work: QueuedWork, memory: ModelsInMemory) -> str:
         _check_disk(memory)
         memory.need(work.entry.queue)
         folder = new_name()
@@ -72,7 +72,7 @@ def sampler_id(session: str, number: int, *, drawn: bool = False) -> str:
     return f"{session}:sample:{'s' if drawn else ''}{number}"
 
 
-def _free_path(work: Work, kind: Literal["weights", "sampler_weights"], memory: ModelsInMemory) -> str:
+def _free_path(work: QueuedWork, kind: Literal["weights", "sampler_weights"], memory: ModelsInMemory) -> str:
     """The path of a checkpoint that may be written. Raises UserError."""
     request: SaveWeights = work.request
     name = check_name(f"auto-{work.entry.seq}" if request.path is None else request.path)
@@ -92,11 +92,11 @@ def _check_disk(memory: ModelsInMemory) -> None:
 
 
 def _checkpoint(
-    work: Work, path: str, kind: Literal["weights", "sampler_weights"], folder: str, memory: ModelsInMemory
-) -> Checkpoint:
+    work: QueuedWork, path: str, kind: Literal["weights", "sampler_weights"], folder: str, memory: ModelsInMemory
+) -> SavedEntry:
     request: SaveWeights = work.request
     model, now = memory.model(work.entry.queue), memory.store.clock()
-    return Checkpoint(
+    return SavedEntry(
         path=path,
         folder=folder,
         model=model.id,

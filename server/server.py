@@ -16,18 +16,18 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from .engine import Capabilities, Engine
-from .entries import Accepted, Checkpoint, Model, Sampler, Session
+from .entries import Accepted, ModelEntry, SamplerEntry, SavedEntry, Session
 from .execution import Execution
 from .housekeeping import keep_house
 from .kinds import Kind
-from .limits import Limits
+from .limits import ServerLimits
 from .model_kinds import CreateModelKind, LoadWeightsKind
 from .models_in_memory import ModelsInMemory
 from .refusal import Refusal
 from .requests import CreateSamplingSession, CreateSession, plain_text
 from .sampling_kind import SampleKind
 from .saving_kinds import SaveForSamplerKind, SaveWeightsKind, sampler_id
-from .state import Result, Work
+from .state import QueuedWork, Result
 from .store import Store, fulfils
 from .training_kinds import ForwardBackwardKind, OptimStepKind
 
@@ -47,7 +47,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 LATER: Final = 2.0  # seconds after which a client may come again
 
-T = TypeVar("T", Session, Model, Checkpoint, Sampler)
+T = TypeVar("T", Session, ModelEntry, SavedEntry, SamplerEntry)
 
 
 class TrainingServer:
@@ -61,11 +61,11 @@ class TrainingServer:
         self,
         engine: Engine,
         folder: Path,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         clock: Callable[[], float] = time.time,
         ended: Callable[[str | None], None] = lambda reason: None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or ServerLimits()
         self.failure: str | None = None
         self.draining = False
         self._clock, self._ended, self._engine = clock, ended, engine
@@ -164,7 +164,7 @@ class TrainingServer:
         if base not in self.capabilities.names:
             raise Refusal(400, f"base_model {base[:200]!r} is not served; served: {', '.join(self.capabilities.names)}")
         folder = None if checkpoint is None else checkpoint.folder
-        return id, self.change(known or Sampler(id, request.session_id, owner, base, folder, path, self._clock()))
+        return id, self.change(known or SamplerEntry(id, request.session_id, owner, base, folder, path, self._clock()))
 
     # what exists
 
@@ -175,7 +175,7 @@ class TrainingServer:
             raise Refusal(404, f"there is no such {what}")
         return found
 
-    def checkpoint(self, owner: str, path: str) -> Checkpoint:
+    def checkpoint(self, owner: str, path: str) -> SavedEntry:
         """A checkpoint that an owner may read: an own one or a public one."""
         found = self.store.state.checkpoints.get(path)
         if found is None or not (found.public or found.owner == owner):
@@ -190,7 +190,7 @@ class TrainingServer:
 
     # requests that are executed
 
-    def accept(self, owner: str, kind: Kind, raw: bytes) -> tuple[Work, dict[str, Any]]:
+    def accept(self, owner: str, kind: Kind, raw: bytes) -> tuple[QueuedWork, dict[str, Any]]:
         """Take a request that is to be executed, or find the one that it repeats; and what is answered, once `lasting`
         of the work is fulfilled. Raises Refusal, Malformed and JournalFailed."""
         request = kind.read(raw)

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from .engine import Engine
 from .keys import Keys, refused_address
-from .limits import Limits
+from .limits import ServerLimits
 
 LOG = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def serve(
     folder: Path,
     address: Address,
     keys: Keys,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     listening: Callable[[str], None] = lambda url: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, and give the exit code. listening: called with the URL once requests are taken.

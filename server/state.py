@@ -5,7 +5,18 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from .entries import Accepted, Change, Changed, Checkpoint, Done, Entry, Model, Removed, Sampler, Session
+from .entries import (
+    Accepted,
+    Change,
+    ChangedEntry,
+    Done,
+    Entry,
+    ModelEntry,
+    Removed,
+    SamplerEntry,
+    SavedEntry,
+    Session,
+)
 
 
 @frozen
@@ -19,7 +30,7 @@ class Result:
 
 
 @define(eq=False)
-class Work:
+class QueuedWork:
     """A request that was accepted. at: position of its entry in the journal. request: what was read from its body, as
     long as it waits. size: of its body. lasting: fulfilled once the journal has it. result: None until it is done;
     promise: fulfilled once that lasts. started: it is executed now.
@@ -50,30 +61,30 @@ class State:
     """What exists, by id; works also by their idempotency keys, and apart those that are to be done."""
 
     sessions: dict[str, Session] = field(factory=dict)
-    models: dict[str, Model] = field(factory=dict)
-    checkpoints: dict[str, Checkpoint] = field(factory=dict)
-    samplers: dict[str, Sampler] = field(factory=dict)
-    works: dict[str, Work] = field(factory=dict)
-    waiting: dict[str, Work] = field(factory=dict)
-    keys: dict[tuple[str, int], Work] = field(factory=dict)
+    models: dict[str, ModelEntry] = field(factory=dict)
+    checkpoints: dict[str, SavedEntry] = field(factory=dict)
+    samplers: dict[str, SamplerEntry] = field(factory=dict)
+    works: dict[str, QueuedWork] = field(factory=dict)
+    waiting: dict[str, QueuedWork] = field(factory=dict)
+    keys: dict[tuple[str, int], QueuedWork] = field(factory=dict)
     results: int = 0  # bytes of all that are kept
     # Work of a model since its snapshot, which was done and has changed it: position and size of the entries.
     history: dict[str, dict[int, tuple[int, int]]] = field(factory=dict)
 
     def apply(self, entry: Entry, at: int) -> None:
         """Take an entry of the journal. at: its position."""
-        if isinstance(entry, Changed):
+        if isinstance(entry, ChangedEntry):
             for change in entry.changes:
                 self.change(change)
         elif isinstance(entry, Accepted):
-            self.accept(Work(entry, at, size=len(entry.body)))
+            self.accept(QueuedWork(entry, at, size=len(entry.body)))
         elif (work := self.works.get(entry.id)) is not None:
             self.finish(work, entry)
 
-    def accept(self, work: Work) -> None:
+    def accept(self, work: QueuedWork) -> None:
         self.works[work.id] = self.keys[work.key] = self.waiting[work.id] = work
 
-    def finish(self, work: Work, done: Done) -> None:
+    def finish(self, work: QueuedWork, done: Done) -> None:
         """What came of a work; its promise is not fulfilled by that."""
         work.result, work.request = Result(done.failed, done.media, done.body, done.time), None
         self.waiting.pop(work.id, None)
@@ -90,23 +101,23 @@ class State:
     def change(self, change: Change) -> None:
         if isinstance(change, Removed):
             self._table(change.kind).pop(change.id, None)
-            if change.kind == "Model":
+            if change.kind == "ModelEntry":
                 self.history.pop(change.id, None)
             return
         self._table(type(change).__name__)[change.id] = change
-        if isinstance(change, Model):
+        if isinstance(change, ModelEntry):
             old = self.history.get(change.id, {})
             self.history[change.id] = {seq: where for seq, where in old.items() if seq > change.snapshot_seq}
 
     def _table(self, kind: str) -> dict[str, Any]:
         return {
             "Session": self.sessions,
-            "Model": self.models,
-            "Checkpoint": self.checkpoints,
-            "Sampler": self.samplers,
+            "ModelEntry": self.models,
+            "SavedEntry": self.checkpoints,
+            "SamplerEntry": self.samplers,
         }[kind]
 
-    def drop(self, work: Work) -> None:
+    def drop(self, work: QueuedWork) -> None:
         """Forget a work whose result is no longer kept. What its model has become stays in `history`."""
         del self.works[work.id]
         self.results -= len(work.result.body) if work.result is not None else 0
@@ -118,7 +129,7 @@ class State:
         found |= {sampler.folder for sampler in self.samplers.values() if sampler.folder}
         return found | {model.snapshot for model in self.models.values() if model.snapshot}
 
-    def entities(self) -> Changed:
+    def entities(self) -> ChangedEntry:
         """Everything that exists, as one entry."""
         tables = (self.sessions, self.models, self.checkpoints, self.samplers)
-        return Changed([one for table in tables for one in table.values()])
+        return ChangedEntry([one for table in tables for one in table.values()])

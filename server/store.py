@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from .entries import Accepted, Change, Changed, Done, decoded, encoded
-from .journal import Journal, JournalFailed, Then
-from .state import Result, State, Work
+from .entries import Accepted, Change, ChangedEntry, Done, decoded, encoded
+from .journal import JournalFailed, RequestJournal, Then
+from .state import QueuedWork, Result, State
 
 # A journal is rewritten once it has grown to so many times what it was after the last time, and so many bytes.
 GROWTH: Final = 4
@@ -65,7 +65,7 @@ class Store:
         except OSError:
             self._lock.close()
             raise StoreInUse(f"another server has {folder}") from None
-        self._journal = Journal(folder / "journal", failed)
+        self._journal = RequestJournal(folder / "journal", failed)
         for at, content in self._journal.frames():
             try:
                 self.state.apply(decoded(content), at)
@@ -101,22 +101,22 @@ class Store:
     def change(self, *changes: Change, then: Then | None = None) -> None:
         """Change what exists. then: called once that lasts."""
         with self.changed:
-            entry = Changed(list(changes))
+            entry = ChangedEntry(list(changes))
             at = self._journal.append(encoded(entry), then)
             self.state.apply(entry, at)
             self.changed.notify_all()
 
-    def accept(self, entry: Accepted, request: object) -> Work:
+    def accept(self, entry: Accepted, request: object) -> QueuedWork:
         """Take a request that is to be done."""
         with self.changed:
-            work = Work(entry, 0, request, size=len(entry.body))
+            work = QueuedWork(entry, 0, request, size=len(entry.body))
             work.at = self._journal.append(encoded(entry), fulfils(work.lasting, None))
             entry.body = b""  # from here on it is read from the journal
             self.state.accept(work)
             self.changed.notify_all()
             return work
 
-    def finish(self, work: Work, done: Done) -> None:
+    def finish(self, work: QueuedWork, done: Done) -> None:
         """What came of a work. Its promise is fulfilled once that lasts."""
         with self.changed:
             result = Result(done.failed, done.media, done.body, done.time)

@@ -10,7 +10,7 @@ from .kinds import Kind, SingleKind, fail, finish, finite, numbered
 from .messages import MEDIA_TYPE, ForwardBackward, forward_backward_output, read_forward_backward
 from .models_in_memory import ModelDamaged, ModelsInMemory
 from .requests import OptimStep, read_json
-from .state import Work
+from .state import QueuedWork
 
 
 class ForwardBackwardKind(Kind):
@@ -26,10 +26,10 @@ class ForwardBackwardKind(Kind):
     def address(self, request: ForwardBackward) -> tuple[str, int]:
         return request.model_id, numbered(request.seq_id)
 
-    def run(self, works: Sequence[Work], memory: ModelsInMemory) -> None:
+    def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
         for group in _groups(works, memory):
             models = [work.entry.queue for work in group]
-            ready: list[tuple[Work, Pass]] = []
+            ready: list[tuple[QueuedWork, Pass]] = []
             for work in group:
                 try:
                     one = _pass(work.request, memory)
@@ -51,9 +51,9 @@ class ForwardBackwardKind(Kind):
             raise result
 
 
-def _groups(works: Sequence[Work], memory: ModelsInMemory) -> Iterator[list[Work]]:
+def _groups(works: Sequence[QueuedWork], memory: ModelsInMemory) -> Iterator[list[QueuedWork]]:
     """Works that are one call: as many as have room in memory, and not too many tokens."""
-    group: list[Work] = []
+    group: list[QueuedWork] = []
     tokens = 0
     for work in works:
         more = work.request.num_tokens
@@ -89,11 +89,11 @@ class OptimStepKind(SingleKind):
     def address(self, request: OptimStep) -> tuple[str, int]:
         return request.model_id, numbered(request.seq_id)
 
-    def outcome(self, work: Work, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
+    def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         memory.need(work.entry.queue)
         return finite(memory.engine.optim_step(work.entry.queue, _adam(work.request))), []
 
-    def after(self, work: Work, memory: ModelsInMemory) -> None:
+    def after(self, work: QueuedWork, memory: ModelsInMemory) -> None:
         memory.snapshot_if_due(work.entry.queue)
 
     def repeat(self, entry: Accepted, memory: ModelsInMemory) -> None:

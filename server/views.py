@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .engine import Capabilities
-from .entries import Adapter, Checkpoint, Model
+from .entries import AdapterEntry, ModelEntry, SavedEntry
 from .state import State
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
@@ -16,7 +16,7 @@ def capabilities(found: Capabilities) -> dict[str, Any]:
     return {"supported_models": [{"model_name": name} | one for name in found.names]}
 
 
-def info(model: Model, found: Capabilities) -> dict[str, Any]:
+def info(model: ModelEntry, found: Capabilities) -> dict[str, Any]:
     data = {"arch": found.architecture, "model_name": model.base, "tokenizer_id": found.tokenizer}
     return {
         "type": "get_info",
@@ -29,12 +29,12 @@ def info(model: Model, found: Capabilities) -> dict[str, Any]:
     }
 
 
-def weights_info(checkpoint: Checkpoint) -> dict[str, Any]:
+def weights_info(checkpoint: SavedEntry) -> dict[str, Any]:
     adapter = checkpoint.adapter
     return {"base_model": checkpoint.base, "optimizer_config": {"type": "adamw"}} | _adapter(adapter)
 
 
-def _adapter(adapter: Adapter | None) -> dict[str, Any]:
+def _adapter(adapter: AdapterEntry | None) -> dict[str, Any]:
     if adapter is None:
         return {"is_lora": False}
     return {
@@ -46,7 +46,7 @@ def _adapter(adapter: Adapter | None) -> dict[str, Any]:
     }
 
 
-def checkpoint(one: Checkpoint) -> dict[str, Any]:
+def checkpoint(one: SavedEntry) -> dict[str, Any]:
     return {
         "checkpoint_id": f"{one.kind}/{one.name}",
         "checkpoint_type": KINDS[one.kind],
@@ -59,7 +59,7 @@ def checkpoint(one: Checkpoint) -> dict[str, Any]:
     }
 
 
-def training_run(model: Model, state: State) -> dict[str, Any]:
+def training_run(model: ModelEntry, state: State) -> dict[str, Any]:
     """A model with its newest checkpoints. Its last request counts as made when it was created, or saved last."""
     own = sorted((one for one in state.checkpoints.values() if one.model == model.id), key=lambda one: one.created)
     newest = {one.kind: checkpoint(one) for one in own}

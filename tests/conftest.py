@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import examples
 import hypothesis
@@ -64,6 +64,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Dealt:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
     """One more than there would be: dashboards, timers and ranks that wait for each other leave cores idle."""
     return (yield) + 1
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """What a test that sets up ranks in this process has chosen for fp32 products is not for those behind it."""
+    yield
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.get_float32_matmul_precision() != "highest":
+        torch.set_float32_matmul_precision("highest")
 
 
 def pytest_configure(config: pytest.Config) -> None:

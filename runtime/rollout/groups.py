@@ -36,7 +36,7 @@ class Completion:
 
 
 @define(eq=False)
-class Group:
+class SampledGroup:
     """The completions of a prompt. rewards, advantages: float64 [G], once they are known."""
 
     prompt: Prompt

@@ -26,7 +26,7 @@ from ..parallelize.fsdp import reshard
 from ..parallelize.pipeline import PipelineSchedule
 from ..reporting.records import Records
 from ..state import NonFinite, Rank, Step
-from .groups import Group, Prompt, advantages_of
+from .groups import Prompt, SampledGroup, advantages_of
 from .prompts import PromptReader
 from .row_ranks import RowRanks
 from .sampler import Sampler
@@ -69,7 +69,7 @@ def generate(
         most=max_tokens,
     )
 
-    def sampled(microbatch: list[Prompt]) -> list[Group]:
+    def sampled(microbatch: list[Prompt]) -> list[SampledGroup]:
         each = [(prompt, number) for prompt in microbatch for number in range(group)]
         completions = sampler.sample(
             [prompt.ids.tolist() for prompt, _ in each],
@@ -77,7 +77,7 @@ def generate(
             [f"{seed} {prompt.place} {number}" for prompt, number in each],
         )
         parts = (completions[first : first + group] for first in range(0, len(each), group))
-        return [Group(prompt, part) for prompt, part in zip(microbatch, parts, strict=True)]
+        return [SampledGroup(prompt, part) for prompt, part in zip(microbatch, parts, strict=True)]
 
     def run(step: Step) -> None:
         begin = time.perf_counter()
@@ -126,7 +126,7 @@ def advantages(feed: Feed, rank: Rank, meshes: Meshes, scale: str) -> StepCall:
     return run
 
 
-def summed(microbatches: list[list[Group]]) -> list[float]:
+def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
     """Completions, groups, rewards and their squares, groups of equal rewards, tokens, completions that are cut."""
     groups = [group for microbatch in microbatches for group in microbatch]
     completions = [each for group in groups for each in group.completions]

@@ -5,7 +5,7 @@ from typing import Final
 
 from attrs import frozen
 
-from .messages import Message
+from .messages import RankMessage
 
 HEAD: Final = 8  # bytes of a length
 
@@ -18,7 +18,7 @@ class Closed(Exception):
 class Connection:
     socket: socket.socket
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RankMessage) -> None:
         """Raises Closed."""
         content = message.pack()
         try:
@@ -26,7 +26,7 @@ class Connection:
         except OSError as error:
             raise Closed from error
 
-    def receive(self, seconds: float) -> Message | None:
+    def receive(self, seconds: float) -> RankMessage | None:
         """The next message, whole; None if none begins within some seconds. Raises Closed."""
         self.socket.settimeout(seconds)
         try:
@@ -39,7 +39,7 @@ class Connection:
             raise Closed
         self.socket.settimeout(None)
         head = first + self._exactly(HEAD - 1)
-        return Message.unpack(self._exactly(int.from_bytes(head, "little")))
+        return RankMessage.unpack(self._exactly(int.from_bytes(head, "little")))
 
     def _exactly(self, count: int) -> bytes:
         content = bytearray(count)

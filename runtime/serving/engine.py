@@ -14,20 +14,20 @@ from ...server.engine import (
     AdapterSettings,
     Candidates,
     Capabilities,
+    DrawnSample,
     Pass,
     PassResult,
-    Sample,
     SampleQueue,
     SampleRequest,
     SampleResult,
     UserError,
 )
 from .losses import LOSSES
-from .messages import Message
+from .messages import RankMessage
 from .passes import pack
 from .ranks import REFUSED
 
-Call = Callable[[Message], Message]
+Call = Callable[[RankMessage], RankMessage]
 
 
 @define(eq=False)
@@ -136,13 +136,13 @@ class RanksEngine:
     def _samples(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         values = [_values(each) for each in requests]
         prompts = {f"prompt.{number}": np.asarray(each.prompt, np.int32) for number, each in enumerate(requests)}
-        found = self._call(Message(name="sample", values={"requests": values}, arrays=prompts))
+        found = self._call(RankMessage(name="sample", values={"requests": values}, arrays=prompts))
         return [_result(found, number, each) for number, each in enumerate(requests)]
 
-    def _ask(self, name: str, **values: Any) -> Message:
-        return self._call(Message(name=name, values=values))
+    def _ask(self, name: str, **values: Any) -> RankMessage:
+        return self._call(RankMessage(name=name, values=values))
 
-    def _call(self, message: Message) -> Message:
+    def _call(self, message: RankMessage) -> RankMessage:
         answer = self.call(message)
         if answer.name == REFUSED:
             raise UserError(answer.values["reason"])
@@ -167,10 +167,10 @@ def _values(request: SampleRequest) -> dict[str, Any]:
     }
 
 
-def _result(found: Message, number: int, request: SampleRequest) -> SampleResult:
+def _result(found: RankMessage, number: int, request: SampleRequest) -> SampleResult:
     arrays = found.arrays
     samples = [
-        Sample(
+        DrawnSample(
             tokens=arrays[f"tokens.{number}.{each}"],
             logprobs=arrays[f"logprobs.{number}.{each}"],
             stopped=found.values["stopped"][f"{number}.{each}"],

@@ -14,49 +14,49 @@ from ..errors import ExportFailed
 from ..ops import op
 from ..state import Rank
 from .files import KeptState, export, keep, read_kept
-from .messages import Message
+from .messages import RankMessage
 from .passes import Handle
-from .slots import MOMENTS, AdapterShape, Slot, Slots, put
+from .slots import MOMENTS, AdapterShape, AdapterSlot, Slots, put
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, WeightsUnreadable)
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that cannot be done, as all ranks know; nothing was changed."""
 
 
 def agree(rank: Rank, problem: str) -> None:
-    """Raises Refused on all ranks if any of them has a problem, with what the first of these has. Collective."""
+    """Raises RequestRefused on all ranks if any of them has a problem, with what the first of these has. Collective."""
     if rank.world_size == 1:
         if problem:
-            raise Refused(problem)
+            raise RequestRefused(problem)
         return
     first = torch.tensor(rank.rank if problem else rank.world_size)
     dist.all_reduce(first, op=dist.ReduceOp.MIN)
     if int(first) < rank.world_size:
-        raise Refused(problem or f"rank {int(first)} could not do it")
+        raise RequestRefused(problem or f"rank {int(first)} could not do it")
 
 
 @op("request.open")
 def open_adapter(slots: Slots) -> Handle:
-    """A new adapter in a slot that is free. Raises Refused where there is none."""
+    """A new adapter in a slot that is free. Raises RequestRefused where there is none."""
 
-    def run(message: Message) -> Message:
+    def run(message: RankMessage) -> RankMessage:
         slot = slots.free()
         if slot is None:
-            raise Refused(f"all {len(slots.slots)} places for adapters are taken; try again when one is free")
+            raise RequestRefused(f"all {len(slots.slots)} places for adapters are taken; try again when one is free")
         slots.open(slot, AdapterShape(**message.values["shape"]))
         slots.of_model[message.values["model"]] = slot
-        return Message(name=message.name)
+        return RankMessage(name=message.name)
 
     return run
 
 
 @op("request.close")
 def close_adapter(slots: Slots) -> Handle:
-    def run(message: Message) -> Message:
+    def run(message: RankMessage) -> RankMessage:
         slots.of_model.pop(message.values["model"]).clear()
-        return Message(name=message.name)
+        return RankMessage(name=message.name)
 
     return run
 
@@ -65,7 +65,7 @@ def close_adapter(slots: Slots) -> Handle:
 def keep_adapter(rank: Rank, slots: Slots) -> Handle:
     """Write an adapter, its moments and steps into a new folder. Every rank takes part in putting tensors together."""
 
-    def run(message: Message) -> Message:
+    def run(message: RankMessage) -> RankMessage:
         slot = slots.of_model[message.values["model"]]
         assert slot.shape is not None
         tensors = whole_values(slots, slot, slot.shape)
@@ -74,7 +74,7 @@ def keep_adapter(rank: Rank, slots: Slots) -> Handle:
                 tensors[f"{name}/{moment}"] = _cut(whole(slot.moments[name][moment]), tensors[name])
         state = KeptState(shape=slot.shape, step=slot.step, tensors=tensors)
         _first_writes(rank, lambda: keep(Path(message.values["folder"]), state))
-        return Message(name=message.name)
+        return RankMessage(name=message.name)
 
     return run
 
@@ -85,22 +85,22 @@ def export_adapter(plan: Plan, rank: Rank, slots: Slots) -> Handle:
     args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
     base = args.get("repo", args.get("folder"))
 
-    def run(message: Message) -> Message:
+    def run(message: RankMessage) -> RankMessage:
         slot = slots.of_model[message.values["model"]]
         assert slot.shape is not None
         shape, values = slot.shape, whole_values(slots, slot, slot.shape)
         _first_writes(rank, lambda: export(Path(message.values["folder"]), slots, shape, values, base))
-        return Message(name=message.name)
+        return RankMessage(name=message.name)
 
     return run
 
 
 @op("request.load")
 def load_adapter(rank: Rank, slots: Slots) -> Handle:
-    """Put what was kept of an adapter into the slot of another of the same shape. Raises Refused where it does not
-    fit."""
+    """Put what was kept of an adapter into the slot of another of the same shape. Raises RequestRefused where it does
+    not fit."""
 
-    def run(message: Message) -> Message:
+    def run(message: RankMessage) -> RankMessage:
         slot, folder = slots.of_model[message.values["model"]], Path(message.values["folder"])
         assert slot.shape is not None
         state: KeptState | None = None
@@ -112,7 +112,7 @@ def load_adapter(rank: Rank, slots: Slots) -> Handle:
         agree(rank, problem)
         assert state is not None
         _take(slot, state, optimizer=message.values["optimizer"])
-        return Message(name=message.name)
+        return RankMessage(name=message.name)
 
     return run
 
@@ -129,7 +129,7 @@ def _misfit(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
     return ""
 
 
-def _take(slot: Slot, state: KeptState, *, optimizer: bool) -> None:
+def _take(slot: AdapterSlot, state: KeptState, *, optimizer: bool) -> None:
     slot.drop_gradients()
     slot.forget_moments()
     slot.put(state.tensors)
@@ -141,7 +141,7 @@ def _take(slot: Slot, state: KeptState, *, optimizer: bool) -> None:
                 put(moments[moment], state.tensors.get(f"{name}/{moment}"))
 
 
-def whole_values(slots: Slots, slot: Slot, shape: AdapterShape) -> dict[str, Tensor]:
+def whole_values(slots: Slots, slot: AdapterSlot, shape: AdapterShape) -> dict[str, Tensor]:
     """The parameters of an adapter, put together, as a run that trains it alone has them. Collective."""
     found = {}
     for spec in slots.trained(shape):
@@ -161,7 +161,7 @@ def _cut(value: Tensor, like: Tensor) -> Tensor:
 
 
 def _first_writes(rank: Rank, write: Any) -> None:
-    """The first rank writes; all know whether it could. Raises Refused."""
+    """The first rank writes; all know whether it could. Raises RequestRefused."""
     problem = ""
     if rank.is_first:
         try:

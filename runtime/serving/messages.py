@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 
 @frozen(kw_only=True, eq=False)
-class Message:
+class RankMessage:
     """A request of a kind, or the answer to one. arrays: numbers of any shape, by name."""
 
     name: str
@@ -23,7 +23,7 @@ class Message:
         return msgspec.msgpack.encode([self.name, self.values, arrays])
 
     @classmethod
-    def unpack(cls, content: bytes) -> "Message":
+    def unpack(cls, content: bytes) -> "RankMessage":
         """Raises msgspec.DecodeError or ValueError for anything that `pack` has not made."""
         name, values, arrays = msgspec.msgpack.decode(content, type=tuple[str, dict[str, Any], list[_Packed]])
         found = {key: np.frombuffer(data, dtype).reshape(shape) for key, dtype, shape, data in arrays}

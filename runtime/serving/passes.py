@@ -18,11 +18,11 @@ from ..ops import op
 from ..parallelize.wrapped import WrappedModel
 from ..state import Rank
 from .losses import LOSSES, TARGETS
-from .messages import Message
-from .rows import Text, microbatch, shares
+from .messages import RankMessage
+from .rows import TextRow, microbatch, shares
 from .slots import Slots
 
-Handle = Callable[[Message], Message]
+Handle = Callable[[RankMessage], RankMessage]
 
 
 @frozen(kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class WirePass:
     loss: str
     settings: Mapping[str, Any]
     forward_only: bool
-    texts: Sequence[Text]
+    texts: Sequence[TextRow]
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -67,10 +67,10 @@ def pack(passes: Sequence[tuple[str, str, Mapping[str, Any], bool, Sequence[tupl
                 inputs.setdefault(f"{len(heads) - 1}.{name}", []).append(np.asarray(own[name], kind).reshape(-1))
     arrays = {name: np.concatenate(each) for name, each in inputs.items()}
     arrays["tokens"] = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
-    return Message(name="forward_backward", values={"passes": heads}, arrays=arrays)
+    return RankMessage(name="forward_backward", values={"passes": heads}, arrays=arrays)
 
 
-def unpack(message: Message, slots: Slots) -> list[WirePass]:
+def unpack(message: RankMessage, slots: Slots) -> list[WirePass]:
     """The passes of a message of `pack`."""
     tokens, start, at = message.arrays["tokens"], 0, 0
     found = []
@@ -85,7 +85,7 @@ def unpack(message: Message, slots: Slots) -> list[WirePass]:
                 )
                 for name in (TARGETS, *loss.columns)
             }
-            texts.append(Text(tokens=tokens[at : at + length], inputs=inputs, slot=slot, start=start))
+            texts.append(TextRow(tokens=tokens[at : at + length], inputs=inputs, slot=slot, start=start))
             start, at, own = start + size, at + length, own + size
         found.append(
             WirePass(
@@ -135,7 +135,7 @@ def forward_backward(
                     found = batch.losses_BS[row, : len(text.tokens)].detach().flatten()
                     logprobs[text.start : text.start + text.targets] = -found.double().cpu()
 
-    def run(message: Message) -> Message:
+    def run(message: RankMessage) -> RankMessage:
         passes = unpack(message, slots)
         last = passes[-1].texts[-1]
         logprobs = torch.zeros(last.start + last.targets, dtype=torch.float64)
@@ -148,7 +148,7 @@ def forward_backward(
             dist.all_reduce(logprobs)
         bounds = [*(each.texts[0].start for each in passes), len(logprobs)]
         losses = [_loss(each, logprobs[begin:end]) for each, (begin, end) in zip(passes, pairwise(bounds), strict=True)]
-        return Message(name=message.name, values={"losses": losses}, arrays={"logprobs": logprobs.numpy()})
+        return RankMessage(name=message.name, values={"losses": losses}, arrays={"logprobs": logprobs.numpy()})
 
     return run
 

@@ -26,8 +26,8 @@ from ..reporting.records import Records
 from ..state import Progress
 from ..worker import die_with_launcher, plan_in
 from .connection import Closed, Connection
-from .messages import Message
-from .ranks import Ranks
+from .messages import RankMessage
+from .ranks import ServingRanks
 from .setting_up import set_up, shut_down
 
 LOOK: Final = 5.0  # seconds without a request after which the other ranks hear that all is well
@@ -73,9 +73,9 @@ def serve_rank(plan: Plan, directory: Path, connection: Connection | None) -> st
     return EndStatus.DONE
 
 
-def lead(ranks: Ranks, connection: Connection) -> None:
+def lead(ranks: ServingRanks, connection: Connection) -> None:
     """Carry out what comes on the socket, in its order, until the other end is gone."""
-    connection.send(Message(name=READY))
+    connection.send(RankMessage(name=READY))
     try:
         while True:
             message = connection.receive(LOOK)

@@ -10,8 +10,8 @@ from attrs import define
 
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..state import Rank
-from .keeping import Refused
-from .messages import Message
+from .keeping import RequestRefused
+from .messages import RankMessage
 from .passes import Handle
 
 STOP: Final = "stop"
@@ -20,43 +20,43 @@ REFUSED: Final = "refused"
 
 
 @define(eq=False)
-class Ranks:
+class ServingRanks:
     """handles: what carries out each kind of request."""
 
     rank: Rank
     handles: Mapping[str, Handle]
     beat: HeartbeatWriter
 
-    def lead(self, message: Message) -> Message:
+    def lead(self, message: RankMessage) -> RankMessage:
         """Carry out a request on all ranks, as the first of them; its answer, or `refused` with a reason."""
         self._share(message.pack())
         return self._do(message)
 
     def stop(self) -> None:
         """Let the other ranks leave `follow`."""
-        self._share(Message(name=STOP).pack())
+        self._share(RankMessage(name=STOP).pack())
 
     def wait(self) -> None:
         """Let the other ranks know that the first one is there, and waits for requests."""
-        self._share(Message(name=WAIT).pack())
+        self._share(RankMessage(name=WAIT).pack())
         self.beat.mark()
 
     def follow(self) -> None:
         """Carry out what the first rank gives out, until it stops."""
         while True:
-            message = Message.unpack(self._share(None))
+            message = RankMessage.unpack(self._share(None))
             if message.name == STOP:
                 return
             self.beat.mark()
             if message.name != WAIT:
                 self._do(message)
 
-    def _do(self, message: Message) -> Message:
+    def _do(self, message: RankMessage) -> RankMessage:
         self.beat.at(f"request.{message.name}", lasting=True)
         try:
             return self.handles[message.name](message)
-        except Refused as refused:
-            return Message(name=REFUSED, values={"reason": str(refused)})
+        except RequestRefused as refused:
+            return RankMessage(name=REFUSED, values={"reason": str(refused)})
 
     def _share(self, content: bytes | None) -> bytes:
         """Bytes of the first rank, on all of them. Collective."""

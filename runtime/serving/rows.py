@@ -18,7 +18,7 @@ IGNORE = -100
 
 
 @frozen(kw_only=True, eq=False)
-class Text:
+class TextRow:
     """tokens: int [T]. inputs: what the loss reads, [T] or [T, K]. slot: whose adapter it goes through. start: where
     its targets lie among those of all texts of a request."""
 
@@ -38,7 +38,7 @@ class Text:
         return 1 if len(shape) == 1 else shape[1]
 
 
-def shares(texts: Sequence[Text], rows: int, data_rank: int, data_ranks: int) -> Iterator[Sequence[Text]]:
+def shares(texts: Sequence[TextRow], rows: int, data_rank: int, data_ranks: int) -> Iterator[Sequence[TextRow]]:
     """The texts of each microbatch of a data rank: as many microbatches on all of them, some of which may be empty.
 
     Texts of a slot stay side by side, and neighbours have about the same length.
@@ -51,7 +51,7 @@ def shares(texts: Sequence[Text], rows: int, data_rank: int, data_ranks: int) ->
 
 
 def microbatch(
-    texts: Sequence[Text], columns: Sequence[str], multiple: int, device: torch.device, spare: int | None = None
+    texts: Sequence[TextRow], columns: Sequence[str], multiple: int, device: torch.device, spare: int | None = None
 ) -> ModelBatch:
     """Each text a row, padded to the longest and to a multiple of so many positions. Without texts it is a row of
     padding, of the slot `spare`, so that this rank takes part in what all do together. Without a `spare` slot all rows

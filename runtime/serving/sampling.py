@@ -28,19 +28,19 @@ from ..ops import op
 from ..parallel.tensor import local
 from ..state import Rank
 from .files import read_exported
-from .keeping import UNREADABLE, Refused, agree
+from .keeping import UNREADABLE, RequestRefused, agree
 from .losses import TARGETS
-from .messages import Message
+from .messages import RankMessage
 from .passes import Handle
-from .rows import Text, microbatch
-from .slots import Slot, Slots
+from .rows import TextRow, microbatch
+from .slots import AdapterSlot, Slots
 
 MOST_ROWS: Final = 64  # that are written at once; of more, some wait
 MOST_KEPT: Final = 32  # adapters whose values stay in memory after they were sampled from
 
 
 @define(eq=False)
-class Row:
+class DrawnRow:
     """A sample that grows. tokens, logprobs: of what has been written; top: the likeliest tokens at each."""
 
     request: int
@@ -77,7 +77,7 @@ class Row:
 
 
 @frozen(eq=False)
-class Sampler:
+class ServedSampler:
     """Writes texts on all ranks together."""
 
     model: ModelParts
@@ -86,8 +86,8 @@ class Sampler:
     tokenizer: TextTokenizer
     author: TextGenerator
 
-    def answer(self, message: Message) -> Message:
-        """The samples of all requests of a message. Raises Refused where weights cannot be read."""
+    def answer(self, message: RankMessage) -> RankMessage:
+        """The samples of all requests of a message. Raises RequestRefused where weights cannot be read."""
         requests = message.values["requests"]
         prompts = [message.arrays[f"prompt.{number}"] for number in range(len(requests))]
         arrays: dict[str, np.ndarray] = {}
@@ -100,7 +100,7 @@ class Sampler:
                 for number in own:
                     arrays |= self.scored(number, requests[number], prompts[number])
                 rows = [
-                    Row(request=number, number=each, values=requests[number], prompt=prompts[number])
+                    DrawnRow(request=number, number=each, values=requests[number], prompt=prompts[number])
                     for number in own
                     for each in range(requests[number]["count"])
                 ]
@@ -114,7 +114,7 @@ class Sampler:
                 if row.top:
                     arrays[f"top_tokens.{name}"] = np.array([each for each, _ in row.top], np.int32)
                     arrays[f"top_logprobs.{name}"] = np.array([each for _, each in row.top], np.float32)
-        return Message(name=message.name, values={"stopped": stopped}, arrays=arrays)
+        return RankMessage(name=message.name, values={"stopped": stopped}, arrays=arrays)
 
     @contextmanager
     def adapter(self, weights: str | None) -> Iterator[None]:
@@ -135,7 +135,7 @@ class Sampler:
             self.put_back(slot, before)
 
     @torch.no_grad()
-    def put_back(self, slot: Slot, before: dict[str, Tensor]) -> None:
+    def put_back(self, slot: AdapterSlot, before: dict[str, Tensor]) -> None:
         for name, parameter in slot.parameters.items():
             local(parameter).copy_(before[name])
         if slot.shape is not None:
@@ -164,7 +164,7 @@ class Sampler:
         if values["prompt_logprobs"]:
             scores = np.full(len(prompt), np.nan, np.float32)
             if len(prompt) > 1:
-                text = Text(tokens=prompt[:-1], inputs={TARGETS: prompt[1:]}, slot=0, start=0)
+                text = TextRow(tokens=prompt[:-1], inputs={TARGETS: prompt[1:]}, slot=0, start=0)
                 tensor = self.model.axes.tensor
                 multiple = tensor.size if tensor is not None and tensor.sequence else 1
                 batch = microbatch([text], (), multiple, self.rank.device)
@@ -191,7 +191,7 @@ class Sampler:
             yield logits_BV
 
     @torch.no_grad()
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[DrawnRow]) -> None:
         """Let rows grow until all are done. The first rank draws, all learn of it."""
         if not rows:
             return
@@ -215,8 +215,8 @@ class Sampler:
                     return
                 batch = batches.next([token for token, _ in drawn])
 
-    def drawn(self, rows: Sequence[Row], logits_BV: Tensor) -> list[tuple[int, float]]:
-        """The next token of every row and its log-probability. Raises Refused where logits are not finite."""
+    def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor) -> list[tuple[int, float]]:
+        """The next token of every row and its log-probability. Raises RequestRefused where logits are not finite."""
         found = torch.zeros(len(rows), 2, dtype=torch.float64)
         if self.rank.is_first:
             for place, row in enumerate(rows):
@@ -224,11 +224,11 @@ class Sampler:
         if self.rank.world_size > 1:
             dist.broadcast(found, src=0)
         if bool(found.isnan().any()):
-            raise Refused("no token can be chosen: logits of the model are NaN or infinite")
+            raise RequestRefused("no token can be chosen: logits of the model are NaN or infinite")
         return [(int(token), logprob) for token, logprob in found.tolist()]
 
 
-def _draw(row: Row, logits_V: Tensor) -> tuple[float, float]:
+def _draw(row: DrawnRow, logits_V: Tensor) -> tuple[float, float]:
     """A token and its log-probability in the distribution that it is drawn from; of the likeliest, which is not drawn,
     that of the model. NaN where logits are not finite."""
     exact_V = logits_V.double().cpu()
@@ -258,15 +258,15 @@ def _top(logits_V: Tensor, count: int) -> tuple[list[int], list[float]]:
 def sample(model: ModelParts, rank: Rank, slots: Slots, tokenizer: TextTokenizer, beat: HeartbeatWriter) -> Handle:
     """Texts that follow prompts, of several samplers one after the other."""
     author = TextGenerator(model=model, rank=rank, beat=beat)
-    return Sampler(model, rank, slots, tokenizer, author).answer
+    return ServedSampler(model, rank, slots, tokenizer, author).answer
 
 
 @op("request.forget")
 def forget(slots: Slots) -> Handle:
     """Release what sampling has kept of the folder of an export, which is about to be removed."""
 
-    def run(message: Message) -> Message:
+    def run(message: RankMessage) -> RankMessage:
         slots.sampled.pop(message.values["folder"], None)
-        return Message(name=message.name)
+        return RankMessage(name=message.name)
 
     return run

@@ -9,7 +9,7 @@ from ..execution.node_order import topological
 from ..ops import load_ops, op_of
 from ..state import Resources
 from .passes import Handle
-from .ranks import Ranks
+from .ranks import ServingRanks
 
 
 def set_up(
@@ -17,7 +17,7 @@ def set_up(
     resources: Resources,
     done: Callable[[Node, float], None] = lambda node, seconds: None,
     without: Collection[str] = (),
-) -> Ranks:
+) -> ServingRanks:
     """Run the set-up in the order of the plan; what the requests need is then among the resources.
 
     done: is called behind each node, with the seconds that it took. without: nodes whose results are there already.
@@ -31,7 +31,7 @@ def set_up(
             if operation.gives:
                 resources[operation.gives] = result
             done(node, time.perf_counter() - began)
-    return Ranks(rank=resources["rank"], handles=_handles(plan, resources), beat=resources["beat"])
+    return ServingRanks(rank=resources["rank"], handles=_handles(plan, resources), beat=resources["beat"])
 
 
 def _handles(plan: Plan, resources: Resources) -> dict[str, Handle]:

@@ -40,7 +40,7 @@ class AdapterShape:
 
 
 @define(eq=False)
-class Slot:
+class AdapterSlot:
     """name: as in the names of parameters. parameters: of this rank, by the names that they have without slots. shape:
     of the adapter that is in it; None: it is free. step: how often it has been updated."""
 
@@ -105,13 +105,13 @@ class Slots:
     adapter: Adapter
     rank: Rank
     model: ModelParts
-    slots: tuple[Slot, ...]
+    slots: tuple[AdapterSlot, ...]
     copies: dict[str, int]
     attends: frozenset[str]
-    of_model: dict[str, Slot] = field(factory=dict)
+    of_model: dict[str, AdapterSlot] = field(factory=dict)
     sampled: dict[str, tuple[int, dict[str, Tensor]]] = field(factory=dict)
 
-    def free(self) -> Slot | None:
+    def free(self) -> AdapterSlot | None:
         taken = {slot.number for slot in self.of_model.values()}
         return next((slot for slot in self.slots if slot.number not in taken), None)
 
@@ -129,7 +129,7 @@ class Slots:
         return shape.attn if name in self.attends else shape.mlp
 
     @torch.no_grad()
-    def open(self, slot: Slot, shape: AdapterShape) -> None:
+    def open(self, slot: AdapterSlot, shape: AdapterShape) -> None:
         """Put a new adapter into a slot, drawn from its seed as a run of its own draws it."""
         slot.clear()
         args, device, kind = self.adapter.args(), self.rank.device, type(_matrix(self.architecture))
@@ -137,7 +137,7 @@ class Slots:
         slot.shape = shape
         self.scale(slot, shape.rank)
 
-    def scale(self, slot: Slot, rank: int) -> None:
+    def scale(self, slot: AdapterSlot, rank: int) -> None:
         """Let the products of a slot count as those of an adapter of this rank do."""
         factor = _matrix(self.shaped(rank)).scale / _matrix(self.shaped(self.adapter.largest)).scale
         for module in slot.modules:
@@ -173,7 +173,7 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
     for number, name in enumerate(names):
         mine = {n: p for n, p in own.items() if specs[n].task == name}
         slots.append(
-            Slot(
+            AdapterSlot(
                 number=number,
                 name=name,
                 parameters={alone_name(specs[n]): p for n, p in mine.items()},

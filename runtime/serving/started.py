@@ -24,7 +24,7 @@ from ..launch.failure_cause import failures_in
 from ..run_directory.workspace import locate
 from .connection import Closed, Connection
 from .engine import RanksEngine
-from .messages import Message
+from .messages import RankMessage
 from .rank import READY
 
 PLAN: Final = "plan.json"
@@ -96,7 +96,7 @@ class StartedRanks:
         if self._answer().name != READY:
             raise EngineLost("the first rank has begun with something else")
 
-    def call(self, message: Message) -> Message:
+    def call(self, message: RankMessage) -> RankMessage:
         """Let all ranks carry out a request; the answer of the first one. Raises EngineLost."""
         if self._connection is None:
             raise EngineLost("the ranks have ended")
@@ -106,7 +106,7 @@ class StartedRanks:
             raise self._lost() from None
         return self._answer()
 
-    def _answer(self) -> Message:
+    def _answer(self) -> RankMessage:
         assert self._connection is not None
         while True:
             try:

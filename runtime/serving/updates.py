@@ -13,9 +13,9 @@ from ..ops import op
 from ..parallel.tensor import local
 from ..parallelize.gradients import clip_factor, local_gradient, squares_of
 from ..state import Rank
-from .messages import Message
+from .messages import RankMessage
 from .passes import Handle
-from .slots import MOMENTS, Slot, Slots
+from .slots import MOMENTS, AdapterSlot, Slots
 
 
 @op("request.optim_step")
@@ -27,7 +27,7 @@ def optim_step(rank: Rank, slots: Slots, model: ModelParts) -> Handle:
     """
 
     @torch.no_grad()
-    def run(message: Message) -> Message:
+    def run(message: RankMessage) -> RankMessage:
         slot, adam = slots.of_model[message.values["model"]], message.values["adam"]
         names = [name for name, parameter in slot.parameters.items() if parameter.grad is not None]
         own = [slot.parameters[name] for name in names]
@@ -40,7 +40,7 @@ def optim_step(rank: Rank, slots: Slots, model: ModelParts) -> Handle:
             limit = adam["clip"] or math.inf
             _update(slot, adam, clip_factor(norm, limit))
         slot.drop_gradients()
-        return Message(name=message.name, values={"grad_norm": norm, "finite": math.isfinite(norm)})
+        return RankMessage(name=message.name, values={"grad_norm": norm, "finite": math.isfinite(norm)})
 
     return run
 
@@ -62,7 +62,7 @@ def _norm(parameters: list[Any], weights: list[float], rank: Rank) -> float:
     return math.sqrt(found) if found >= 0 else math.nan
 
 
-def _update(slot: Slot, adam: dict[str, Any], factor: float) -> None:
+def _update(slot: AdapterSlot, adam: dict[str, Any], factor: float) -> None:
     """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; w ← (1 − lr · decay) w − lr · m̂ / (√v̂ + eps), m̂ and v̂
     corrected for their start at 0 by the adapter's own steps (arXiv 1711.05101). A parameter without a gradient has one
     of zero."""

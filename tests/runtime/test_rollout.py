@@ -25,7 +25,7 @@ from xtrain.runtime.generation.continuation import TextEnds
 from xtrain.runtime.generation.sampling import Sampling
 from xtrain.runtime.generation.text_generator import LogitsNotFinite
 from xtrain.runtime.generation.trained import alone
-from xtrain.runtime.rollout.groups import Completion, Group, Prompt, advantages_of
+from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup, advantages_of
 from xtrain.runtime.rollout.nodes import compare, summed
 from xtrain.runtime.rollout.prompts import _check, last_run, prompt_lengths
 from xtrain.runtime.rollout.row_ranks import RowRanks
@@ -147,14 +147,14 @@ def test_no_token_can_be_chosen_where_weights_are_not_finite(author):
 # Scores and rows -----------------------------------------------------------------------------------------------------
 
 
-def group(texts: list[str], answer: str = "7") -> Group:
+def group(texts: list[str], answer: str = "7") -> SampledGroup:
     ids = np.array([256, *b"3+4="])
     prompt = Prompt(ids=ids, text="3+4=", answer=answer, values={"weight": 2.0}, dataset=-1, place=5)
     completions = [
         Completion(tokens=[*text.encode(), 257], logprobs=[-0.5] * len(text) + [-0.25], text=text, cut=False)
         for text in texts
     ]
-    return Group(prompt, completions)
+    return SampledGroup(prompt, completions)
 
 
 @pytest.mark.parametrize(

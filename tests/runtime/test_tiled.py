@@ -17,7 +17,7 @@ from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.ops import PlanMismatch
 from xtrain.runtime.parallel.axes import Axes
 
-MATRIX: Any = SimpleNamespace(rank=2, scale=0.5, by_input=False)
+MATRIX: Any = SimpleNamespace(rank=2, scale=0.5, by_input=False, pissa=False)
 RANK: Any = SimpleNamespace(coordinates={"pp": 0}, device=torch.device("cpu"))
 DENSE = architecture(family="qwen3", experts=0)
 MODES: dict[str, dict[str, Any] | None] = {

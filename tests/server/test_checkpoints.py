@@ -17,13 +17,13 @@ from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row
 
 from xtrain.server.keys import Keys
-from xtrain.server.limits import Limits
+from xtrain.server.limits import ServerLimits
 from xtrain.server.serving import Address, CannotServe, check_serving
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, limits=Limits(poll=0.5, checkpoints=3)) as one:
+    with Served(tmp_path, limits=ServerLimits(poll=0.5, checkpoints=3)) as one:
         yield one
 
 
@@ -168,7 +168,7 @@ def test_a_session_that_ended_is_gone(served: Served) -> None:
 
 
 def test_results_are_kept_for_a_while(tmp_path: Path) -> None:
-    with Served(tmp_path, limits=Limits(poll=0.5)) as served:
+    with Served(tmp_path, limits=ServerLimits(poll=0.5)) as served:
         client = served.model()
         fetched, unfetched = client.pass_([row(1)], forward=True), client.pass_([row(2)], forward=True)
         client.result(fetched)

@@ -17,12 +17,12 @@ from server_client import MODEL, Client, Served, row, samples
 
 from xtrain.server import journal
 from xtrain.server.engine import AdapterSettings, Pass, PassResult, UserError
-from xtrain.server.entries import Checkpoint, Removed
-from xtrain.server.journal import Journal
-from xtrain.server.limits import Limits
+from xtrain.server.entries import Removed, SavedEntry
+from xtrain.server.journal import RequestJournal
+from xtrain.server.limits import ServerLimits
 from xtrain.server.store import Store, StoreInUse
 
-LIMITS = Limits(poll=5.0, snapshot_steps=5)
+LIMITS = ServerLimits(poll=5.0, snapshot_steps=5)
 
 
 class Slow(NumpyEngine):
@@ -294,10 +294,10 @@ def test_weights_are_removed_once_nothing_that_lasts_refers_to_them(
     """A power failure before that would leave a checkpoint without its weights."""
     store, free, fsync = Store(tmp_path), threading.Event(), os.fsync
     store.weights("a").mkdir()
-    store.change(Checkpoint("tinker://m/weights/n", "a", "m", "me", "weights", 0.0, "base", None, 0))
+    store.change(SavedEntry("tinker://m/weights/n", "a", "m", "me", "weights", 0.0, "base", None, 0))
     assert store.unused_weights() == []
     monkeypatch.setattr(journal.os, "fsync", lambda fd: (free.wait(10), fsync(fd)))
-    store.change(Removed("Checkpoint", "tinker://m/weights/n"))
+    store.change(Removed("SavedEntry", "tinker://m/weights/n"))
     found: list[Path] = []
     looking = threading.Thread(target=lambda: found.extend(store.unused_weights()))
     looking.start()
@@ -335,14 +335,14 @@ def test_a_disk_that_refuses_ends_the_server(tmp_path: Path, monkeypatch: pytest
 
 def test_a_journal_is_read_up_to_the_first_frame_that_is_not_whole(tmp_path: Path) -> None:
     contents = [bytes([number]) * number for number in range(1, 30)]
-    one = Journal(tmp_path)
+    one = RequestJournal(tmp_path)
     positions = [one.append(content) for content in contents]
     one.close()
     (path,) = tmp_path.glob("journal-*")
     whole = path.read_bytes()
     for cut in range(0, len(whole), 7):
         path.write_bytes(whole[:cut])
-        again = Journal(tmp_path)
+        again = RequestJournal(tmp_path)
         kept = [content for _, content in again.frames()]
         end = [*positions, len(whole)]
         assert kept == contents[: sum(position <= cut for position in end) - 1]
@@ -351,6 +351,6 @@ def test_a_journal_is_read_up_to_the_first_frame_that_is_not_whole(tmp_path: Pat
         assert path.read_bytes().endswith(b"more")
     for at in range(positions[-1], len(whole)):  # whatever is changed in the last frame: that one is dropped
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        again = Journal(tmp_path)
+        again = RequestJournal(tmp_path)
         assert [content for _, content in again.frames()] == contents[:-1]
         again.close()

@@ -10,12 +10,12 @@ from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, datum, row, samples
 
 from xtrain.server.engine import SampleQueue
-from xtrain.server.limits import Limits
+from xtrain.server.limits import ServerLimits
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, limits=Limits(poll=0.5, samplers=2)) as one:
+    with Served(tmp_path, limits=ServerLimits(poll=0.5, samplers=2)) as one:
         yield one
 
 

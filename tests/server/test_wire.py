@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_client import KEY, MODEL, PROTOBUF, Client, Served, datum, outputs, row
 
-from xtrain.server.engine import Candidates, PassResult, Sample, SampleResult
+from xtrain.server.engine import Candidates, DrawnSample, PassResult, SampleResult
 from xtrain.server.keys import Keys, refused_address
-from xtrain.server.limits import Limits
+from xtrain.server.limits import ServerLimits
 from xtrain.server.messages import forward_backward_output, read_forward_backward, sample_response
-from xtrain.server.protobuf import MOST_FIELDS, Field, Malformed, Message, Writer, read
+from xtrain.server.protobuf import MOST_FIELDS, Malformed, ProtoField, ProtoMessage, Writer, read
 from xtrain.server.tensors import read_tensor
 
 POSTS = (
@@ -31,7 +31,7 @@ POSTS = (
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, limits=Limits(poll=0.05, body=2**20)) as one:
+    with Served(tmp_path, limits=ServerLimits(poll=0.05, body=2**20)) as one:
         yield one
 
 
@@ -83,7 +83,7 @@ def test_a_message_that_is_cut_or_changed_is_read_or_malformed(seed: int, data: 
 
 
 def test_fields_are_counted_and_unknown_ones_refused() -> None:
-    empty = Message("M", {1: Field("one", "int", repeated=True)})
+    empty = ProtoMessage("M", {1: ProtoField("one", "int", repeated=True)})
     with pytest.raises(Malformed, match="more than"):
         read(memoryview(b"\x08\x01" * (MOST_FIELDS + 1)), empty)
     with pytest.raises(Malformed, match="a field 9"):
@@ -139,7 +139,7 @@ def test_outputs_whose_widths_differ_are_several_records() -> None:
 
 def test_candidates_of_a_prompt_have_an_empty_first_row() -> None:
     top = Candidates(tokens=np.array([[5, 6]]), logprobs=np.array([[-1.0, -2.0]]))
-    sample = Sample(tokens=np.array([1]), logprobs=np.array([-0.5]), stopped=True)
+    sample = DrawnSample(tokens=np.array([1]), logprobs=np.array([-0.5]), stopped=True)
     raw = sample_response(SampleResult(samples=[sample], prompt_logprobs=np.array([np.nan, -1.0]), prompt_top=top))
     assert np.array([0, 0, 5, 6], "<i4").tobytes() in raw
     assert np.array([-99999, -99999, -1, -2], "<f4").tobytes() in raw
@@ -252,7 +252,7 @@ def test_small_requests_do_not_ask_for_much_memory(served: Served) -> None:
 
 
 def test_a_full_queue_says_when_to_come_again_and_takes_what_others_wait_for(tmp_path: Path) -> None:
-    with Served(tmp_path, limits=Limits(queue=3, poll=0.05)) as served:
+    with Served(tmp_path, limits=ServerLimits(queue=3, poll=0.05)) as served:
         client, other = served.model(number=0), served.model(number=1)
         late = [client.pass_([row(1)], seq=seq) for seq in (2, 3, 4)]
         found = served.call("POST", "optim_step", json={"model_id": other.id, "seq_id": 1, "adam_params": {}})
@@ -264,7 +264,7 @@ def test_a_full_queue_says_when_to_come_again_and_takes_what_others_wait_for(tmp
 
 
 def test_limits_of_tokens_rank_samples_and_sessions_are_named(tmp_path: Path) -> None:
-    limits = Limits(tokens=20, samples=2, sessions=2)
+    limits = ServerLimits(tokens=20, samples=2, sessions=2)
     with Served(tmp_path, limits=limits) as served:
         client = served.model()
         assert "may have 20" in client.result(client.pass_([row(1), row(2), row(3)]))["error"]

@@ -16,12 +16,12 @@ from xtrain.server.engine import (
     Candidates,
     Capabilities,
     Datum,
+    DrawnSample,
     EngineLost,
     LossInput,
     LossOffer,
     Pass,
     PassResult,
-    Sample,
     SampleQueue,
     SampleRequest,
     SampleResult,
@@ -211,7 +211,7 @@ class NumpyEngine:
             prompt_top=likeliest(scored_PV, request.prompt_top) if request.prompt_top else None,
         )
 
-    def _one(self, request: SampleRequest, weights: Mapping[str, np.ndarray] | None, number: int) -> Sample:
+    def _one(self, request: SampleRequest, weights: Mapping[str, np.ndarray] | None, number: int) -> DrawnSample:
         random, last = np.random.default_rng([request.seed % 2**63, number]), int(request.prompt[-1])
         tokens, chances, rows, stopped = [], [], [], False
         while len(tokens) < request.most and not stopped:
@@ -230,7 +230,7 @@ class NumpyEngine:
             rows.append(row_V)
             stopped = last in request.stop_tokens
         top = likeliest(np.array(rows), request.sample_top) if request.sample_top else None
-        return Sample(tokens=np.array(tokens), logprobs=np.array(chances), stopped=stopped, top=top)
+        return DrawnSample(tokens=np.array(tokens), logprobs=np.array(chances), stopped=stopped, top=top)
 
 
 def logprobs(weights: Mapping[str, np.ndarray] | None, tokens: np.ndarray) -> np.ndarray:

@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from xtrain.server.app import app_of
 from xtrain.server.keys import Keys
-from xtrain.server.limits import Limits
-from xtrain.server.protobuf import Field, Message, Writer, read
+from xtrain.server.limits import ServerLimits
+from xtrain.server.protobuf import ProtoField, ProtoMessage, Writer, read
 from xtrain.server.server import TrainingServer
 
 KEY = "tml-test"
@@ -20,32 +20,51 @@ PROTOBUF = "application/x-protobuf"
 MODEL = "tiny/numpy"
 
 # What comes back, by the numbers of the protocol.
-_TENSOR = Message(
+_TENSOR = ProtoMessage(
     "BatchedTensor",
-    {1: Field("data", "bytes"), 2: Field("offsets", "bytes"), 3: Field("dtype", "int"), 4: Field("shape", "ints")},
-)
-_FIELD = Message("FieldsEntry", {1: Field("key", "text"), 2: Field("value", _TENSOR)})
-_RECORD = Message("ArrayRecord", {2: Field("fields", _FIELD, repeated=True), 3: Field("rows", "int")})
-_METRIC = Message("MetricsEntry", {1: Field("key", "text"), 2: Field("value", "double")})
-_OUTPUT = Message(
-    "ForwardBackwardOutput",
     {
-        1: Field("type", "text"),
-        2: Field("records", _RECORD, repeated=True),
-        3: Field("metrics", _METRIC, repeated=True),
+        1: ProtoField("data", "bytes"),
+        2: ProtoField("offsets", "bytes"),
+        3: ProtoField("dtype", "int"),
+        4: ProtoField("shape", "ints"),
     },
 )
-_TOP = Message(
+_FIELD = ProtoMessage("FieldsEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", _TENSOR)})
+_RECORD = ProtoMessage("ArrayRecord", {2: ProtoField("fields", _FIELD, repeated=True), 3: ProtoField("rows", "int")})
+_METRIC = ProtoMessage("MetricsEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", "double")})
+_OUTPUT = ProtoMessage(
+    "ForwardBackwardOutput",
+    {
+        1: ProtoField("type", "text"),
+        2: ProtoField("records", _RECORD, repeated=True),
+        3: ProtoField("metrics", _METRIC, repeated=True),
+    },
+)
+_TOP = ProtoMessage(
     "TopkLogprobs",
-    {1: Field("ids", "bytes"), 2: Field("logprobs", "bytes"), 3: Field("k", "int"), 4: Field("n", "int")},
+    {
+        1: ProtoField("ids", "bytes"),
+        2: ProtoField("logprobs", "bytes"),
+        3: ProtoField("k", "int"),
+        4: ProtoField("n", "int"),
+    },
 )
-_SEQUENCE = Message(
+_SEQUENCE = ProtoMessage(
     "SampledSequence",
-    {1: Field("stop", "int"), 2: Field("tokens", "bytes"), 3: Field("logprobs", "bytes"), 4: Field("top", _TOP)},
+    {
+        1: ProtoField("stop", "int"),
+        2: ProtoField("tokens", "bytes"),
+        3: ProtoField("logprobs", "bytes"),
+        4: ProtoField("top", _TOP),
+    },
 )
-_SAMPLES = Message(
+_SAMPLES = ProtoMessage(
     "SampleResponse",
-    {1: Field("samples", _SEQUENCE, repeated=True), 2: Field("prompt", "bytes"), 3: Field("prompt_top", _TOP)},
+    {
+        1: ProtoField("samples", _SEQUENCE, repeated=True),
+        2: ProtoField("prompt", "bytes"),
+        3: ProtoField("prompt_top", _TOP),
+    },
 )
 
 
@@ -56,7 +75,7 @@ class Served:
         self,
         folder: Path,
         engine: NumpyEngine | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         keys: Keys | None = None,
         clock: list[float] | None = None,
     ) -> None:
@@ -64,7 +83,7 @@ class Served:
         self.clock = clock or [1e9]
         self.ended: list[str | None] = []
         self.server = TrainingServer(
-            self.engine, folder, limits or Limits(poll=5.0), clock=lambda: self.clock[0], ended=self.ended.append
+            self.engine, folder, limits or ServerLimits(poll=5.0), clock=lambda: self.clock[0], ended=self.ended.append
         )
         self.http = TestClient(app_of(self.server, keys or Keys({"me": KEY})), raise_server_exceptions=False)
         self.http.__enter__()
