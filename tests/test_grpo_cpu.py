@@ -27,6 +27,7 @@ def run(folder: Path, spec: Path) -> list[dict]:
     return records(directory, "metrics")
 
 
+@pytest.mark.slow
 def test_answers_get_right_more_often(tmp_path: Path):
     run(tmp_path, SPECS / "grpo_begin_cpu.xtrain")
     rewards = [record["reward"] for record in run(tmp_path, SPECS / "grpo_cpu.xtrain")]
