@@ -9,12 +9,19 @@ Shapes: T tokens of a datum, K targets a token, P tokens of a prompt, N tokens t
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from attrs import field, frozen
 
 Array = np.ndarray
+
+# Losses, as the protocol names them.
+CROSS_ENTROPY: Final = "cross_entropy"
+IMPORTANCE_SAMPLING: Final = "importance_sampling"
+PPO: Final = "ppo"
+CISPO: Final = "cispo"
+DRO: Final = "dro"
 
 
 class UserError(Exception):

@@ -249,6 +249,20 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "unit": None,
     },
     "setup.prompts": {"positions": None, "max_tokens": None},
+    "setup.serve": {
+        **{
+            name: Rule(f"serve.{name}", "none", _STAYS)
+            for name in ("adapters", "host", "key", "max_tokens", "port", "queue", "rows")
+        },
+        "model_name": Rule("serve.model", "none", _STAYS),
+        "idle_seconds": Rule("serve.idle", "none", _STAYS),
+        "texts": Rule("serve.rows", "none", _STAYS),
+        "max_rank": None,
+    },
+    **{
+        f"request.{name}": {}
+        for name in ("open", "forward_backward", "optim_step", "keep", "load", "export", "sample", "forget", "close")
+    },
     "rollout.generate": {
         **{
             name: Rule(f"rollout.{name}", "learning", "completions are sampled by it from here on")

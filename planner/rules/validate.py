@@ -123,7 +123,7 @@ def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> Validate
     check_stack(training, found)
     check_modules(training, arch, layout, batch, found)
     check_server(spec, layout, found)
-    if found.failed or layout.unsettled:
+    if found.failed or layout.unsettled or arch.adapter is None:  # where a draft says nothing of it
         return None
     check_idle(training, layout, batch, found)
     shape = evolve(shape, architecture=architecture_with_slots(arch, spec.serve.adapters))

@@ -22,7 +22,7 @@ def check_server(spec: Spec, layout: Layout, found: Findings) -> None:
         setting, message, hint = unfit
         found.fail("serve.adapter", CODE, f"adapter.{setting}", message, hint)
     else:
-        found.passed("serve.adapter", f"{serve.adapters} adapters of up to {spec.adapter.title()}")
+        found.passed("serve.adapter", f"{serve.adapters} adapters of up to {spec.adapter.resolved().title()}")
     if serve.host not in LOOPBACK and serve.key is None:
         message = f"everybody who reaches {serve.host} could use the server, as it asks for no key"
         hint = 'write `key = "XTRAIN_KEY"`, the name of an environment variable, or `host = "127.0.0.1"`'

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...server.engine import LossInput, LossOffer
+from ...server.engine import CISPO, CROSS_ENTROPY, DRO, IMPORTANCE_SAMPLING, PPO, LossInput, LossOffer
 from ..models.loss import Term
 
 TARGETS: Final = "target_tokens"
@@ -90,9 +90,9 @@ _POLICY: Final = (SAMPLED, ADVANTAGES)
 _CLIPPED: Final = {LOW: 0.8, HIGH: 1.2}
 
 LOSSES: Final[dict[str, WireLoss]] = {
-    "cross_entropy": WireLoss(of_tokens=_cross_entropy, columns=(WEIGHTS,), usual={}, wide=True),
-    "importance_sampling": WireLoss(of_tokens=_importance_sampling, columns=_POLICY, usual={}),
-    "ppo": WireLoss(of_tokens=_ppo, columns=_POLICY, usual=_CLIPPED),
-    "cispo": WireLoss(of_tokens=_cispo, columns=_POLICY, usual=_CLIPPED),
-    "dro": WireLoss(of_tokens=_dro, columns=_POLICY, usual={BETA: 0.05}),
+    CROSS_ENTROPY: WireLoss(of_tokens=_cross_entropy, columns=(WEIGHTS,), usual={}, wide=True),
+    IMPORTANCE_SAMPLING: WireLoss(of_tokens=_importance_sampling, columns=_POLICY, usual={}),
+    PPO: WireLoss(of_tokens=_ppo, columns=_POLICY, usual=_CLIPPED),
+    CISPO: WireLoss(of_tokens=_cispo, columns=_POLICY, usual=_CLIPPED),
+    DRO: WireLoss(of_tokens=_dro, columns=_POLICY, usual={BETA: 0.05}),
 }

@@ -50,6 +50,12 @@ OTHER_THINGS = {
     "fp8": ("planner/mesh/hardware_specs.py",),  # a format of products
     "int8": ("runtime/data/sources/token_files.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
+    "adamw": ("planner/serving/slots.py",),  # the update that clients of a server ask for
+    "export": (  # a request to a server
+        "planner/serving/graph.py",
+        "planner/compare/resumable_rules.py",
+        "runtime/serving/engine.py",
+    ),
     "log": BLOCKS,
     "checkpoint": (
         *BLOCKS,
@@ -85,6 +91,7 @@ OTHER_THINGS = {
         *COMMANDS,
         "planner/report/render_training.py",  # the field of a tick and a trigger
         "planner/compare/diff_values.py",
+        "runtime/serving/ranks.py",  # a message between ranks of a server
     ),
 }  # fmt: skip
 
@@ -126,7 +133,7 @@ def test_no_other_file_names_it(registry: Registry, name: str):
         return
     action = registry is ACTIONS
     rooms = ("dsl/", "planner/", "runtime/") if action else ("dsl/", "planner/", "runtime/", "tui/", "cli/")
-    others = OTHER_THINGS.get(name, ()) if action or registry in (STACKS, BASES) else ()
+    others = OTHER_THINGS.get(name, ()) if action or registry in (STACKS, BASES, OPTIMIZERS) else ()
     assert not [path for path in quoted().get(name, ()) if path.startswith(rooms) and path not in others]
 
 

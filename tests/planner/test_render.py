@@ -416,7 +416,7 @@ def test_checks_that_did_not_pass_stand_in_full(make_plan):
 
 def test_every_part_can_be_asked_for(make_plan):
     plan = with_traffic(make_plan(parallel="parallel { pp 2, fsdp 2 }"), *SENT)
-    for name in PARTS:
+    for name in (each for each in PARTS if each != "requests"):  # a server's
         shown = render(plan, parts=[name])
         assert shown.startswith("tiny: 100 steps on 4 ranks") and f"\n{name.upper()}" in shown
         assert len(shown.splitlines()) > 6

@@ -46,4 +46,4 @@ def test_nested_values_are_made_into_their_class():
 
 def test_every_op_has_a_name_of_its_kind():
     kinds = {name.split(".")[0] for name in load_ops()}
-    assert kinds == {"setup", "collate", "step", "rollout", "tick", "event", "shutdown"}
+    assert kinds == {"setup", "collate", "step", "rollout", "tick", "event", "request", "shutdown"}

@@ -114,7 +114,7 @@ def _scale(largest: float, unit: Unit) -> tuple[float, str]:
     """The largest unit that fits into a value, else a power of ten of it."""
     scales = _SCALES[unit]
     if unit == "number" and 0 < largest < 1e-3:
-        power = math.floor(math.log10(largest))
+        power = max(math.floor(math.log10(largest)), -308)  # smaller powers of ten are zero in a float
         return 10.0**power, f"e{power}"
     found = scales[0]
     for scale, sign in scales:
