@@ -88,6 +88,7 @@ def undisturbed(folder: Path, steps: int) -> list[np.ndarray]:
         return [client.logprobs([row(7)]) for client in clients]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_power_failures_at_random_moments_change_nothing(tmp_path: Path, disk: Disk, seed: int) -> None:
     """Every second step the power fails: no step is lost, none is done twice, and the curve is the undisturbed one."""
