@@ -62,6 +62,8 @@ def _input(
         raise UserError(f"{where} has two dims; this loss takes one number a token")
     if numbers.shape[0] != row.tokens.size:
         raise UserError(f"{where} has {numbers.shape[0]} rows for {row.tokens.size} tokens")
+    if not numbers.size:
+        raise UserError(f"{where} has no number for a token")
     if numbers.shape != shape:
         raise UserError(f"{where} has shape {list(numbers.shape)}; that of target_tokens is {list(shape)}")
     if one.integer:

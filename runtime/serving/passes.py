@@ -35,11 +35,9 @@ class WirePass:
     forward_only: bool
     texts: Sequence[TextRow]
 
-    @property
-    def alike(self) -> tuple[Any, ...]:
-        """Passes for which this is the same are computed together."""
-        wide = {text.wide for text in self.texts}
-        return self.loss, tuple(sorted(self.settings.items())), self.forward_only, max(wide, default=1)
+    def alike(self, text: TextRow) -> tuple[Any, ...]:
+        """Texts for which this is the same are computed together."""
+        return self.loss, tuple(sorted(self.settings.items())), self.forward_only, text.wide
 
 
 def pack(passes: Sequence[tuple[str, str, Mapping[str, Any], bool, Sequence[tuple[np.ndarray, Mapping[str, Any]]]]]):
@@ -113,21 +111,20 @@ def forward_backward(
     assert routing is not None
     multiple = tensor.size if tensor is not None and tensor.sequence else 1
 
-    def compute(passes: Sequence[WirePass], logprobs: Tensor) -> None:
-        """Fill in this rank's own of `logprobs`, which are of all targets of the message."""
-        first = passes[0]
-        loss = LOSSES[first.loss]
-        model.minimise(loss.term(first.settings))
-        texts = [text for each in passes for text in each.texts]
+    def compute(like: WirePass, texts: Sequence[TextRow], logprobs: Tensor) -> None:
+        """Fill in this rank's own of `logprobs`, which are of all targets of the message. like: a pass with the loss
+        of these texts."""
+        loss = LOSSES[like.loss]
+        model.minimise(loss.term(like.settings))
         routing.part = frozenset(text.slot for text in texts)
         batches = list(shares(texts, rows, rank.data_rank, rank.data_ranks))
         for number, own in enumerate(batches, start=1):
             beat.mark()
             wrapped.sync_gradients(number == len(batches))
             batch = microbatch(own, loss.columns, multiple, rank.device, spare=texts[0].slot)
-            with torch.set_grad_enabled(not first.forward_only):
+            with torch.set_grad_enabled(not like.forward_only):
                 objective = wrapped.forward(None, batch).sum()
-            if not first.forward_only:
+            if not like.forward_only:
                 objective.backward()
             assert batch.losses_BS is not None
             if rank.is_tp_first:
@@ -139,11 +136,12 @@ def forward_backward(
         passes = unpack(message, slots)
         last = passes[-1].texts[-1]
         logprobs = torch.zeros(last.start + last.targets, dtype=torch.float64)
-        together: dict[tuple[Any, ...], list[WirePass]] = {}
+        together: dict[tuple[Any, ...], tuple[WirePass, list[TextRow]]] = {}
         for each in passes:
-            together.setdefault(each.alike, []).append(each)
-        for group in together.values():
-            compute(group, logprobs)
+            for text in each.texts:
+                together.setdefault(each.alike(text), (each, []))[1].append(text)
+        for like, texts in together.values():
+            compute(like, texts, logprobs)
         if rank.world_size > 1:
             dist.all_reduce(logprobs)
         bounds = [*(each.texts[0].start for each in passes), len(logprobs)]

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from rank_forker import die_with
 from torch.multiprocessing import start_processes  # pyright: ignore[reportAttributeAccessIssue]
 
+from xtrain.runtime.outcome import exit_process
+
 # Seconds after which ranks that wait for each other say where, and end.
 PATIENCE = 120.0
 
@@ -75,10 +77,11 @@ def _serve(asked: Connection) -> None:
 
 def _work(rank: int, world: int, function: Callable[..., Any], folder: Path, args: tuple[Any, ...]) -> None:
     with (folder / f"rank{rank}.stuck").open("w") as stuck:
+        faulthandler.enable(file=stuck, all_threads=True)  # a signal that ends this rank leaves its threads' stacks
         faulthandler.dump_traceback_later(PATIENCE, exit=True, file=stuck)
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
         torch.save(function(rank, world, *args), folder / f"rank{rank}.pt")
         dist.barrier()
         dist.destroy_process_group()
-        faulthandler.cancel_dump_traceback_later()
+        exit_process(0)

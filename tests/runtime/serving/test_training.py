@@ -24,7 +24,10 @@ STEPS = 5
 
 @frozen(kw_only=True)
 class Client:
-    """A model of a client: its adapter, its loss, and the numbers of its updates."""
+    """A model of a client: its adapter, its loss, and the numbers of its updates.
+
+    wide: of its texts in turn, how many targets a token has, in a dim of their own; 0: one, without that dim.
+    """
 
     rank: int
     seed: int
@@ -33,15 +36,15 @@ class Client:
     adam: Adam
     attn: bool = True
     mlp: bool = True
-    wide: int = 0
+    wide: tuple[int, ...] = (0,)
 
     def data(self, step: int) -> list[Datum]:
         """Seven texts for a step."""
         rng = np.random.default_rng([self.seed, step])
-        return [self._datum(rng, int(rng.integers(3, 40))) for _ in range(7)]
+        return [self._datum(rng, int(rng.integers(3, 40)), self.wide[text % len(self.wide)]) for text in range(7)]
 
-    def _datum(self, rng: np.random.Generator, size: int) -> Datum:
-        shape = (size, self.wide) if self.wide else (size,)
+    def _datum(self, rng: np.random.Generator, size: int, wide: int) -> Datum:
+        shape = (size, wide) if wide else (size,)
         inputs = {"target_tokens": rng.integers(0, 258, shape)}
         if self.loss == "cross_entropy":
             inputs["weights"] = rng.normal(size=shape).astype(np.float32)  # negative ones and fractions
@@ -59,7 +62,9 @@ def adam(**changed: float) -> Adam:
 CLIENTS = {
     "plain": Client(rank=8, seed=1, loss="cross_entropy", settings={}, adam=adam()),
     "narrow": Client(rank=3, seed=2, loss="ppo", settings={}, adam=adam(weight_decay=0.1, clip=0.5), mlp=False),
-    "wide": Client(rank=5, seed=5, loss="cross_entropy", settings={}, adam=adam(rate=3e-3, beta2=0.99), wide=3),
+    "wide": Client(
+        rank=5, seed=5, loss="cross_entropy", settings={}, adam=adam(rate=3e-3, beta2=0.99), wide=(3, 0, 1, 2)
+    ),
     "weights": Client(
         rank=4, seed=4, loss="cispo", settings={"clip_high_threshold": 1.5}, adam=adam(clip=0.1), attn=False
     ),
