@@ -181,6 +181,8 @@ class NameErrors:
             fix = renamed(span, name, known, taken=_beside(section, span))
         elif label is not None and label.name == name:
             hint = f"the {name} is the label of the block: `{kind} {name}`"
+        elif name in blocks.ALL_KINDS and name not in blocks.ACTIONS:
+            hint = f"`{name}` is a block of its own: write it beside `{kind}`, at the top level"
         elif owner:
             hint = f"`{name}` belongs in {_listed(owner)}"
             other = ours(name, _all_settings())

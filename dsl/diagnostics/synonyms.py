@@ -30,7 +30,13 @@ _OURS: Final = {
     "data_mix": "mixture", "blend": "mixture", "curriculum": "phase", "stage": "phase", "sampling": "mixture",
     "lr_scheduler": "scheduler", "schedule": "scheduler", "data": "dataset", "training": "experiment", "end": "finish",
     "record_shapes": "shapes", "with_stack": "stacks", "profile_memory": "memory", "profiler": "profile",
-    "memory_profile": "memory_snapshot",
+    "memory_profile": "memory_snapshot", "train": "experiment", "trainer": "experiment", "lora": "adapter",
+    "peft": "adapter", "peft_config": "adapter", "param_groups": "group", "parameter_groups": "group",
+    "lora_r": "rank", "r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets",
+    "modules_to_save": "train", "use_dora": "dora", "use_rslora": "scaling", "init_lora_weights": "init",
+    "rank_pattern": "ranks", "alpha_pattern": "alphas", "layers_to_transform": "layers",
+    "neftune_noise_alpha": "neftune", "ref_model": "reference", "num_generations": "group",
+    "max_completion_length": "max_tokens", "max_new_tokens": "tokens",
 }  # fmt: skip
 
 
