@@ -5,6 +5,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .api.runs import Run as Run
+    from .api.runs import RunFailed as RunFailed
+    from .api.runs import open_run as open_run
+    from .api.specs import LoadedSpec as LoadedSpec
+    from .api.specs import ReviewedPlan as ReviewedPlan
+    from .api.specs import SpecWarning as SpecWarning
+    from .api.specs import load as load
+    from .dsl.diagnostics.diagnostic import SpecErrors as SpecErrors
     from .dsl.schema.setting import at_least as at_least
     from .dsl.schema.setting import between as between
     from .dsl.schema.setting import not_negative as not_negative
@@ -42,8 +50,12 @@ if TYPE_CHECKING:
     from .runtime.models.rms_norm import rms_norm as rms_norm
     from .runtime.reporting.trackers import TrackerContext as TrackerContext
 
-# What parts of a user's own are written with → its module. Loaded when asked for: a file of sources needs no torch.
+# What is used from Python, and what parts of a user's own are written with → its module. Loaded when asked for: a
+# file of sources needs no torch.
 _OFFERED = {
+    **dict.fromkeys(("LoadedSpec", "ReviewedPlan", "SpecWarning", "load"), "api.specs"),
+    **dict.fromkeys(("Run", "RunFailed", "open_run"), "api.runs"),
+    "SpecErrors": "dsl.diagnostics.diagnostic",
     "source": "runtime.data.part_decorators",
     "action": "runtime.data.part_decorators",
     "collator": "runtime.data.part_decorators",

@@ -133,10 +133,10 @@ class Diagnostics:
 
 
 class SpecErrors(Exception):
-    """A spec that cannot be used; carries the diagnostics that say why."""
+    """A spec that cannot be used; carries the diagnostics that say why, which are its text as well."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
-        super().__init__(f"{len(diagnostics.errors)} error(s) in the spec")
+        super().__init__("\n" + diagnostics.render().rstrip())
         self.diagnostics = diagnostics
 
 

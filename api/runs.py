@@ -1,0 +1,257 @@
+"""Runs from Python: begin them, follow them, and read what they have written."""
+
+import math
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from attrs import define, field
+
+from ..planner.load import load_plan
+from ..planner.plan import Plan
+from ..records.end_status import EndStatus
+from ..records.event import Event, kind_of
+from ..records.events import events_since
+from ..records.lines import object_of, objects_since
+from ..records.paths import EVENTS_FILE, METRICS_FILE
+from ..runtime.outcome import EXIT_CODES
+from ..tui.feed import RecordFeed
+from ..tui.lines.view import follow
+from ..tui.state import RunState, reduce_all
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..runtime.checkpoint.layout import CheckpointEntry
+    from ..runtime.generation.trained import TrainedRun
+
+LAST_LINES: Final = 40
+CURVE: Final = (480, 120)
+
+
+class RunFailed(RuntimeError):
+    """A run could not begin, or failed; the text is what it has said. exit_code: as of `xtrain run`."""
+
+    def __init__(self, exit_code: int, text: str) -> None:
+        super().__init__(text.strip() or f"the run ended with exit code {exit_code}")
+        self.exit_code = exit_code
+
+
+def open_run(directory: str | PathLike[str]) -> "Run":
+    """A run that goes on, or has ended, by its directory. Raises FileNotFoundError where there is none."""
+    found = Path(directory)
+    if not (found / "plan.json").is_file():
+        raise FileNotFoundError(f"{found} is not a run directory: it has no plan.json")
+    return Run(found)
+
+
+@define(eq=False)
+class Run:
+    """What a run directory has. Everything is read when it is asked for, also of a run that goes on."""
+
+    directory: Path
+    _launched: "_Launched | None" = field(default=None, repr=False)
+
+    @property
+    def plan(self) -> Plan:
+        """Raises PlanError where that of another version cannot be read."""
+        return load_plan(self.directory / "plan.json")
+
+    @property
+    def state(self) -> RunState:
+        """Status, step, loss, pace, evaluations and what else the records show together."""
+        feed, state = RecordFeed(self.directory), RunState()
+        while True:
+            state = reduce_all(state, feed.read())
+            if not feed.behind:
+                return state
+
+    @property
+    def status(self) -> str:
+        """`waiting`, `starting`, `training`, or how it has ended (`done`, `stopped`, `failed`, …)."""
+        return self.state.status
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The logged steps that count, one dict a step: steps that a resumed run has discarded are not among them."""
+        return objects_since(self.directory / METRICS_FILE)
+
+    def frame(self, library: Literal["pandas", "polars"] = "pandas") -> Any:
+        """The same as a frame, a row a step. Raises ModuleNotFoundError where the library is not installed."""
+        rows = self.metrics()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        if library == "polars":
+            import polars  # pyright: ignore[reportMissingImports]
+
+            return polars.DataFrame(columns, strict=False)
+        import pandas
+
+        return pandas.DataFrame(columns)
+
+    def events(self, kind: str | None = None) -> list[Event]:
+        """What has happened, in order: `eval`, `checkpoint`, `generate`, `warning`, … ; kind: those of one name."""
+        found = events_since(self.directory / EVENTS_FILE)
+        return found if kind is None else [each for each in found if kind_of(type(each)) == kind]
+
+    def checkpoints(self) -> "list[CheckpointEntry]":
+        """Those that are whole, oldest first: their `path`, `step` and `state()`."""
+        from ..runtime.checkpoint.layout import CheckpointFolder
+
+        return CheckpointFolder(self.directory / "checkpoints").entries()
+
+    def trained(self, checkpoint: str | None = None, *, task: str | None = None, device: str = "auto") -> "TrainedRun":
+        """Its model in one piece, whatever the layout it was trained in, with `continue_texts`.
+
+        checkpoint: `latest`, `best`, a step, a name or a path; None: the weights of the end, else the latest. task:
+        whose adapter computes, of several. Raises EnvironmentFault where there is none.
+        """
+        from ..runtime.generation.trained import TrainedRun
+
+        return TrainedRun.load(self.directory, device, checkpoint, task)
+
+    def model(self, checkpoint: str | None = None, *, device: str = "auto") -> "torch.nn.Module":
+        """That model as a torch module, with the names of parameters that the plan has."""
+        return self.trained(checkpoint, device=device).writer.model.whole
+
+    def generate(
+        self, prompts: Sequence[str], tokens: int = 64, *, checkpoint: str | None = None, **sampling: Any
+    ) -> list[str]:
+        """What follows each prompt; sampling: as `xtrain generate` (`temperature`, `top_k`, `top_p`, `seed`, …)."""
+        from ..runtime.generation.sampling import Sampling
+
+        return self.trained(checkpoint).continue_texts(list(prompts), tokens, Sampling(**sampling))
+
+    def wait(self) -> str:
+        """Until a run that was begun here has ended; its status. Raises RunFailed where it fails."""
+        if self._launched is not None:
+            self._launched.wait()
+        return self.status
+
+    def stop(self) -> None:
+        """Let a run that was begun here save a checkpoint and end; from elsewhere: `xtrain control`."""
+        if self._launched is not None:
+            self._launched.process.send_signal(signal.SIGTERM)
+
+    def _repr_html_(self) -> str:
+        state = self.state
+        steps = f" of {state.steps}" if state.steps else ""
+        loss = "" if state.loss is None else f" · loss {state.loss:.4f}"
+        head = f"<b>{escape(self.directory.name)}</b> {escape(state.status)} · step {state.step}{steps}{loss}"
+        losses = [(row["step"], row["loss"]) for row in self.metrics() if isinstance(row.get("loss"), float)]
+        return f"<div>{head}<br>{_curve(losses)}</div>"
+
+
+def start(plan: str, *, wait: bool, show: bool) -> Run:
+    """Begin a run of a plan, given as the text of its `plan.json`; see `ReviewedPlan.run`."""
+    launched = _Launched.begin(plan)
+    directory = launched.directory()
+    if directory is None:
+        launched.wait()
+        raise RunFailed(launched.process.returncode, "".join(launched.errors))
+    if show:
+        launched.show(directory)
+    run = Run(directory, launched)
+    if wait:
+        run.wait()
+    return run
+
+
+@define(eq=False)
+class _Launched:
+    """`xtrain run` in a process of its own, in a session of its own: what interrupts this one reaches it as a wish."""
+
+    process: subprocess.Popen[bytes]
+    folder: tempfile.TemporaryDirectory
+    began: float
+    errors: deque[str] = field(factory=lambda: deque(maxlen=LAST_LINES))
+    _readers: list[threading.Thread] = field(factory=list)
+    _known: threading.Event = field(factory=threading.Event)
+    _ended: threading.Event = field(factory=threading.Event)
+    _directory: Path | None = None
+    _shows: threading.Thread | None = None
+
+    @classmethod
+    def begin(cls, plan: str) -> "_Launched":
+        folder = tempfile.TemporaryDirectory(prefix="xtrain-")
+        path = Path(folder.name) / "plan.json"
+        path.write_text(plan, encoding="utf-8")
+        command = [sys.executable, "-m", "xtrain", "run", str(path), "--ui", "json"]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        launched = cls(process, folder, time.time())
+        for read in (launched._read_records, launched._read_errors):
+            launched._readers.append(threading.Thread(target=read, daemon=True))
+            launched._readers[-1].start()
+        return launched
+
+    def directory(self) -> Path | None:
+        """Where the run is; None if it has ended without having begun."""
+        self._interruptible(self._known)
+        return self._directory
+
+    def show(self, directory: Path) -> None:
+        """Print the lines of the run from its beginning here on."""
+        options = {"ui": "plain", "finished": self._ended, "quiet_until": self.began}
+        self._shows = threading.Thread(target=follow, args=(directory,), kwargs=options, daemon=True)
+        self._shows.start()
+
+    def wait(self) -> None:
+        """Raises RunFailed where the run fails. KeyboardInterrupt lets it stop first."""
+        self._interruptible(self._ended)
+        if self._shows is not None:
+            self._shows.join()
+        self.folder.cleanup()
+        code = self.process.returncode
+        if code not in (EXIT_CODES[each] for each in (EndStatus.DONE, EndStatus.STOPPED, EndStatus.INTERRUPTED)):
+            raise RunFailed(code, "".join(self.errors))
+
+    def _interruptible(self, what: threading.Event) -> None:
+        try:
+            what.wait()
+        except KeyboardInterrupt:
+            self.process.send_signal(signal.SIGINT)
+            self._ended.wait()
+            raise
+
+    def _read_records(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            found = object_of(line) or {}
+            if self._directory is None and found.get("event") == "run_start":
+                self._directory = Path(found["directory"])
+                self._known.set()
+        self.process.wait()
+        self._readers[1].join()
+        self._ended.set()
+        self._known.set()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.errors.append(line.decode(errors="replace"))
+
+
+def _curve(points: list[tuple[int, float]]) -> str:
+    """Losses by step as a line in SVG; nothing of fewer than two."""
+    points = [(step, loss) for step, loss in points if math.isfinite(loss)]
+    if len(points) < 2:
+        return ""
+    (width, height), (steps, losses) = CURVE, zip(*points, strict=True)
+    low, high, first, last = min(losses), max(losses), steps[0], steps[-1]
+    across, up = width / max(last - first, 1), height / ((high - low) or 1)
+    line = " ".join(f"{(step - first) * across:.1f},{(high - loss) * up:.1f}" for step, loss in points)
+    return (
+        f'<svg width="{width}" height="{height}" viewBox="-4 -4 {width + 8} {height + 8}" role="img">'
+        f"<title>loss {high:.4g} to {low:.4g}, steps {first} to {last}</title>"
+        f'<polyline fill="none" stroke="#3377bb" stroke-width="1.5" points="{line}"/></svg>'
+    )

@@ -1,0 +1,112 @@
+"""Specs and plans from Python: what `xtrain check`, `xtrain plan` and `xtrain run` do, in scripts and notebooks."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from ..dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
+from ..dsl.spec_text import value_text
+from ..planner.compare.plan_origin import signed
+from ..planner.load import check_from_spec, is_saved, plan_from_path
+from ..planner.plan import Plan
+from ..planner.report.render import parts_of, render
+from ..planner.serialise import dumps
+from .runs import Run, start
+
+PRE = '<pre style="line-height: 1.25; font-size: 0.85em">{}</pre>'
+
+
+class SpecWarning(UserWarning):
+    """What `xtrain check` warns of."""
+
+
+def load(path: str | PathLike[str], settings: Mapping[str, Any] | None = None) -> "LoadedSpec":
+    """Check a spec, or read a plan that `xtrain plan --out` has saved.
+
+    settings: `path.to.setting` → value, as of `--set`: numbers, True, False, None and lists of them as in Python; a
+    text is what stands in a spec (`64 steps`, `cosine`, and with its own quotes `"runs/a"`).
+
+    Raises SpecErrors, whose text is that of `xtrain check`. What that warns of is a SpecWarning.
+    """
+    sets = tuple(f"{name}={_spelled(value)}" for name, value in (settings or {}).items())
+    if not is_saved(Path(path)):
+        _report(check_from_spec(Path(path), sets))
+    return LoadedSpec(Path(path), sets)
+
+
+@frozen
+class LoadedSpec:
+    """A spec without mistakes. sets: what was set beside its text, as `--set` takes it."""
+
+    path: Path
+    sets: tuple[str, ...] = ()
+
+    def plan(self, world: int | None = None) -> "ReviewedPlan":
+        """What a run on `world` ranks does; None: as many as the axes of the spec need. Raises SpecErrors."""
+        compiled = plan_from_path(self.path, self.sets, world)
+        if compiled.plan is None:
+            raise SpecErrors(compiled.diagnostics)
+        plan = compiled.plan
+        return ReviewedPlan(plan if is_saved(self.path) else signed(plan, self.sets, world))
+
+    def run(self, world: int | None = None, *, wait: bool = True, show: bool = True) -> Run:
+        """Plan and train: see `ReviewedPlan.run`."""
+        return self.plan(world).run(wait=wait, show=show)
+
+
+@frozen
+class ReviewedPlan:
+    """An execution plan. content: all of it, as `plan.json` has it. As text it is the page of `xtrain plan`."""
+
+    content: Plan = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """The same for equal plans: that which `xtrain plan` shows."""
+        return self.content.id
+
+    def __str__(self) -> str:
+        return render(self.content)
+
+    def page(self, parts: Sequence[str] = (), *, full: bool = False) -> str:
+        """The page with all there is to say, or some of its parts in full (`memory`, `order`, …).
+
+        Raises ValueError for a part that the page does not have.
+        """
+        known = parts_of(self.content)
+        if unknown := [each for each in parts if each not in known]:
+            raise ValueError(f"a plan has no part {unknown[0]!r}; there are {', '.join(known)}")
+        return render(self.content, full=full, parts=parts)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """As `xtrain plan --out` does, for `xtrain run`, `xtrain diff` and `load`."""
+        Path(path).write_text(dumps(self.content), encoding="utf-8")
+
+    def run(self, *, wait: bool = True, show: bool = True) -> Run:
+        """Train exactly this, in processes of its own, as `xtrain run` does; a run that was stopped goes on.
+
+        wait: until it has ended; else return as soon as it has begun. show: print its lines meanwhile. Ctrl-C, and an
+        interrupted cell, let it save a checkpoint and stop.
+
+        Raises RunFailed where it cannot begin, and with `wait` where it fails.
+        """
+        return start(dumps(self.content), wait=wait, show=show)
+
+    def _repr_html_(self) -> str:
+        return PRE.format(escape(str(self)))
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else value_text(tuple(value) if isinstance(value, list) else value)
+
+
+def _report(found: Diagnostics) -> None:
+    if found.has_errors:
+        raise SpecErrors(found)
+    for each in found:
+        warnings.warn(f"{each.span}: {each.code}: {each.message}", SpecWarning, stacklevel=3)
