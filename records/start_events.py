@@ -20,6 +20,7 @@ class RunStartEvent(Event, tag="run_start"):
     attempt: Annotated[int | None, doc("which start of the run this is, from 1")]
     resumed_step: Annotated[int | None, doc("where it goes on; null: from the beginning", "steps")]
     directory: Annotated[str, doc("of the run")]
+    rewards: Annotated[bool, doc("the model gives rewards, and no texts")] = False
 
 
 class SetupBeginEvent(Event, tag="setup_begin"):

@@ -167,6 +167,7 @@ class Executor:
                 attempt=self.records.attempts() + 1,
                 resumed_step=start.step if start else None,
                 directory=str(self.records.directory),
+                rewards=self.plan.architecture.head == "reward",
             )
         )
         if self.records.rank == 0:

@@ -7,7 +7,7 @@ from textual.content import Content
 
 from ...records.end_status import EndStatus
 from ..event_text import cause, failed
-from ..lines.next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded
+from ..lines.next_steps import command_of_model, going_on, more_of_it, outcome, short_path, succeeded
 from ..pages.sheet import left, wrapped
 from ..words import decimal, duration, plural, printable, size
 from .figures import comparison, evaluated, figures
@@ -191,9 +191,9 @@ def advice(board: "Board") -> list[str]:
     """What to do next, the most helpful first."""
     run, directory = board.run, board.directory
     if succeeded(run):
-        command = " ".join(generate_command(directory))
+        purpose, *command = command_of_model(run, directory)
         more = more_of_it(run)
-        return [f"generate text: {command}", *([more] if more else [])]
+        return [f"{purpose}: {' '.join(command)}", *([more] if more else [])]
     lines = [f"{failed(failure)}: {cause(failure)}" for failure in run.failures[:1]]
     lines.append(going_on(run))
     if run.status == EndStatus.FAILED or board.life.state == "lost":

@@ -7,7 +7,6 @@ from ...records.end_status import EndStatus
 from ..event_text import failed
 from ..state import RunState
 
-GENERATE = '--prompt "…"'
 
 
 def short_path(path: Path) -> str:
@@ -19,9 +18,13 @@ def short_path(path: Path) -> str:
         return str(path)
 
 
-def generate_command(directory: Path) -> tuple[str, str]:
-    """The command that lets the trained model write, in two parts that may stand on two lines."""
-    return f"xtrain generate {shlex.quote(short_path(directory))}", GENERATE
+def command_of_model(state: RunState, directory: Path) -> tuple[str, str, str]:
+    """What a command does with the trained model, and the command, in two parts that may stand on two lines: it lets
+    the model write, or exports one that gives rewards."""
+    folder = shlex.quote(short_path(directory))
+    if state.start is not None and state.start.rewards:
+        return "export the model", f"xtrain export {folder}", "--to FOLDER"
+    return "generate text", f"xtrain generate {folder}", '--prompt "…"'
 
 
 def going_on(state: RunState) -> str:

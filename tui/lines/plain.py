@@ -17,7 +17,7 @@ from ..event_text import event_text, measured, or_dash
 from ..state import RunState
 from ..words import count, decimal, duration, printable
 from .drawer import Drawer
-from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
+from .next_steps import command_of_model, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 
 # A node is printed once it has ended, not when it begins; stuck ranks are in the failure that follows.
 _SUPERFLUOUS = (SetupBeginEvent, StuckEvent)
@@ -99,6 +99,7 @@ def closing_lines(state: RunState, directory: Path, why_lost: str = "") -> Itera
     if succeeded(state):
         if more := more_of_it(state):
             yield f"more  {more}"
-        yield f"next  {' '.join(generate_command(directory))}"
+        _, *command = command_of_model(state, directory)
+        yield f"next  {' '.join(command)}"
     else:
         yield f"next  {going_on(state)}"

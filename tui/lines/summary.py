@@ -16,7 +16,7 @@ from ..history import Point
 from ..state import RunState
 from ..words import count, decimal, duration, plural, printable
 from .lasting import MAX_BOX
-from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
+from .next_steps import command_of_model, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .progress_line import short_node
 
 MAX_TRACEBACK_LINES = 40
@@ -98,11 +98,11 @@ def _next(state: RunState, directory: Path, width: int) -> RenderableType:
         row = Table.grid(padding=(0, 2, 1, 0))
         row.add_row(Text(" next", "dim"), Text(going_on(state)))
         return row
-    command, prompt = generate_command(directory)
-    one_line = f"{command} {prompt}"
+    _, command, rest = command_of_model(state, directory)
+    one_line = f"{command} {rest}"
     if cell_len(one_line) + 7 >= width:
         # Two lines that the shell reads as one; a longer path is left for the terminal to fold.
-        one_line = f"{command} \\\n           {prompt}"
+        one_line = f"{command} \\\n           {rest}"
     return Text.assemble((" next  ", "dim"), (one_line, "bold"), "\n", overflow="fold")
 
 

@@ -182,3 +182,10 @@ def test_a_restart_says_what_has_happened_and_where_it_goes_on(event) -> None:
     assert line == "restart  step 4  1 of 3  rank 1 was killed by SIGKILL; continues from step 4 on 2 ranks"
     (line,) = event_lines(event_of(event("restart", 9, step=0, reason="rank 0 exited with code 1")))
     assert line == "restart  step 0  rank 0 exited with code 1; continues from the beginning"
+
+
+def test_a_model_that_gives_rewards_is_exported_and_not_asked_to_write(event) -> None:
+    start = event("run_start", 0, 0, name="r", world_size=1, device="cpu", attempt=1, directory="d", rewards=True)
+    saved = event("checkpoint", 1, 40, path="p")
+    said = plain([start, saved, event("run_end", 2, 41, status="complete")])
+    assert said.splitlines()[-1] == "next  xtrain export runs/x --to FOLDER"
