@@ -127,7 +127,8 @@ class Accepted(Struct, tag=True):
 
 class Done(Struct, tag=True):
     """What came of a request. failed: it has changed nothing. media: of the body. changes: what it has made. repeated:
-    it has changed its model, and is done again when that is restored from a snapshot before it."""
+    it has changed its model, and is done again when that is restored from a snapshot before it. kept: False: the result
+    is no longer there."""
 
     id: str
     time: float
@@ -136,6 +137,7 @@ class Done(Struct, tag=True):
     body: bytes
     changes: list[Change] = []
     repeated: bool = False
+    kept: bool = True
 
 
 Entry = ChangedEntry | Accepted | Done

@@ -36,12 +36,13 @@ class RequestJournal:
         self._folder, self._failed = folder, failed
         self._changed = threading.Condition()
         self._written: list[tuple[bytes, Then | None]] = []
-        self._busy = self._closing = self._broken = False
+        self._appended = self._lasting = 0  # frames, counted since the folder was opened
+        self._closing = self._broken = False
         self._number = self._open()
         self._path = self._path_of(self._number)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         _sync_folder(folder)
-        self.size = self._drop_unconfirmed()
+        self.size = self._on_disk = self._drop_unconfirmed()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
@@ -81,7 +82,11 @@ class RequestJournal:
                 at += _HEAD.size + length
 
     def read(self, at: int) -> bytes:
-        """The frame at a position, which lasts already."""
+        """The frame at a position, once it lasts. Raises JournalFailed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken or at < self._on_disk)
+            if at >= self._on_disk:
+                raise JournalFailed("the disk has refused a frame")
         length, checksum = _HEAD.unpack(os.pread(self._fd, _HEAD.size, at))
         content = os.pread(self._fd, length, at + _HEAD.size)
         if zlib.crc32(content) != checksum:
@@ -98,37 +103,45 @@ class RequestJournal:
             at = self.size
             self._written.append((_frame(content), then))
             self.size += _HEAD.size + len(content)
+            self._appended += 1
             self._changed.notify_all()
             return at
 
     def settle(self) -> None:
-        """Wait until everything that was appended lasts. Raises JournalFailed."""
+        """Wait until everything that was appended before lasts. Raises JournalFailed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._broken or not (self._written or self._busy))
-            if self._broken:
+            last = self._appended
+            self._changed.wait_for(lambda: self._broken or self._lasting >= last)
+            if self._lasting < last:
                 raise JournalFailed("the disk has refused a frame")
 
     def rewrite(self, contents: Iterable[bytes]) -> list[int]:
         """Replace the file by one with these frames, and give their positions; a crash leaves the old or the new one.
 
-        Nothing may be appended meanwhile.
+        Nothing may be appended meanwhile. Raises OSError where there is no room for it: all is as it was then.
         """
         self.settle()
         path = self._path_of(self._number + 1)
         partial = path.with_suffix(".partial")
         positions, end = [], 0
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        for content in contents:
-            positions.append(end)
-            frame = _frame(content)
-            _write(fd, frame)
-            end += len(frame)
-        os.fsync(fd)
-        partial.rename(path)
+        try:
+            for content in contents:
+                positions.append(end)
+                frame = _frame(content)
+                _write(fd, frame)
+                end += len(frame)
+            os.fsync(fd)
+            partial.rename(path)
+        except BaseException:
+            os.close(fd)
+            partial.unlink()
+            raise
         _sync_folder(self._folder)
         os.close(self._fd)
         self._path.unlink()
-        self._fd, self._path, self._number, self.size = fd, path, self._number + 1, end
+        self._fd, self._path, self._number = fd, path, self._number + 1
+        self.size = self._on_disk = end
         return positions
 
     def close(self) -> None:
@@ -145,13 +158,14 @@ class RequestJournal:
                 self._changed.wait_for(lambda: self._written or self._closing)
                 if not self._written:
                     return
-                batch, self._written, self._busy = self._written, [], True
+                batch, self._written = self._written, []
+            content = b"".join(frame for frame, _ in batch)
             try:
-                _write(self._fd, b"".join(frame for frame, _ in batch))
+                _write(self._fd, content)
                 os.fsync(self._fd)
             except OSError as error:
                 with self._changed:
-                    self._broken, self._busy = True, False
+                    self._broken = True
                     batch, self._written = batch + self._written, []
                     self._changed.notify_all()
                 _call(batch, False)
@@ -159,7 +173,8 @@ class RequestJournal:
                 return
             _call(batch, True)
             with self._changed:
-                self._busy = False
+                self._lasting += len(batch)
+                self._on_disk += len(content)
                 self._changed.notify_all()
 
 

@@ -106,8 +106,7 @@ class ModelsInMemory:
 
     def _stepped(self, id: str) -> bool:
         """Whether the last work that changed the model left no gradient."""
-        history = self.store.state.history[id]
-        return self.store.body_at(history[max(history)][0]).kind != "forward_backward"
+        return self.store.done(id, max(self.store.state.history[id])).kind != "forward_backward"
 
     def remove_unused(self) -> None:
         """Remove folders of weights that nothing refers to any more."""
@@ -127,8 +126,8 @@ class ModelsInMemory:
         try:
             if model.snapshot is not None:
                 self.engine.load(model.id, self.store.weights(model.snapshot), optimizer=True)
-            for _, (at, _) in sorted(state.history.get(model.id, {}).items()):
-                self.repeat(self, self.store.body_at(at))
+            for seq in sorted(state.history.get(model.id, {})):
+                self.repeat(self, self.store.done(model.id, seq))
         except UserError as error:
             LOG.exception("%s cannot be restored", model.id)
             why = f"the state of this model could not be restored after a failure: {error}"

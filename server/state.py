@@ -80,6 +80,8 @@ class State:
             self.accept(QueuedWork(entry, at, size=len(entry.body)))
         elif (work := self.works.get(entry.id)) is not None:
             self.finish(work, entry)
+            if not entry.kept:
+                self.drop(work)
 
     def accept(self, work: QueuedWork) -> None:
         self.works[work.id] = self.keys[work.key] = self.waiting[work.id] = work

@@ -1,6 +1,7 @@
 """State and journal as one: nothing changes without an entry, and entries are in the order of the changes."""
 
 import fcntl
+import logging
 import shutil
 import threading
 import time
@@ -14,6 +15,8 @@ import msgspec
 from .entries import Accepted, Change, ChangedEntry, Done, decoded, encoded
 from .journal import JournalFailed, RequestJournal, Then
 from .state import QueuedWork, Result, State
+
+LOG = logging.getLogger(__name__)
 
 # A journal is rewritten once it has grown to so many times what it was after the last time, and so many bytes.
 GROWTH: Final = 4
@@ -124,9 +127,11 @@ class Store:
             self.state.finish(work, done)
             self.changed.notify_all()
 
-    def body_at(self, at: int) -> Accepted:
-        """The entry of a request that was accepted, as the journal has it."""
-        entry = decoded(self._journal.read(at))
+    def done(self, model: str, seq: int) -> Accepted:
+        """A request that has changed a model since its snapshot, as the journal has it."""
+        with self.changed:  # a journal that is rewritten has it elsewhere
+            at, _ = self.state.history[model][seq]
+            entry = decoded(self._journal.read(at))
         assert isinstance(entry, Accepted)
         return entry
 
@@ -139,7 +144,10 @@ class Store:
     def rewrite_if_large(self) -> None:
         with self.changed:
             if self._journal.size > self._least:
-                self.rewrite()
+                try:
+                    self.rewrite()
+                except OSError as error:  # it goes on as it is, and is tried again when it is larger
+                    LOG.warning("the journal cannot be rewritten: %s", error.strerror)
                 self._least = max(LEAST, GROWTH * self._journal.size)
 
     def rewrite(self) -> None:
@@ -176,8 +184,8 @@ class Store:
                 yield encoded(entry)
             elif isinstance(entry, Done) and entry.id in kept:
                 entry.changes = []
-                if entry.id not in state.works:  # the result is no longer kept
-                    entry.body = b""
+                if entry.id not in state.works:
+                    entry.body, entry.kept = b"", False
                 entries.append(None)
                 yield encoded(entry)
 
