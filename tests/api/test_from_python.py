@@ -31,7 +31,7 @@ def test_mistakes_are_raised_as_check_prints_them(spec: Path) -> None:
     with pytest.raises(xtrain.SpecErrors, match=r"small.xtrain:2:48: error\[X203\]: .*`depth`") as caught:
         xtrain.load(spec)
     assert [each.code for each in caught.value.diagnostics] == ["X408", "X203"]
-    with pytest.raises(xtrain.SpecErrors, match="nowhere.xtrain"):
+    with pytest.raises(xtrain.SpecErrors, match=r"nowhere\.xtrain"):
         xtrain.load("nowhere.xtrain")
 
 
@@ -91,7 +91,7 @@ def test_a_run_and_what_it_has_written(spec: Path, capsys: pytest.CaptureFixture
 def test_a_run_that_cannot_begin(spec: Path) -> None:
     plan = xtrain.load(spec).plan()
     Path("notes.txt").unlink()
-    with pytest.raises(xtrain.RunFailed, match="notes.txt") as caught:
+    with pytest.raises(xtrain.RunFailed, match=r"notes\.txt") as caught:
         plan.run(show=False)
     assert caught.value.exit_code == 3
 

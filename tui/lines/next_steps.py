@@ -8,7 +8,6 @@ from ..event_text import failed
 from ..state import RunState
 
 
-
 def short_path(path: Path) -> str:
     """The path as it would be typed here: relative to the working directory when that is below it. Asks no file system,
     which may hang."""
