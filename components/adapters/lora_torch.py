@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ...planner.architecture import BlockParameter, ParameterSpec
 from ...planner.blocks.adapted import alone_name
 from ...planner.plan import Plan
-from ...runtime.models.adapted import decomposes, draws, merges, puts_on, writes
+from ...runtime.models.adapted import begins_with, decomposes, draws, merges, puts_on, writes
 from ...runtime.models.dropout import DropsInputs
 from ...runtime.models.layers import Linear, first_row
 from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
@@ -177,13 +177,14 @@ def merge(matrix: LoraMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> T
     return whole * (beside[matrix.magnitude] / norm_F)[:, None]
 
 
+@begins_with(LoraMatrix)
 def begun_with(matrix: LoraMatrix, beside: Mapping[str, Tensor]) -> Tensor:
     """scale · B · A of what A and B have begun with; of experts scale · A · B."""
     a, b = (beside[name] for name in matrix.begun())
     return (a @ b if a.dim() == 3 else b @ a) * matrix.scale
 
 
-@decomposes(LoraMatrix, begun_with)
+@decomposes(LoraMatrix)
 def decompose(matrix: LoraMatrix, weight: Tensor, format: torch.dtype) -> dict[str, Tensor]:
     """Of W = U · S · Vᵀ and the R largest singular values A = √(S / scale) · Vᵀ and B = U · √(S / scale) (PiSSA: Meng,
     Wang, Zhang 2024, arXiv 2404.02948, section 3). In each column of U the largest number is above 0, so that signs do

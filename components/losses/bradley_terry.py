@@ -6,7 +6,7 @@ from typing import ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import REWARDS, RewardLoss
+from ...dsl.schema.losses import PAIR_METRICS, RewardLoss
 from ...dsl.schema.setting import not_negative, setting
 from ...dsl.schema.training import LOSSES, Unit
 
@@ -30,7 +30,7 @@ class BradleyTerry(RewardLoss):
     )
 
     may_read: ClassVar[Mapping[str, str]] = {"margin": "margin = true"}
-    metrics: ClassVar[Mapping[str, tuple[str, str]]] = REWARDS
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = PAIR_METRICS
     resuming: ClassVar[Mapping[str, str]] = {
         "margin": "pairs are compared otherwise from here on",
         "centre": "rewards are kept at 0 by it from here on",

@@ -1,26 +1,14 @@
 """`loss cispo { … }`: the policy gradient with clipped weights (MiniMax-M1, arXiv 2506.13585)."""
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import (
-    ADVANTAGES,
-    OLD,
-    KlEstimator,
-    Reference,
-    TokenPolicyLoss,
-    kl_setting,
-    kl_weight,
-    max_tokens_setting,
-    normalise_setting,
-    reference_setting,
-)
+from ...dsl.schema.losses import ADVANTAGES, OLD, TokenPolicyLoss
 from ...dsl.schema.setting import not_negative, positive, setting
-from ...dsl.schema.training import LOSSES, Misfit, logits_chunk
+from ...dsl.schema.training import LOSSES, Misfit
 
 
 @LOSSES.register()
@@ -31,12 +19,6 @@ class Cispo(TokenPolicyLoss):
     kind: str = named("cispo")
     ratio_low: float = setting("ratios count at least so much", default=0.0, check=not_negative)
     ratio_high: float = setting("ratios count at most so much", default=5.0, check=positive)
-    normalise: Literal["token", "sequence", "dr_grpo"] = normalise_setting("token")
-    max_tokens: int | None = max_tokens_setting()
-    kl: KlEstimator = kl_setting()
-    kl_weight: float = kl_weight()
-    reference: Reference = reference_setting()
-    chunk: Quantity = logits_chunk()
 
     resuming: ClassVar[Mapping[str, str]] = {"ratio_high": "ratios are clipped by it from here on"}
 

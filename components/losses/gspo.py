@@ -5,22 +5,10 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import (
-    ADVANTAGES,
-    OLD,
-    POLICY,
-    REFERENCE_KL,
-    KlEstimator,
-    PolicyLoss,
-    Reference,
-    kl_setting,
-    kl_weight,
-    reference_setting,
-)
+from ...dsl.schema.losses import ADVANTAGES, OLD, POLICY, REFERENCE_KL, PolicyLoss
 from ...dsl.schema.setting import Range, not_negative, setting
-from ...dsl.schema.training import LOSSES, Unit, logits_chunk
+from ...dsl.schema.training import LOSSES, Unit
 
 
 @LOSSES.register()
@@ -31,10 +19,6 @@ class Gspo(PolicyLoss):
     kind: str = named("gspo")
     clip_low: float = setting("ratios are clipped at 1 − this", default=3e-4, check=Range(low=0, below=1))
     clip_high: float = setting("ratios are clipped at 1 + this", default=4e-4, check=not_negative)
-    kl: KlEstimator = kl_setting()
-    kl_weight: float = kl_weight()
-    reference: Reference = reference_setting()
-    chunk: Quantity = logits_chunk()
 
     across: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
+from attrs import frozen
+
 from ..quantity import Quantity
 from .names import file_path
 from .setting import Range, not_negative, positive, setting
-from .training import HeadKind, Loss, Misfit, Unit
+from .training import HeadKind, Loss, Misfit, Unit, logits_chunk
 
 WEIGHTS: Final = "weights"
 """The column of how much labels count."""
@@ -21,7 +23,7 @@ TEACHER_LOGPROBS: Final = "teacher_logprobs"
 """Their log-probabilities, and behind them that of all other tokens together."""
 
 _REWARD: Final = "nats"
-REWARDS: Final = {
+PAIR_METRICS: Final = {
     "rewards/chosen": ("reward of preferred answers, mean over the pairs of the step", _REWARD),
     "rewards/rejected": ("the same of rejected answers", _REWARD),
     "rewards/margin": ("their difference", _REWARD),
@@ -51,7 +53,7 @@ REFERENCE_KL: Final = {
     "policy/reference_kl": ("divergence of the policy from the reference, as `kl` of the loss has it", "nats a token")
 }
 
-KlEstimator = Literal["none", "k1", "k2", "k3"]
+Normalise = Literal["token", "sequence", "dr_grpo"]
 
 
 def beta_setting(default: float, what: str = "how much a difference of log-probabilities counts: β") -> Any:
@@ -104,7 +106,7 @@ class PairLoss(Loss):
 
     chunk: Quantity
     across: ClassVar[bool] = True
-    metrics: ClassVar[Mapping[str, tuple[str, str]]] = REWARDS
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = PAIR_METRICS
 
     @property
     def unit(self) -> Unit:
@@ -120,58 +122,19 @@ class RewardLoss(Loss):
 # Policies ------------------------------------------------------------------------------------------------------------
 
 
-def kl_setting() -> Any:
-    """The setting `kl` of losses of policies."""
-    return setting(
-        "estimate, for each token, of the divergence from the reference (column `ref_logprobs`) that is added to the "
-        "loss; with d = log of reference / policy: k1: −d; k2: d²/2; k3: e^d − d − 1",
-        default="none",
-    )
-
-
-def kl_weight() -> Any:
-    """The setting `kl_weight` beside it."""
-    return setting("weight of `kl`", default=0.0, check=not_negative)
-
-
-def normalise_setting(default: str) -> Any:
-    """The setting `normalise` of losses of policies."""
-    return setting(
-        "token: the mean over all tokens of the step; sequence: the mean over sequences of the mean over the tokens of "
-        "each; dr_grpo: the mean over sequences of the sum over their tokens divided by `max_tokens` (2503.20783)",
-        default=default,
-    )
-
-
-def max_tokens_setting() -> Any:
-    """The setting `max_tokens` beside it."""
-    return setting("what `normalise = dr_grpo` divides the sum of a sequence by", default=None, check=positive)
-
-
-def clip_setting(side: str) -> Any:
-    """The settings `clip_low` and `clip_high`."""
-    sign = {"low": "−", "high": "+"}[side]
-    bound = not_negative if side == "high" else Range(low=0, below=1)
-    return setting(f"ratios are clipped at 1 {sign} this", default=0.2, check=bound)
-
-
-def dual_setting() -> Any:
-    """The setting `dual_clip`."""
-    return setting(
-        "of negative advantages ratios count at most so much (arXiv 1912.09729); none: as much as they are",
-        default=None,
-        check=Range(above=1),
-        example="3.0",
-    )
-
-
+@frozen
 class PolicyLoss(ReferredLoss):
     """A loss of tokens that a policy has sampled, with the advantage of each: of the ratio ρ of their probabilities now
     and then."""
 
-    chunk: Quantity
-    kl: KlEstimator
-    kl_weight: float
+    kl: Literal["none", "k1", "k2", "k3"] = setting(
+        "estimate, for each token, of the divergence from the reference (column `ref_logprobs`) that is added to the "
+        "loss; with d = log of reference / policy: k1: −d; k2: d²/2; k3: e^d − d − 1",
+        default="none",
+    )
+    kl_weight: float = setting("weight of `kl`", default=0.0, check=not_negative)
+    reference: Reference = reference_setting()
+    chunk: Quantity = logits_chunk()
 
     may_read: ClassVar[Mapping[str, str]] = {REF: "kl = k3, kl_weight = 0.04"}
 
@@ -198,11 +161,23 @@ class PolicyLoss(ReferredLoss):
         return ("entropy_T",)
 
 
+def normalise_setting(default: str) -> Any:
+    """The setting `normalise` of losses of single tokens of a policy."""
+    return setting(
+        "token: the mean over all tokens of the step; sequence: the mean over sequences of the mean over the tokens of "
+        "each; dr_grpo: the mean over sequences of the sum over their tokens divided by `max_tokens` (2503.20783)",
+        default=default,
+    )
+
+
+@frozen
 class TokenPolicyLoss(PolicyLoss):
     """One of single tokens."""
 
-    normalise: Literal["token", "sequence", "dr_grpo"]
-    max_tokens: int | None
+    normalise: Normalise = normalise_setting("token")
+    max_tokens: int | None = setting(
+        "what `normalise = dr_grpo` divides the sum of a sequence by", default=None, check=positive
+    )
 
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL
 
@@ -228,12 +203,20 @@ class TokenPolicyLoss(PolicyLoss):
         }[self.normalise]
 
 
+@frozen
 class ClippedPolicyLoss(TokenPolicyLoss):
     """One that clips ratios as PPO does."""
 
-    clip_low: float
-    clip_high: float
-    dual_clip: float | None
+    clip_low: float = setting("ratios are clipped at 1 − this", default=0.2, check=Range(low=0, below=1))
+    clip_high: float = setting("ratios are clipped at 1 + this", default=0.2, check=not_negative)
+    dual_clip: float | None = setting(
+        "of negative advantages ratios count at most so much (arXiv 1912.09729); none: as much as they are",
+        default=None,
+        check=Range(above=1),
+        example="3.0",
+    )
+
+    resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by it from here on"}
 
     def misfits(self) -> Iterator[Misfit]:
         yield from super().misfits()

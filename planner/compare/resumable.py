@@ -40,11 +40,9 @@ _SWITCHES: Final = (
     "step.clip",
     "step.clip_value",
 )
-
-
-# With none of these a model is drawn.
-# What evaluations measure of it, of which the loss itself is compared.
+# What evaluations measure of the loss, which is compared by itself.
 _OF_THE_LOSS: Final = {"objective"}
+# Where a plan has none of these its model is drawn.
 _READS_BASE: Final = {"setup.read_weights", "setup.pretrained"}
 
 

@@ -98,12 +98,6 @@ class Reads:
         return found | ({"ended": True} if self.ended else {})
 
     @property
-    def column_names(self) -> tuple[str, ...]:
-        """The numbers along the tokens of every document, by name."""
-        names = {name for name, _ in self.columns} | ({WEIGHTS} if self.message_weight is not None else set())
-        return tuple(sorted(names))
-
-    @property
     def value_names(self) -> tuple[str, ...]:
         """The numbers of every document as a whole, by name."""
         names = {name for name, _ in self.values} | ({"label"} if self.label is not None else set())
