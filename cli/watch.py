@@ -33,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="RUN", nargs="?", help="a run, or a lineage or root of runs (default: runs)")
-    parser.add_argument("--screen", choices=tuple(SCREENS), default="overview", help="what is shown first")
+    parser.add_argument("--screen", choices=tuple(SCREENS), default="", help="what is shown first")
     parser.add_argument(
         "--compare", metavar="RUN", nargs="+", action="extend", default=[], help="runs for the screen `compare`"
     )
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     from ..tui.board.opening import open_board
 
-    first = "compare" if others and arguments.screen == "overview" else arguments.screen
+    first = "compare" if others and not arguments.screen else arguments.screen
     return open_board(directory, compared=others, first=first)
 
 

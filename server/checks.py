@@ -5,7 +5,7 @@ A mistake is a UserError, which becomes the result of the request: its text name
 
 import numpy as np
 
-from .engine import Array, Capabilities, Datum, LossInput, LossOffer, UserError
+from .engine import TARGETS, Array, Capabilities, Datum, LossInput, LossOffer, UserError
 from .limits import ServerLimits
 from .messages import DatumRow, ForwardBackward
 
@@ -44,7 +44,7 @@ def _datum(place: str, row: DatumRow, loss: str, offer: LossOffer, capabilities:
         if name not in known:
             raise UserError(f"{place}.loss_fn_inputs has {name[:80]!r}, which {loss} does not read")
     inputs: dict[str, Array] = {}
-    shape = row.inputs["target_tokens"].shape if "target_tokens" in row.inputs else row.tokens.shape
+    shape = row.inputs[TARGETS].shape if TARGETS in row.inputs else row.tokens.shape
     for one in offer.inputs:
         if one.name in row.inputs:
             inputs[one.name] = _input(place, one, row, shape, offer, capabilities)

@@ -22,6 +22,7 @@ IMPORTANCE_SAMPLING: Final = "importance_sampling"
 PPO: Final = "ppo"
 CISPO: Final = "cispo"
 DRO: Final = "dro"
+TARGETS: Final = "target_tokens"  # which every loss has
 
 
 class UserError(Exception):

@@ -13,7 +13,7 @@ from .messages import MEDIA_TYPE, sample_response
 from .models_in_memory import ModelsInMemory
 from .refusal import Refusal
 from .requests import SampleBody, read_json
-from .state import QueuedWork
+from .state import QueuedWork, WorkDone
 
 # What a request can ask for beside, and what it must be, since none of it is offered.
 NOT_OFFERED: Final = (
@@ -61,6 +61,7 @@ class SampleKind(Kind):
             if isinstance(result, UserError):
                 fail(memory, work, result)
             else:
+                work.measured = WorkDone(drawn=sum(len(sample.tokens) for sample in result.samples))
                 finish(memory, work, sample_response(result), media=MEDIA_TYPE)
 
         if requests := taken(works):

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from ..records.server_status import ServerStatus
 from .engine import Capabilities, Engine
 from .entries import Accepted, ModelEntry, SamplerEntry, SavedEntry, Session
 from .execution import Execution
@@ -23,6 +24,7 @@ from .kinds import Kind
 from .limits import ServerLimits
 from .model_kinds import CreateModelKind, LoadWeightsKind
 from .models_in_memory import ModelsInMemory
+from .monitor import ServerMonitor, StatusWriter
 from .refusal import Refusal
 from .requests import CreateSamplingSession, CreateSession, plain_text
 from .sampling_kind import SampleKind
@@ -70,12 +72,24 @@ class TrainingServer:
         self.draining = False
         self._clock, self._ended, self._engine = clock, ended, engine
         self._pollers: set[Future[None]] = set()
-        self._released = False
-        self.store = Store(folder, clock, self._disk_failed)
+        self._released = self._stopped = False
         self._started = clock()
+        self.monitor = ServerMonitor(folder, clock, self._started)
+        self.store = Store(folder, clock, self._disk_failed, self.monitor.finished)
         self._beats = {id: self._started for id, one in self.store.state.sessions.items() if not one.ended}
         self._execution = Execution(self.store, engine, self.limits, KINDS, self.live, self._keep_house, self._over)
+        self._status = StatusWriter(self.monitor, self._look)
         self._execution.begin()
+        self._status.begin()
+
+    def _look(self) -> ServerStatus:
+        """What is to be seen of this server now."""
+        restoring = "restoring" if self._execution.restoring else "serving"
+        ending = "stopped" if self._stopped else "draining" if self.draining else restoring
+        with self.store.changed:
+            clients = sum(map(self.live, list(self._beats)))
+            memory, state = self._execution.memory, "failed" if self.failure is not None else ending
+            return self.monitor.status(memory, state, self.failure or "", clients)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -110,6 +124,8 @@ class TrainingServer:
         self.drain()
         self.release()
         self._execution.stop()
+        self._stopped = True
+        self._status.close()
         self._engine.close()
         self.store.close()
 

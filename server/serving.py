@@ -74,7 +74,8 @@ def serve(
             await super().startup(sockets)
             if self.started:
                 port = self.servers[0].sockets[0].getsockname()[1]
-                listening(f"{'https' if address.certificate else 'http'}://{address.host}:{port}")
+                server.monitor.url = f"{'https' if address.certificate else 'http'}://{address.host}:{port}"
+                listening(server.monitor.url)
 
     def stop(number: int, frame: FrameType | None) -> None:
         """Ends the waiting of clients before connections are closed; a second signal waits for no connection."""

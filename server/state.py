@@ -29,12 +29,24 @@ class Result:
     time: float
 
 
+@frozen(kw_only=True)
+class WorkDone:
+    """What a request has done, for who watches: tokens that were trained on and drawn, optimizer steps, and the loss of
+    a target, in nats."""
+
+    trained: int = 0
+    drawn: int = 0
+    steps: int = 0
+    loss: float | None = None
+    loss_name: str = ""
+
+
 @define(eq=False)
 class QueuedWork:
     """A request that was accepted. at: position of its entry in the journal. request: what was read from its body, as
     long as it waits. size: of its body. lasting: fulfilled once the journal has it. result: None until it is done;
     promise: fulfilled once that lasts. started: it is executed now.
-    attempts: how often an engine was lost during it."""
+    attempts: how often an engine was lost during it. measured: what it has done."""
 
     entry: Accepted
     at: int
@@ -44,6 +56,7 @@ class QueuedWork:
     started: bool = False
     attempts: int = 0
     size: int = 0
+    measured: WorkDone | None = None
     lasting: "Future[None]" = field(factory=Future)
     promise: "Future[Result]" = field(factory=Future)
 

@@ -47,6 +47,7 @@ class StoreInUse(Exception):
 
 class Store:
     """What a server knows, and the folders of its weights. Its lock guards all of it; `changed` is for who waits.
+    finished: is told of every request that is done.
 
     folder/journal: entries. folder/weights/ID: what an engine has saved or exported.
     """
@@ -56,8 +57,9 @@ class Store:
         folder: Path,
         clock: Callable[[], float] = time.time,
         failed: Callable[[OSError], None] = lambda error: None,
+        finished: Callable[[QueuedWork, Done], None] = lambda work, done: None,
     ) -> None:
-        self.folder, self.clock = folder, clock
+        self.folder, self.clock, self._finished = folder, clock, finished
         self.changed = threading.Condition(threading.RLock())
         self.state = State()
         self._weights = folder / "weights"
@@ -125,6 +127,7 @@ class Store:
             result = Result(done.failed, done.media, done.body, done.time)
             self._journal.append(encoded(done), fulfils(work.promise, result))
             self.state.finish(work, done)
+            self._finished(work, done)
             self.changed.notify_all()
 
     def done(self, model: str, seq: int) -> Accepted:

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .checks import rows_of
-from .engine import Adam, Pass, UserError
+from .engine import TARGETS, Adam, Pass, UserError
 from .entries import Accepted, Change
 from .kinds import Kind, SingleKind, fail, finish, finite, numbered
 from .messages import MEDIA_TYPE, ForwardBackward, forward_backward_output, read_forward_backward
 from .models_in_memory import ModelDamaged, ModelsInMemory
 from .requests import OptimStep, read_json
-from .state import QueuedWork
+from .state import QueuedWork, WorkDone
 
 
 class ForwardBackwardKind(Kind):
@@ -42,6 +42,10 @@ class ForwardBackwardKind(Kind):
                 if isinstance(result, UserError):
                     fail(memory, work, result)
                 else:
+                    targets = sum(datum.inputs[TARGETS].size for datum in one.data)
+                    work.measured = WorkDone(
+                        trained=work.request.num_tokens, loss=result.metrics["loss:sum"] / targets, loss_name=one.loss
+                    )
                     body = forward_backward_output(result)
                     finish(memory, work, body, media=MEDIA_TYPE, repeated=not one.forward_only)
 
@@ -91,7 +95,9 @@ class OptimStepKind(SingleKind):
 
     def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         memory.need(work.entry.queue)
-        return finite(memory.engine.optim_step(work.entry.queue, _adam(work.request))), []
+        found = memory.engine.optim_step(work.entry.queue, _adam(work.request))
+        work.measured = WorkDone(steps=1)
+        return finite(found), []
 
     def after(self, work: QueuedWork, memory: ModelsInMemory) -> None:
         memory.snapshot_if_due(work.entry.queue)

@@ -10,10 +10,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...server.engine import CISPO, CROSS_ENTROPY, DRO, IMPORTANCE_SAMPLING, PPO, LossInput, LossOffer
+from ...server.engine import CISPO, CROSS_ENTROPY, DRO, IMPORTANCE_SAMPLING, PPO, TARGETS, LossInput, LossOffer
 from ..models.loss import Term
 
-TARGETS: Final = "target_tokens"
 WEIGHTS: Final = "weights"
 SAMPLED: Final = "logprobs"
 ADVANTAGES: Final = "advantages"

@@ -84,7 +84,7 @@ def test_the_newest_run_is_the_one_that_is_meant(tmp_path, monkeypatch, openings
     for name in ("old", "new"):
         made_run(Path("runs/a") / name, logged=10)
     assert main(["watch"]) == 0
-    assert [(path.name, options["first"]) for path, options in openings] == [("new", "overview")]
+    assert [(path.name, options["first"]) for path, options in openings] == [("new", "")]
     assert main(["watch", "runs/a/old", "--screen", "ranks"]) == 0
     assert main(["watch", "runs/a/old", "--compare", "runs/a/new"]) == 0
     more = ["--compare", "runs/a/new"]

@@ -20,6 +20,7 @@ from xtrain.dsl.schema.training import LOSSES
 from xtrain.records.events import EVENT_TYPES
 from xtrain.records.heartbeat import Heartbeat
 from xtrain.records.metrics import FREE_NAMES, RankMetrics, StepMetrics
+from xtrain.records.server_status import ServedModel, ServerStatus
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 WORDS: Final = {int: "integer", float: "number", str: "text", bool: "true, false", list: "list", dict: "map"}
@@ -82,6 +83,8 @@ TABLES: Final[Mapping[str, Any]] = {
     "metrics": lambda: table(KEYS, of_metrics()),
     "events": lambda: table(("event", *KEYS), of_events()),
     "ranks": lambda: table(KEYS, rows(RankMetrics)),
+    "server": lambda: table(KEYS, rows(ServerStatus)),
+    "served": lambda: table(KEYS, rows(ServedModel)),
     "heartbeat": lambda: table(KEYS, rows(Heartbeat)),
 }
 

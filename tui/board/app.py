@@ -1,4 +1,4 @@
-"""The application: one run, seven screens, and the keys that lead there."""
+"""The application: one run, its screens, and the keys that lead there."""
 
 import os
 import signal
@@ -105,7 +105,7 @@ class BoardApp(App[int]):
         directory: Path,
         *,
         compared: Sequence[Path] = (),
-        first: str = "overview",
+        first: str = "",
         launcher: int | None = None,
         no_color: bool = False,
     ) -> None:
@@ -118,7 +118,7 @@ class BoardApp(App[int]):
         self.visited = ""
         self.frozen_at = ""
         self.fault: Path | None = None
-        self._wanted: str | None = first
+        self._wanted: str | None = first or None
         self._signs = () if terminal_glyphs() is UNICODE else (PlainSigns(),)
         self._kinds = pane_classes()
         self._panes: dict[str, Pane] = {}
@@ -167,7 +167,7 @@ class BoardApp(App[int]):
         if self._wanted and self._has(self._wanted):
             await self.action_visit(self._wanted)
         elif not self.visited:
-            await self._go("overview")
+            await self._go("overview" if self.board is None or self.board.server is None else "server")
         self.draw()
 
     @property
@@ -222,7 +222,7 @@ class BoardApp(App[int]):
             return
         try:
             pane.show(board)
-        except Exception as error:  # a screen that cannot be drawn leaves six others
+        except Exception as error:  # a screen that cannot be drawn leaves the others
             if self.visited in self._faulty:
                 return
             self._faulty.add(self.visited)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from textual.content import Content
 
 from ...records.end_status import EndStatus
+from ...records.server_status import ServerStatus
 from ..model.ahead import last_step, seconds_left
+from ..pages.server_page import is_old
 from ..pages.sheet import left
 from ..words import duration, plural, printable
 from .pane import Pane
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 # In which style a word for the state of a run is shown; the word itself says it without any.
 _STYLES = {
     "training": "bold $success",
+    "serving": "bold $success",
     EndStatus.DONE: "bold $success",
     EndStatus.COMPLETE: "bold $success",
     "paused": "bold $warning",
@@ -69,6 +72,8 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
     of_steps = f"/{steps:,}" if steps else ""
     raised = f"! {plural(len(board.alerts), 'alert')}" if board.alerts else ""
     name, folder = name_of(board), printable(board.directory.name)
+    if board.server is not None:
+        return _head_of_server(board, board.server, width, frozen_at, old)
     pieces = (
         Piece(shortened(name, max(16, width // 4)), "bold $primary", 10),
         Piece(word.upper() if life.over else word, state_style(word), 9),
@@ -82,6 +87,23 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
         Piece("" if left is None else f"{until} ~{duration(left)}", "", 5),
         Piece(f"attempt {run.attempt}" if run.attempt > 1 else "", "$text-muted", 1),
         Piece(folder if folder != name else "", "$text-muted", 0),
+    )
+    return line(pieces, width)
+
+
+def _head_of_server(board: "Board", server: ServerStatus, width: int, frozen_at: str, old: Piece | None) -> Content:
+    word = "lost" if is_old(server, board.now) else server.state
+    waiting = f"{server.waiting:,} waiting" if server.waiting else ""
+    pieces = (
+        Piece(shortened(name_of(board), max(16, width // 4)), "bold $primary", 10),
+        Piece(word.upper() if word in ("lost", "failed", "stopped") else word, state_style(word), 9),
+        *([] if old is None else [old]),
+        Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
+        Piece(plural(server.clients, "client"), "", 6),
+        Piece(plural(len(server.models), "model"), "", 5),
+        Piece(f"{server.requests_per_second:.1f} requests/s", "", 4),
+        Piece(waiting, "$warning", 3),
+        Piece(server.url, "$text-muted", 2),
     )
     return line(pieces, width)
 

@@ -51,9 +51,7 @@ class AttachedApp(BoardApp):
             os._exit(0)
 
 
-def open_board(
-    directory: Path, *, compared: Sequence[Path] = (), first: str = "overview", launcher: int | None = None
-) -> int:
+def open_board(directory: Path, *, compared: Sequence[Path] = (), first: str = "", launcher: int | None = None) -> int:
     """Show the run until the reader leaves; the exit code. Main thread only.
 
     One line on standard error says where to look if the dashboard itself has failed.

@@ -40,6 +40,10 @@ class OverviewPane(Pane):
     OverviewPane #plots #norm-plot { width: 1fr; margin-left: 2; }
     """
 
+    @classmethod
+    def available(cls, board: "Board") -> bool:
+        return board.server is None
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._lines: tuple[str, ...] = ()

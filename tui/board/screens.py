@@ -15,6 +15,7 @@ SCREENS = {
     "datasets": ("datasets", "DatasetsPane"),
     "events": ("events", "EventsPane"),
     "compare": ("compare", "ComparePane"),
+    "server": ("server", "ServerPane"),
 }
 
 

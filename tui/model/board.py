@@ -4,6 +4,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from ...records.server_status import ServerStatus
 from ..state import RunState
 from .alerts import Alert
 from .event_log import EventLog
@@ -22,7 +23,8 @@ ASKED = 64
 class Board:
     """Everything a screen draws. now: seconds since 1970, when it was made. version: changes when anything but `now`
     does. loading: the share of the metrics that has been read, from 0 to 1, while a long run is being opened. damaged:
-    complete lines of metrics and events that hold no record."""
+    complete lines of metrics and events that hold no record. server: what a training server says of itself; None: a run
+    trains by itself."""
 
     directory: Path
     now: float
@@ -36,6 +38,7 @@ class Board:
     life: Life = field(factory=Life)
     loading: float | None = None
     damaged: int = 0
+    server: ServerStatus | None = None
 
     @property
     def step(self) -> int:

@@ -4,6 +4,9 @@ import heapq
 import time
 from operator import itemgetter
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from ...records.event import Event
 from ...records.events import events_of
@@ -11,6 +14,7 @@ from ...records.lines import objects, read_all
 from ...records.metrics import StepMetrics
 from ...records.paths import EVENTS_FILE, METRICS_FILE
 from ...records.record import AnyRecord, Record
+from ...records.server_status import SERVER_FILE, ServerStatus
 from ...records.start_events import HorizonEvent
 from ..state import RunState, begun_again, reduce_all
 from ..tail import Tail
@@ -30,6 +34,7 @@ EVENT_BYTES = 256 << 10
 # newest: how far it is, its newest record and its pace need no more.
 NEWEST_STEPS = 512
 FIRST_SECONDS = 0.3
+_STATUS: Final = msgspec.json.Decoder(ServerStatus)
 
 
 class RunReader:
@@ -55,6 +60,8 @@ class RunReader:
         self._waiting: list[tuple[float, Event]] = []
         self._first = True
         self._board = Board(directory=directory, now=time.time(), series=self._series)
+        self._server_state: tuple[int, int] | None = None
+        self._server: ServerStatus | None = None
         self._parts: tuple[object, ...] = ()
 
     def poll(self, budget_seconds: float = BUDGET_SECONDS) -> Board:
@@ -62,6 +69,7 @@ class RunReader:
         began = time.monotonic()
         deadline = began + budget_seconds
         self._read_plan()
+        self._read_server()
         self._read_records(began + FIRST_SECONDS if self._first else deadline)
         self._first = False
         start = self._state.start
@@ -84,9 +92,10 @@ class RunReader:
             "life": life,
             "loading": self._metrics.loading,
             "damaged": self._metrics.damaged + self._events.damaged,
+            "server": self._server,
         }
         # The parts are values, the same ones while nothing is new; the series is not.
-        drawn = (*map(id, (run, ranks, plan, self._log.log())), self._series.version)
+        drawn = (*map(id, (run, ranks, plan, self._log.log(), self._server)), self._series.version)
         drawn += (parts["alerts"], life, parts["loading"], parts["damaged"])
         version = self._board.version + (drawn != self._parts)
         self._parts = drawn
@@ -121,6 +130,17 @@ class RunReader:
         plan = planned(found[0]) if found else None
         if plan is not None:  # else half of a file that is being written: look again
             self._planned, self._plan_state = plan, state
+
+    def _read_server(self) -> None:
+        """What a training server says of itself: a file that is replaced whole."""
+        path = self.directory / SERVER_FILE
+        try:
+            status = path.stat()
+            state = status.st_ino, status.st_mtime_ns
+            if state != self._server_state:
+                self._server, self._server_state = _STATUS.decode(path.read_bytes()), state
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return  # not there, or of another version: what was said is known
 
     def _read_records(self, deadline: float) -> None:
         """Take in what is new, in the order of time; of one time a step comes before the events that followed it."""

@@ -1,0 +1,165 @@
+"""The Server screen as rows of text: how busy a training server is, its models, and who waits for what."""
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from ...records.server_status import ServedModel, ServerStatus
+from ..words import brief, count, decimal, duration, plural
+from .sheet import Row, bar, block, fit, joined, left, restyled, right, row, rule, window, wrapped
+
+# A status that is older than this is not renewed any more.
+OLD_SECONDS = 10.0
+# From here on it is said who waits.
+_LONG_WAIT = 5.0
+
+
+@frozen(kw_only=True)
+class ServerView:
+    """What the reader has chosen. place: of the model under the cursor."""
+
+    place: int = 0
+    top: int = 0
+
+
+@frozen(kw_only=True)
+class ServerPage:
+    """What is drawn. count: models; height: rows of them that can be seen."""
+
+    rows: tuple[Row, ...]
+    view: ServerView
+    count: int
+    height: int
+
+
+@frozen(kw_only=True)
+class _ServerColumn:
+    title: str
+    width: int
+    value: Callable[[ServedModel, float], str]
+
+
+_COLUMNS = (
+    _ServerColumn(title="is", width=9, value=lambda one, now: _is(one)),
+    _ServerColumn(title="steps", width=6, value=lambda one, now: f"{one.steps:,}"),
+    _ServerColumn(title="loss", width=8, value=lambda one, now: decimal(one.loss, 4)),
+    _ServerColumn(title="tokens", width=7, value=lambda one, now: count(one.tokens)),
+    _ServerColumn(title="waiting", width=7, value=lambda one, now: str(one.waiting) if one.waiting else "–"),
+    _ServerColumn(title="rank", width=4, value=lambda one, now: "full" if one.rank is None else str(one.rank)),
+    _ServerColumn(
+        title="last", width=8, value=lambda one, now: "–" if one.last_time is None else _ago(now - one.last_time)
+    ),
+)
+
+
+def page(status: ServerStatus, view: ServerView, width: int, height: int, now: float) -> ServerPage:
+    """In `height` rows of `width` cells."""
+    rows = [*_glance(status, width, now), rule("Models", width, plural(len(status.models), "model"))]
+    words = [row((line, style)) for text, style in in_words(status, now) for line in wrapped(text, width, "  ")]
+    words = words[: max(1, height // 4)]
+    room = max(1, height - len(rows) - 1 - len(words))
+    place = max(0, min(len(status.models) - 1, view.place))
+    top = window(len(status.models), room, view.top, place)
+    names, columns, clients = _layout(status, width)
+    head = [left("model", names), *(right(column.title, column.width) for column in columns)]
+    rows.append(fit(row((" ".join(head), "dim"), (f"  {'client' if clients else ''}", "dim")), width))
+    for number, one in enumerate(status.models[top : top + room], start=top):
+        line = [left(short(one.id), names), *(right(column.value(one, now), column.width) for column in columns)]
+        client = (f"  {one.client}" if clients else "", "dim")
+        drawn = fit(row((" ".join(line), "bad" if one.damaged else "" if one.connected else "dim"), client), width)
+        rows.append(restyled(drawn, "cursor") if number == place and len(status.models) > room else drawn)
+    rows += words
+    return ServerPage(
+        rows=tuple(block(rows, width, height)),
+        view=ServerView(place=place, top=top),
+        count=len(status.models),
+        height=room,
+    )
+
+
+def moved(page: ServerPage, by: int) -> ServerView:
+    """The cursor by some models."""
+    return ServerView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
+
+
+def short(id: str) -> str:
+    """The id of a model with the beginning of its session, which tells it from others."""
+    session, _, rest = id.partition(":")
+    return f"{session[:8]}:{rest}" if rest else session
+
+
+def is_old(status: ServerStatus, now: float) -> bool:
+    """Whether nobody renews the status of a server that has not said that it ends."""
+    return status.state not in ("stopped", "failed") and now - status.time > OLD_SECONDS
+
+
+def _glance(status: ServerStatus, width: int, now: float) -> list[Row]:
+    facts = joined([status.url, f"{duration(max(0.0, status.time - status.began))} up"])
+    in_memory = sum(one.in_memory for one in status.models)
+    slots = f"{in_memory} of {plural(status.slots, 'slot')} in use"
+    served = [
+        f"{plural(status.requests, 'request')} done",
+        f"{status.requests_per_second:.1f}/s",
+        f"{plural(status.errors, 'error')}" if status.errors else "no errors",
+    ]
+    speed = [
+        f"trained {count(status.trained_per_second)} tok/s",
+        f"sampled {count(status.sampled_per_second)} tok/s",
+        *(f"{name} {brief(seconds)}" for name, seconds in status.latency.items()),
+    ]
+    queue = f"  queue     {bar(status.waiting / status.queue if status.queue else 0, 12)} {status.waiting:,}"
+    return [
+        rule("Server", width, facts),
+        fit(row(f"  clients   {joined([f'{status.clients} connected', slots])}"), width),
+        fit(row(f"  requests  {joined(served)}"), width),
+        fit(row(f"  speed     {joined(speed)}"), width),
+        fit(row((queue, ""), (f" of {status.queue:,}", "dim")), width),
+    ]
+
+
+def in_words(status: ServerStatus, now: float) -> list[tuple[str, str]]:
+    """Sentences with the name of a style: what is wrong, and who has waited for long and for what."""
+    found: list[tuple[str, str]] = []
+    if is_old(status, now):
+        found.append((f"The server has written nothing for {duration(now - status.time)}.", "bad"))
+    if status.state == "failed":
+        found.append((f"The server has failed: {status.reason}", "bad"))
+    if status.state == "restoring":
+        found.append(("A rank was lost; all are started again, and models are restored as they are needed.", "warn"))
+    if status.state == "draining":
+        found.append(("The server ends: nothing new is taken, results can be fetched.", "warn"))
+    found += [(f"{short(one.id)}: {one.damaged}", "bad") for one in status.models if one.damaged]
+    late = sorted((one for one in status.models if one.waits_for), key=lambda one: -one.waited_seconds)
+    found += [
+        (f"{short(one.id)} has waited {duration(one.waited_seconds)} for {one.waits_for}", "warn")
+        for one in late
+        if one.waited_seconds >= _LONG_WAIT
+    ]
+    if not status.models:
+        found.append(("No client has made a model yet.", "dim"))
+    return found
+
+
+def _is(one: ServedModel) -> str:
+    if one.damaged:
+        return "damaged"
+    if not one.connected:
+        return "left"
+    return "in memory" if one.in_memory else "on disk"
+
+
+def _ago(seconds: float) -> str:
+    return "now" if seconds < 1.5 else duration(seconds)
+
+
+def _layout(status: ServerStatus, width: int) -> tuple[int, list[_ServerColumn], bool]:
+    """Width of the names, the columns that fit, and whether there is room for the names of clients."""
+    names = min(max([8, *(len(short(one.id)) for one in status.models)]), max(12, width // 3))
+    columns: list[_ServerColumn] = []
+    used = names
+    for column in _COLUMNS:
+        if used + 1 + column.width > width:
+            break
+        columns.append(column)
+        used += 1 + column.width
+    return names, columns, width - used >= 12 and any(one.client for one in status.models)
