@@ -20,6 +20,10 @@ METRICS: Final = {
     ),
     "rollout/tokens": ("length of a completion with the token that ends it, mean over those of the step", "tokens"),
     "rollout/cut": ("completions that `max_tokens` has cut off", "share, 0 to 1"),
+    "rollout/left_out": (
+        "with `top_k` or `top_p`: probability of what they leave out, mean over the sampled tokens of the step",
+        "share, 0 to 1",
+    ),
     "rollout/logprob_gap": (
         "how far the log-probability that the sampler has recorded for a token is from that which the step computes "
         "for it, mean over the sampled tokens of the step",
@@ -36,7 +40,11 @@ class Rollout:
 
     group: int = setting("completions of each prompt, which are compared with each other", default=8, check=at_least(1))
     max_tokens: int = setting("tokens of a completion at most", default=256, check=at_least(1))
-    temperature: float = setting("sampling temperature", default=1.0, check=positive)
+    temperature: float = setting(
+        "sampling temperature; the log-probabilities of the loss are of logits / temperature too",
+        default=1.0,
+        check=positive,
+    )
     top_k: int | None = setting(
         "sample from so many of the most likely tokens; none: from all",
         default=None,
@@ -50,6 +58,12 @@ class Rollout:
         "advantages are rewards less the mean of their group; group: divided by the standard deviation of the group; "
         "none: as they are (2503.20783)",
         default="group",
+    )
+    mask_truncated: bool = setting(
+        "nothing is learned from completions that `max_tokens` has cut off (2503.14476); their rewards count in their "
+        "group all the same",
+        default=False,
+        added=True,
     )
     show: Quantity | None = setting(
         "how often completions of a prompt are recorded as samples; none: never",

@@ -204,6 +204,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
         "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
     },
+    "setup.rollout_reference": dict.fromkeys(("reference", "bytes")),
     "setup.reference": dict.fromkeys(("dataset", "reference", "digest", "format", "task", "parts")),
     "setup.tasks": {"tasks": Rule("task", "learning", "adapters are trained on other datasets")},
     "setup.observe": {"peak_flops": Rule("cluster.flops", "none", _STAYS)},
@@ -248,6 +249,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         ),
         "unit": None,
     },
+    "setup.temperature": {"temperature": None},
     "setup.prompts": {"positions": None, "max_tokens": None},
     "setup.serve": {
         **{
@@ -272,8 +274,10 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "show": Rule("rollout.show", "none", _STAYS),
     },
     "rollout.advantages": {
-        "scale": Rule("rollout.scale_rewards", "learning", "advantages are computed by it from here on")
+        "scale": Rule("rollout.scale_rewards", "learning", "advantages are computed by it from here on"),
+        "mask_truncated": Rule("rollout.mask_truncated", "learning", "completions are learned from by it from here on"),
     },
+    "rollout.reference": {},
     "rollout.compare": {},
     "step.zero_gradients": {},
     "step.router_rows": {},

@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from ..architecture import ParameterSpec
 from ..mesh.stages import end_names
 from ..model.inventory import block_tensors
+from ..model.reference import kept_tensors
 from ..model.sampling import sampling_bytes
 from ..plan import Hardware, Memory
 from ..resolved import Resolved, resolve_save
@@ -93,20 +94,23 @@ def recompute_of(run: Resolved) -> Recompute | None:
 @frozen
 class OwnedBytes:
     """Bytes of a rank's parameters: of all of them, and of those that are trained. elements: of the latter. moments:
-    bytes of what the optimizer keeps. still: bytes of what is not trained and in checkpoints."""
+    bytes of what the optimizer keeps. still: bytes of what is not trained and in checkpoints. reference: of what is
+    kept of a reference."""
 
     parameters: int
     trained: int
     elements: int
     moments: int
     still: int
+    reference: int
 
     @classmethod
     def of(cls, run: Resolved, tensors: Sequence[ParameterSpec]) -> Self:
         trained = [each for each in tensors if each.trained]
         moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
         still = run.state_bytes(each for each in tensors if not each.trained and (run.saves_base or each.begun))
-        return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained), moments, still)
+        kept = 0 if run.spec.parallel.fsdp.offload else run.state_bytes(kept_tensors(run, tensors))
+        return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained), moments, still, kept)
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
@@ -115,6 +119,7 @@ class OwnedBytes:
             self.elements + other.elements,
             self.moments + other.moments,
             self.still + other.still,
+            self.reference + other.reference,
         )
 
 
@@ -151,7 +156,7 @@ def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int)
     persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
     sampling = _buckets(run, states) + sampling_bytes(run)
-    peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling)
+    peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling) + states.reference
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,

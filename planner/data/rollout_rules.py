@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ...dsl.schema.collators import RowLink, row_link, usual_chain
 from ...dsl.schema.data import Dataset
-from ...dsl.schema.losses import ADVANTAGES, REF, PolicyLoss
+from ...dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, REF, PolicyLoss
 from ...dsl.schema.packings import PACKINGS
 from ...dsl.schema.rollout import MADE, Rollout
 from ...dsl.spec import Spec
@@ -57,10 +57,18 @@ def _loss(spec: Spec) -> Iterator[Problem]:
         message = f"the loss {loss.kind} does not read `{ADVANTAGES}`, and a rollout makes {made}"
         yield "loss", "loss.kind", message, "write `loss grpo { }`"
         return
-    for name in (each for each in loss.columns if each not in MADE):
-        of_reference = name == REF and isinstance(loss, PolicyLoss)
-        path, hint = ("loss.kl", "write `kl = none`") if of_reference else ("loss.kind", "choose a loss without it")
-        yield f"loss.{name}", path, f"the loss {loss.kind} reads `{name}`, and a rollout makes {made}", hint
+    if isinstance(loss, PolicyLoss) and REF in loss.columns and loss.reference not in (INITIAL, ADAPTER_OFF):
+        message = "completions are compared with the model under the adapter or the weights that the run begins with: "
+        message += "no data has numbers of them, and a folder would be a second model on each rank"
+        hint = f'write `reference = {INITIAL}`; a run begins with a folder by `model "FOLDER"`'
+        yield "loss.reference", "loss.reference", message, hint
+    elif REF in loss.columns and spec.adapter is not None and spec.adapter.decomposes:
+        message = "the first values of the adapter are computed from the weights of the model, which are others from "
+        message += "there on: a run that goes on could not tell what its reference was"
+        yield "loss.reference", "loss.kl", message, "write `kl = none`, or another `init` of the adapter"
+    for name in (each for each in loss.columns if each not in (*MADE, REF)):
+        message = f"the loss {loss.kind} reads `{name}`, and a rollout makes {made}"
+        yield f"loss.{name}", "loss.kind", message, "choose a loss without it"
 
 
 def _around(spec: Spec) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ MOST_MODULES: Final = 8  # named in the line of a node
 
 def add_model(graph: Builder, run: Resolved, after: str) -> str:
     """Add the chain; the id of its last node, after which the model holds its initial weights."""
-    last = _loss(graph, run, _build(graph, run, after))
+    last = _temperature(graph, run, _loss(graph, run, _build(graph, run, after)))
     for part in (
         _tasks,
         _tensor_parallel,
@@ -164,6 +164,16 @@ def _loss(graph: Builder, run: Resolved, last: str) -> str:
         return last
     args = {"kind": chosen.kind, **chosen.args()}
     return graph.add("setup", "setup.loss", chosen.does(), args=args, after=((last, "model"),))
+
+
+def _temperature(graph: Builder, run: Resolved, last: str) -> str:
+    """Losses of what completions are drawn from."""
+    rollout = run.spec.rollout
+    if rollout is None or rollout.temperature == 1:
+        return last
+    args = {"temperature": rollout.temperature}
+    does = f"losses of training are those of logits / {rollout.temperature:g}, which completions are drawn from"
+    return graph.add("setup", "setup.temperature", does, args=args, after=((last, "model"),))
 
 
 def _range_text(counts: list[int]) -> str:

@@ -8,7 +8,7 @@ from ..data.data_rules import evaluated
 from ..data.loss_rules import is_measured
 from ..mesh.mesh import AXES
 from ..model.inventory import flops_per_token
-from ..model.reference import reference_files
+from ..model.reference import kept_tensors, reference_files
 from ..model.tasks import task_of
 from ..plan import Estimates
 from ..resolved import Resolved
@@ -17,6 +17,7 @@ from ..weights.files import LOADED
 from .builder import Builder
 
 OP: Final = "setup.reference"
+KEPT: Final = "setup.rollout_reference"
 SOME_ROWS: Final = 1000  # whose forward is said to take so many seconds
 
 
@@ -28,6 +29,8 @@ def add_references(
     loss = run.spec.loss
     if not isinstance(loss, ReferredLoss) or not loss.computed:
         return ()
+    if run.spec.rollout is not None:
+        return (_kept(graph, run, loss.reference, model),)
     files = reference_files(run.spec)
     form = "fp64" if run.formats.compute == "fp64" else "fp32"
     whose = {INITIAL: "by the weights that the run begins with", ADAPTER_OFF: "by the model under the adapter"}
@@ -65,6 +68,16 @@ def add_references(
         )
         found.append((id, "log-probabilities"))
     return tuple(found)
+
+
+def _kept(graph: Builder, run: Resolved, reference: str, model: str) -> tuple[str, str]:
+    """The node that keeps what a reference of completions differs by from the model."""
+    most = max(run.state_bytes(kept_tensors(run, own)) for own in run.parameters_by_pp)
+    whose = {INITIAL: "the weights that the run begins with", ADAPTER_OFF: "the model under the adapter"}[reference]
+    does = f"the reference of completions is {whose}: {bytes_text(most)} that training changes are kept on a rank"
+    args = {"reference": reference, "bytes": most}
+    id = graph.add("setup", KEPT, does, args=args, axes=run.wide(*AXES), after=((model, "model"),))
+    return id, "weights of the reference"
 
 
 def _cost(run: Resolved, estimates: Estimates) -> str:

@@ -58,11 +58,18 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
     does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
     made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
-    return [
+    masks = {"mask_truncated": True} if rollout.mask_truncated else {}
+    made += "; those that are cut are not learned from" if masks else ""
+    nodes = [
         RolloutStep("rollout.generate", does, args, everyone),
         RolloutStep("rollout.score", reward.does(), {"kind": reward.kind, **reward.args()}, rows),
-        RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards}, everyone),
+        RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards, **masks}, everyone),
     ]
+    if run.spec.loss.computed:
+        share = flops_text(estimates.flops_per_step / 3 / run.layout.mesh.world_size)
+        does = f"log-probabilities of the tokens of completions by the reference: a forward, {share} a rank"
+        nodes.append(RolloutStep("rollout.reference", does, {}, everyone))
+    return nodes
 
 
 def behind_forward(run: Resolved) -> RolloutStep:

@@ -1,18 +1,22 @@
 """The reference model of a loss: whether its log-probabilities can be computed with the model of the run."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...dsl.checking.model_folder import family_in_folder, settings_in_folder
 from ...dsl.schema.component import UserComponent
 from ...dsl.schema.losses import ADAPTER_OFF, INITIAL, PRECOMPUTED, ReferredLoss
 from ...dsl.schema.model import FAMILIES
 from ...dsl.spec import Spec
-from ..architecture import Architecture
+from ..architecture import Architecture, ParameterSpec
 from ..findings import Findings
 from ..weights.config_file import read_differences
 from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
+
+if TYPE_CHECKING:
+    from ..resolved import Resolved
 
 CODE: Final = "X444"
 RULE: Final = "loss.reference"
@@ -27,6 +31,15 @@ def reference_files(spec: Spec) -> WeightFiles | None:
     loss = spec.loss
     folder = loss.reference_folder if isinstance(loss, ReferredLoss) else None
     return None if folder is None else read_weight_files(folder)
+
+
+def kept_tensors(run: "Resolved", tensors: Iterable[ParameterSpec]) -> list[ParameterSpec]:
+    """What a run with rollouts keeps of the reference that it compares completions with, as training changes it."""
+    loss = run.spec.loss
+    if run.spec.rollout is None or not isinstance(loss, ReferredLoss) or not loss.computed:
+        return []
+    off = loss.reference == ADAPTER_OFF
+    return [each for each in tensors if each.trained and not (off and each.adapter)]
 
 
 def check_reference(spec: Spec, architecture: Architecture, found: Findings) -> None:

@@ -48,6 +48,14 @@ class Sampling:
             weights_BN = weights_BN * (weights_BN >= self.min_p * weights_BN.amax(-1, keepdim=True))
         return weights_BN, tokens_BN
 
+    def left_out(self, logits_BV: Tensor, logprob_BV: Tensor) -> Tensor:
+        """The probability [B] of what is no candidate. logprob_BV: of logits / temperature."""
+        if self.top_k is None and self.top_p == 1 and not self.min_p:
+            return logprob_BV.new_zeros(len(logprob_BV))
+        weights_BN, tokens_BN = self.candidates(logits_BV)
+        chances_BN = logprob_BV.exp() if tokens_BN is None else logprob_BV.gather(1, tokens_BN).exp()
+        return (1 - (chances_BN * (weights_BN > 0)).sum(-1)).clamp_(min=0)
+
 
 @frozen(eq=False)
 class Draws:

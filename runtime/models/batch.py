@@ -54,6 +54,8 @@ class ModelBatch:
     labels_BS: of a server's microbatch [B, S, K], K labels of each position, and so are its losses; its columns are
     [B, S · K].
     each: the cross-entropy of every token is asked for. losses_BS: left by the last stage then, 0 without a label.
+    as_sampled: in a forward without gradients too, the cross-entropy is that of logits / temperature, where a run
+    samples at another one than 1.
     recorded: [1 + metrics] what is minimised, where that is not the cross-entropy with its z-loss, and what is measured
     beside it; left by the last stage.
     text_BS, place_B, in_row_BS, columns, units: as of the microbatch.
@@ -73,6 +75,7 @@ class ModelBatch:
     measures: bool = False
     each: bool = False
     losses_BS: Tensor | None = None
+    as_sampled: bool = False
     text_BS: Tensor | None = None
     columns: dict[str, Tensor] = field(factory=dict)
     units: Units | None = None

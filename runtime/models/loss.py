@@ -90,6 +90,7 @@ class Head:
     vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank. cap: logits l become
     cap · tanh(l / cap) (Gemma 2, arXiv 2408.00118); None: they are as they are.
     twice: the backward may run a second time, as in a pipeline that takes gradients of inputs and weights apart.
+    temperature: losses are of logits, capped if there is a cap, divided by it.
     """
 
     vocabulary: int
@@ -99,6 +100,7 @@ class Head:
     term: "Term | UnitTerm | RewardTerm | Distillation | None" = None
     twice: bool = False
     cap: float | None = None
+    temperature: float = 1.0
 
     @property
     def first(self) -> int:
@@ -157,6 +159,12 @@ def cap_logits(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
     slope_TV = logits_TV.square().neg_().add_(1) if slope else None
     logits_TV.mul_(head.cap)
     return slope_TV
+
+
+def cool_logits(logits_TV: Tensor, head: Head) -> None:
+    """Divide logits by the temperature, in place; `HeadGradients` does the same with their gradients."""
+    if head.temperature != 1:
+        logits_TV.div_(head.temperature)
 
 
 def gathered(logits_TV: Tensor, head: Head) -> Tensor:
@@ -293,20 +301,31 @@ def gradient_of(by: dict[str, Tensor], found: Statistics, valid_t: Tensor, head:
 @frozen(eq=False)
 class HeadGradients:
     """Gradients of hidden states and of the head's weight, from those of logits piece by piece; None what is not asked
-    for. The weight's are added up in at least fp32."""
+    for. The weight's are added up in at least fp32. temperature: what logits were divided by."""
 
     hidden_TD: Tensor | None
     weight_VD: Tensor | None
+    temperature: float
 
     @classmethod
-    def of(cls, hidden_TD: Tensor, weight_VD: Tensor, exact: torch.dtype, needs: tuple[bool, bool]) -> "HeadGradients":
+    def of(
+        cls,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        exact: torch.dtype,
+        needs: tuple[bool, bool],
+        temperature: float = 1.0,
+    ) -> "HeadGradients":
         return cls(
             torch.empty_like(hidden_TD) if needs[0] else None,
             torch.zeros_like(weight_VD, dtype=exact) if needs[1] else None,
+            temperature,
         )
 
     def add(self, part: slice, grad_tV: Tensor, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
-        """The products of a piece of tokens; `grad_tV` as they take it."""
+        """The products of a piece of tokens; `grad_tV`, which is overwritten, as they take it."""
+        if self.temperature != 1:
+            grad_tV.div_(self.temperature)
         grad_tV = grad_tV.to(hidden_TD.dtype)
         if self.hidden_TD is not None:
             torch.mm(grad_tV, weight_VD, out=self.hidden_TD[part])
@@ -339,7 +358,7 @@ class _ChunkedLoss(torch.autograd.Function):
         objective = torch.zeros((), dtype=exact, device=hidden_TD.device)
         cross_entropy = torch.zeros_like(objective)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
-        grads = HeadGradients.of(hidden_TD, weight_VD, exact, needs)
+        grads = HeadGradients.of(hidden_TD, weight_VD, exact, needs, head.temperature)
         term = head.term
         assert term is None or isinstance(term, Term)
         metrics_M = torch.zeros(0 if term is None else len(term.metrics), dtype=exact, device=hidden_TD.device)
@@ -350,6 +369,7 @@ class _ChunkedLoss(torch.autograd.Function):
             valid_t = (labels_t != IGNORE).to(exact)
             logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
             slope_tV = cap_logits(logits_tV, head, slope=any(needs))
+            cool_logits(logits_tV, head)
             found = statistics_of(logits_tV, labels_t, head, reads)
             loss_t = (found.lse_T - found.label_T) * valid_t
             loss = loss_t.sum()

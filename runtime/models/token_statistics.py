@@ -13,7 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...dsl.user_parts.kinds import LOGPROB
-from .loss import IGNORE, Head, HeadGradients, Statistics, cap_logits, gradient_of, own_positions, statistics_of
+from .loss import (
+    IGNORE,
+    Head,
+    HeadGradients,
+    Statistics,
+    cap_logits,
+    cool_logits,
+    gradient_of,
+    own_positions,
+    statistics_of,
+)
 
 
 def token_statistics(
@@ -48,6 +58,7 @@ class _TokenStatistics(torch.autograd.Function):
             part = slice(first, first + head.chunk)
             logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
             cap_logits(logits_tV, head, slope=False)
+            cool_logits(logits_tV, head)
             found = statistics_of(logits_tV, labels_T[part], head, reads)
             lse_T[part] = found.lse_T
             found_T[0][part] = found.logprobs(labels_T[part] != IGNORE)
@@ -75,13 +86,14 @@ def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, Tensor |
     with the log-sum-exp each knows the softmax of its piece."""
     hidden_TD, weight_VD, labels_T, lse_T, entropy_T = ctx.saved_tensors
     head, exact = ctx.head, lse_T.dtype
-    grads = HeadGradients.of(hidden_TD, weight_VD, exact, ctx.needs)
+    grads = HeadGradients.of(hidden_TD, weight_VD, exact, ctx.needs, head.temperature)
     for first in range(0, labels_T.numel(), head.chunk):
         part = slice(first, first + head.chunk)
         labels_t, lse_t = labels_T[part], lse_T[part]
         valid_t = (labels_t != IGNORE).to(exact)
         logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
         slope_tV = cap_logits(logits_tV, head, slope=True)
+        cool_logits(logits_tV, head)
         position_t, own_t = own_positions(labels_t, head.first, logits_tV.shape[1])
         logprob_tV = logits_tV.sub_(lse_t[:, None])
         softmax_tV = logprob_tV.exp_() if entropy_T is None else logprob_tV.exp()

@@ -80,6 +80,7 @@ class Transformer(nn.Module):
         self.begins_backward = False
         self.drops = False
         self.noise: EmbeddingNoise | None = None
+        self.temperature = 1.0  # of the distribution that losses are taken of in training
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
@@ -168,6 +169,8 @@ class Transformer(nn.Module):
         each = batch.dataset_B is not None or batch.each
         term, weight_VD, head = self.head.term, self.head_weight(), self._head()
         assert not isinstance(term, RewardTerm)
+        if torch.is_grad_enabled() or batch.as_sampled:
+            head = evolve(head, temperature=self.temperature)
         if not torch.is_grad_enabled() and not batch.measures:
             term, head = None, evolve(head, term=None)
         columns = {} if term is None else {name: batch.numbers(name) for name in term.columns}

@@ -72,14 +72,10 @@ def add_reference(
     count = sum(rows.rows.num_rows for rows in readers)
 
     def named() -> str:
-        try:
-            own = first_of_machine(rank, lambda: identity_of(plan, reference, digest, cache / "tokens" / INDEX), beat)
-        except OSError as error:
-            raise EnvironmentFault("X524", str(error)) from error
-        return _of_first(rank, own)
+        return weights_now(plan, rank, beat, reference, digest)
 
     model_named = reference if not digest else f"{reference} {digest}"
-    before = _before(plan, records, dataset, model_named)
+    before = weights_before(plan, records, dataset, model_named)
     covers: dict[str, Any] = {"weights": before or named(), "rows": _fingerprint(readers), "task": task}
     covers |= {"numbers": format, "matmul": plan.node("setup.bootstrap").args["matmul"]}
     covers |= {"compute": compute_format(plan)}
@@ -122,7 +118,18 @@ def add_reference(
     return {**prepared, dataset: evolve(data, store=store, reference=known)}
 
 
-def _before(plan: Plan, records: Records, dataset: str, reference: str) -> str | None:
+def weights_now(plan: Plan, rank: Rank, beat: HeartbeatWriter, reference: str, digest: str = "") -> str:
+    """What the weights of a reference are known by, on all ranks alike. Raises EnvironmentFault where a file is not
+    there."""
+    index = Path(plan.workspace["root"]) / "cache" / "tokens" / INDEX
+    try:
+        own = first_of_machine(rank, lambda: identity_of(plan, reference, digest, index), beat)
+    except OSError as error:
+        raise EnvironmentFault("X524", str(error)) from error
+    return _of_first(rank, own)
+
+
+def weights_before(plan: Plan, records: Records, dataset: str, reference: str) -> str | None:
     """What the weights of a reference were known by when the run saved the state that it goes on from; None if it does
     not go on, or compares with another reference from here on."""
     start = starting_point(plan, records.directory)

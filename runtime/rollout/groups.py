@@ -26,13 +26,15 @@ class Prompt:
 
 @frozen(kw_only=True)
 class Completion:
-    """tokens [C]: with what ends it. logprobs [C]: of the model, before `temperature` and what leaves tokens out. text:
-    without what ends it. cut: it has no end, as it has the most tokens that it may have."""
+    """tokens [C]: with what ends it. logprobs [C]: of logits / temperature, before anything is left out. left_out: sum
+    over its tokens of the probability that was. text: without what ends it. cut: it has no end, as it has the most
+    tokens that it may have."""
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     text: str
     cut: bool
+    left_out: float = 0.0
 
 
 @define(eq=False)
@@ -44,16 +46,18 @@ class SampledGroup:
     rewards: np.ndarray = field(factory=lambda: np.empty(0))
     advantages: np.ndarray = field(factory=lambda: np.empty(0))
 
-    def row(self) -> RawRow:
-        """One document for each completion, of which the completion is to be predicted."""
+    def row(self, *, mask_truncated: bool = False) -> RawRow:
+        """One document for each completion, of which the completion is to be predicted, unless it is cut and
+        `mask_truncated`."""
         head, sizes = len(self.prompt.ids), [len(each.tokens) for each in self.completions]
+        learned = [not (mask_truncated and each.cut) for each in self.completions]
 
         def column(numbers: Sequence[Sequence[float]]) -> list[np.ndarray]:
             return [np.concatenate((np.zeros(head), each)).astype(np.float32) for each in numbers]
 
         return RawRow(
             segments=[np.concatenate((self.prompt.ids, each.tokens)) for each in self.completions],
-            trained=[np.concatenate((np.zeros(head), np.ones(size))).astype(np.uint8) for size in sizes],
+            trained=[np.repeat(np.array([0, on], np.uint8), (head, n)) for on, n in zip(learned, sizes, strict=True)],
             columns={
                 "logprobs": column([each.logprobs for each in self.completions]),
                 "advantages": column([[a] * size for a, size in zip(self.advantages, sizes, strict=True)]),

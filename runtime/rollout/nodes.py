@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ...dsl.schema.losses import OLD
+from ...planner.plan import Plan
 from ...records.step_events import GeneratedText, GenerateEvent
 from ..data.documents.tokenizers import TextTokenizer
 from ..generation.sampling import Sampling
@@ -102,38 +103,49 @@ def generate(
 
 
 @op("rollout.advantages")
-def advantages(feed: Feed, rank: Rank, meshes: Meshes, scale: str) -> StepCall:
-    """How much better each completion is than the others of its group, and the rows that the step learns from."""
+def advantages(
+    feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, scale: str, mask_truncated: bool = False
+) -> StepCall:
+    """How much better each completion is than the others of its group, and the rows that the step learns from.
+
+    mask_truncated: not from completions that are cut.
+    """
     counts = RowRanks.of(rank, meshes).is_first
+    sampled = plan.node("rollout.generate").args
+    leaves_out = "top_k" in sampled or sampled["top_p"] < 1
 
     def run(step: Step) -> None:
         for microbatch in step.groups:
             for group in microbatch:
                 group.advantages = advantages_of(group.rewards, scale)
-        step.microbatches = [feed.collate([group.row() for group in microbatch]) for microbatch in step.groups]
-        sums = torch.tensor(summed(step.groups) if counts else [0.0] * 7, dtype=torch.float64, device=rank.device)
+        rows = ([group.row(mask_truncated=mask_truncated) for group in microbatch] for microbatch in step.groups)
+        step.microbatches = [feed.collate(each) for each in rows]
+        sums = torch.tensor(summed(step.groups) if counts else [0.0] * 8, dtype=torch.float64, device=rank.device)
         if rank.world_size > 1:
             dist.all_reduce(sums)
-        completions, groups, reward, squares, silent, tokens, cut = sums.tolist()
+        completions, groups, reward, squares, silent, tokens, cut, left_out = sums.tolist()
         step.reward = mean = reward / completions
         step.metrics |= {
             "rollout/reward_std": max(0.0, squares / completions - mean**2) ** 0.5,
             "rollout/no_signal": silent / groups,
             "rollout/tokens": tokens / completions,
             "rollout/cut": cut / completions,
+            **({"rollout/left_out": left_out / tokens} if leaves_out else {}),
         }
 
     return run
 
 
 def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
-    """Completions, groups, rewards and their squares, groups of equal rewards, tokens, completions that are cut."""
+    """Completions, groups, rewards and their squares, groups of equal rewards, tokens, completions that are cut, sum
+    over tokens of the probability that was left out."""
     groups = [group for microbatch in microbatches for group in microbatch]
     completions = [each for group in groups for each in group.completions]
     rewards = np.concatenate([group.rewards for group in groups])
     silent = sum(bool((group.rewards == group.rewards[0]).all()) for group in groups)
     tokens, cut = sum(len(each.tokens) for each in completions), sum(each.cut for each in completions)
-    numbers = (len(completions), len(groups), rewards.sum(), np.square(rewards).sum(), silent, tokens, cut)
+    left_out = sum(each.left_out for each in completions)
+    numbers = (len(completions), len(groups), rewards.sum(), np.square(rewards).sum(), silent, tokens, cut, left_out)
     return [float(number) for number in numbers]
 
 

@@ -37,38 +37,42 @@ class Sampler:
         texts = [Continuation(self.tokenizer, ids, end, self.most) for ids, end in zip(prompts, ends, strict=True)]
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
+        left_out = [0.0] * len(prompts)
         draws = Draws(self.sampling, [Random(key) for key in keys])
         rows = Prompts.of(prompts, max(map(len, prompts)) + self.most - 1, self.author.rank.device)
         with self.author.model.axes.uncut_rows():
             batch = rows.first()
             for number in range(1, self.most + 1):
-                following, chances = self._drawn(draws, self.author.logits(batch), len(prompts))
+                following, chances, missing = self._drawn(draws, self.author.logits(batch), len(prompts))
                 for row, text in enumerate(texts):
                     if not text.done:
                         tokens[row].append(following[row])
                         logprobs[row].append(chances[row])
+                        left_out[row] += missing[row]
                         text.add(following[row])
                 if self._all_done(all(text.done for text in texts), NO_TOKEN not in following):
                     break
                 if number < self.most:
                     batch = rows.next(following)
         return [
-            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.cut)
-            for ids, chance, text in zip(tokens, logprobs, texts, strict=True)
+            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.cut, left_out=missing)
+            for ids, chance, text, missing in zip(tokens, logprobs, texts, left_out, strict=True)
         ]
 
-    def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float]]:
-        """The next token of every row, and its log-probability."""
+    def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float], list[float]]:
+        """The next token of every row, its log-probability, and the probability of the tokens that are left out."""
         pipeline, device = self.author.pipeline, self.author.rank.device
-        drawn = torch.zeros(2, rows, dtype=torch.float64, device=device)
+        drawn = torch.zeros(3, rows, dtype=torch.float64, device=device)
         if logits_BV is not None:
             chosen_B = draws.next(logits_BV)
             exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+            logprob_BV = (exact_BV / self.sampling.temperature).log_softmax(-1)
             drawn[0] = chosen_B
-            drawn[1] = exact_BV.log_softmax(-1).gather(1, chosen_B.clamp(min=0)[:, None])[:, 0]
+            drawn[1] = logprob_BV.gather(1, chosen_B.clamp(min=0)[:, None])[:, 0]
+            drawn[2] = self.sampling.left_out(exact_BV, logprob_BV)
         self.row_ranks.share(drawn, 0 if pipeline is None else pipeline.last_owner)
-        chosen, chances = drawn.tolist()
-        return [int(token) for token in chosen], chances
+        chosen, chances, missing = drawn.tolist()
+        return [int(token) for token in chosen], chances, missing
 
     def _all_done(self, done: bool, finite: bool) -> bool:
         """Whether every rank has all of its completions. Raises LogitsNotFinite where one of them has no token."""

@@ -49,13 +49,17 @@ def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name
     found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
     assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
     assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    reference_kl: list[float] = []
     for ours, theirs in zip(measured(outcome), measured(alone), strict=True):
         # Log-probabilities of the sampler are fp32 numbers.
         limits = {key: 1e-7 if "gap" in key else limit for key in theirs}
         assert ours == {key: pytest.approx(each, rel=limit, abs=limits[key]) for key, each in theirs.items()}
+        reference_kl.append(ours["policy/reference_kl"])
         assert ours["rollout/reward_std"] > 0 and 0 < ours["rollout/cut"] <= 1 and ours["rollout/no_signal"] < 1
         assert ours["rollout/logprob_gap"] <= ours["rollout/logprob_gap_max"] < 1e-6
-        assert ours["policy/ratio"] == pytest.approx(1, abs=1e-6)
+        # Of the distribution at the temperature of the rollout, both of them.
+        assert ours["policy/ratio"] == pytest.approx(1, abs=1e-6) and 0 < ours["rollout/left_out"] < 1
+    assert reference_kl[0] < 1e-12 and min(reference_kl[1:]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["fsdp", pytest.param("pp", marks=pytest.mark.matrix)])
@@ -65,6 +69,17 @@ def test_a_run_goes_on_with_the_same_completions(lab: Laboratory, name: str):
     whole, later = lab.resumed(trial, layout.layout, f"rollouts-{name}", step=2)
     assert samples(later) == samples(whole)[2:] and len(samples(later)) == 1
     assert measured(later)[-1] == measured(whole)[-1]
+
+
+def test_the_reference_is_the_model_that_the_run_begins_with(lab: Laboratory):
+    """Under an adapter that adds nothing at first that is the model without it, which is computed another way."""
+    trial = sampled_trial(lab, Topology())
+    adapted = evolve(trial, more=f"{trial.more}adapter lora {{ rank = 4 }}\n")
+    sets = [("loss.reference=initial",), ("loss.reference=adapter_off",)]
+    first, second = (lab.alone(evolve(adapted, settings=(*adapted.settings, *each))) for each in sets)
+    found = [[each["policy/reference_kl"] for each in measured(outcome)] for outcome in (first, second)]
+    assert found[0] == pytest.approx(found[1], rel=1e-10, abs=1e-12) and found[0][-1] > 1e-6
+    assert gaps(first, second).worst < TOLERANCE["fp64"]
 
 
 @pytest.mark.parametrize(("fault", "name"), [("draws_of_a_rank", "fsdp"), ("unshared_scores", "tp")])

@@ -60,6 +60,20 @@ def test_the_cache_and_the_logits_of_completions_are_part_of_the_memory(make_pla
     assert memory.total_bytes == memory.parameters + memory.gradients + memory.optimizer + sampling
 
 
+def test_a_reference_is_kept_beside_the_model_and_computed_in_each_step(make_plan, plan):
+    compared = make_plan(**BLOCKS | {"loss": "loss grpo { kl = k3, kl_weight = 0.1 }"})
+    kept = compared.node("setup.rollout_reference").args
+    assert kept == {"reference": "initial", "bytes": compared.estimates.classes[0].memory.parameters}
+    ids = [node.id for node in compared.nodes if node.kind == "step"]
+    assert ids[ids.index("rollout.advantages") + 1] == "rollout.reference"
+    assert not [node.id for node in compared.nodes if node.id.startswith("setup.reference")]
+    totals = [each.estimates.classes[0].memory.total_bytes for each in (compared, plan)]
+    assert totals[0] >= totals[1] + kept["bytes"]
+    off = "loss grpo { kl = k3, kl_weight = 0.1, reference = adapter_off }"
+    adapted = make_plan(**BLOCKS | {"loss": off + "\nadapter lora { rank = 4 }"})
+    assert adapted.node("setup.rollout_reference").args == {"reference": "adapter_off", "bytes": 0}
+
+
 @pytest.mark.parametrize("attribute", fields(Rollout), ids=lambda each: each.name)
 def test_every_setting_is_in_the_plan_and_said_of_a_resume(load, plan, attribute):
     spec = load(**BLOCKS)
@@ -100,7 +114,14 @@ WRONG = {
     "a group of one": ({"rollout": "rollout { group = 1, max_tokens = 9 }"}, "would be 0", "group = 8"),
     "no room": ({"rollout": "rollout { group = 8, max_tokens = 60 }"}, "take 480 positions", "sequence = 960"),
     "cross-entropy": ({"loss": ""}, "does not read `advantages`", "loss grpo"),
-    "a reference": ({"loss": "loss grpo { kl = k3, kl_weight = 0.1 }"}, "reads `ref_logprobs`", "kl = none"),
+    "a column": (
+        {"loss": "loss grpo { kl = k3, kl_weight = 0.1, reference = precomputed }"},
+        "no data has numbers", "reference = initial",
+    ),
+    "a decomposed model": (
+        {"loss": "loss grpo { kl = k3, kl_weight = 0.1 }\nadapter lora { rank = 4, init = pissa }"},
+        "could not tell", "kl = none",
+    ),
     "other rows": ({"collate": ""}, "a row of its own", "pack(single)"),
     "plain text": ({"dataset": "dataset code { source = python_stdlib() }"}, "a prompt and an answer", "prompt ="),
     "cut documents": ({"dataset": BLOCKS["dataset"].replace("skip", "truncate")}, "that is cut", "oversized = skip"),

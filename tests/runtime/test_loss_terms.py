@@ -33,11 +33,11 @@ TERMS = {
 }
 
 
-def on_whole_logits(name, hidden, weight, labels, z_weight, cap=None):
+def on_whole_logits(name, hidden, weight, labels, z_weight, cap=None, temperature=1.0):
     """The objective by plain torch; of smoothed labels by its `cross_entropy`."""
     valid = labels != IGNORE
     logits = hidden[valid] @ weight.T
-    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    logits = (logits if cap is None else cap * torch.tanh(logits / cap)) / temperature
     lse = torch.logsumexp(logits, -1)
     if name == "smoothed":
         loss = F.cross_entropy(logits, labels[valid], label_smoothing=SMOOTHING, reduction="sum")
@@ -50,22 +50,24 @@ def on_whole_logits(name, hidden, weight, labels, z_weight, cap=None):
     return loss + z_weight * lse.square().sum()
 
 
-def expected(name, z_weight=Z, cap=None):
+def expected(name, z_weight=Z, cap=None, temperature=1.0):
     hidden, weight, labels = inputs()
-    objective = on_whole_logits(name, hidden, weight, labels, z_weight, cap)
+    objective = on_whole_logits(name, hidden, weight, labels, z_weight, cap, temperature)
     (objective * 0.25).backward()
     return objective.detach(), hidden.grad, weight.grad
 
 
 @pytest.mark.parametrize("name", TERMS)
-@pytest.mark.parametrize(("per_chunk", "cap"), [(1, None), (7, None), (1000, None), (7, 1.5)])
-def test_a_term_is_what_it_is_on_whole_logits(name, per_chunk, cap):
+@pytest.mark.parametrize(
+    ("per_chunk", "cap", "temperature"), [(1, None, 1), (7, None, 1), (1000, None, 0.6), (7, 1.5, 1), (7, 1.5, 1.4)]
+)
+def test_a_term_is_what_it_is_on_whole_logits(name, per_chunk, cap, temperature):
     hidden, weight, labels = inputs()
-    capped = evolve(head(Z, per_chunk), cap=cap)
+    capped = evolve(head(Z, per_chunk), cap=cap, temperature=temperature)
     terms = token_losses(hidden, weight, labels, evolve(capped, term=TERMS[name]), each=True)
     (terms.objective * 0.25).backward()
     found = terms.objective.detach(), hidden.grad, weight.grad
-    for ours, theirs in zip(found, expected(name, cap=cap), strict=True):
+    for ours, theirs in zip(found, expected(name, cap=cap, temperature=temperature), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-13)
     plain = token_losses(*inputs(), capped, each=True)
     assert torch.equal(terms.cross_entropy, plain.cross_entropy) and torch.equal(terms.each_T, plain.each_T)

@@ -110,13 +110,19 @@ def test_a_completion_follows_from_its_prompt_and_its_key_alone(author):
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_k": 5, "top_p": 0.8}])
-def test_log_probabilities_are_those_of_the_model_whatever_is_sampled_from(author, settings):
+def test_log_probabilities_are_those_of_the_temperature_whatever_is_left_out(author, settings):
+    temperature = settings.get("temperature", 1)
     for prompt, found in zip(PROMPTS, sampled(author, PROMPTS, ["a", "b", "c"], **settings), strict=True):
-        ids = list(prompt)
+        ids, left_out = list(prompt), 0.0
         for token, logprob in zip(found.tokens, found.logprobs, strict=True):
-            expected = recomputed_logits(author, ids).log_softmax(-1)[token].item()
-            assert logprob == pytest.approx(expected, rel=1e-10)
+            logprobs = (recomputed_logits(author, ids) / temperature).log_softmax(-1)
+            assert logprob == pytest.approx(logprobs[token].item(), rel=1e-10)
             ids.append(token)
+            # The fewest of the five likeliest tokens with eight tenths of what these have together.
+            best = logprobs.exp().topk(5).values
+            kept = int((best.cumsum(0) < 0.8 * best.sum()).sum()) + 1
+            left_out += 1 - best[:kept].sum().item() if settings else 0
+        assert found.left_out == pytest.approx(left_out, abs=1e-12) and (left_out > 0) == bool(settings)
 
 
 def test_what_ends_a_completion_is_part_of_its_tokens_and_not_of_its_text(author):
@@ -215,7 +221,17 @@ def test_a_group_is_a_row_of_which_completions_are_predicted():
 def test_what_a_step_counts():
     one, other = group(["7", "8"]), group(["", "123"])
     one.rewards, other.rewards = np.array([1.0, 0.0]), np.array([2.0, 2.0])
-    assert summed([[one], [other]]) == [4, 2, 5, 9, 1, 2 + 2 + 1 + 4, 0]
+    assert summed([[one], [other]]) == [4, 2, 5, 9, 1, 2 + 2 + 1 + 4, 0, 0]
+
+
+def test_completions_that_are_cut_may_be_left_out():
+    sample = group(["7", "85"])
+    sample.completions = [sample.completions[0], evolve(sample.completions[1], cut=True)]
+    sample.advantages = np.array([0.5, -0.5])
+    _, cut = sample.row(mask_truncated=True).trained or ()
+    assert not cut.any() and sum(map(len, sample.row().trained or ())) == sum(map(len, sample.row().segments))
+    assert [each.sum() for each in sample.row().trained or ()] == [2, 3]
+    assert [each.sum() for each in sample.row(mask_truncated=True).trained or ()] == [2, 0]
 
 
 def test_the_gap_is_taken_where_there_are_labels():

@@ -20,11 +20,11 @@ def of(found):
     return torch.stack(terms).sum()
 
 
-def expected(cap):
+def expected(cap, temperature=1.0):
     hidden, weight, labels = inputs()
     valid = labels != IGNORE
     logits = hidden[valid] @ weight.T
-    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    logits = (logits if cap is None else cap * torch.tanh(logits / cap)) / temperature
     logprobs = torch.log_softmax(logits, -1)
     statistics = (logprobs.mean(-1), -(logprobs.exp() * logprobs).sum(-1), torch.logsumexp(logits, -1))
     loss = of((logprobs.gather(1, labels[valid, None])[:, 0], *statistics))
@@ -32,14 +32,17 @@ def expected(cap):
     return loss.detach(), hidden.grad, weight.grad
 
 
-@pytest.mark.parametrize(("per_chunk", "cap"), [(1, None), (7, None), (1000, 1.5), (7, 1.5)])
-def test_statistics_have_the_gradients_of_whole_logits(per_chunk, cap):
+@pytest.mark.parametrize(
+    ("per_chunk", "cap", "temperature"), [(1, None, 1), (7, None, 1), (1000, 1.5, 1), (7, 1.5, 0.7), (7, None, 2.5)]
+)
+def test_statistics_have_the_gradients_of_whole_logits(per_chunk, cap, temperature):
     hidden, weight, labels = inputs()
-    found = token_statistics(hidden, weight, labels, evolve(head(0.0, per_chunk), cap=cap), READS)
+    chosen = evolve(head(0.0, per_chunk), cap=cap, temperature=temperature)
+    found = token_statistics(hidden, weight, labels, chosen, READS)
     valid = labels != IGNORE
     loss = of([value[valid] for value in found.values()])
     loss.backward()
-    for ours, theirs in zip((loss.detach(), hidden.grad, weight.grad), expected(cap), strict=True):
+    for ours, theirs in zip((loss.detach(), hidden.grad, weight.grad), expected(cap, temperature), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-13)
     assert not hidden.grad[~valid].any() and (found["logprob_T"][~valid] == -1).all()
 

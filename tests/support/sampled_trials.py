@@ -32,7 +32,7 @@ rollout {{ group = 3, max_tokens = 5, temperature = 0.9, top_k = 200, top_p = 0.
 reward half_right {{ each = 0.25 }}
 on finish eval sums {{ batches = none }}
 """
-LOSS = "grpo { chunk = 8 KiB }"
+LOSS = "grpo { chunk = 8 KiB, kl = k3, kl_weight = 0.3 }"
 CHAIN = "collate=to_tensor -> flatten -> shift_tokens -> pack(single, align = 4)"
 
 
