@@ -116,7 +116,7 @@ class Paths:
 
     def _accept(self, kind: Kind) -> Endpoint:
         async def accept(request: Request) -> Response:
-            raw = await body_of(request, self._limits.body, kind.media)
+            raw = await body_of(request, self._limits.body, *kind.media)
             work, promised = await run_in_threadpool(self._server.accept, _owner(request), kind, raw)
             await asyncio.wrap_future(work.lasting)
             return _answer({"request_id": work.id} | promised)
@@ -135,7 +135,7 @@ class Paths:
     # clients and sessions
 
     async def _config(self, request: Request) -> Response:
-        await body_of(request, self._limits.body, None)
+        await body_of(request, self._limits.body)
         return _answer(
             {
                 "fwdbwd_max_chunk_len": self._limits.rows,
@@ -164,7 +164,7 @@ class Paths:
         return _answer({})
 
     async def _telemetry(self, request: Request) -> Response:
-        await body_of(request, self._limits.body, None)  # nothing of it is kept
+        await body_of(request, self._limits.body)  # nothing of it is kept
         return _answer({"status": "accepted"})
 
     async def _sessions(self, request: Request) -> Response:

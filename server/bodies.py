@@ -11,8 +11,11 @@ READING: Final = 60.0  # seconds in which a body must have come
 ZSTD_WINDOW: Final = 2**26  # bytes of memory that unpacking may take
 
 
-async def body_of(request: Request, most: int, media: str | None) -> bytes:
-    """Raises Refusal: 413 where it is too large, 415 where it is of another type, 408 where it does not come."""
+async def body_of(request: Request, most: int, *media: str) -> bytes:
+    """media: the types that it may have; without any all are taken.
+
+    Raises Refusal: 413 where it is too large, 415 where it is of another type, 408 where it does not come.
+    """
     given = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > most:
@@ -31,8 +34,8 @@ async def body_of(request: Request, most: int, media: str | None) -> bytes:
         raise Refusal(408, f"the body did not come within {READING:.0f} s") from None
     except ClientDisconnect:
         raise Refusal(400, "the body was cut off") from None
-    if media is not None and given != media and (raw or given):
-        raise Refusal(415, f"this path takes {media}")
+    if media and given not in media and (raw or given):
+        raise Refusal(415, f"this path takes {' or '.join(media)}")
     return unpacked(bytes(raw), most) if encoding == "zstd" else bytes(raw)
 
 

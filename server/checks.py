@@ -5,7 +5,7 @@ A mistake is a UserError, which becomes the result of the request: its text name
 
 import numpy as np
 
-from .engine import TARGETS, Array, Capabilities, Datum, LossInput, LossOffer, UserError
+from .engine import IGNORED, TARGETS, Array, Capabilities, Datum, LossInput, LossOffer, UserError
 from .limits import ServerLimits
 from .messages import DatumRow, ForwardBackward
 
@@ -30,12 +30,22 @@ def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: Server
         raise UserError("data is empty")
     if request.num_tokens > limits.tokens:
         raise UserError(f"data has {request.num_tokens} tokens; a request may have {limits.tokens}")
-    return [
-        _datum(f"data[{number}]", row, request.loss, offer, capabilities) for number, row in enumerate(request.rows)
-    ]
+    name = "rows" if request.json else "data"
+    found = [_datum(f"{name}[{number}]", row, request, offer, capabilities) for number, row in enumerate(request.rows)]
+    return [_without_ignored(datum) for datum in found] if request.json else found
 
 
-def _datum(place: str, row: DatumRow, loss: str, offer: LossOffer, capabilities: Capabilities) -> Datum:
+def _without_ignored(datum: Datum) -> Datum:
+    """With zeros where targets are ignored, as engines have it."""
+    kept = datum.inputs[TARGETS] != IGNORED
+    if kept.all():
+        return datum
+    inputs = {name: each if name == TARGETS else each * kept for name, each in datum.inputs.items()}
+    return Datum(tokens=datum.tokens, inputs=inputs)
+
+
+def _datum(place: str, row: DatumRow, request: ForwardBackward, offer: LossOffer, capabilities: Capabilities) -> Datum:
+    loss = request.loss
     if row.tokens is None:
         raise UserError(f"{place}.model_input has a chunk that is no text; only tokens of text are taken")
     check_tokens(f"{place}.model_input", row.tokens, capabilities)
@@ -47,15 +57,25 @@ def _datum(place: str, row: DatumRow, loss: str, offer: LossOffer, capabilities:
     shape = row.inputs[TARGETS].shape if TARGETS in row.inputs else row.tokens.shape
     for one in offer.inputs:
         if one.name in row.inputs:
-            inputs[one.name] = _input(place, one, row, shape, offer, capabilities)
+            inputs[one.name] = _input(place, one, row, shape, offer, capabilities, ignored=request.json)
+        elif request.json and one.name == "weights":
+            inputs[one.name] = np.ones(shape, np.float32)
         elif one.required:
             raise UserError(f"{place}.loss_fn_inputs has no {one.name!r}, which {loss} needs")
     return Datum(tokens=row.tokens, inputs=inputs)
 
 
 def _input(
-    place: str, one: LossInput, row: DatumRow, shape: tuple[int, ...], offer: LossOffer, capabilities: Capabilities
+    place: str,
+    one: LossInput,
+    row: DatumRow,
+    shape: tuple[int, ...],
+    offer: LossOffer,
+    capabilities: Capabilities,
+    *,
+    ignored: bool,
 ) -> Array:
+    """ignored: whether targets may be IGNORED."""
     where, numbers = f"{place}.loss_fn_inputs[{one.name!r}]", row.inputs[one.name]
     assert row.tokens is not None
     if numbers.ndim == 2 and not offer.wide:
@@ -69,8 +89,10 @@ def _input(
     if one.integer:
         if numbers.dtype.kind != "i":
             raise UserError(f"{where} must be int64")
-        if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < capabilities.vocabulary:
-            raise UserError(f"{where} must be token ids of 0..{capabilities.vocabulary - 1}")
+        ids = numbers[numbers != IGNORED] if ignored else numbers
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < capabilities.vocabulary:
+            besides = f", or {IGNORED} where no loss is taken" if ignored else ""
+            raise UserError(f"{where} must be token ids of 0..{capabilities.vocabulary - 1}{besides}")
         return numbers
     if numbers.dtype.kind == "i":
         if numbers.size and int(np.abs(numbers).max()) > EXACT:

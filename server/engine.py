@@ -24,6 +24,8 @@ CISPO: Final = "cispo"
 DRO: Final = "dro"
 TARGETS: Final = "target_tokens"  # which every loss has
 
+IGNORED: Final = -100  # a target at which no loss is taken
+
 
 class UserError(Exception):
     """The client asked for what cannot be done; nothing was changed. Its text is what the client reads."""
@@ -104,10 +106,18 @@ class AdapterSettings:
 
 @frozen(kw_only=True, eq=False)
 class Datum:
-    """A row: tokens int32 [T], and what the loss reads beside them, int64 or float32 [T] or [T, K]."""
+    """A row: tokens int32 [T], and what the loss reads beside them, int64 or float32 [T] or [T, K].
+
+    `target_tokens` may be IGNORED, where all other inputs are 0: the loss and the log-probability are 0 there.
+    """
 
     tokens: Array
     inputs: Mapping[str, Array]
+
+    @property
+    def num_targets(self) -> int:
+        """Targets at which a loss is taken."""
+        return int((self.inputs[TARGETS] != IGNORED).sum())
 
 
 @frozen(kw_only=True, eq=False)
@@ -122,6 +132,11 @@ class Pass:
     loss: str
     settings: Mapping[str, float | str]
     forward_only: bool
+
+    @property
+    def num_targets(self) -> int:
+        """Targets at which a loss is taken."""
+        return sum(datum.num_targets for datum in self.data)
 
 
 @frozen(kw_only=True, eq=False)

@@ -126,9 +126,9 @@ class Accepted(Struct, tag=True):
 
 
 class Done(Struct, tag=True):
-    """What came of a request. failed: it has changed nothing. media: of the body. changes: what it has made. repeated:
-    it has changed its model, and is done again when that is restored from a snapshot before it. kept: False: the result
-    is no longer there."""
+    """What came of a request. failed: it has changed nothing, or has dropped a gradient. media: of the body. changes:
+    what it has made. repeated: it has changed its model, and is done again when that is restored from a snapshot before
+    it. kept: False: the result is no longer there."""
 
     id: str
     time: float

@@ -18,14 +18,14 @@ JSON = "application/json"
 
 
 class Kind(ABC):
-    """A kind of request. name: its path under /api/v1, and what the journal calls it. media: of its body.
+    """A kind of request. name: its path under /api/v1, and what the journal calls it. media: that its body may have.
 
     ordered: requests of a model are executed in the order of their seq_ids, one at a time. together: how many requests
     of different models are executed at a time; 1: each for itself.
     """
 
     name: ClassVar[str]
-    media: ClassVar[str] = JSON
+    media: ClassVar[tuple[str, ...]] = (JSON,)
     ordered: ClassVar[bool] = True
     together: ClassVar[int] = 1
 
@@ -51,7 +51,7 @@ class Kind(ABC):
 
 
 class SingleKind(Kind):
-    """A kind whose requests are executed one by one. repeated: see `Done`."""
+    """A kind whose requests are executed one by one. repeated: see `Done`; also where the client made a mistake."""
 
     repeated: ClassVar[bool] = False
 
@@ -64,7 +64,7 @@ class SingleKind(Kind):
         try:
             answer, changes = self.outcome(work, memory)
         except (UserError, ModelDamaged) as error:
-            fail(memory, work, error)
+            fail(memory, work, error, repeated=self.repeated and isinstance(error, UserError))
         else:
             body = msgspec.json.encode({"type": self.name} | answer)
             finish(memory, work, body, changes=changes, repeated=self.repeated)
@@ -87,11 +87,11 @@ def finish(
     store.finish(work, Done(work.id, store.clock(), False, media, body, changes or [], repeated))
 
 
-def fail(memory: ModelsInMemory, work: QueuedWork, error: Exception) -> None:
+def fail(memory: ModelsInMemory, work: QueuedWork, error: Exception, *, repeated: bool = False) -> None:
     """The error of a request is its result: the client asks for it once, and learns whose mistake it is."""
     category = "user" if isinstance(error, UserError) else "server"
     store = memory.store
-    store.finish(work, Done(work.id, store.clock(), True, JSON, error_body(str(error), category)))
+    store.finish(work, Done(work.id, store.clock(), True, JSON, error_body(str(error), category), [], repeated))
 
 
 def error_body(message: str, category: str) -> bytes:

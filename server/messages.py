@@ -69,12 +69,15 @@ class DatumRow:
 
 @frozen(eq=False)
 class ForwardBackward:
+    """json: it came as JSON, which has its result as JSON, and targets may be ignored."""
+
     model_id: str
     seq_id: int
     rows: tuple[DatumRow, ...]
     loss: str
     settings: dict[str, float | str]
     forward_only: bool
+    json: bool = False
 
     @property
     def num_tokens(self) -> int:

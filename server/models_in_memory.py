@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 from msgspec.structs import replace
 
-from .engine import Capabilities, Engine, UserError
+from .engine import Capabilities, Engine, Pass, UserError
 from .entries import Accepted, ModelEntry
 from .limits import ServerLimits
 from .state import QueuedWork
@@ -29,7 +29,7 @@ class ModelsInMemory:
 
     repeat: does a work again, without a result. live: whether the client of a session is connected. arrived: works
     that may join those that are executed now. used: models that the engine has, in the order in which they were last
-    needed.
+    needed. targets: at which a loss was taken, of the passes whose gradients a model has now.
     """
 
     engine: Engine
@@ -40,6 +40,12 @@ class ModelsInMemory:
     live: Callable[[str], bool]
     arrived: Callable[[], Sequence[QueuedWork]]
     used: dict[str, None] = field(factory=dict)
+    targets: dict[str, int] = field(factory=dict)
+
+    def count(self, one: Pass) -> None:
+        """A pass was done."""
+        if not one.forward_only:
+            self.targets[one.model] = self.targets.get(one.model, 0) + one.num_targets
 
     def model(self, id: str) -> ModelEntry:
         return self.store.state.models[id]
@@ -76,6 +82,7 @@ class ModelsInMemory:
 
     def removed(self, id: str) -> None:
         """A model is no more."""
+        self.targets.pop(id, None)
         if id in self.used:
             self.engine.remove_model(id)
             del self.used[id]
@@ -118,6 +125,7 @@ class ModelsInMemory:
 
     def _restore(self, model: ModelEntry) -> None:
         state = self.store.state
+        self.targets.pop(model.id, None)
         LOG.info("restoring %s from %s and %d requests", model.id, model.snapshot, len(state.history.get(model.id, {})))
         try:
             self.engine.create_model(model.id, model.adapter.settings() if model.adapter else None)

@@ -7,7 +7,7 @@ read loosely.
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -76,6 +76,7 @@ class OptimStep(Struct):
     seq_id: Seq
     adam_params: AdamParams = AdamParams()
     optimizer_params: dict[str, Any] | None = None
+    reduction: Literal["sum", "mean"] = "sum"
     type: str = ""
 
 
@@ -149,6 +150,7 @@ class SampleBody(Struct):
     prompt_alt_tokens_k: Seq = 0
     prompt_logprobs_last_n: Seq | None = None
     record_stability_info: bool | None = None
+    format: Literal["protobuf", "json"] = "protobuf"
     type: str = ""
 
 

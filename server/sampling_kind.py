@@ -8,7 +8,8 @@ import numpy as np
 from .checks import check_tokens
 from .engine import SampleQueue, SampleRequest, SampleResult, UserError
 from .entries import SamplerEntry
-from .kinds import Kind, fail, finish, required
+from .json_wire import json_samples
+from .kinds import JSON, Kind, fail, finish, required
 from .messages import MEDIA_TYPE, sample_response
 from .models_in_memory import ModelsInMemory
 from .refusal import Refusal
@@ -60,6 +61,8 @@ class SampleKind(Kind):
             work = known[request.id]
             if isinstance(result, UserError):
                 fail(memory, work, result)
+            elif work.request.format == "json":
+                finish(memory, work, json_samples(result), media=JSON)
             else:
                 work.measured = WorkDone(drawn=sum(len(sample.tokens) for sample in result.samples))
                 finish(memory, work, sample_response(result), media=MEDIA_TYPE)

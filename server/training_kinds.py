@@ -1,12 +1,14 @@
 """`forward_backward` and `optim_step`: what changes a model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .checks import rows_of
-from .engine import TARGETS, Adam, Pass, UserError
+from .engine import Adam, Pass, UserError
 from .entries import Accepted, Change
-from .kinds import Kind, SingleKind, fail, finish, finite, numbered
+from .json_wire import OPENS, json_pass_result, read_json_pass
+from .kinds import JSON, Kind, SingleKind, fail, finish, finite, numbered
 from .messages import MEDIA_TYPE, ForwardBackward, forward_backward_output, read_forward_backward
 from .models_in_memory import ModelDamaged, ModelsInMemory
 from .requests import OptimStep, read_json
@@ -17,11 +19,11 @@ class ForwardBackwardKind(Kind):
     """A pass over the rows of a model; `forward_only` leaves no gradient. Passes of several models are one call."""
 
     name = "forward_backward"
-    media = MEDIA_TYPE
+    media = (MEDIA_TYPE, JSON)
     together = 1024
 
     def read(self, raw: bytes) -> ForwardBackward:
-        return read_forward_backward(raw)
+        return read_json_pass(raw) if raw.startswith(OPENS) else read_forward_backward(raw)
 
     def address(self, request: ForwardBackward) -> tuple[str, int]:
         return request.model_id, numbered(request.seq_id)
@@ -41,18 +43,25 @@ class ForwardBackwardKind(Kind):
             for (work, one), result in zip(ready, results, strict=True):
                 if isinstance(result, UserError):
                     fail(memory, work, result)
+                    continue
+                memory.count(one)
+                if work.request.json:
+                    body, media = json_pass_result(result, one.num_targets), JSON
                 else:
-                    targets = sum(datum.inputs[TARGETS].size for datum in one.data)
-                    work.measured = WorkDone(
-                        trained=work.request.num_tokens, loss=result.metrics["loss:sum"] / targets, loss_name=one.loss
-                    )
-                    body = forward_backward_output(result)
-                    finish(memory, work, body, media=MEDIA_TYPE, repeated=not one.forward_only)
+                    body, media = forward_backward_output(result), MEDIA_TYPE
+                work.measured = WorkDone(
+                    trained=work.request.num_tokens,
+                    loss=result.metrics["loss:sum"] / max(1, one.num_targets),
+                    loss_name=one.loss,
+                )
+                finish(memory, work, body, media=media, repeated=not one.forward_only)
 
     def repeat(self, entry: Accepted, memory: ModelsInMemory) -> None:
-        (result,) = memory.engine.forward_backward([_pass(self.read(entry.body), memory)])
+        one = _pass(self.read(entry.body), memory)
+        (result,) = memory.engine.forward_backward([one])
         if isinstance(result, UserError):
             raise result
+        memory.count(one)
 
 
 def _groups(works: Sequence[QueuedWork], memory: ModelsInMemory) -> Iterator[list[QueuedWork]]:
@@ -82,7 +91,8 @@ def _pass(request: ForwardBackward, memory: ModelsInMemory) -> Pass:
 
 
 class OptimStepKind(SingleKind):
-    """A step of AdamW with the accumulated gradient, which nothing divides."""
+    """A step of AdamW with the accumulated gradient. Nothing divides it, unless `reduction` is mean: then the number of
+    targets of all passes since the last step does, once."""
 
     name = "optim_step"
     repeated = True
@@ -95,7 +105,7 @@ class OptimStepKind(SingleKind):
 
     def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         memory.need(work.entry.queue)
-        found = memory.engine.optim_step(work.entry.queue, _adam(work.request))
+        found = self._step(work.entry.queue, work.request, memory)
         work.measured = WorkDone(steps=1)
         return finite(found), []
 
@@ -103,10 +113,17 @@ class OptimStepKind(SingleKind):
         memory.snapshot_if_due(work.entry.queue)
 
     def repeat(self, entry: Accepted, memory: ModelsInMemory) -> None:
-        memory.engine.optim_step(entry.queue, _adam(self.read(entry.body)))
+        with suppress(UserError):  # as before: a gradient that was not finite is dropped once more
+            self._step(entry.queue, self.read(entry.body), memory)
+
+    def _step(self, model: str, request: OptimStep, memory: ModelsInMemory) -> Mapping[str, float]:
+        adam = _adam(request, memory.targets.get(model, 0))
+        memory.targets.pop(model, None)
+        return memory.engine.optim_step(model, adam)
 
 
-def _adam(request: OptimStep) -> Adam:
+def _adam(request: OptimStep, targets: int) -> Adam:
+    """targets: of the gradient, at which a loss was taken."""
     if request.optimizer_params is not None:
         raise UserError("optimizer_params is not offered here; the optimizer is adamw, with adam_params")
     params = request.adam_params
@@ -117,4 +134,5 @@ def _adam(request: OptimStep) -> Adam:
         eps=params.eps,
         weight_decay=params.weight_decay,
         clip=max(0.0, params.grad_clip_norm),
+        divisor=max(1.0, targets) if request.reduction == "mean" else 1.0,
     )

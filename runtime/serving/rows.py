@@ -10,11 +10,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ...server.engine import IGNORED
 from ..models.batch import ModelBatch
 from ..models.document_layout import DocumentLayout
 from .losses import TARGETS
-
-IGNORE = -100
 
 
 @frozen(kw_only=True, eq=False)
@@ -60,7 +59,7 @@ def microbatch(
     length = -(-longest // multiple) * multiple
     count, wide = max(1, len(texts)), max((text.wide for text in texts), default=1)
     ids_BS = torch.zeros(count, length, dtype=torch.int64)
-    labels_BSK = torch.full((count, length, wide), IGNORE, dtype=torch.int64)
+    labels_BSK = torch.full((count, length, wide), IGNORED, dtype=torch.int64)
     found = {name: torch.zeros(count, length, wide) for name in columns}
     real_BS = torch.zeros(count, length, dtype=torch.bool)
     positions_BS = torch.zeros(count, length, dtype=torch.int64)

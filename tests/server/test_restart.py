@@ -5,7 +5,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row, samples
 
 from xtrain.server import journal
-from xtrain.server.engine import AdapterSettings, Pass, PassResult, UserError
+from xtrain.server.engine import Adam, AdapterSettings, Pass, PassResult, UserError
 from xtrain.server.entries import Accepted, Done, ModelEntry, Removed, SavedEntry
 from xtrain.server.journal import RequestJournal
 from xtrain.server.limits import ServerLimits
@@ -210,6 +210,40 @@ def test_a_gradient_survives_a_stop(tmp_path: Path) -> None:
         whole.pass_([row(2)])
         norms = [one.result(one.step())["metrics"]["grad_norm"] for one in (client, whole)]
     assert norms[0] == norms[1] > 0
+
+
+def test_a_gradient_that_was_dropped_is_dropped_again(tmp_path: Path) -> None:
+    """A step that failed because its gradient was not finite has used it up: what came later goes on without it."""
+    with Served(tmp_path, Overflowing()) as served:
+        client = served.model()
+        client.train([row(1)])
+        client.pass_([row(2)] * 3)
+        assert "not finite" in client.result(client.step())["error"]
+        client.result(client.pass_([row(3)]))
+        engine = served.engine
+        gradient = engine.models[client.id].gradient["B"].copy()
+    with Served(tmp_path, Overflowing()) as served:
+        again = Client(served, client.id, seq=client.seq)
+        again.logprobs([row(1)])
+        np.testing.assert_array_equal(served.engine.models[client.id].gradient["B"], gradient)
+        assert again.result(again.step())["metrics"]["grad_norm"] > 0
+
+
+class Overflowing(NumpyEngine):
+    """A pass of three rows has an infinite gradient, which a step drops."""
+
+    def _pass(self, one: Pass) -> PassResult | UserError:
+        if len(one.data) == 3:
+            self.models[one.model].gradient["B"] += np.inf
+        return super()._pass(one)
+
+    def optim_step(self, model: str, adam: Adam) -> Mapping[str, float]:
+        gradient = self.models[model].gradient
+        if all(np.isfinite(each).all() for each in gradient.values()):
+            return super().optim_step(model, adam)
+        for each in gradient.values():
+            each[:] = 0
+        raise UserError("the gradient is not finite")
 
 
 @pytest.mark.parametrize("call", [2, 3, 4, 5])

@@ -22,6 +22,7 @@ from xtrain.server.messages import forward_backward_output, read_forward_backwar
 from xtrain.server.protobuf import MOST_FIELDS, Malformed, ProtoField, ProtoMessage, Writer, read
 from xtrain.server.tensors import read_tensor
 
+JSON_PASS = b'{"model_id": "a:train:0", "seq_id": 1, "rows": [{"targets": [1], %s}]}'
 POSTS = (
     "client/config", "create_session", "session_heartbeat", "create_model", "get_info", "forward_backward",
     "optim_step", "save_weights", "save_weights_for_sampler", "load_weights", "create_sampling_session",
@@ -201,7 +202,11 @@ def test_what_is_someone_elses_is_not_there(tmp_path: Path) -> None:
     ("path", "headers", "content", "status"),
     [
         ("optim_step", {"content-type": "text/plain"}, b"{}", 415),
-        ("forward_backward", {"content-type": "application/json"}, b"{}", 415),
+        ("forward_backward", {"content-type": "text/plain"}, b"{}", 415),
+        ("forward_backward", {"content-type": "application/json"}, b"{}", 422),
+        ("forward_backward", {"content-type": "application/json"}, b"[]", 422),
+        ("forward_backward", {"content-type": "application/json"}, JSON_PASS % b'"tokens": [1], "mask": [1]', 422),
+        ("forward_backward", {"content-type": "application/json"}, JSON_PASS % b'"tokens": [4294967296]', 422),
         ("forward_backward", {"content-type": PROTOBUF, "content-encoding": "gzip"}, b"", 415),
         ("forward_backward", {"content-type": PROTOBUF}, b"\x0a\xff", 422),
         ("optim_step", {"content-type": "application/json"}, b"{", 422),

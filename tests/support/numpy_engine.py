@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from xtrain.server.engine import (
+    IGNORED,
     Adam,
     AdapterSettings,
     Candidates,
@@ -112,7 +113,8 @@ class NumpyEngine:
         for datum in one.data:
             logprobs_TV = logprobs(trained.weights, datum.tokens)
             targets_TK = datum.inputs["target_tokens"].reshape(len(datum.tokens), -1)
-            chosen_TK = np.take_along_axis(logprobs_TV, targets_TK, 1)
+            kept_TK, targets_TK = targets_TK != IGNORED, np.maximum(targets_TK, 0)
+            chosen_TK = np.take_along_axis(logprobs_TV, targets_TK, 1) * kept_TK
             loss, slope_TK = self._loss(one, datum, chosen_TK)
             total += loss
             outputs.append({"logprobs": chosen_TK.reshape(datum.inputs["target_tokens"].shape).astype(np.float32)})

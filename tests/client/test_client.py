@@ -1,0 +1,249 @@
+"""`xtrain.client` against a server on this machine: what it sends, repeats and gives."""
+
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from listening import KEY, listening
+from numpy_engine import NumpyEngine, logprobs
+
+from xtrain.client import IGNORED, RequestFailed, Server, ServerRefused, ServerUnreachable, TrainingRow
+from xtrain.server.limits import ServerLimits
+
+
+@pytest.fixture
+def engine() -> NumpyEngine:
+    return NumpyEngine()
+
+
+@pytest.fixture
+def url(engine: NumpyEngine, tmp_path: Path) -> Iterator[str]:
+    with listening(engine, tmp_path, ServerLimits(poll=2.0, rows=3)) as found:
+        yield found
+
+
+@pytest.fixture
+def server(url: str) -> Iterator[Server]:
+    with Server(url, key=KEY) as found:
+        yield found
+
+
+def text(seed: int, length: int = 9, prompt: int = 1) -> TrainingRow:
+    return TrainingRow.of_text(np.random.default_rng(seed).integers(1, 60, length).tolist(), prompt)
+
+
+def test_a_text_is_a_row_whose_prompt_is_not_learned() -> None:
+    row = TrainingRow.of_text([5, 6, 7, 8], prompt=2)
+    assert row.tokens == [5, 6, 7] and row.targets == [IGNORED, 7, 8]
+    assert TrainingRow.of_text([5, 6, 7]).targets == [6, 7]
+
+
+def test_training_lowers_the_mean_loss(server: Server) -> None:
+    model = server.create_model(rank=8, seed=1)
+    rows, losses = [text(seed) for seed in range(7)], []
+    for _ in range(8):
+        found = model.forward_backward(rows)
+        step = model.optim_step(0.05)
+        losses.append(found.result().mean)
+        assert step.result()["grad_norm"] > 0
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_what_was_ignored_does_not_count(server: Server, engine: NumpyEngine) -> None:
+    model = server.create_model(rank=4, seed=1)
+    row = text(1, prompt=5)
+    found = model.forward([row], "cross_entropy").result()
+    expected = logprobs(None, np.array(row.tokens))
+    kept = [place for place, target in enumerate(row.targets) if target != IGNORED]
+    wanted = [expected[place, row.targets[place]] for place in kept]
+    assert found.tokens == len(kept) == 4 and found.loss == pytest.approx(-sum(wanted), rel=1e-12)
+    assert [found.logprobs[0][place] for place in kept] == pytest.approx(wanted, rel=1e-6)
+    assert not found.logprobs[0][: kept[0]].any()
+    strange = TrainingRow(tokens=row.tokens, targets=row.targets, weights=[9.0] * 4 + [1.0] * 4)
+    assert model.forward([strange]).result().loss == found.loss
+
+
+def test_a_mean_is_over_the_targets_of_all_calls(server: Server, engine: NumpyEngine) -> None:
+    """The mean of many calls is that of one, and the sum divided once: neither a mean of means nor one of rows."""
+    rows = [text(seed, 4 + 3 * seed, prompt=1 + seed) for seed in range(7)]
+    count, norms, ends = sum(len(row.tokens) - number for number, row in enumerate(rows)), {}, {}
+    for cuts in ((7,), (2, 5, 7), (1, 2, 3, 4, 5, 6, 7)):
+        model, begin = server.create_model(rank=4, seed=3), 0
+        for end in cuts:
+            model.forward_backward(rows[begin:end])
+            begin = end
+        model.forward(rows)  # counts nothing
+        norms[cuts] = model.optim_step(0.1, eps=1e-3, grad_clip_norm=0.01).result()["grad_norm"]
+        again = model.optim_step(0.0, eps=1e-3).result()  # nothing is left to divide or to divide by
+        assert again["grad_norm"] == 0
+        ends[cuts] = engine.models[model.id].weights["B"]
+    raw = server.create_model(rank=4, seed=3)
+    raw.forward_backward(rows)
+    norm = raw.optim_step(0.1, reduction="sum").result()["grad_norm"]
+    for cuts, found in norms.items():
+        assert found == pytest.approx(norm / count, rel=1e-12), cuts
+        np.testing.assert_allclose(ends[cuts], ends[(7,)], rtol=1e-10, atol=1e-13)
+
+
+def test_a_loss_of_this_program_has_the_gradient_of_the_same_loss_of_the_server(server: Server) -> None:
+    rows, slopes = [text(1), text(2, 6)], [np.linspace(-1, 2, 8), np.linspace(0.5, 0.25, 5)]
+    weighted = [
+        TrainingRow(tokens=row.tokens, targets=row.targets, weights=list(-slope))
+        for row, slope in zip(rows, slopes, strict=True)
+    ]
+    models = [server.create_model(rank=4, seed=3) for _ in range(2)]
+    models[0].forward_backward(weighted)
+    value = models[1].forward_backward_custom(
+        rows, lambda found: (sum(float((a * b).sum()) for a, b in zip(found, slopes, strict=True)), slopes)
+    )
+    norms = [model.optim_step(0.1, reduction="sum").result()["grad_norm"] for model in models]
+    assert norms[0] == norms[1] > 0
+    assert value == pytest.approx(models[0].forward(rows).result().loss, abs=100)
+
+
+def test_policy_rows_have_their_numbers_where_the_answer_is(server: Server) -> None:
+    model = server.create_model(rank=4, seed=3)
+    (answer,) = model.sampler().sample([3, 4, 5], max_tokens=4, seed=1).result()
+    row = TrainingRow.of_answer([3, 4, 5], answer, 2.0)
+    assert row.targets == [IGNORED, IGNORED, *answer.tokens]
+    found = model.forward_backward([row], "importance_sampling").result()
+    assert found.tokens == 4
+    assert found.loss == pytest.approx(-2.0 * 4, rel=1e-5)  # all ratios are 1: the sampler has the same weights
+    assert found.logprobs[0][2:] == pytest.approx(answer.logprobs, abs=1e-5)
+
+
+def test_samples_stay_those_of_their_weights(server: Server) -> None:
+    model = server.create_model(rank=8, seed=3)
+    sampler, base = model.sampler(), server.sampler()
+    before = sampler.sample([7], max_tokens=5, count=3, seed=4)
+    model.forward_backward([text(1)])
+    model.optim_step(0.5).result()
+    assert sampler.sample([7], max_tokens=5, count=3, seed=4).result() == before.result()
+    assert len(before.result()) == 3 and len({tuple(each.tokens) for each in before.result()}) > 1
+    assert (
+        base.sample([7], max_tokens=5, temperature=0.0).result()
+        == sampler.sample([7], max_tokens=5, temperature=0.0).result()
+    )  # a new adapter changes nothing
+    assert model.sampler().sample([7], max_tokens=5, count=3, seed=4).result() != before.result()
+
+
+def test_what_was_saved_goes_on_in_another_model(server: Server, tmp_path: Path) -> None:
+    model = server.create_model(rank=4, seed=3)
+    model.forward_backward([text(1)])
+    model.optim_step(0.1)
+    path = model.save("half").result()
+    other = server.load_model(path)
+    for each in (model, other):
+        each.forward_backward([text(2)])
+        each.optim_step(0.1)
+    assert other.forward([text(3)]).result().loss == model.forward([text(3)]).result().loss
+    weights = model.save_for_sampler("whole").result()
+    assert server.sampler(weights).sample([1], max_tokens=2).result()
+    assert {each["tinker_path"] for each in server.checkpoints()} == {path, weights}
+    server.download(path, tmp_path / "half.tar")
+    with tarfile.open(tmp_path / "half.tar") as found:
+        assert any(name.endswith("state.npz") for name in found.getnames())
+    server.delete(path)
+    assert [each["tinker_path"] for each in server.checkpoints()] == [weights]
+
+
+def test_mistakes_are_told(server: Server, url: str) -> None:
+    model = server.create_model(rank=4)
+    with pytest.raises(RequestFailed, match=r"rows\[0\].*0..63, or -100") as failed:
+        model.forward_backward([TrainingRow(tokens=[1], targets=[64])]).result()
+    assert failed.value.category == "user"
+    with pytest.raises(RequestFailed, match="lora_config is missing"):
+        server.create_model()
+    with pytest.raises(ServerRefused, match="wrong") as refused:
+        Server(url, key="other")
+    assert refused.value.status == 401
+    with pytest.raises(ServerRefused, match="Expected `int`"):
+        model.forward_backward([TrainingRow(tokens=[0.5], targets=[1])])  # pyright: ignore
+    assert model.optim_step(0.1).result()["grad_norm"] == 0  # what was refused has used up no number
+    with pytest.raises(ValueError, match="no address"):
+        Server("localhost:8000")
+    with pytest.raises(ServerUnreachable, match="Refused"):
+        Server("http://127.0.0.1:9", patience=0.2)
+
+
+class Unreliable(BaseHTTPRequestHandler):
+    """Hands requests on; of three it loses the first before, the second behind the server."""
+
+    protocol_version = "HTTP/1.1"
+    target, count = "", 0
+    lock = threading.Lock()
+
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers.get("content-length", "0")))
+        with self.lock:
+            Unreliable.count += 1
+            lost = Unreliable.count % 3
+        if lost == 1:
+            return self._busy()
+        headers = {name: self.headers[name] for name in ("x-api-key", "content-type") if name in self.headers}
+        found = httpx.request(self.command, self.target + self.path, content=content, headers=headers, timeout=60)
+        if lost == 2:
+            self.close_connection = True
+            return self.connection.close()
+        self.send_response(found.status_code)
+        self.send_header("Content-Length", str(len(found.content)))
+        self.end_headers()
+        self.wfile.write(found.content)
+        return None
+
+    do_GET = do_POST
+
+    def _busy(self) -> None:
+        self.send_response(429)
+        self.send_header("Retry-After", "0")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_lost_answers_and_busy_servers_change_nothing(url: str, engine: NumpyEngine) -> None:
+    Unreliable.target = url
+    between = ThreadingHTTPServer(("127.0.0.1", 0), Unreliable)
+    thread = threading.Thread(target=between.serve_forever)
+    thread.start()
+    try:
+        with Server(f"http://127.0.0.1:{between.server_port}", key=KEY) as server:
+            model = server.create_model(rank=4, seed=3)
+            for _ in range(3):
+                model.forward_backward([text(seed) for seed in range(4)])
+                assert model.optim_step(0.1).result()["grad_norm"] > 0
+            own = [call.partition(" ")[0] for call in engine.calls if call.endswith(model.id)]
+    finally:
+        between.shutdown()
+        between.server_close()
+        thread.join()
+    assert own == ["create", *["forward_backward", "forward_backward", "optim_step"] * 3]
+
+
+def test_a_program_goes_on_when_its_server_is_started_again(tmp_path: Path) -> None:
+    engine = NumpyEngine()
+    with listening(engine, tmp_path) as url:
+        server = Server(url, key=KEY)
+        model = server.create_model(rank=4, seed=3)
+        model.forward_backward([text(1)]).result()
+    with listening(NumpyEngine(), tmp_path, port=int(url.rpartition(":")[2])):
+        norm = model.optim_step(0.1).result()["grad_norm"]
+        whole = server.create_model(rank=4, seed=3)
+        whole.forward_backward([text(1)])
+        assert norm == whole.optim_step(0.1).result()["grad_norm"] > 0  # the number of targets was kept as well
+        server.close()
+
+
+def test_nothing_heavy_is_loaded() -> None:
+    code = "import sys, xtrain.client; print([m for m in ('torch', 'starlette', 'xtrain.server') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
