@@ -24,7 +24,9 @@ def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: Server
             f"loss_fn_config has {unknown[0][:80]!r}, which {request.loss} does not read; it reads: {known}"
         )
     for name, value in request.settings.items():
-        if isinstance(value, float) and not np.isfinite(value):
+        if not isinstance(value, float):
+            raise UserError(f"loss_fn_config[{name!r}] is a text; {request.loss} reads a number there")
+        if not np.isfinite(value):
             raise UserError(f"loss_fn_config[{name!r}] is not a finite number")
     if not request.rows:
         raise UserError("data is empty")
@@ -95,7 +97,7 @@ def _input(
             raise UserError(f"{where} must be token ids of 0..{capabilities.vocabulary - 1}{besides}")
         return numbers
     if numbers.dtype.kind == "i":
-        if numbers.size and int(np.abs(numbers).max()) > EXACT:
+        if not -EXACT <= int(numbers.min()) <= int(numbers.max()) <= EXACT:
             raise UserError(f"{where} has whole numbers that float32 does not have")
         return numbers.astype(np.float32)
     if not np.isfinite(numbers).all():

@@ -11,7 +11,7 @@ from .engine import UserError
 from .entries import Accepted, Change, Done
 from .models_in_memory import ModelDamaged, ModelsInMemory
 from .refusal import Refusal
-from .requests import NAME
+from .requests import MOST_SEQ, NAME
 from .state import QueuedWork
 
 JSON = "application/json"
@@ -112,6 +112,8 @@ def numbered(seq_id: int) -> int:
     """The seq_id of what is asked of a model that exists."""
     if seq_id < 1:
         raise Refusal(400, "seq_id is missing; those of a model begin with 1")
+    if seq_id > MOST_SEQ:
+        raise Refusal(400, f"seq_id is above {MOST_SEQ}")
     return seq_id
 
 

@@ -6,15 +6,16 @@ from attrs import frozen
 @frozen(kw_only=True)
 class ServerLimits:
     """body: of a request, also unpacked. rows: of a request, as clients are asked to cut what is larger. tokens: of the
-    rows of a request. samples: of a request. queue, queue_bytes:
-    requests that wait; beyond that clients are asked to come later (429). results: bytes of results that are
-    kept. sessions: that are connected. samplers: of a session; beyond that the oldest unnamed weights are removed.
-    checkpoints: with a name, of an owner. free: of the disk, which are left. together: tokens of one engine call.
+    rows of a request. samples: of a request. queue, queue_bytes: requests that wait; beyond that clients are asked to
+    come later (429). results: bytes of results that are kept. sessions: that are connected. connections: with or
+    without a request. samplers: of a session; beyond that the oldest unnamed weights are removed. checkpoints: with a
+    name, of an owner. free: of the disk, which are left. together: tokens of one engine call.
 
-    poll: how long `retrieve_future` waits. gap: how long a request waits for those before it. idle: after which a
-    session without heartbeats frees the memory of its models. fetched, unfetched: how long results are kept.
-    sample_wait: how long a sample waits for its turn. forgotten: after which what an ended or idle session leaves
-    without a name is removed. snapshot_steps, snapshot_bytes: work that is repeated at most when a model is restored.
+    silence: how long a connection may be there without a request. poll: how long `retrieve_future` waits. gap: how long
+    a request waits for those before it. idle: after which a session without heartbeats frees the memory of its models.
+    fetched, unfetched: how long results are kept. sample_wait: how long a sample waits for its turn. forgotten: after
+    which what an ended or idle session leaves without a name is removed. snapshot_steps, snapshot_bytes: work that is
+    repeated at most when a model is restored.
     """
 
     body: int = 64 * 2**20
@@ -25,11 +26,13 @@ class ServerLimits:
     queue_bytes: int = 512 * 2**20
     results: int = 2**30
     sessions: int = 256
+    connections: int = 4096
     samplers: int = 64
     checkpoints: int = 1000
     free: int = 2**29
     together: int = 2**16
 
+    silence: float = 15.0
     poll: float = 22.0
     gap: float = 120.0
     idle: float = 1800.0

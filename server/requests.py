@@ -16,11 +16,12 @@ from .refusal import Refusal
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
+MOST_SEQ: Final = 2**53
 MOST_METADATA: Final = 2**16  # bytes; it is kept as long as what it belongs to
 
 Id = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
-Seq = Annotated[int, Meta(ge=0, le=2**53)]
+Seq = Annotated[int, Meta(ge=0, le=MOST_SEQ)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Metadata = Annotated[dict[Text, Any], Meta(max_length=64)]
 

@@ -61,6 +61,7 @@ def serve(
     import uvicorn
 
     from .app import app_of
+    from .connections import connections
     from .server import TrainingServer
 
     class Listener(uvicorn.Server):
@@ -88,11 +89,14 @@ def serve(
         listener.should_exit = True
         server.release()
 
+    limits = limits or ServerLimits()
     server = TrainingServer(engine, folder, limits, ended=ended)
     config = uvicorn.Config(
         app_of(server, keys),
         host=address.host,
         port=address.port,
+        http=connections(limits),  # pyright: ignore[reportArgumentType]
+        ws="none",
         ssl_certfile=address.certificate,
         ssl_keyfile=address.private_key,
         log_config=None,

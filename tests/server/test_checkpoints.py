@@ -1,24 +1,16 @@
 """Checkpoints by name, sessions and their models, and how a server begins and ends."""
 
 import io
-import os
-import signal
-import socket
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row
 
-from xtrain.server.keys import Keys
 from xtrain.server.limits import ServerLimits
-from xtrain.server.serving import Address, CannotServe, check_serving
 
 
 @pytest.fixture
@@ -184,62 +176,6 @@ def test_results_are_kept_for_a_while(tmp_path: Path) -> None:
             "is past"
             in served.call("POST", "optim_step", json={"model_id": client.id, "seq_id": 1, "adam_params": {}}).text
         )
-
-
-# a process
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from numpy_engine import NumpyEngine
-from xtrain.server.keys import Keys
-from xtrain.server.serving import Address, serve
-listening = lambda url: print(url, flush=True)
-sys.exit(serve(NumpyEngine(), Path(sys.argv[1]), Address(), Keys({"me": "tml-test"}), listening=listening))
-"""
-
-
-def test_a_server_is_stopped_by_a_signal_at_once_and_goes_on(tmp_path: Path) -> None:
-    """Clients that wait for a result, and connections that never ask anything, do not hold it up."""
-    support = Path(__file__).parents[1] / "support"
-    for attempt in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(support)},
-        )
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            host, port = url.removeprefix("http://").split(":")
-            half_open = [socket.create_connection((host, int(port))) for _ in range(100)]
-            with httpx.Client(base_url=f"{url}/api/v1/", headers={"x-api-key": "tml-test"}) as http:
-                if attempt == 0:
-                    session = http.post("create_session", json={}).json()["session_id"]
-                    body = {"session_id": session, "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4}}
-                    created = http.post("create_model", json=body).json()
-                found = http.post("retrieve_future", json=created).json()
-                assert found["model_id"] == f"{session}:train:0"
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 75
-            for one in half_open:
-                one.close()
-        finally:
-            process.kill()
-            process.wait()
-
-
-def test_a_server_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xtrain.server.serving.find_spec", lambda name: None if name == "uvicorn" else name)
-    with pytest.raises(CannotServe, match=r"uvicorn: pip install 'xtrain\[serve\]'"):
-        check_serving(Address(), Keys())
-
-
-def test_a_server_for_others_needs_a_key() -> None:
-    with pytest.raises(CannotServe, match="no key"):
-        check_serving(Address(host="0.0.0.0"), Keys())
 
 
 def test_the_engine_is_closed_with_the_server(tmp_path: Path) -> None:

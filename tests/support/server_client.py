@@ -159,10 +159,7 @@ class Client:
         return self.served.post(request, self.key, model_id=self.id, seq_id=self.seq, **body)
 
     def body(self, rows: Sequence[bytes], loss: str = "cross_entropy", *, forward: bool = False) -> bytes:
-        out = Writer().content(1, self.id).integer(2, self.seq)
-        for row in rows:
-            out.content(3, row)
-        return bytes(out.content(4, loss).integer(6, int(forward)))
+        return body_of(self.id, self.seq, rows, loss, forward=forward)
 
     def pass_(
         self, rows: Sequence[bytes], loss: str = "cross_entropy", *, forward: bool = False, seq: int | None = None
@@ -194,6 +191,16 @@ class Client:
     def logprobs(self, rows: Sequence[bytes]) -> np.ndarray:
         """Of all targets of the rows, one after the other."""
         return outputs(self.result(self.pass_(rows, forward=True)))[0]
+
+
+def body_of(
+    model: str, seq: int, rows: Sequence[bytes], loss: str = "cross_entropy", *, forward: bool = False
+) -> bytes:
+    """The message of a pass."""
+    out = Writer().content(1, model).integer(2, seq)
+    for one in rows:
+        out.content(3, one)
+    return bytes(out.content(4, loss).integer(6, int(forward)))
 
 
 def row(seed: int = 0, length: int = 9, **inputs: np.ndarray | None) -> bytes:

@@ -1,0 +1,55 @@
+"""Connections of clients: those on which no request comes do not stay, and do not keep others out."""
+
+from asyncio import BaseTransport
+from collections.abc import Callable
+from resource import RLIMIT_NOFILE, getrlimit
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .limits import ServerLimits
+
+
+def connections(limits: ServerLimits) -> Callable[..., "BoundedConnection"]:
+    """What makes a connection, as uvicorn wants it. Half of the files that the process may open are left to others."""
+    most = min(limits.connections, getrlimit(RLIMIT_NOFILE)[0] // 2)
+    return lambda **settings: BoundedConnection(most, limits.silence, **settings)
+
+
+class BoundedConnection(H11Protocol):
+    """Closed after `silence` seconds, or twice as many, in which no request has begun. Where there are more than `most`
+    the oldest is closed of those that have never had one, or else of those that have none now."""
+
+    def __init__(self, most: int, silence: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._most, self._silence = most, silence
+        self._seen: object = None  # the last request, if it was done when it was looked at last
+
+    @property
+    def silent(self) -> bool:
+        """Whether no request is being read or answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)  # pyright: ignore[reportArgumentType]
+        self._began = self.loop.time()
+        self.loop.call_later(self._silence, self._look)
+        if len(self.connections) > self._most:
+            others = [one for one in self.connections if isinstance(one, BoundedConnection) and one.silent]
+            min(others, key=lambda one: (one.cycle is not None, one._began)).transport.abort()
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.silent and self._seen is self.cycle:
+            self.transport.abort()
+            return
+        self._seen = self.cycle if self.silent else self
+        self.loop.call_later(self._silence, self._look)
+
+    def shutdown(self) -> None:
+        """The server ends: what is being answered is, and what is still being sent is sent again later."""
+        super().shutdown()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
