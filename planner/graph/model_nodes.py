@@ -15,7 +15,7 @@ from ..model.module_names import modules_of
 from ..resolved import Resolved, attention_kernels, resolve_save
 from ..units import BYTES, bytes_text, count_text, plural
 from ..weights.files import LOADED
-from ..weights.fit import has_rewards
+from ..weights.fit import draws_head
 from .builder import Builder
 from .saving import add_base, add_pretrained
 from .shard_nodes import add_pipeline
@@ -120,7 +120,7 @@ def _weights(graph: Builder, run: Resolved, last: str) -> str:
 def _head(graph: Builder, run: Resolved, last: str) -> str:
     """First values of a head of rewards, on the weights of a language model."""
     arch, files = run.architecture, run.weights
-    if arch.head == "vocabulary" or (files is not None and has_rewards(arch, files)):
+    if files is None or not draws_head(arch, files):
         return last
     does = f"draw the head of rewards, {arch.dim:,} numbers, normal with deviation {arch.init_std:g}, from the seed"
     args = {"seed": run.spec.experiment.seed, "init_std": arch.init_std}

@@ -9,9 +9,11 @@ from ..graph.saving import OF_WRITING
 from ..mesh.cluster import device_kind
 from ..mesh.layout import Layout
 from ..mesh.sharding import shard_axes
+from ..model.derive import Shape
 from ..model.groups import written_optimizers
 from ..resolved import resolve_formats
 from ..schedule.arithmetic import Arithmetic
+from ..weights.fit import draws_head
 
 # Axis → the settings that only speak of it.
 OF_AXIS = {
@@ -21,10 +23,10 @@ OF_AXIS = {
 }
 
 
-def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Warn of every setting that another one makes idle."""
     check_idle_saving(spec, found)
-    _check_idle_model(spec, found)
+    _check_idle_model(spec, shape, found)
     for group, chosen in written_optimizers(spec).items():
         for name, why in chosen.idle(spec):
             _warn(spec, f"{group}optimizer.{name}", why, "remove it", found)
@@ -49,10 +51,13 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
                 _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)
 
 
-def _check_idle_model(spec: Spec, found: Findings) -> None:
+def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
     """Of the model, its averages and its number formats."""
     model, ema = spec.model, spec.ema
+    drawn = shape.weights is not None and draws_head(shape.architecture, shape.weights)
     for name, (why, hint) in model.idle().items():
+        if name == "init_std" and drawn:  # the head of rewards is drawn by it
+            continue
         _warn(spec, f"model.{name}", why, hint, found)
     if spec.loss.head == "reward":
         why = f"the head is that of rewards, for loss {spec.loss.kind}"

@@ -101,7 +101,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     phases = check_phases(spec, batch, found)
     if found.failed or layout.unsettled:
         return None
-    check_idle(spec, layout, batch, found)
+    check_idle(spec, shape, layout, batch, found)
     if elastic.worlds and not elastic.why_rows:
         check_idle_accumulation(spec, found)
     if elastic.why_rows:
@@ -125,7 +125,7 @@ def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> Validate
     check_server(spec, layout, found)
     if found.failed or layout.unsettled or arch.adapter is None:  # where a draft says nothing of it
         return None
-    check_idle(training, layout, batch, found)
+    check_idle(training, shape, layout, batch, found)
     shape = evolve(shape, architecture=architecture_with_slots(arch, spec.serve.adapters))
     elastic = Elastic(spec=with_slots(spec), world=world)
     return ValidatedSpec(shape, layout, staging, batch, (), NOTHING_SCHEDULED, elastic)

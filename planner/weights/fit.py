@@ -15,6 +15,11 @@ def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
     return SCORE_WEIGHT in FAMILIES[arch.family].stored.own_names(files.tensors)
 
 
+def draws_head(arch: Architecture, files: WeightFiles) -> bool:
+    """Whether the model gives rewards by a head that its folder, one of a language model, does not have."""
+    return arch.head == "reward" and not has_rewards(arch, files)
+
+
 @frozen
 class Assignment:
     """parts: parameter or buffer → the parts of stored tensors that it is read from; without a head of rewards where

@@ -115,6 +115,25 @@ def test_settings_beside_it_agree_or_are_reported_with_both_places(folder: Folde
     assert [warning.code for warning in idle.diagnostics.warnings] == ["W401"]
 
 
+def test_the_deviation_of_a_head_of_rewards_is_used_where_the_folder_has_none(folder: Folder):
+    def warned() -> list[str]:
+        spec = folder.spec('"model" { init_std = 0.3 }', more="loss regression")
+        data = 'dataset code { source = jsonl("a.jsonl"), text = "text", values = { reward: "r" }, oversized = skip }'
+        text = spec.read_text().replace("dataset code { source = python_stdlib() }", data)
+        compiled = plan_from_text(text, "spec.xtrain")
+        assert compiled.plan is not None, compiled.diagnostics.render()
+        drawn = [node.args["init_std"] for node in compiled.plan.nodes if node.op == "setup.head"]
+        found = [warning.code for warning in compiled.diagnostics.warnings if warning.code == "W401"]
+        assert drawn == ([] if found else [0.3])
+        return found
+
+    assert warned() == []
+    with_head = {name: shape for name, shape in shapes().items() if not name.startswith("lm_head")}
+    folder.weights(safetensors(with_head | {"score.weight": [1, 32]}))
+    folder.config(architectures=["LlamaForSequenceClassification"])
+    assert warned() == ["W401"]
+
+
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
 
