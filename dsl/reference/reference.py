@@ -113,11 +113,8 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
     fields: list[Field] = []
     inner: list[ReferencePage] = []
     for each, (attribute, meta) in known.items():
-        # Of those that have it, the one whose example is shortest.
-        having = min(meta.only, key=lambda one: len(_needed(variant(block, one), each)), default=None)
-        head = f"{name} {having}" if having else _head(name, block)
         where = f"{path}.{each}"
-        chosen = variant(block, having)
+        _, chosen, head = _having(name, block, each, meta)
         if blocks.is_block(attribute.type) and spelled(attribute) in blocks.KINDS:
             fields.append(_field_of_block(attribute, meta, where, head))
             continue
@@ -126,10 +123,12 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
             outside = partial("{0} {{ {1}{2} }}".format, head, "".join(f"{setting}, " for setting in needed))
             inner.append(_page(each, where, attribute.type, group, outside))
             continue
-        found = _field(attribute, meta, where, group)
-        needed = _needed(chosen, each) if group == "action" or name in blocks.NAMED or chosen is not block else []
-        usage = _usage(name, head, found, needed)
-        fields.append(attrs.evolve(found, usage=usage if group in ("link", "statement") else around(usage)))
+        for declared, said in _declarations(block, attribute, meta):
+            _, chosen, head = _having(name, block, each, said)
+            found = _field(declared, said, where, group)
+            needed = _needed(chosen, each) if group == "action" or name in blocks.NAMED or chosen is not block else []
+            usage = _usage(name, head, found, needed)
+            fields.append(attrs.evolve(found, usage=usage if group in ("link", "statement") else around(usage)))
     if (free := open_setting(block)) is not None:
         found = _free_field(*free, path, group)
         fields.insert(0, attrs.evolve(found, usage=_usage(name, name, found, [])))
@@ -148,6 +147,37 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
         inner=tuple(inner),
         origins=_origins(name, block, group),
     )
+
+
+def _having(name: str, block: type, setting: str, meta: Setting) -> tuple[str | None, type, str]:
+    """The label of an example of a setting, its class, and how the block begins there: of those that have the setting,
+    the one that needs the fewest words."""
+    having = min(meta.only, key=lambda one: len(_needed(variant(block, one), setting)), default=None)
+    return having, variant(block, having), f"{name} {having}" if having else _head(name, block)
+
+
+def _declarations(block: type, attribute: attrs.Attribute, meta: Setting) -> list[tuple[attrs.Attribute, Setting]]:
+    """A setting as each of the components of a block has it: once where all agree, else with `only` those that do."""
+    registry = registry_of(block)
+    if registry is None:
+        return [(attribute, meta)]
+    found: list[tuple[attrs.Attribute, Setting, list[str]]] = []
+    for label, component in registry.items():
+        own = attrs.fields_dict(component).get(attribute.name)
+        if own is None or (said := own.metadata.get("setting")) is None:
+            continue
+        same = next((each for each in found if each[1] == said and _same_values(each[0], own)), None)
+        if same is None:
+            found.append((own, said, [label]))
+        else:
+            same[2].append(label)
+    if len(found) == 1:
+        return [(attribute, meta)]
+    return [(own, attrs.evolve(said, only=tuple(labels))) for own, said, labels in found]
+
+
+def _same_values(one: attrs.Attribute, other: attrs.Attribute) -> bool:
+    return one.type == other.type and one.default == other.default
 
 
 def _origins(name: str, block: type, group: Group) -> tuple[tuple[str, str], ...]:

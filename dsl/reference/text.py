@@ -42,7 +42,8 @@ class ReferenceText:
     def topics(self, found: Iterable[Topic]) -> str:
         """The pages of what a word speaks of: one setting in full, several in a line each."""
         found = tuple(found)
-        alone = len(found) == 1
+        paths = {topic.path if isinstance(topic, Field) else "" for topic in found}
+        alone = len(paths) == 1  # several of one path: a setting that components have in different ways
         parts: list[str] = []
         lines: list[tuple[str, str]] = []
         for topic in found:

@@ -96,6 +96,6 @@ def words() -> Iterator[TopicWord]:
 def _choices(word: str, pages: tuple[ReferencePage, ...]) -> Iterator[TopicWord]:
     """The settings and labels that know a fixed word."""
     for page in pages:
-        for field in (*((page.label,) if page.label else ()), *page.fields):
-            if word in field.choices:
-                yield TopicWord("choice", word, field.path, field.doc)
+        known = [field for field in (*((page.label,) if page.label else ()), *page.fields) if word in field.choices]
+        for field in {field.path: field for field in reversed(known)}.values():
+            yield TopicWord("choice", word, field.path, field.doc)

@@ -20,6 +20,7 @@ from xtrain.dsl.reference.vocabulary import STATEMENTS as STATEMENTS_SAID
 from xtrain.dsl.reference.vocabulary import UNITS as UNITS_SAID
 from xtrain.dsl.schema import later
 from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.component import registry_of
 from xtrain.dsl.schema.setting import open_setting, settings_of
 from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.syntax.numbers import MULTIPLIERS
@@ -46,7 +47,9 @@ def test_every_setting_stands_in_the_reference():
 
 
 def stands_in_the_reference(page):
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section(page.name), re.MULTILINE))
+    rows: dict[str, str] = {}
+    for name, row in re.findall(r"^\| `(\w+)` \| (.*) \|$", section(page.name), re.MULTILINE):
+        rows[name] = rows.get(name, "") + row
     settings = settings_of(page.block)
     flat = {
         name: meta
@@ -59,6 +62,23 @@ def stands_in_the_reference(page):
         assert meta.doc in rows[name]
         for word in blocks.choices_of(settings[name][0].type):
             assert f"`{word}`" in rows[name]
+
+
+def test_settings_of_one_name_stand_there_as_each_component_has_them():
+    """A line for each way, with the meaning and the default that its components have."""
+    for page in every_page():
+        if (registry := registry_of(page.block)) is None:
+            continue
+        row = r"^\| `(\w+)` \| .*? \| (.*?) \| \w+ \| (.*?)(?: \(only ([^()]*)\))? \|$"
+        rows = re.findall(row, section(page.name), re.MULTILINE)
+        for label, component in registry.items():
+            own = {name: (a, meta) for name, (a, meta) in settings_of(component).items() if not blocks.is_block(a.type)}
+            for name, (attribute, meta) in own.items():
+                mine = [row for row in rows if row[0] == name and (not row[3] or f"`{label}`" in row[3])]
+                ((_, default, doc, _),) = mine
+                assert doc == meta.doc, (page.name, label, name)
+                if isinstance(attribute.default, float):
+                    assert float(default.strip("`")) == float(f"{attribute.default:g}"), (page.name, label, name)
 
 
 def test_every_class_of_the_schema_has_a_page():
