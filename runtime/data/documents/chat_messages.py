@@ -14,8 +14,12 @@ from ..records.texts import checked, described, not_text, strings
 # Two spellings are in use: {"role", "content"}, and {"from", "value"} with names of its own for who speaks.
 SPEAKERS = {
     "human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system",
-    "chatgpt": "assistant", "model": "assistant", "tool": "tool", "function_response": "tool", "observation": "tool",
+    "chatgpt": "assistant", "model": "assistant", "function_call": "assistant",
+    "tool": "tool", "function_response": "tool", "observation": "tool",
 }  # fmt: skip
+# Who calls functions in a message of its own, whose text is the JSON of a call, or of a list of them; and what OpenAI
+# has called the key of a call before there was `tool_calls`.
+_CALLER = "function_call"
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -117,6 +121,8 @@ def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any] | None:
 def _message(item: object) -> Message | Unusable:
     if not isinstance(item, Mapping):
         return Unusable(f"{described(item)}, not an object")
+    if isinstance(item := _with_calls(item), Unusable):
+        return item
     who, said = ("from", "value") if "from" in item and "role" not in item else ("role", "content")
     calls = bool(item.get("tool_calls")) and item.get(who) == "assistant"
     for key in (who, said):
@@ -142,6 +148,29 @@ def _message(item: object) -> Message | Unusable:
         if (fault := not_text(text)) is not None:
             return Unusable(fault)
     return {"role": role, "content": content, **rest}
+
+
+def _with_calls(item: Mapping[str, Any]) -> Mapping[str, Any] | Unusable:
+    """A message whose calls of functions stand elsewhere than in `tool_calls`, with them there: in the text of a
+    message `from` function_call, or in OpenAI's earlier `function_call`, whose answers have the role `function`."""
+    if item.get("role") == "function":
+        return {**item, "role": "tool"}
+    if "role" not in item and item.get("from") == _CALLER:
+        try:
+            calls = json.loads(item.get("value", ""))
+        except (TypeError, ValueError):
+            return Unusable(f"the text of {_CALLER} is no JSON")
+        calls = calls if isinstance(calls, list) else [calls]
+        item = {"role": "assistant", **{key: value for key, value in item.items() if key not in ("from", "value")}}
+    elif item.get("role") == "assistant" and item.get(_CALLER) and not item.get("tool_calls"):
+        calls = [item[_CALLER]]
+        item = {key: value for key, value in item.items() if key != _CALLER}
+    else:
+        return item
+    parsed = [_parsed_call(call) if isinstance(call, Mapping) else None for call in calls]
+    if not calls or None in parsed:
+        return Unusable(f"{_CALLER} is no object with the name of a function and its arguments")
+    return {**item, "tool_calls": [{"type": "function", "function": call} for call in parsed]}
 
 
 def _is_plain(value: object) -> bool:

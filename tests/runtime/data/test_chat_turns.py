@@ -262,8 +262,8 @@ WRONG = [
     ({**USER, "role": 3}, "`role` is 3, which is not a role name"),
     (
         {"from": "bing", "value": "a"},
-        "`from` is 'bing'; known are human, gpt, user, assistant, system, chatgpt, model, tool, function_response, "
-        "observation",
+        "`from` is 'bing'; known are human, gpt, user, assistant, system, chatgpt, model, function_call, tool, "
+        "function_response, observation",
     ),
 ]
 CONVERSATIONS += [([USER, message], f"it, message 2: {reason}") for message, reason in WRONG] + NONE
