@@ -92,6 +92,8 @@ def _table(part: str, own: dict[str, Any], oversized: str) -> list[tuple[str, st
         lost = f"{own['documents_cut']:,} {what} cut, {own['documents_left_out']:,} left out"
         why = "at the front" if oversized == "truncate_front" else f"as oversized = {oversized} says"
         table.append(("", "too long", f"{lost}, {why}: {own['tokens_lost']:,} tokens lost"))
+    if own.get("documents_unanswered"):
+        table.append(("", "", f"{own['documents_unanswered']:,} of those that are cut have nothing left to predict"))
     if "steps_an_epoch" in own:
         table.append(("", "an epoch", f"{own['steps_an_epoch']:,} steps"))
     return table

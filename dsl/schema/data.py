@@ -136,14 +136,24 @@ class Dataset:
         units=("%",),
         check=share,
     )
-    oversized: Literal["split", "truncate", "skip", "error"] = setting(
-        "what happens to a document longer than a row; preference pairs and labelled responses, which are never split, "
-        "are then skipped",
-        default="split",
+    oversized: Literal["auto", "split", "truncate", "skip", "error"] = setting(
+        "what happens to a document longer than a row: split: it goes on in the next row; truncate: its end is cut "
+        "off; skip: it is left out; auto: conversations and responses to a prompt are cut, other documents split; "
+        "preference pairs and labelled responses, which are never split, are then skipped",
+        default="auto",
     )
     bad_records: int = setting(
         "unreadable records that are reported and skipped before the run fails", default=0, check=at_least(0)
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.oversized == "auto":  # what it means, so that plans say that
+            object.__setattr__(self, "oversized", "truncate" if self.is_conversation else "split")
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether a document is a conversation, or one answer to a prompt, without a label."""
+        return self.has_answers and not self.has_pairs and self.label is None
 
     @property
     def has_pairs(self) -> bool:

@@ -223,7 +223,7 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
         **{path: (_value(path, architecture, values), how) for path, how in reasons.items()},
         **run.staging.reasons,
     }
-    chosen |= _parallel_choices(run) | alert_reasons(spec)
+    chosen |= _parallel_choices(run) | alert_reasons(spec) | _cut_conversations(spec)
     found = []
     for path, (value, how) in chosen.items():
         if spec.serve is not None and not (path == "world_size" or is_of_servers(path)):
@@ -248,6 +248,14 @@ def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any
             found = found[part]
         return found
     return values[path]
+
+
+def _cut_conversations(spec: Spec) -> dict[str, tuple[Any, str]]:
+    """Why conversations are cut where nothing says it."""
+    why = "what follows in another row would be without its beginning"
+    paths = {f"dataset.{each.name}.oversized": each for each in spec.datasets.values() if each.is_conversation}
+    unsaid = {path: each for path, each in paths.items() if spec.origins[path].kind == "default"}
+    return {path: (each.oversized, why) for path, each in unsaid.items()}
 
 
 def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:

@@ -141,6 +141,8 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
         }
         if data.store.trained is not None:
             parts[part]["trained_tokens"] = int(data.store.predicted()[reader.documents].sum())
+            if rows.num_truncated and data.store.choices is None and data.store.firsts is None:
+                parts[part]["documents_unanswered"] = _unanswered(data.store, reader.documents, rows.capacity)
         if data.store.choices is not None:
             parts[part]["questions"] = int((data.store.choices[reader.documents, 0] == 0).sum())
         if data.store.firsts is not None:
@@ -159,6 +161,14 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
         "parts": parts,
         **({"numbers": numbers} if (numbers := _numbers(data.store)) else {}),
     }
+
+
+def _unanswered(store: TokenStore, documents: np.ndarray, capacity: int) -> int:
+    """How many of these have nothing to predict left, as their end is cut off behind `capacity` positions."""
+    assert store.trained is not None
+    longer = documents[store.lengths_of(documents) > capacity + 1]
+    starts = store.offsets[longer]
+    return sum(not store.trained[start : start + capacity + 1].any() for start in starts)
 
 
 def _reasons(listed: Path) -> dict[str, int]:

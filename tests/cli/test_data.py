@@ -50,6 +50,32 @@ def test_statistics_count_what_there_is(spec: str, capsys):
     assert others["parts"]["hold-out"]["documents"] == 4
 
 
+@pytest.mark.parametrize(
+    ("setting", "policy", "rows", "split", "cut", "unanswered"),
+    [("", "truncate", 3, 0, 2, 1), (", oversized = split", "split", 5, 2, 0, None)],
+)
+def test_conversations_are_cut_at_their_end_unless_that_is_said(
+    spec: str, setting: str, policy: str, rows: int, split: int, cut: int, unanswered: int | None, capsys
+):
+    """A row holds the second question with a part of its answer, and nothing of the answer to the third one."""
+    talks = [("1+1", "2"), ("2+2", "4" * 120), ("3" * 120, "6")]
+    Path("talks.jsonl").write_text("".join(json.dumps({"q": q, "a": a}) + "\n" for q, a in talks))
+    dataset = (
+        f'dataset words {{ source = jsonl("talks.jsonl"), prompt = "q", response = "a", template = "plain"{setting} }}'
+    )
+    text = SPEC.replace('dataset words { source = text("*.txt") }', dataset).replace("sequence = 16", "sequence = 96")
+    Path("talks.xtrain").write_text(text.replace("multipack", "single"))
+    assert main(["data", "stats", "talks.xtrain", "--json"]) == 0
+    words = objects(capsys)[0]
+    training = words["parts"]["training"]
+    assert (words["oversized"], training["rows"]) == (policy, rows)
+    assert (training["documents_split"], training["documents_cut"]) == (split, cut)
+    assert training.get("documents_unanswered") == unanswered
+    assert main(["data", "stats", "talks.xtrain"]) == 0
+    said = "1 of those that are cut have nothing left to predict" in " ".join(capsys.readouterr().out.split())
+    assert said == bool(unanswered)
+
+
 def test_every_row_of_an_epoch_is_shown_with_its_text(spec: str, capsys):
     assert main(["data", "show", spec, "--json"]) == 0
     rows = objects(capsys)
