@@ -181,7 +181,7 @@ def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findi
         found.fail(rule, "X620", path, f"best uses {best}, and no tick evaluates it", hint)
     elif best.what == "objective" and not is_measured(spec, best.dataset):
         message = f"best uses {best}, and evaluations of {best.dataset} measure the loss alone"
-        found.fail(rule, "X620", path, message, f"write `best = eval.{best.dataset}.loss`")
+        found.fail(f"{rule}.objective", "X620", path, message, f"write `best = eval.{best.dataset}.loss`")
     elif batch.steps is not None and not _meet(schedule, measures, best.dataset, batch):
         message = f"{best} is never evaluated in a step in which a checkpoint is saved, so no checkpoint is the best"
         found.warn(rule, "W602", path, message, f"evaluate {best.dataset} as often as checkpoints are saved")

@@ -8,9 +8,15 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Final
 
-from ...dsl.schema.setting import Auto
+from ...dsl.schema.data import Dataset
+from ...dsl.schema.setting import Auto, settings_of
 from ...dsl.spec import Spec
 from ..findings import Findings
+
+# What says how the records of a dataset are read; and the datasets that ticks and events name.
+_RECORDS: Final = tuple(f"dataset.{{}}.{name}" for name in settings_of(Dataset) if name != "bad_records")
+_EVALUATED: Final = ("every.*.actions.*.dataset", "on.*.actions.*.dataset")
+_MODEL: Final = ("model.*", "adapter", "adapter.*", "task", "task.*", "tokenizer.source", "loss.kind")
 
 # Rule → paths of settings, as in `Spec.origins`; a word in braces is one of the groups of `_GROUPS` or `_group`.
 INPUTS: Final[dict[str, tuple[str, ...]]] = {
@@ -19,28 +25,29 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.layers": ("model.*",),
     "model.rope": ("model.rope.*", "batch.sequence"),
     "model.routing": ("model.family", "model.experts", "model.experts_per_token"),
-    "model.every.*": ("every.{}", "every.{}.*", "model.*", "tokenizer.source", "precision.base", "precision.base.*"),
-    "model.on.*": ("on.{}", "on.{}.*", "model.*", "tokenizer.source", "precision.base", "precision.base.*"),
-    "model.folder": ("model.*", "checkpoint.pretrained", "checkpoint.from"),
+    "model.every.*": ("every.{}", "every.{}.*", *_MODEL, "precision.base", "precision.base.*"),
+    "model.on.*": ("on.{}", "on.{}.*", *_MODEL, "precision.base", "precision.base.*"),
+    "model.folder": ("model.*", "checkpoint.pretrained", "checkpoint.from", "loss.kind"),
     "model.block": ("model.*",),
     "loss.teacher": ("loss.*", "model.*", "tokenizer.source"),
+    "loss.reference": ("loss.*", *_MODEL, "checkpoint.pretrained", "checkpoint.from", "collate"),
     "loss.top": ("loss.top", "model.*", "tokenizer.source"),
-    "model.frozen": ("model.*", "adapter.*", "tokenizer.source"),
-    "model.adapter": ("model.*", "adapter", "adapter.*", "tokenizer.source"),
+    "loss.*": ("loss.*",),
+    "model.frozen": ("model.*", "adapter.*", "tokenizer.source", "loss.kind"),
+    "model.adapter": ("model.*", "adapter", "adapter.*", "tokenizer.source", "loss.kind"),
     "model.tasks": (
         "task",
         "task.*",
-        "adapter",
+        "adapter.*",
         "{datasets}",
         "mixture.*",
         "phase",
         "phase.*",
         "group",
         "optimizer.*",
-        "step",
-        "evaluation_step",
-        "ema",
-        "loss",
+        "step.*",
+        "evaluation_step.*",
+        "ema.*",
         "loss.*",
         "compile.mode",
         "activation.tile_mlp",
@@ -71,7 +78,18 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "data.tokenizer": ("tokenizer.source", "model.vocab"),
     "data.vocab": ("tokenizer.source", "model.vocab"),
-    "data.rewards": ("loss.kind", "evaluation_step"),
+    "data.rewards": ("loss.kind", "evaluation_step.*"),
+    "data.loss.*": (
+        *_RECORDS,
+        "dataset",
+        "mixture.*",
+        "phase",
+        "phase.*.mix",
+        "loss.*",
+        "rollout.*",
+        "collate",
+        *_EVALUATED,
+    ),
     "data.training": ("dataset", "dataset.*.holdout", "mixture.*"),
     "data.mixture": ("{datasets}", "mixture.*"),
     "idle.mixture": ("{datasets}", "mixture.*", "phase"),
@@ -83,25 +101,18 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "data.weights.*": ("{datasets}", "mixture.*", "phase.{}.mix"),
     "data.epochs": ("{datasets}", "mixture.*"),
     "data.epochs.*": ("{datasets}", "mixture.*", "phase.{}.mix"),
-    "data.form.*": tuple(
-        f"dataset.{{}}.{name}" for name in ("source", "text", "messages", "prompt", "response", "train_on", "template")
-    ),
-    "data.template.*": (*(f"dataset.{{}}.{name}" for name in ("template", "messages", "prompt")), "tokenizer.source"),
-    "data.prompts.*": (
-        "{}.chat",
-        *(f"dataset.*.{name}" for name in ("template", "messages", "prompt")),
-        "tokenizer.source",
-    ),
+    "data.form.*": _RECORDS,
+    "data.template.*": (*_RECORDS, "tokenizer.source"),
+    "data.prompts.*": ("{}.chat", *(path.format("*") for path in _RECORDS), "tokenizer.source"),
     "data.separator.*": ("dataset.{}.source", "tokenizer.source"),
     "data.files.*": ("dataset.{}.source",),
-    "data.eval.*": ("dataset", "dataset.*.name", "dataset.{}.holdout"),
+    "data.eval.*": ("dataset", "dataset.*.name", "dataset.{}.holdout", *_EVALUATED),
     "data.collate": ("collate",),
     "data.group": ("collate",),
     "data.dealing": ("collate", "batch.micro", "{accumulate}", "{data_ranks}"),
     "rollout.*": (
-        "rollout",
         "rollout.*",
-        "reward",
+        "reward.*",
         "loss.*",
         "dataset",
         "dataset.*",
@@ -111,7 +122,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         "optimizer.kind",
         "batch.sequence",
         "task",
-        "step",
+        "step.*",
     ),
     "mesh.auto": ("parallel.pp.size", "parallel.fsdp.size", "parallel.fsdp.replicate", "parallel.tp.size"),
     "mesh.cp": ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses"),
@@ -138,7 +149,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "mesh.pp.microbatches": ("parallel.pp.size", "parallel.pp.schedule", "{accumulate}", "{ramp}"),
     "mesh.pp.reshard": ("parallel.pp.size", "parallel.pp.schedule", "parallel.fsdp.reshard"),
     "mesh.pp.sync": ("parallel.pp.size", "parallel.fsdp.sync"),
-    "mesh.pp.tied": ("parallel.pp.size", "parallel.pp.schedule", "model.tie_embeddings"),
+    "mesh.pp.tied": ("parallel.pp.size", "parallel.pp.schedule", "model.tie_embeddings", "loss.kind"),
     "mesh.pp.step": ("step.name", "parallel.pp.size"),
     "mesh.pp.evaluation_step": ("evaluation_step.name", "parallel.pp.size"),
     "mesh.pp.tile_mlp": ("parallel.pp.size", "parallel.pp.schedule", "activation.tile_mlp"),
@@ -172,7 +183,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "schedule.phases": ("phase.*.from", "{steps}"),
     "schedule.phase.*.order": ("phase", "phase.*.from", "{steps}", "batch.sequence", "{rows}"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
-    "schedule.*.nan": ("{}.actions",),
+    "schedule.*.nan": ("{}.event", "{}.actions"),
     "schedule.nan": ("on.*.event", "on.*.actions", "on.*.count"),
     "checkpoint.rollback": (
         "on.*.event",
@@ -221,6 +232,15 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         "on.*.event",
         "on.*.actions",
         "{steps}",
+    ),
+    "checkpoint.best.objective": (
+        "checkpoint.best",
+        "dataset",
+        "dataset.*",
+        "loss.*",
+        "rollout.*",
+        "evaluation_step.*",
+        "collate",
     ),
     "ema.every": ("ema.every", "{steps}"),
     "schedule.every.*.every": ("every.{}.every", "{steps}", "{tokens}"),

@@ -1,5 +1,6 @@
 """Every setting of a spec, one after the other, and other values for each."""
 
+import json
 from collections.abc import Container, Iterator
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -69,7 +70,7 @@ def replaced(value: Any, path: str, new: Any) -> Any:
         known, before = attrs.fields_dict(chosen), attrs.fields_dict(type(value)).keys()
         kept = {each: getattr(value, each) for each, a in known.items() if a.init and each in before - {name}}
         required = {each: meta for each, (a, meta) in settings_of(chosen).items() if a.default is attrs.NOTHING}
-        needed = {each: int(meta.example) for each, meta in required.items() if each not in kept}
+        needed = {each: json.loads(meta.example) for each, meta in required.items() if each not in kept}
         return chosen(**{**needed, **kept})
     return attrs.evolve(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
 

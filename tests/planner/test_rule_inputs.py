@@ -1,0 +1,115 @@
+"""What a rule is said to rest on is all that can change its verdict: one setting after the other is changed."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import pytest
+from attrs import define, field
+from every_setting import alternatives, at, places, replaced
+
+from xtrain.dsl.spec import Spec
+from xtrain.planner.rules import rule_inputs
+from xtrain.planner.rules.validate import validate
+
+from .test_every_setting import ALONE, COPIES, FREE, STATED
+
+# How paths of a spec's tree begin, and those of its origins.
+BLOCKS = {
+    "datasets": "dataset", "phases": "phase", "groups": "group", "ticks": "every", "events": "on", "hooks": "hook",
+}  # fmt: skip
+# A name cannot be changed alone, and blocks that are not there are no single settings.
+EXEMPT = {
+    "origins", "uses", "path", "adapter", "step", "evaluation_step", "rollout", "reward", "serve", "model.folder",
+}  # fmt: skip
+QUIET = {"pass", "unknown"}
+
+Statuses = dict[str, list[str]]
+
+
+def spelled(path: str) -> str:
+    """As rules name a setting."""
+    block, dot, rest = path.partition(".")
+    return f"{BLOCKS.get(block, block)}{dot}{rest}".removesuffix("_")
+
+
+def verdicts(spec: Spec) -> Statuses:
+    found, statuses = rule_inputs.Verdicts(spec), defaultdict[str, list[str]](list)
+    validate(spec, None, found)
+    for check in found.checks:
+        statuses[check.id].append(check.status)
+    return dict(statuses)
+
+
+def changed(before: Statuses, after: Statuses) -> Iterator[str]:
+    """The rules with another verdict; not those that have nothing to say of one of both."""
+    for rule in {**before, **after}:
+        one, other = before.get(rule, ["pass"]), after.get(rule, ["pass"])
+        if one != other and not ({*one, *other} <= QUIET):
+            yield rule
+
+
+def rests_on(rule: str, path: str, spec: Spec) -> bool:
+    """Whether the setting, or a block that it is in, is among the inputs of a rule."""
+    parts = path.split(".")
+    around = [frozenset({".".join(parts[:count])}) for count in range(1, len(parts) + 1)]
+    inputs = list(rule_inputs.rule_inputs(rule, spec))
+    return any(rule_inputs.is_unknown(each, paths) for each in inputs for paths in around)
+
+
+@define
+class Found:
+    """A line for each change of a verdict that no input of the rule explains; rules without inputs that fail; and the
+    rules whose verdicts have changed at all."""
+
+    unexplained: list[str] = field(factory=list)
+    without_inputs: set[str] = field(factory=set)
+    rules: set[str] = field(factory=set)
+
+    def walk(self, spec: Spec, most: int, begins: str = "") -> None:
+        """most: values of each setting. begins: of the settings whose paths begin so."""
+        base = verdicts(spec)
+        for path, attribute in places(spec, exempt=EXEMPT):
+            if not path.startswith(begins) or (path.startswith("datasets.") and attribute.name == "name"):
+                continue
+            for new in list(alternatives(at(spec, path), attribute.type))[:most]:
+                variant = replaced(spec, path, new)
+                after = verdicts(variant)
+                for rule in changed(base, after):
+                    self.judge(rule, spelled(path), variant, after.get(rule, []))
+
+    def judge(self, rule: str, path: str, spec: Spec, statuses: list[str]) -> None:
+        self.rules.add(rule)
+        if "*" in rule_inputs.rule_inputs(rule, spec):
+            self.without_inputs |= {rule} if "fail" in statuses else set()
+        elif not rests_on(rule, path, spec):
+            self.unexplained.append(f"{rule} is {statuses} by {path}")
+
+
+def test_verdicts_change_by_their_inputs_alone(load: Callable[..., Spec]):
+    found = Found()
+    found.walk(load(**FREE), 1)
+    assert found.unexplained == [] and found.without_inputs == set()
+    assert len(found.rules) > 60
+
+
+@pytest.mark.slow
+def test_verdicts_change_by_their_inputs_alone_whatever_the_value(load: Callable[..., Spec]):
+    found = Found()
+    for blocks in (FREE, STATED, COPIES, ALONE):
+        found.walk(load(**blocks), 100)
+    assert found.unexplained == [] and found.without_inputs == set()
+    assert len(found.rules) > 120
+
+
+def test_an_input_that_is_not_listed_would_be_found(load: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch):
+    """Forget one on purpose, and a whole rule."""
+    spec, found = load(**FREE), Found()
+    found.walk(spec, 1, "datasets.code.")
+    assert "data.form.code" in found.rules and found.unexplained == []
+    listed = rule_inputs.INPUTS["data.form.*"]
+    monkeypatch.setitem(rule_inputs.INPUTS, "data.form.*", tuple(each for each in listed if "chosen" not in each))
+    found.walk(spec, 1, "datasets.code.")
+    assert found.unexplained == ["data.form.code is ['fail'] by dataset.code.chosen"]
+    monkeypatch.delitem(rule_inputs.INPUTS, "data.form.*")
+    found.walk(spec, 1, "datasets.code.")
+    assert found.without_inputs == {"data.form.code"}
