@@ -30,6 +30,8 @@ WITH_COMMANDS = (
         )
     ),
     "tests/components/test_lr_sweep.py",
+    "tests/test_dpo_cpu.py",
+    "tests/test_reward_spec.py",
     "tests/runtime/evaluation/test_harness.py",
     "tests/runtime/export/test_chat_walk.py",
     "tests/runtime/test_hooks.py",

@@ -1,14 +1,18 @@
 """The spec that learns a preference does so: on pairs that it has not seen, far from chance."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from projects import events, records
+from forking import ForkedCommand
+from projects import Project, events, records
 
 SPEC = Path(__file__).parents[1] / "specs" / "dpo_cpu.xtrain"
-SHORT = ("experiment.budget=40 steps", "dataset.pairs.source=choices(count = 2600)", "dataset.pairs.holdout=10%")
+SHORT = (
+    "experiment.budget=40 steps",
+    "dataset.pairs.source=choices(count = 2600)",
+    "dataset.pairs.holdout=4%",
+    "launch.ranks_per_node=1",
+)
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -16,9 +20,9 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.mark.parametrize(("sets", "least"), [(SHORT, 0.75), pytest.param((), 0.9, marks=pytest.mark.slow)])
 def test_held_out_pairs_are_told_apart(tmp_path: Path, sets: tuple[str, ...], least: float):
     given = [word for text in sets for word in ("--set", text)]
-    command = [sys.executable, "-m", "xtrain", "run", str(SPEC), "--ui", "plain", *given]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ForkedCommand(["run", str(SPEC), "--ui", "plain", *given], tmp_path, Project(tmp_path).environment)
+    out, err = command.communicate(timeout=800)
+    assert command.returncode == 0, out + err
     (run,) = (tmp_path / "runs" / "dpo_cpu").iterdir()
     *_, found = events(run, "eval")
     assert found["metrics"]["rewards/accuracy"] > least and found["objective"] < 0.6

@@ -57,7 +57,9 @@ every 1 step checkpoint
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_to_the_same_rewards(tmp_path: Path):
+    """By default distributed/test_rollouts.py resumes runs with rollouts, and test_survival.py kills a run."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()

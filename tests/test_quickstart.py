@@ -33,7 +33,12 @@ def run(folder: Path, *arguments: str) -> Path:
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory) -> Path:
     """The folder of the first steps, with all that follows the last one."""
-    less = (f"experiment.budget={SHORT} steps", f"batch.rows={ROWS}", f"dataset.stdlib.holdout={HOLDOUT:.1%}")
+    less = (
+        f"experiment.budget={SHORT} steps",
+        f"batch.rows={ROWS}",
+        f"dataset.stdlib.holdout={HOLDOUT:.1%}",
+        "launch.ranks_per_node=1",
+    )
     return run(tmp_path_factory.mktemp("begun"), *(word for text in less for word in ("--set", text)))
 
 
@@ -157,8 +162,7 @@ def test_its_files_are_where_the_documentation_says(either):
 
 def test_the_finished_run_can_be_sampled(either):
     arguments = ("generate", str(run_directory(either[0])), "--prompt", "def ", "--tokens", "60", "--json")
-    command = [sys.executable, "-m", "xtrain", *arguments]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=120)  # the weights alone
+    first = xtrain(*arguments)  # the weights alone
     assert first.returncode == 0 and not first.stderr, first.stderr
     second = xtrain(*arguments, "--checkpoint", "latest")  # the full state of the same step
     assert json.loads(first.stdout)["text"] == json.loads(second.stdout)["text"] != ""

@@ -1,11 +1,11 @@
 """`specs/reward_cpu.xtrain`: a reward model learns which of two answers it has not seen is right."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking import ForkedCommand
+from projects import Project
 
 SPEC = Path(__file__).parents[1] / "specs" / "reward_cpu.xtrain"
 STEPS = 40
@@ -22,10 +22,10 @@ def test_held_out_pairs_are_told_apart(tmp_path: Path):
         "batch.rows=8",
         "batch.micro=8",
     )
-    command = [sys.executable, "-m", "xtrain", "run", str(SPEC), "--ui", "plain"]
-    command += [word for text in sets for word in ("--set", text)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
+    given = [word for text in sets for word in ("--set", text)]
+    command = ForkedCommand(["run", str(SPEC), "--ui", "plain", *given], tmp_path, Project(tmp_path).environment)
+    out, err = command.communicate(timeout=500)
+    assert command.returncode == 0, out + err
     (events,) = tmp_path.glob("runs/reward_cpu/*/events.jsonl")
     (found,) = (each for each in map(json.loads, events.read_text().splitlines()) if each["event"] == "eval")
     assert found["step"] == STEPS and found["metrics"]["rewards/accuracy"] > 0.9

@@ -63,17 +63,14 @@ LAYOUTS = {
 }
 NAMES = [*FAMILIES, "side_by_side"]
 WITH_EXPERTS = expert_families()
-# One of three layouts each by default, in turns; the installed family is tried under all of them.
+# One of three layouts each by default, in turns, but of families whose blocks are those of others.
 IN_TURN = ("tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ulysses 2, full")
-ADDED = (
-    (WITH_EXPERTS[0], "pp 2"),  # a rank adds up whole gradients of experts, which are most of the model
-    ("gemma3", "ring 2 · ulysses 2, full"),  # windows end within blocks of a ring
-)
+LIKE_OTHERS = ("llama", "mistral", "mixtral", "qwen2")
+ADDED = ((WITH_EXPERTS[0], "pp 2"),)  # a rank adds up whole gradients of experts, which are most of the model
 
 
 def _by_default(place: int, name: str, layout: str) -> bool:
-    own = layout in IN_TURN if name == "side_by_side" else layout == IN_TURN[place % 3]
-    return own or (name, layout) in ADDED
+    return (layout == IN_TURN[place % 3] and name not in LIKE_OTHERS) or (name, layout) in ADDED
 
 
 COSTS = [
@@ -299,7 +296,8 @@ def _of_kinds(name: str) -> list[Any]:
     by_default = "ep 2 · pp 2, selective" if name in WITH_EXPERTS else "zero bubble"
     found = [each for each in LAYOUTS_OF_KINDS if name in WITH_EXPERTS or not each.startswith("ep")]
     before = DIFFER[: DIFFER.index(name)]
-    first = bool(mixed(name).keys() - {key for each in before for key in mixed(each)})  # whose layers differ in this
+    # The first whose layers differ in this; where a rotation or a dense beginning is all, the matrix has it.
+    first = bool(mixed(name).keys() - {key for each in before for key in mixed(each)} - {"no_rope", "first_dense"})
     return [
         pytest.param(name, each, marks=() if first and each == by_default else pytest.mark.matrix) for each in found
     ]

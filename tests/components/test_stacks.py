@@ -57,7 +57,7 @@ def errors(folder: Path, parallel: str) -> list[tuple[str, str, str | None]]:
 @pytest.mark.parametrize(
     "parallel",
     [
-        "stack = summing, fsdp auto { replicate = 2 }",
+        pytest.param("stack = summing, fsdp auto { replicate = 2 }", marks=pytest.mark.matrix),
         "stack = summing, tp 2, fsdp auto { replicate = 2 }",
         "stack = sharding, fsdp 2",
     ],

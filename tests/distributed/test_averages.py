@@ -22,6 +22,7 @@ ema {{ decay = {decay}, every = {every} }}
 DECAY, EVERY, STEPS = 0.6, 2, 4
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 AT_LENGTH = (
+    "pp 2 · fsdp 2 · ep 2 (moe)",
     "one rank, four microbatches (dense)",
     "fsdp 2 (dense)",
     "replicate 2, ddp (dense)",
@@ -155,6 +156,7 @@ def test_a_run_goes_on_with_its_average_and_begins_or_leaves_one_behind(lab: Lab
     assert averages(dropped.tensors) == {}
 
 
+@pytest.mark.slow
 def test_random_numbers_of_ranks_go_on_where_they_were(lab: Laboratory):
     """Every rank adds noise of its own to its weights, drawn in odd numbers from each of the streams.
 

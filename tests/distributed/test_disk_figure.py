@@ -18,8 +18,8 @@ BIASED = "model.router.bias_speed=0.001"
 @pytest.mark.parametrize(
     ("topology", "settings", "more"),
     [
-        (Topology(fsdp=2), "", "ema { decay = 0.9, publish = true }"),
         (Topology(), ", backend = file, mode = async", ""),
+        pytest.param(Topology(fsdp=2), "", "ema { decay = 0.9, publish = true }", marks=SLOW),
         pytest.param(Topology(model="moe", fsdp=2, ep=2, sets=(BIASED,)), "", "", marks=SLOW),
         pytest.param(Topology(replicate=2), ", mode = async", "", marks=SLOW),
         pytest.param(Topology(pp=2, tp=2), "", "", marks=SLOW),

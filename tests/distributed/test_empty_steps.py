@@ -82,9 +82,9 @@ def steps_of(directory, kind):
 
 
 LAYOUTS = {
+    "fsdp, read in the step": (("parallel.fsdp=2", "batch.prefetch=0"), DENSE),
     "workers and pipeline": (("parallel.pp=2", "batch.workers=1", "batch.prefetch=2"), DENSE),
     "expert and context parallel": (("parallel.ep=2", "parallel.cp=2"), MOE),
-    "fsdp, read in the step": (("parallel.fsdp=2", "batch.prefetch=0"), DENSE),
 }
 
 

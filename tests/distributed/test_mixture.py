@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from attrs import evolve
 from projects import events, records
-from topologies import Topology
+from topologies import FLAT, SHALLOW, Topology
 from trials import TOLERANCE, Laboratory, gaps
 
 from xtrain.planner.plan import Plan
@@ -44,7 +44,7 @@ ONE, TWO, PIPELINE = Topology(accumulate=1), Topology(fsdp=2), Topology(pp=2)
 def trial(lab: Laboratory):
     sums = [{"text": f"{i} + {i + 7} = {2 * i + 7}; " * (1 + i % 4)} for i in range(60)]
     (lab.folder / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in sums))
-    return evolve(ONE.trial("fp64", shallow=True), steps=STEPS, more=MORE)
+    return evolve(ONE.trial("fp64"), steps=STEPS, more=MORE, settings=FLAT)
 
 
 def plan_of(lab: Laboratory, trial, layout: Topology, *sets: str) -> Plan:
@@ -98,6 +98,7 @@ def test_each_dataset_is_taken_as_often_as_its_epochs_say(lab: Laboratory, trial
 
 
 def test_a_curriculum_is_followed_to_the_step_and_kept_over_stops_and_other_ranks(lab: Laboratory, trial):
+    trial = evolve(trial, settings=SHALLOW)  # a layer for each of the stages
     alone = lab.alone(trial, saves=True)
     plan = plan_of(lab, trial, ONE)
 

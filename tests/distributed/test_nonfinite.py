@@ -187,6 +187,7 @@ def test_a_killed_run_that_had_gone_back_goes_on_in_the_same_way(lab):
     assert counts == [{"in_a_row": 0, "total": 2, "empty": 0, "last_good": 7, "went_back": [[5, 2]]}] * 2
 
 
+@SLOW  # that the state of before is what a run goes back to, the tests above show
 def test_weights_that_are_no_numbers_heal_by_going_back_and_not_by_skipping(lab):
     """They are no numbers from the update of step 4 on, which is saved: the checkpoint before that is the one."""
     rotten = Mutation("rotten", rank=1, updates=[4])

@@ -19,7 +19,13 @@ LAYOUTS = (
     *(pytest.param(name) for name in ELSEWHERE["norms"]),
     *(
         pytest.param(name, marks=pytest.mark.matrix)
-        for name in ("pp 2, tied (dense)", "replicate 2, ddp (dense)", "fsdp 2 · ep 2 (moe)", "pp 2 · tp 2, zbv (moe)")
+        for name in (
+            "fsdp 2 · tp 2 (dense)",
+            "pp 2, tied (dense)",
+            "replicate 2, ddp (dense)",
+            "fsdp 2 · ep 2 (moe)",
+            "pp 2 · tp 2, zbv (moe)",
+        )
     ),
 )
 

@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 from checkpoints import folder, tensors
 from forked_ranks import Mutation, Outcome, saved_tensors
+from projects import worst
 from topologies import BY_NAME, ELSEWHERE, SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
@@ -53,14 +54,16 @@ LAYOUTS = (
     "pp 2 · fsdp 2 · tp 2 · ep 2 (moe)",
     "fsdp 2 · ring 2 · tp 2 · ep 2 (moe)",
 )
-# Where a run begins and where it goes on.
+# Where a run begins and where it goes on: by default the first.
 MOVES = {
-    "schedule_free": ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)"),
-    "adafactor": ("fsdp 2 · tp 2 (dense)", "replicate 2 · fsdp 2 (dense)"),
-    "adamw in bf16": ("tp 2 (dense)", "fsdp 2 · tp 2 (dense)"),
-    "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 4 (dense)"),
-    "groups": ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)"),
+    "schedule_free": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)")),
+    "adafactor": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "replicate 2 · fsdp 2 (dense)")),
+    "adamw in bf16": (("tp 2 (dense)", "fsdp 2 (dense)"), ("tp 2 (dense)", "fsdp 2 · tp 2 (dense)")),
+    "adamw8bit": (("fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "fsdp 4 (dense)")),
+    "groups": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)")),
 }
+# Those whose state goes on bit for bit by default: of every kind that is stored one.
+KINDS = ("sgd", "muon", "adamw8bit", "rounded muon", "groups")
 Runs = Callable[[str, str], Outcome]
 CASES = [
     pytest.param(name, layout, marks=() if layout in ELSEWHERE[name] else pytest.mark.matrix)
@@ -82,7 +85,7 @@ def trained(lab: Laboratory):
 
     @cache
     def run(name: str, layout: str) -> Outcome:
-        saves = name in MOVES and layout == MOVES[name][0]
+        saves = layout in (first for first, _ in MOVES.get(name, ()))
         return lab.run(trial_of(name, layout), BY_NAME[layout].layout, saves=saves)
 
     return run
@@ -124,16 +127,17 @@ def test_weights_are_rounded_alike_on_layouts(lab: Laboratory):
     alone = lab.alone(trial).tensors
     weights = [name for name in alone if name.startswith("layers.") and "norm" not in name]
 
-    def differ(fault: Mutation | None) -> float:
-        layout = BY_NAME["fsdp 2 · tp 2 (dense)"].layout
-        found = lab.run(trial, layout, saves=False, mutation=fault).tensors
+    def differ(layout: str, fault: Mutation | None = None) -> float:
+        found = lab.run(trial, BY_NAME[layout].layout, saves=False, mutation=fault).tensors
         numbers = sum(int((alone[name] != found[name]).sum()) for name in weights)
         return numbers / sum(alone[name].size for name in weights)
 
-    assert differ(None) < 0.02 < 0.1 < differ(Mutation("own_places"))
+    assert differ("fsdp 2 · tp 2 (dense)") < 0.02 < 0.1 < differ("fsdp 2 (dense)", Mutation("own_places"))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in KINDS else pytest.mark.matrix) for name in OPTIMIZERS]
+)
 def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
     params = "bf16" if "rounding" in OPTIMIZERS[name] else "fp64"
     settings = (*SHALLOW, *WIDER.get(name, ()))
@@ -178,26 +182,34 @@ def state(checkpoint: Path) -> dict[str, np.ndarray]:
     return {name.removeprefix("model."): found[name] for name in found if name.startswith(("model.", "optimizer."))}
 
 
-@pytest.mark.parametrize("name", MOVES)
-def test_a_state_moves_to_another_layout(lab: Laboratory, trained: Runs, name: str):
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        pytest.param(name, *move, marks=pytest.mark.matrix if place else ())
+        for name, moves in MOVES.items()
+        for place, move in enumerate(moves)
+    ],
+)
+def test_a_state_moves_to_another_layout(lab: Laboratory, trained: Runs, name: str, first: str, second: str):
     """Two steps on one layout and two on the other are four steps on one process."""
-    first, second = MOVES[name]
-    trial, job = evolve(trial_of(name, first), steps=4), f"{name.replace(' ', '-')}-moves"
+    trial, job = evolve(trial_of(name, first), steps=4), f"{name} moves from {first} to {second}".replace(" ", "-")
     lab.take_checkpoint(trained(name, first), 2, job)
     moved = lab.ranks.run(lab.plan(trial, BY_NAME[second].layout), lab.folder, name=job)
     alone = lab.alone(trial)
+    assert max(worst(trained(name, first).curve, alone.curve[:2])) < TOLERANCE["fp64"]
     assert gaps(moved, evolve(alone, curve=alone.curve[2:], routing=alone.routing[2:])).worst < TOLERANCE["fp64"]
 
 
 CLIPPED = "none, clip_spikes = 0.1, clip_value = 2e-3"
 
 
-def test_spikes_and_elements_are_clipped_alike_on_layouts(lab: Laboratory, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", ["fsdp 2 (dense)", pytest.param("fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix)])
+def test_spikes_and_elements_are_clipped_alike_on_layouts(lab: Laboratory, monkeypatch: pytest.MonkeyPatch, name: str):
     """Statistics are those of all ranks, and a run goes on with them: the norm of the second step is a spike against
     that of the first."""
     monkeypatch.setattr(training, "SPIKE_STEPS", 1)
     trial = Trial(optimizer="sgd { lr = 1e-4", clip=CLIPPED, steps=3, settings=SHALLOW)
-    layout = BY_NAME["fsdp 2 · tp 2 (dense)"].layout
+    layout = BY_NAME[name].layout
     whole = lab.run(trial, layout)
     assert gaps(whole, lab.alone(trial)).worst < TOLERANCE["fp64"]
     unclipped = lab.alone(evolve(trial, clip="none"))
@@ -205,7 +217,7 @@ def test_spikes_and_elements_are_clipped_alike_on_layouts(lab: Laboratory, monke
         assert gaps(lab.alone(evolve(trial, clip=f"none, {each}")), unclipped).worst > 1e-6, each
 
     def train(*sets: str) -> Outcome:
-        return lab.ranks.run(lab.plan(trial, (*layout, *sets)), lab.folder, name="clipped-parts")
+        return lab.ranks.run(lab.plan(trial, (*layout, *sets)), lab.folder, name=f"clipped-{len(layout)}")
 
     train("experiment.budget=1 steps")
     ended = train()

@@ -101,10 +101,13 @@ def alone(train):
     return train("alone")
 
 
-# Of stages and of two data ranks other tests of this file see the same.
+# Of stages and of two data ranks other tests of this file see the same, of reading processes test_references.py.
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(n, marks=pytest.mark.matrix if n in ("fsdp 2", "pp 2", "pp 3") else ()) for n in LAYOUTS],
+    [
+        pytest.param(n, marks=pytest.mark.matrix if n in ("fsdp 2", "pp 2", "pp 3", "workers 1") else ())
+        for n in LAYOUTS
+    ],
 )
 def test_every_layout_learns_the_same(train, alone, layout):
     found = train(layout.replace(" ", ""), *LAYOUTS[layout])

@@ -45,11 +45,12 @@ def kind(name: str) -> tuple[str, ...]:
 
 
 ORDINARY = [
-    Topology(fsdp=2, tp=2, shared=DENSE, note="nf4"),
+    Topology(tp=2, shared=DENSE, note="nf4"),
     Topology(fsdp=2, ep=2, shared=EXPERTS, note="nf4", **MOE),
     Topology(pp=2, shared=DENSE, note="nf4"),
 ]
 MORE = [
+    Topology(fsdp=2, tp=2, shared=DENSE, note="nf4"),
     Topology(fsdp=4, shared=DENSE, note="nf4"),
     Topology(fsdp=2, tp=2, shared=PLAIN, note="nf4 with fp32 scales"),
     Topology(fsdp=2, tp=2, shared=kind("int8"), note="int8"),
@@ -89,7 +90,8 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
 @pytest.mark.parametrize(
     ("topology", "adapter"),
     [
-        pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), ADAPTER, id="fsdp 2 · tp 2"),
+        pytest.param(Topology(fsdp=2, shared=ADAPTED), ADAPTER, id="fsdp 2"),
+        pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), ADAPTER, id="fsdp 2 · tp 2", marks=pytest.mark.matrix),
         pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), DORA, id="fsdp 2 · tp 2, dora", marks=pytest.mark.matrix),
         pytest.param(Topology(fsdp=2, shared=ODD), DORA, id="fsdp 2, dora, odd", marks=pytest.mark.matrix),
         pytest.param(
@@ -119,15 +121,23 @@ def test_an_adapter_of_what_is_stored_trains_as_in_one_process(lab: Laboratory, 
     assert 1e-6 < abs(plain.curve[0][1] - alone.curve[0][1]) < 0.3
 
 
-def test_a_run_goes_on_from_what_it_has_stored_on_another_layout(lab: Laboratory):
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(("parallel.tp=2",), id="tp 2"),
+        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), id="fsdp 2 · tp 2", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_run_goes_on_from_what_it_has_stored_on_another_layout(lab: Laboratory, first: tuple[str, ...]):
     trial = Trial(steps=4, settings=(*DENSE, "model.layers=3"))
 
     def train(name: str, *sets: str) -> dict[str, np.ndarray]:
         return lab.ranks.run(lab.plan(trial, sets), lab.folder, name=name).tensors
 
-    whole = lab.resumed(trial, (), "quantised")[0].tensors
-    train("quantised-moved", "experiment.budget=2 steps", "parallel.fsdp=2", "parallel.tp=2", "batch.micro=4")
-    moved = train("quantised-moved", "parallel.pp=2", "batch.micro=2", "parallel.fsdp=1")
+    job = f"quantised-{len(first)}"
+    whole = lab.resumed(trial, (), job)[0].tensors
+    train(f"{job}-moved", "experiment.budget=2 steps", *first, "batch.micro=4")
+    moved = train(f"{job}-moved", "parallel.pp=2", "batch.micro=2", "parallel.fsdp=1")
     assert moved.keys() == whole.keys()
     for name, value in whole.items():
         if value.dtype == np.uint8:

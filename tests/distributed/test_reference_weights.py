@@ -175,7 +175,10 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("dora", "of a folder") else pytest.mark.matrix) for name in ADAPTERS],
+)
 def test_without_its_adapter_a_model_is_the_one_under_it(desk: Desk, name: str):
     folder, adapter = ADAPTERS[name]
     model = f'"{folder}"'
@@ -192,7 +195,13 @@ def test_without_its_adapter_a_model_is_the_one_under_it(desk: Desk, name: str):
     assert np.nanmax(np.abs(found["plain"] - found["on"])) > (1e-2 if name == "of a folder" else 1e-9)
 
 
-@pytest.mark.parametrize("layout", [("parallel.fsdp=2", "batch.micro=2"), ("parallel.tp=2",)], ids=["fsdp", "tp"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(("parallel.fsdp=2", "batch.micro=2"), id="fsdp"),
+        pytest.param(("parallel.tp=2",), id="tp", marks=pytest.mark.matrix),
+    ],
+)
 def test_ranks_have_their_own_weights_again_behind_those_of_a_folder(desk: Desk, layout: tuple[str, ...]):
     found = []
     for name, sets in (("alone", ()), ("ranks", layout)):
@@ -231,7 +240,17 @@ def resumed(desk: Desk, name: str, *, keeps: bool, mutation: str = "") -> tuple[
     return whole, desk.run(f"{label}-again", plan, saves=True, mutation=mutation)
 
 
-@pytest.mark.parametrize(("name", "keeps"), [("initial", True), *((name, False) for name in RESUMED)])
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [
+        ("initial", False),
+        ("under peft", False),
+        *(
+            pytest.param(*each, marks=pytest.mark.matrix)
+            for each in (("initial", True), ("folder", False), ("adapter", False), ("peft", False))
+        ),
+    ],
+)
 def test_a_run_goes_on_as_if_it_had_not_stopped(desk: Desk, name: str, keeps: bool):
     whole, again = resumed(desk, name, keeps=keeps)
     assert again.curve == whole.curve[1:]

@@ -30,7 +30,7 @@ LAYOUTS = (
     "pp 2 · ring 2 (dense)",
     "fsdp 2 · ep 2 (moe)",
 )
-ORDINARY = ("tp 2, uneven vocabulary (dense)", "pp 2 · ring 2 (dense)", "ulysses 2 (dense)", "fsdp 2 · ep 2 (moe)")
+ORDINARY = ("pp 2 · ring 2 (dense)", "fsdp 2 · ep 2 (moe)")
 CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.matrix) for name in LAYOUTS]
 
 
@@ -102,7 +102,7 @@ def test_a_run_over_two_datasets_of_pairs_goes_on_bit_for_bit(lab: Laboratory):
     assert later.evals[-1]["objective"] == whole.evals[-1]["objective"]
 
 
-@pytest.mark.parametrize("fault", ["empty_reference", "own_rows_of_reference"])
+@pytest.mark.parametrize("fault", ["own_rows_of_reference", pytest.param("empty_reference", marks=pytest.mark.matrix)])
 def test_a_fault_is_noticed(lab: Laboratory, fault: str):
     layout = "fsdp 2, three microbatches (dense)"
     trial = trial_of(lab, layout)

@@ -82,7 +82,10 @@ def test_the_reference_is_the_model_that_the_run_begins_with(lab: Laboratory):
     assert gaps(first, second).worst < TOLERANCE["fp64"]
 
 
-@pytest.mark.parametrize(("fault", "name"), [("draws_of_a_rank", "fsdp"), ("unshared_scores", "tp")])
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [("draws_of_a_rank", "fsdp"), pytest.param("unshared_scores", "tp", marks=pytest.mark.matrix)],
+)
 def test_a_fault_of_rollouts_is_noticed(lab: Laboratory, fault: str, name: str):
     layout = LAYOUTS[name]
     trial = sampled_trial(lab, layout)

@@ -86,6 +86,7 @@ def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(lab, mode):
     assert folder(directory).latest().flaws(content=True) == []
 
 
+@SLOW
 def test_a_smaller_keep_makes_room_before_the_first_save(lab):
     """On a disk that is full: no save succeeds, and what is too old is gone all the same."""
     best = "every 1 step eval lines {{ batches = 1 }}\nevery 1 step checkpoint\ncheckpoint {{ {} }}"

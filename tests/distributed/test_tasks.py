@@ -57,11 +57,11 @@ EXPERTS = Tasks(
 MOE = {"model": "moe", "shared": ROUTER}
 
 ORDINARY = [
-    (Topology(fsdp=2, note="some"), SOME),
     (Topology(tp=2, note="some"), SOME),
     (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
 ]
 MORE = [
+    (Topology(fsdp=2, note="some"), SOME),
     (Topology(note="all"), ALL),
     (Topology(tp=2, note="all"), ALL),
     (Topology(accumulate=1, note="some, one microbatch"), SOME),

@@ -266,14 +266,15 @@ PISSA_EXPERTS = adapted('rank = 4, init = pissa, targets = ["experts", "o_proj"]
 EXPERTS = adapted('rank = 4, alpha = 8, targets = ["experts", "o_proj"]')
 FEW = [
     (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
-    (Topology(fsdp=2, note="all"), LORA),
-    (Topology(tp=2, note="all"), LORA),
-    (Topology(pp=2, note="high"), HIGH),
     (Topology(tp=2, note="dora"), DORA),
-    (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
+    (Topology(fsdp=2, note="dropout"), DROPOUT),
     (Topology(fsdp=2, note="pissa"), PISSA),
 ]
 MORE = [
+    (Topology(fsdp=2, note="all"), LORA),
+    (Topology(tp=2, note="all"), LORA),
+    (Topology(pp=2, note="high"), HIGH),
+    (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
     (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="all, without sequence"), LORA),
     (Topology(fsdp=2, shared=TIED, note="high, tied"), HIGH),
     (Topology(fsdp=2, sets=("activation.mode=full",), note="all, full recomputation"), LORA),
@@ -284,7 +285,6 @@ MORE = [
     (Topology(tp=2, sets=("activation.mode=full",), note="dora, full recomputation"), DORA),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dora, selective recomputation"), DORA),
     (Topology(tp=2, ep=2, model="moe", note="dora"), DORA),
-    (Topology(fsdp=2, note="dropout"), DROPOUT),
     (Topology(ring=2, note="dropout"), DROPOUT),
     (Topology(tp=2, sets=("activation.mode=full",), note="dropout, full recomputation"), DROPOUT),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dropout, selective recomputation"), DROPOUT),

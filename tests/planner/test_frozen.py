@@ -168,11 +168,11 @@ MIDDLE = ('model.frozen=["layers.1", "layers.*.mlp.up_proj", "norm"]',)
 EXPERTS = ('model.frozen=["embed_tokens", "layers.0", "layers.*.mlp.experts.up_proj"]',)
 
 FEW = [
-    Topology(fsdp=2, shared=MIDDLE, note="within units"),
-    Topology(tp=2, shared=LOW, note="low"),
     Topology(fsdp=2, ep=2, model="moe", shared=EXPERTS, note="some matrices of experts"),
 ]
 MORE = [
+    Topology(fsdp=2, shared=MIDDLE, note="within units"),
+    Topology(tp=2, shared=LOW, note="low"),
     Topology(fsdp=2, shared=HALF, note="half"),
     Topology(fsdp=2, shared=(*LOW, *TIED), note="low, tied"),
     Topology(fsdp=2, shared=HALF, sets=("activation.mode=full",), note="half, full recomputation"),

@@ -114,9 +114,9 @@ MOE = ('model.frozen=["embed_tokens", "layers.*.mlp.experts"]', "model.experts=4
 INT8 = (*DENSE[:2], "precision.base.kind=int8", "precision.base.block=32")
 FEW = [
     Topology(fsdp=2, tp=2, shared=DENSE, note="nf4"),
-    Topology(fsdp=2, ep=2, model="moe", shared=MOE, note="nf4"),
 ]
 MORE = [
+    Topology(fsdp=2, ep=2, model="moe", shared=MOE, note="nf4"),
     Topology(pp=2, shared=DENSE, note="nf4"),
     Topology(fsdp=2, shared=INT8, note="int8"),
     Topology(fsdp=2, shared=DENSE, sets=("activation.mode=selective",), note="nf4, selective recomputation"),

@@ -172,9 +172,9 @@ EXPERTS = TASKS.replace('["v_proj"]', '["layers.0.mlp.experts"]').replace(
 ROUTER = ("model.router.aux_loss=0", "model.router.z_loss=0")
 FEW = [
     (Topology(tp=2, note="dense"), TASKS),
-    (Topology(fsdp=2, ep=2, model="moe", shared=ROUTER, note="experts"), EXPERTS),
 ]
 MORE = [
+    (Topology(fsdp=2, ep=2, model="moe", shared=ROUTER, note="experts"), EXPERTS),
     (Topology(fsdp=2, note="dense"), TASKS),
     (Topology(pp=2, note="dense"), TASKS),
     (Topology(pp=4, note="dense"), TASKS),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from teachers import make_teacher, taught
-from transformers import AutoModelForCausalLM
 
 from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from xtrain.planner.load import plan_from_path
@@ -60,6 +59,8 @@ def test_it_is_what_transformers_computes(folder, temperature):
     plan = plan_of(folder, f"top = 5, temperature = {temperature}")
     assert taught(plan, folder) == 0
     store = opened(plan)
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(folder / "teacher").double()
     longest = int(store.lengths().max())
     assert longest > 2 * 64 + 1  # cut into three pieces, each of which begins anew

@@ -385,24 +385,25 @@ TOPOLOGIES = (
 # Names of rows that tests of another subject run by default, and compare with one process as the table is: the loss,
 # the norm, evaluations and all tensors.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "own loss": ("pp 2 · tp 2, tied, uneven vocabulary (dense)", "tp 2, without loss (dense)"),
+    "own loss": ("tp 2, without loss (dense)",),
     "smoothed labels": ("tp 2, uneven vocabulary (dense)",),
-    "norms": ("fsdp 2 · tp 2 (dense)", "pp 2 · ring 2 (dense)", "replicate 2 · tp 2 · ep 2, one microbatch (moe)"),
+    "norms": ("pp 2 · ring 2 (dense)", "replicate 2 · tp 2 · ep 2, one microbatch (moe)"),
     "mixture": ("pp 2 · replicate 2 (dense)", "ulysses 2 · tp 2 · ep 2 (moe)"),
-    "averages": ("pp 2 · fsdp 2 · ep 2 (moe)",),
+    "averages": ("fsdp 2 · ep 2 (moe)",),
     "sgd": ("fsdp 2 (dense)",),
     "plain sgd": (),
     "lion": ("fsdp 2 · ep 2 (moe)",),
     "muon": ("fsdp 2 · tp 2 (dense)",),
     "adamw in bf16": ("tp 2 (dense)",),
     "muon in bf16": (),
-    "adamw8bit": ("fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)"),
-    "adafactor": ("fsdp 2 · tp 2 (dense)", "fsdp 4 · ep 2 (moe)"),
-    "schedule_free": ("fsdp 2 · tp 2 (dense)",),
+    # Beside the layouts on which a run with their state begins, and goes on.
+    "adamw8bit": ("fsdp 2 · ep 2 (moe)",),
+    "adafactor": ("fsdp 2 · ep 2 (moe)",),
+    "schedule_free": (),
     "plain muon": ("fsdp 2 · ep 2 (moe)",),
     "cautious muon": ("fsdp 2 (dense)",),
     "cautious lion": (),
-    "groups": ("fsdp 2 · tp 2 (dense)",),
+    "groups": (),
 }
 # Names of the rows that the ordinary tests of the table run, and in which formats: with those above every pair of axes,
 # every axis with every model and with one microbatch and several, every schedule; and the rows in which

@@ -213,7 +213,7 @@ def number_of_changes(tmp_path, monkeypatch, backend: Backend, links: bool) -> i
         pytest.param("dcp", True, FULL, id="dcp, disk full", marks=pytest.mark.slow),
         pytest.param("file", True, None, id="file, death", marks=pytest.mark.slow),
         pytest.param("file", True, FULL, id="file, disk full"),
-        pytest.param("file", False, None, id="file without links, death"),
+        pytest.param("file", False, None, id="file without links, death", marks=pytest.mark.slow),
         pytest.param("file", False, FULL, id="file without links, disk full", marks=pytest.mark.slow),
     ],
 )
