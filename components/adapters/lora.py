@@ -79,7 +79,7 @@ class Lora(Adapter):
     )
     dropout: float = setting(
         "share of what goes into A that is dropped in training, while the rest is divided by what stays; W takes all "
-        "of it; not beside dora, nor of routed experts",
+        "of it; not beside dora",
         default=0.0,
         check=Range(low=0, below=1),
         added=True,
@@ -87,7 +87,7 @@ class Lora(Adapter):
     )
     dora: bool = setting(
         "the rows of W + s · B · A are brought to magnitudes that are trained as well, and are the norms of the rows "
-        "of W at first (Liu et al. 2024, arXiv 2402.09353); not of routed experts",
+        "of W at first (Liu et al. 2024, arXiv 2402.09353)",
         default=False,
         added=True,
     )
@@ -191,7 +191,7 @@ class Lora(Adapter):
             "rank_pattern": _patterns({module: each for module, (each, _) in own.items()}, rank),
             "lora_alpha": _plain(alpha),
             "alpha_pattern": _patterns({module: _plain(each) for module, (_, each) in own.items()}, _plain(alpha)),
-            "lora_dropout": self.dropout,
+            "lora_dropout": self.dropout if usual is None else 0.0,  # PEFT drops nothing of routed experts
             "use_dora": self.dora,
             "use_rslora": self.scaling == "rslora",
         }
@@ -204,13 +204,6 @@ class Lora(Adapter):
         matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
         if not matrices:
             return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"
-        if (stack := next((each.name for _, each in matrices if each.expert), None)) is not None:
-            if self.dora:
-                message = f"{stack} are routed experts, and magnitudes are of single matrices alone, as in PEFT"
-                return "dora", message, "leave experts out of targets, or dora out"
-            if self.dropout:
-                message = f"{stack} are routed experts, and inputs of single matrices alone are dropped, as in PEFT"
-                return "dropout", message, "leave experts out of targets, or use dropout 0"
         if self.dora and self.dropout:
             message = "beside dora there is no dropout: of what is dropped W would need a product of its own"
             return "dropout", message, "use dropout 0, or leave dora out"
@@ -405,16 +398,32 @@ class LoraMatrix(AdaptedMatrix):
         return self.pissa
 
     @property
+    def drops_inputs(self) -> bool:
+        return self.drops
+
+    @property
+    def scales(self) -> bool:
+        return self.dora
+
+    @property
     def magnitude(self) -> str:
         """The name of the magnitudes of rows inside the block."""
-        return f"{self.place}.lora_magnitude_vector"
+        return f"{self._before}lora_magnitude_vector"
 
     def factors(self) -> tuple[str, str]:
         """The names of A and B inside the block."""
-        if not self.name.endswith(".weight"):  # of routed experts, whose module has the parameters of all
-            own = f"{self.place}.{self.name.rpartition('.')[2]}"
-            return f"{own}_lora_A", f"{own}_lora_B"
-        return f"{self.place}.lora_A.weight", f"{self.place}.lora_B.weight"
+        ending = "" if self.of_experts else ".weight"
+        return f"{self._before}lora_A{ending}", f"{self._before}lora_B{ending}"
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is a stack of routed experts, whose module has the parameters of all."""
+        return not self.name.endswith(".weight")
+
+    @property
+    def _before(self) -> str:
+        """What names of its own parameters begin with."""
+        return f"{self.place}.{self.name.rpartition('.')[2]}_" if self.of_experts else f"{self.place}."
 
     def begun(self) -> tuple[str, str]:
         """The names of what A and B have begun with, if that is kept."""
@@ -443,7 +452,8 @@ class LoraMatrix(AdaptedMatrix):
             b, cut="column" if column else None, partial="always" if row else "never" if column else matrix.partial
         )
         if self.dora:
-            yield evolve(b, name=self.magnitude, shape=(outputs,), decays=False, initial="ones")
+            shape = (matrix.shape[0], outputs) if matrix.expert else (outputs,)
+            yield evolve(b, name=self.magnitude, shape=shape, decays=False, initial="ones")
         yield a
         yield b
         if self.pissa:
@@ -464,7 +474,7 @@ class LoraMatrix(AdaptedMatrix):
         if len(on.shapes[a]) > 2:  # a token is multiplied by those of one expert
             numbers = [each // on.shapes[a][0] for each in numbers]
         if self.drops:
-            size = tokens * on.shapes[a][1] * on.local.width
+            size = tokens * on.shapes[a][1] * on.local.width // parts
             scratch = min(size // on.local.width, DROPOUT_CHUNK) * DROPOUT_SCRATCH
             x = on.ops.op(x, makes=size, scratch=(scratch, scratch), named=(x,))
         low = on.ops.linear(
@@ -486,7 +496,34 @@ class LoraMatrix(AdaptedMatrix):
             added=added,
         )
         out = on.ops.add(out, more)
-        return self._scaled(on, out) if self.dora else out
+        if not self.dora:
+            return out
+        if not self.of_experts:
+            return self._scaled(on, out)
+        own = (out.size,) if parts == 1 else ()  # the factors of every row
+        return on.ops.op(out, makes=out.size, keeps=(out,), extra=own, scratch=(0, out.size))
+
+    def trace_beside(self, on: "Tracer") -> None:
+        if not self.dora:
+            return
+        (experts, inputs, outputs), exact = on.shapes[self.name], on.local.exact
+        columns = min(outputs, rows_at_once(inputs))
+        numbers = sum(prod(on.shapes[name]) for name in self.factors())
+        casts = exact * (numbers + columns * inputs) if exact != on.local.width else 0
+        size = experts * outputs
+        norms = on.ops.op(
+            makes=size * exact,
+            scratch=(exact * columns * inputs + casts + on.unpacked(self.name, inputs * outputs), 0),
+            saved=MATMUL,
+            flops=2 * experts * outputs * inputs * self.rank,
+        )
+        on.ops.op(
+            makes=size * on.local.width,
+            keeps=(norms,),
+            keeps_output=True,
+            weights=on.bytes_of(self.magnitude),
+            parameters=(self.magnitude,),
+        )
 
     def _scaled(self, on: "Tracer", out: TracedTensor) -> TracedTensor:
         """Norms of the rows of W + s · B · A, some rows at a time; then every output times a number of its own."""

@@ -147,9 +147,11 @@ def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParame
 def _put_on_experts(
     matrix: LoraMatrix, experts: Experts | TaskExperts, known: Mapping[str, BlockParameter], axes: Axes
 ) -> None:
-    """A [E, D, R] and B [E, R, F] of each expert."""
+    """A [E, D, R] and B [E, R, F] of each expert, and its magnitudes [E, F]."""
     a, b = (name.rpartition(".")[2] for name in matrix.factors())
-    for name in (*matrix.factors(), *(matrix.begun() if matrix.pissa else ())):
+    own = matrix.name.rpartition(".")[2]
+    magnitudes = (matrix.magnitude,) if matrix.dora else ()
+    for name in (*magnitudes, *matrix.factors(), *(matrix.begun() if matrix.pissa else ())):
         experts.register_parameter(name.rpartition(".")[2], nn.Parameter(torch.empty(known[name].shape)))
 
     def added(x_ND: Tensor, stacks: tuple[Tensor, ...], times: MatrixProduct) -> Tensor:
@@ -160,9 +162,33 @@ def _put_on_experts(
     def make() -> ExpertAdapter | None:
         if axes.without_adapter:
             return None
-        return ExpertAdapter((local(getattr(experts, a)), local(getattr(experts, b))), added)
+        stacks = (local(getattr(experts, a)), local(getattr(experts, b)))
+        return ExpertAdapter(stacks, added, _shares(experts, matrix, *stacks) if matrix.dora else None)
 
-    experts.adapters[matrix.name.rpartition(".")[2]] = make
+    experts.adapters[own] = make
+
+
+def _shares(experts: Experts | TaskExperts, matrix: LoraMatrix, a_EDR: Tensor, b_ERF: Tensor) -> Tensor:
+    """[E, F]: as of `DoraLinear`, the magnitudes of each expert by the norms of W + scale · A · B, whose columns are
+    its outputs."""
+    assert isinstance(experts, Experts)
+    own, exact = matrix.name.rpartition(".")[2], torch.promote_types(a_EDR.dtype, torch.float32)
+
+    def norms_of(number: int, a_DR: Tensor, b_RF: Tensor) -> Tensor:
+        weight_DF = experts.matrix(own, number, a_EDR.dtype)
+        columns = rows_at_once(weight_DF.shape[0])
+        parts = zip(weight_DF.split(columns, 1), b_RF.split(columns, 1), strict=True)
+        return torch.cat([torch.addmm(w.to(exact), a_DR, b, alpha=matrix.scale).norm(dim=0) for w, b in parts])
+
+    def make() -> tuple[Tensor]:
+        factors = zip(a_EDR.to(exact), b_ERF.to(exact), strict=True)
+        norm_EF = torch.stack([norms_of(number, *each) for number, each in enumerate(factors)])
+        return (norm_EF.clamp_(min=torch.finfo(exact).tiny),)
+
+    with torch.no_grad():
+        (norm_EF,) = make() if torch.compiler.is_compiling() else as_one("matmul", make)
+    magnitude_EF = local(getattr(experts, matrix.magnitude.rpartition(".")[2]))
+    return (magnitude_EF.to(exact) / norm_EF).to(a_EDR.dtype)
 
 
 @merges(LoraMatrix)
@@ -246,6 +272,11 @@ def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str, task: 
     for module in model.modules():
         if isinstance(module, DoraLinear):
             fill(module.lora_magnitude_vector, row_norms(module, rank.device))
+        elif isinstance(module, Experts):
+            for name in module.adapters:
+                magnitude = getattr(module, f"{name}_lora_magnitude_vector", None)
+                if magnitude is not None:
+                    fill(magnitude, column_norms(module, name, rank.device))
 
 
 def row_norms(module: Linear, device: torch.device) -> Tensor:
@@ -263,11 +294,28 @@ def row_norms(module: Linear, device: torch.device) -> Tensor:
     if values.numel():
         own_N = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square()
         squares_F.index_add_(0, row_N.to(device), own_N.to(device))
+    return _summed(squares_F, weight).sqrt()
+
+
+def column_norms(experts: Experts, name: str, device: torch.device) -> Tensor:
+    """fp64 [E, F]: of the matrices of all experts, [E, D, F], in the same way."""
+    weight, matrix = getattr(experts, name), experts.quantised.get(name)
+    values = local(weight) if matrix is None else values_of(QuantisedParameter("", experts, name, matrix))
+    outputs = weight.shape[2] if matrix is None else matrix.shape[2]
+    squares_EF = torch.zeros(weight.shape[0], outputs, dtype=torch.float64, device=device)
+    if values.numel():
+        own_EF = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square()
+        squares_EF[own_indices(weight, 0).to(device)] = own_EF.to(device)
+    return _summed(squares_EF, weight).sqrt()
+
+
+def _summed(squares: Tensor, weight: Tensor) -> Tensor:
+    """The sum over the ranks that have other pieces of a weight."""
     if isinstance(weight, DTensor):
         for axis, placement in enumerate(weight.placements):
             if not placement.is_replicate():
-                dist.all_reduce(squares_F, group=weight.device_mesh.get_group(axis))
-    return squares_F.sqrt()
+                dist.all_reduce(squares, group=weight.device_mesh.get_group(axis))
+    return squares
 
 
 @draws(LoraMatrix)

@@ -36,6 +36,16 @@ class AdaptedMatrix:
         """Whether its first values are made of the matrix, which is the rest from there on."""
         return False
 
+    @property
+    def drops_inputs(self) -> bool:
+        """Whether some of what goes in is dropped in training."""
+        return False
+
+    @property
+    def scales(self) -> bool:
+        """Whether every output of the product has a factor of its own."""
+        return False
+
     @classmethod
     def torch_module(cls) -> str:
         """The module that ranks import for it: `…_torch`, beside its own."""
@@ -59,6 +69,9 @@ class AdaptedMatrix:
         experts that are computed one after the other, x and out are those of one of so many `parts`; added: as of
         `OpTrace.linear`."""
         raise NotImplementedError
+
+    def trace_beside(self, on: "Tracer") -> None:
+        """Write down what it computes of a stack of routed experts once, before the products of single ones."""
 
 
 def alone_name(parameter: ParameterSpec) -> str:

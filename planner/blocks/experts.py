@@ -175,10 +175,19 @@ def _to_experts(layer: ExpertsLayer, on: "Tracer", x: TracedTensor) -> TracedTen
     size, order = count * local.dim * local.width, count * INDEX
     rows = ops.op(x, makes=size, extra=(order, order), scratch=(order, size))
     call = CollectiveCall("ep", "all_to_all", EP, size)
+    keys = None
+    if any(each.drops_inputs for matrix, each in on.adapted.items() if matrix.startswith(f"{layer.name}.experts.")):
+        keys = ops.op(makes=order, named=(ops.op(makes=order, scratch=(2 * order, 0)),))
     if ep > 1:
         counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * _tasks(layer, on) * INDEX)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
         rows = ops.op(rows, makes=size, extra=(order, order))
+        if keys is not None:
+            own = CollectiveCall("ep", "all_to_all", EP, order)
+            received = ops.op(makes=order, saved=ALL_TO_ALL, calls=(own,))
+            keys = ops.op(makes=order, named=(keys, received))
+    if keys is not None:
+        ops.op(makes=0, keeps=(keys,))
     ops.mark(opens=on.experts)
     rows = _experts(layer, on, rows, count)
     ops.mark(closes=on.experts)
@@ -224,12 +233,15 @@ def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) 
         more = 2 * experts * (makes // local.width)
         return ops.op(out, makes=makes, fresh=False, weights=sizes[1], parameters=names[1:], saved=MATMUL, flops=more)
 
+    adapters = [each for matrix, each in on.adapted.items() if matrix.startswith(f"{name}.")]
+    for each in adapters:
+        each.trace_beside(on)
     pieces = [rows]
     if not local.grouped:
         pieces = ops.views(rows, parts)
         names = [each for each in on.shapes if each.startswith(f"{name}.")]
         ops.slices(*(on.bytes_of(each) for each in names), parameters=names)
-    elif layer.matrix_bias:  # which expert each row is of
+    elif layer.matrix_bias or any(each.scales for each in adapters):  # which expert each row is of
         ops.op(makes=0, extra=(count * experts * local.width,))
     found = []
     for piece in pieces:

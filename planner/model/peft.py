@@ -197,11 +197,17 @@ def peft_parts(arch: Architecture, names: StoredNames, parameter: ParameterSpec)
 def _factor_parts(names: StoredNames, matrix: ParameterSpec, factor: ParameterSpec) -> Iterator[StoredPart]:
     owner = matrix.name if matrix.expert else matrix.name.removesuffix(".weight")
     ending = factor.name.removeprefix(owner)[1:]  # lora_A.weight of a module, lora_A of a stack of experts
-    ending += ".weight" if matrix.expert else ""
+    turned = matrix.expert and not is_expert_magnitude(factor)
+    ending += ".weight" if turned else ""
     for part in names.of(matrix)[0]:
         module = part.name.removesuffix(".weight")
-        shape = (factor.shape[-1], factor.shape[-2]) if factor.expert else factor.shape
-        yield StoredPart(f"{PREFIX}{module}.{ending}", shape, expert=part.expert, transposed=factor.expert)
+        shape = factor.shape[:0:-1] if matrix.expert else factor.shape
+        yield StoredPart(f"{PREFIX}{module}.{ending}", shape, expert=part.expert, transposed=turned)
+
+
+def is_expert_magnitude(factor: ParameterSpec) -> bool:
+    """Whether it is what outputs of routed experts are multiplied by, a row for each expert; factors are matrices."""
+    return bool(factor.adapter) and factor.expert and len(factor.shape) == 2
 
 
 def _prefixed(part: StoredPart, name: str) -> StoredPart:

@@ -19,6 +19,7 @@ from ...planner.model.peft import (
     PeftFolder,
     PeftUnreadable,
     assign_peft,
+    is_expert_magnitude,
     lay_out_adapter,
     not_written_for_peft,
     peft_config,
@@ -90,12 +91,15 @@ class AdapterExport:
             writer.write()
             writer.verify()
             self._verify(folder, arch)
-        remarks: tuple[str, ...] = ()
+        problems: list[str] = []
         if (module := taken_for_experts(arch, trained)) is not None:
-            message = (
-                f"PEFT with transformers 5 may leave out {module} and others that are called as matrices of experts"
-            )
-            remarks = (f"{message}; `xtrain merge` writes a model with all of the adapter",)
+            problems.append(f"may leave out {module} and others that are called as matrices of experts")
+        if (stack := next((each.adapter for each in trained if is_expert_magnitude(each)), None)) is not None:
+            problems.append(f"has no magnitudes of {stack}, and reads no such adapter")
+        remarks = tuple(
+            f"PEFT with transformers 5 {each}; `xtrain merge` writes a model with all of the adapter"
+            for each in problems
+        )
         return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=remarks)
 
     def _as_written(self, origin: PeftFolder | None) -> Architecture:

@@ -32,7 +32,7 @@ from .adapted import put_on
 from .attention import AttentionKernel, AttentionModule
 from .cache import KeyValueCache
 from .document_layout import DocumentLayout
-from .dropout import DropsInputs
+from .dropout import HasKeys
 from .latent_attention import LatentAttention
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
@@ -193,7 +193,7 @@ class DecoderBlock(nn.Module):
         self.angles = block.angles(arch)
         self._forward = _call_of(block, calls)
         self.recompute: Callable[..., Tensor] | None = None
-        self.dropping: list[DropsInputs] = []
+        self.dropping: list[HasKeys] = []
 
     @property
     def routes(self) -> bool:

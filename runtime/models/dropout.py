@@ -81,8 +81,13 @@ class _Dropped(torch.autograd.Function):
         return ctx.how.dropped(grad_outputs[0], keys_BS, ctx.first), None, None, None
 
 
-class DropsInputs(nn.Module):
-    """A module that drops some of its inputs where `dropout` is set, and keys_BS, which its block sets."""
+class HasKeys(nn.Module):
+    """A module whose block sets keys_BS, those of all tokens; None where nothing is dropped."""
+
+    keys_BS: Tensor | None = None
+
+
+class DropsInputs(HasKeys):
+    """A module that drops some of its inputs where `dropout` and keys are set."""
 
     dropout: Dropout | None = None
-    keys_BS: Tensor | None = None

@@ -21,9 +21,11 @@ from ..parallel.collectives import join, own_piece, split
 from ..parallel.dispatch import even, to_experts
 from ..parallel.fake import capability, device_type, numbers
 from ..parallel.tensor import local
+from .dropout import Dropout, HasKeys
 from .layers import Linear, SwiGLU
 from .quantised import QuantisedMatrix
 from .router import ExpertRouter, attach
+from .splitmix import splitmix64
 from .tasks import ExpertStacks, TaskExperts, TaskRouting
 
 
@@ -55,10 +57,20 @@ MATRICES = ("gate_proj", "up_proj", "down_proj")
 @frozen(eq=False)
 class ExpertAdapter:
     """What is added to a product of experts. stacks: of matrices [E, …]. call: given the rows, these stacks or of each
-    the matrix of one expert, and how both are multiplied, what is added."""
+    the matrix of one expert, and how both are multiplied, what is added. shares: [E, M], or [M] of one expert: what the
+    sum is multiplied by before there is a bias; None: 1. dropout: of what goes in, by the keys [N] of the rows."""
 
     stacks: tuple[Tensor, ...]
     call: Callable[[Tensor, tuple[Tensor, ...], MatrixProduct], Tensor]
+    shares: Tensor | None = None
+    dropout: Dropout | None = None
+    keys_N: Tensor | None = None
+
+    def added(self, x_NK: Tensor, times: MatrixProduct) -> Tensor:
+        """[N, M]."""
+        if self.dropout is not None and self.keys_N is not None:
+            x_NK = self.dropout(x_NK, self.keys_N, 0)
+        return self.call(x_NK, self.stacks, times)
 
 
 class Experts(ExpertStacks):
@@ -81,10 +93,12 @@ class Experts(ExpertStacks):
         self.down_proj_bias = bias(arch.dim)
         # Name of a matrix → what an adapter adds to its product, with this rank's pieces of it; None while it is off.
         self.adapters: dict[str, Callable[[], ExpertAdapter | None]] = {}
+        self.dropout: dict[str, Dropout] = {}  # by name of a matrix too, of what goes into its adapter
 
-    def forward(self, rows_ND: Tensor, counts_E: Tensor) -> Tensor:
+    def forward(self, rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None = None) -> Tensor:
         """Rows in order of expert, `counts_E` of them for each expert of this rank; of those that go through the
-        adapters of tasks, `counts_E` are the rows of each expert and task, in order of both."""
+        adapters of tasks, `counts_E` are the rows of each expert and task, in order of both. keys_N: by which inputs
+        are dropped."""
         matrices = tuple(map(local, (self.gate_proj, self.up_proj, self.down_proj)))
         biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
         biases = tuple(None if bias is None else local(bias) for bias in biases)
@@ -95,10 +109,24 @@ class Experts(ExpertStacks):
             weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
             return one_by_one(rows_ND, counts_E, weights, self.routing)
         added = tuple((_made(self.adapters, name),) for name in MATRICES)
+        if keys_N is not None:
+            drops = [self.dropout.get(name) for name in MATRICES]
+            added = tuple(
+                (None if each is None else evolve(each, dropout=drop, keys_N=keys_N),)
+                for (each,), drop in zip(added, drops, strict=True)
+            )
         weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
         shapes = [m.shape if each is None else each.piece for m, each in zip(matrices, stored, strict=True)]
         shapes += [stack.shape for (each,) in added if each is not None for stack in each.stacks]
         return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
+
+    def matrix(self, name: str, number: int, dtype: torch.dtype) -> Tensor:
+        """That of one of this rank's experts, [inputs, outputs]; of a quantised one computed anew."""
+        whole, stored = local(getattr(self, name)), self.quantised.get(name)
+        if stored is None:
+            return whole[number]
+        matrix, beside = _expert((stored, stored.beside(self)), number)
+        return matrix.values(whole[number], beside, dtype)
 
     def _tasks(self) -> "list[Adapters] | None":
         """What each task adds; None where rows go through no adapter of a task."""
@@ -127,7 +155,8 @@ def can_group(rows_ND: Tensor, shapes: Iterable[Sequence[int]]) -> bool:
 def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor:
     """Three kernels for all experts; the device is not asked how many rows each of them has."""
     ends_E = counts_E.cumsum(0).int()
-    one_hot_NE = None if weights.biases[0] is None else _one_hot(ends_E, rows_ND)
+    scaled = any(each is not None and each.shares is not None for (each,) in weights.added)
+    one_hot_NE = _one_hot(ends_E, rows_ND) if scaled or weights.biases[0] is not None else None
 
     def multiply(x_NK: Tensor, matrix_EKM: Tensor) -> Tensor:
         return F.grouped_mm(x_NK, matrix_EKM, offs=ends_E)
@@ -135,9 +164,13 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
     def product(matrix_EKM: Tensor, bias_EM: Tensor | None, stored: Stored, added: ExpertAdapter | None) -> Product:
         def call(x_NK: Tensor) -> Tensor:
             out_NM = _times(x_NK, matrix_EKM, stored, multiply)
+            if added is not None:
+                out_NM = out_NM + added.added(x_NK, multiply)
+                if added.shares is not None and one_hot_NE is not None:
+                    out_NM = out_NM * (one_hot_NE @ added.shares)
             if bias_EM is not None and one_hot_NE is not None:
                 out_NM = torch.addmm(out_NM, one_hot_NE, bias_EM)
-            return out_NM if added is None else out_NM + added.call(x_NK, added.stacks, multiply)
+            return out_NM
 
         return call
 
@@ -164,7 +197,8 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
     # Unbound at once: gradients of single slices would each be as large as all experts.
     matrices = zip(*(matrix.unbind(0) for matrix in weights.matrices), strict=True)
     biases = zip(*(repeat(None) if bias is None else bias.unbind(0) for bias in weights.biases), strict=False)
-    added = zip(*(_one_by_one(each, len(parts)) for each in weights.added), strict=True)  # of each expert
+    sizes = [len(part) for part in parts]
+    added = zip(*(_one_by_one(each, sizes) for each in weights.added), strict=True)  # of each expert
     experts = enumerate(zip(parts, matrices, biases, added, strict=False))
     if not torch.is_grad_enabled():
         experts = [(number, each) for number, each in experts if len(each[0])]
@@ -173,13 +207,15 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
         number: int, matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored, added: "tuple[ExpertAdapter | None, ...]"
     ) -> Product:
         def call(x_NK: Tensor) -> Tensor:
-            if stored is None and bias_M is not None:
+            scaled = added[0] is not None and added[0].shares is not None
+            if stored is None and bias_M is not None and not scaled:
                 out_NM = torch.addmm(bias_M, x_NK, matrix_KM)
             else:
                 out_NM = _times(x_NK, matrix_KM, stored, torch.matmul)
-                out_NM = out_NM if bias_M is None else out_NM.add_(bias_M)
+                out_NM = out_NM if bias_M is None or scaled else out_NM.add_(bias_M)
             if tasks == 1:
-                return _plus(out_NM, x_NK, added[0])
+                out_NM = _plus(out_NM, x_NK, added[0])
+                return out_NM + bias_M if scaled and bias_M is not None else out_NM
             rows = of_tasks[number]
             return torch.cat(list(map(_plus, out_NM.split(rows), x_NK.split(rows), added)))
 
@@ -196,20 +232,28 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
 
 
 def _plus(out_NM: Tensor, x_NK: Tensor, added: ExpertAdapter | None) -> Tensor:
-    return out_NM if added is None else out_NM + added.call(x_NK, added.stacks, torch.matmul)
+    if added is None:
+        return out_NM
+    out_NM = out_NM + added.added(x_NK, torch.matmul)
+    return out_NM if added.shares is None else out_NM * added.shares
 
 
 def _one_by_one(
-    added: "tuple[ExpertAdapter | None, ...]", experts: int
+    added: "tuple[ExpertAdapter | None, ...]", rows: list[int]
 ) -> "Iterable[tuple[ExpertAdapter | None, ...]]":
     """Of each expert alone."""
-    return zip(*(_of_experts(each, experts) for each in added), strict=True)
+    return zip(*(_of_experts(each, rows) for each in added), strict=True)
 
 
-def _of_experts(added: ExpertAdapter | None, experts: int) -> Iterable[ExpertAdapter | None]:
+def _of_experts(added: ExpertAdapter | None, rows: list[int]) -> Iterable[ExpertAdapter | None]:
+    experts = len(rows)
     if added is None:
         return repeat(None, experts)
-    return [evolve(added, stacks=each) for each in zip(*(stack.unbind(0) for stack in added.stacks), strict=True)]
+    shares = repeat(None, experts) if added.shares is None else added.shares.unbind(0)
+    keys = repeat(None, experts) if added.keys_N is None else added.keys_N.split(rows)
+    stacks = zip(*(stack.unbind(0) for stack in added.stacks), strict=True)
+    pieces = zip(stacks, shares, keys, strict=True)
+    return [evolve(added, stacks=own, shares=share, keys_N=key) for own, share, key in pieces]
 
 
 def _expert(stored: tuple[QuantisedMatrix, Tensor | None], number: int) -> tuple[QuantisedMatrix, Tensor | None]:
@@ -259,7 +303,7 @@ class _ClampedSwiGLU(torch.autograd.Function):
 Adapters = dict[str, Callable[[], ExpertAdapter | None]]
 
 
-class MoE(nn.Module):
+class MoE(HasKeys):
     """Σ weight · expert(x) over a token's experts, plus the shared experts: one SwiGLU as wide as they are together.
 
     Its ranks take different tokens, tensor-parallel ones too: they cut the positions, not the matrices.
@@ -281,23 +325,27 @@ class MoE(nn.Module):
 
     def forward(self, x_BSD: Tensor, real_BS: Tensor) -> Tensor:
         """`real_BS` has all positions of `x_BSD`, and under sequence parallel those of the other ranks' pieces too."""
-        tensor = self.axes.tensor
+        tensor, keys_BS = self.axes.tensor, self.keys_BS
         if tensor is None:
-            return self._compute(x_BSD, real_BS)
+            return self._compute(x_BSD, real_BS, keys_BS)
+        if keys_BS is not None:
+            keys_BS = own_piece(F.pad(keys_BS, (0, -keys_BS.shape[1] % tensor.size)), 1, tensor.group)
         if tensor.sequence:
-            return self._compute(x_BSD, own_piece(real_BS, 1, tensor.group))
+            return self._compute(x_BSD, own_piece(real_BS, 1, tensor.group), keys_BS)
         positions = x_BSD.shape[1]
         # Texts that grow token by token cannot always be cut evenly.
         missing = -positions % tensor.size
         x_BSD, real_BS = F.pad(x_BSD, (0, 0, 0, missing)), F.pad(real_BS, (0, missing))
-        piece_BSD = self._compute(split(x_BSD, 1, tensor.group), own_piece(real_BS, 1, tensor.group))
+        piece_BSD = self._compute(split(x_BSD, 1, tensor.group), own_piece(real_BS, 1, tensor.group), keys_BS)
         return join(piece_BSD, 1, tensor.group)[:, :positions]
 
-    def _compute(self, x_BSD: Tensor, real_BS: Tensor) -> Tensor:
+    def _compute(self, x_BSD: Tensor, real_BS: Tensor, keys_BS: Tensor | None) -> Tensor:
         routing = self.gate(x_BSD, real_BS)
         x_TD = x_BSD.flatten(0, 1)
         chosen_TK, places = self._places(routing.chosen_TK, x_BSD)
-        out_TKD = to_experts(x_TD, chosen_TK, self.experts, places, self.axes.experts)
+        # Each expert drops others of a token's numbers.
+        keys_TK = None if keys_BS is None else splitmix64(routing.chosen_TK, keys_BS.flatten()[:, None])
+        out_TKD = to_experts(x_TD, chosen_TK, self.experts, places, self.axes.experts, keys_TK)
         # Summed in order of choice and in the router's precision.
         pairs = zip(out_TKD.unbind(1), routing.weights_TK.unbind(1), strict=True)
         out_TD = sum((out_TD * weight_T[:, None] for out_TD, weight_T in pairs), start=x_TD.new_zeros(()))

@@ -4,6 +4,7 @@ from ...planner.plan import Plan
 from ..ops import PlanMismatch, op
 from .block import DecoderBlock
 from .dropout import Dropout, DropsInputs
+from .moe import MoE
 from .parts import ModelParts
 
 
@@ -26,6 +27,11 @@ def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices
                 module.dropout = Dropout.of(f"{path}.{name}.weight", share, seed)
                 block.dropping.append(module)
                 own.discard(f"{path}.{name}.weight")
+            elif isinstance(module, MoE) and module.experts.adapters:
+                stacks = {matrix: f"{path}.{name}.experts.{matrix}" for matrix in module.experts.adapters}
+                module.experts.dropout = {matrix: Dropout.of(each, share, seed) for matrix, each in stacks.items()}
+                block.dropping.append(module)
+                own.difference_update(stacks.values())
     if own:
         raise PlanMismatch(f"nothing drops what goes into the adapter of {min(own)}")
     for part in model.parts:

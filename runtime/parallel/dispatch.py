@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from .collectives import all_to_all, exchange
 from .fake import numbers
 
-ExpertsCall = Callable[[Tensor, Tensor], Tensor]
+ExpertsCall = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @frozen(eq=False)
@@ -38,11 +38,18 @@ class ByExpert:
         return cls(order_N, _inverse(order_N), ends_E.diff(prepend=ends_E.new_zeros(1)))
 
 
-def to_experts(x_TD: Tensor, chosen_TK: Tensor, experts: ExpertsCall, count: int, group: ProcessGroup | None) -> Tensor:
+def to_experts(
+    x_TD: Tensor,
+    chosen_TK: Tensor,
+    experts: ExpertsCall,
+    count: int,
+    group: ProcessGroup | None,
+    keys_TK: Tensor | None = None,
+) -> Tensor:
     """What the chosen experts make of every token, [T, K, D].
 
-    experts: (rows in order of expert [M, D], rows of each expert [L]) → rows. count: E, of which each rank of `group`
-    holds an equal run.
+    experts: (rows in order of expert [M, D], rows of each expert [L], keys of rows [M]) → rows. count: E, of which each
+    rank of `group` holds an equal run. keys_TK: numbers that go with the rows, if there are any.
     """
     tokens, per_token = chosen_TK.shape
     way = ByExpert.of(chosen_TK.flatten(), count)
@@ -50,7 +57,7 @@ def to_experts(x_TD: Tensor, chosen_TK: Tensor, experts: ExpertsCall, count: int
     assert isinstance(rows_ND, Tensor)
     if group is not None:
         experts = _spread_over(group, experts)
-    rows_ND = experts(rows_ND, way.counts_E)
+    rows_ND = experts(rows_ND, way.counts_E, None if keys_TK is None else keys_TK.flatten()[way.order_N])
     return permute(rows_ND, way.inverse_N, way.order_N).unflatten(0, (tokens, per_token))
 
 
@@ -60,7 +67,7 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall) -> ExpertsCall:
     A rank may get no row at all, and takes part all the same.
     """
 
-    def call(rows_ND: Tensor, counts_E: Tensor) -> Tensor:
+    def call(rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None) -> Tensor:
         size = group.size()
         own = len(counts_E) // size
         theirs_E = all_to_all(counts_E, group, [own] * size, [own] * size)
@@ -70,7 +77,8 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall) -> ExpertsCall:
         # They come in order of sender, then of expert.
         expert_M = torch.arange(own, device=rows_ND.device).repeat(size)
         way = ByExpert.of(expert_M.repeat_interleave(theirs_E, output_size=sum(received)), own)
-        rows_MD = experts(permute(rows_MD, way.order_N, way.inverse_N), way.counts_E)
+        keys_M = None if keys_N is None else all_to_all(keys_N, group, received, sent)[way.order_N]
+        rows_MD = experts(permute(rows_MD, way.order_N, way.inverse_N), way.counts_E, keys_M)
         return exchange(permute(rows_MD, way.inverse_N, way.order_N), group, sent, received)
 
     return call

@@ -7,10 +7,13 @@ import torch
 from adapted_models import adapted, loss_of, model_of
 from reference_models import make
 from small_runs import plan_of
+from torch import Tensor
 
 from xtrain.components.adapters.lora_torch import LoraLinear, first_values
 from xtrain.planner.architecture import ParameterSpec
 from xtrain.runtime.models.dropout import Dropout, token_keys
+from xtrain.runtime.models.moe import MoE
+from xtrain.runtime.models.splitmix import splitmix64
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
@@ -62,6 +65,41 @@ def test_dropout_is_of_what_goes_into_a(tmp_path: Path):
     grads = [torch.autograd.grad(each.square().sum(), (x_BSD, a, b), retain_graph=True) for each in (out, expected)]
     for own, its in zip(*grads, strict=True):
         torch.testing.assert_close(own, its, rtol=1e-10, atol=1e-10)
+
+
+def test_each_expert_drops_inputs_of_its_own(tmp_path: Path):
+    """What an expert adds is scale · drop(x) · A · B, by the keys of its rows; of other experts other numbers of a
+    token are dropped."""
+    make("qwen3_moe", "plain", tmp_path / "base")
+    plan, tensors = adapted(tmp_path / "base", 'rank = 3, alpha = 12, dropout = 0.4, targets = ["experts"]')
+    moe = model_of(plan, tensors).get_submodule("layers.0.mlp")
+    assert isinstance(moe, MoE)
+    share, experts = plan.node("setup.dropout").args["share"], moe.experts
+    experts.dropout = {name: Dropout.of(name, share, 1) for name in ("gate_proj", "up_proj", "down_proj")}
+    x_BSD = torch.randn(2, 5, plan.architecture.dim, dtype=torch.float64)
+    real_BS = torch.ones(2, 5, dtype=torch.bool)
+    whole_BSD = moe(x_BSD, real_BS)
+    moe.keys_BS = token_keys(torch.tensor([7, 2**40]), torch.arange(5))
+    chosen_TK, weights_TK = (getattr(moe.gate(x_BSD, real_BS), name) for name in ("chosen_TK", "weights_TK"))
+
+    def product(name: str, expert: int, x_D: Tensor, key: Tensor) -> Tensor:
+        w, a, b = (getattr(experts, f"{name}{each}")[expert] for each in ("", "_lora_A", "_lora_B"))
+        dropped = experts.dropout[name].dropped(x_D[None], key[None], 0)
+        masks[name, expert] = dropped[0] == 0
+        return x_D @ w + 4 * (dropped @ a @ b)[0]
+
+    masks: dict[tuple[str, int], Tensor] = {}
+    expected_TD = torch.zeros(10, x_BSD.shape[2], dtype=torch.float64)
+    for token, (x_D, key) in enumerate(zip(x_BSD.flatten(0, 1), moe.keys_BS.flatten(), strict=True)):
+        for expert, weight in zip(chosen_TK[token].tolist(), weights_TK[token], strict=True):
+            own = splitmix64(torch.tensor(expert), key)
+            gate, up = (product(name, expert, x_D, own) for name in ("gate_proj", "up_proj"))
+            expected_TD[token] += weight * product("down_proj", expert, torch.nn.functional.silu(gate) * up, own)
+        one, other = (masks["gate_proj", expert] for expert in chosen_TK[token, :2].tolist())
+        assert not torch.equal(one, other) and not torch.equal(one, masks["up_proj", int(chosen_TK[token, 0])])
+    torch.testing.assert_close(moe(x_BSD, real_BS), expected_TD.view_as(x_BSD), rtol=1e-10, atol=1e-12)
+    moe.keys_BS = None
+    assert torch.equal(moe(x_BSD, real_BS), whole_BSD) and not torch.allclose(whole_BSD, expected_TD.view_as(x_BSD))
 
 
 def test_what_is_dropped_is_independent_of_all_that_it_depends_on():

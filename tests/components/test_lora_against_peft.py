@@ -67,6 +67,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         {"r": 3, "lora_alpha": 6, "target_modules": EACH},
     ),
     (
+        "qwen3_moe",
+        "plain",
+        'rank = 3, alpha = 6, dora = true, targets = ["experts", "q_proj"]',
+        {"r": 3, "lora_alpha": 6, "use_dora": True, "target_modules": EACH},
+    ),
+    (
         "mixtral",
         "plain",
         'rank = 4, alpha = 4, scaling = rslora, targets = ["experts"], ranks = { "experts.down_proj": 2 }, '
@@ -83,7 +89,9 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "name", "settings", "theirs"), CASES, ids=[f"{c[0]}, {c[1]}" for c in CASES])
+@pytest.mark.parametrize(
+    ("family", "name", "settings", "theirs"), CASES, ids=[f"{c[0]}, {c[1]}{', dora' * ('dora' in c[2])}" for c in CASES]
+)
 def test_losses_gradients_and_steps_are_those_of_peft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, name: str, settings: str, theirs: dict[str, Any]
 ):

@@ -20,7 +20,9 @@ BESIDE = 'adapter lora { rank = 3, alpha = 6, targets = ["layers.2.mlp"], train 
 EXPERTS = 'adapter lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }'
 DOWN = 'adapter lora { rank = 4, init = orthogonal, targets = ["2-3.*.experts.down_proj"], train = ["*.*.*.gate"] }'
 DORA = "adapter lora { rank = 4, alpha = 12, dora = true, init = orthogonal }"
+DORA_EXPERTS = 'adapter lora { rank = 4, alpha = 6, dora = true, init = orthogonal, targets = ["q_proj", "experts"] }'
 DROPOUT = "adapter lora { rank = 4, alpha = 12, dropout = 0.3, init = orthogonal }"
+DROPOUT_EXPERTS = DROPOUT.replace(" }", ', targets = ["q_proj", "experts"] }')
 PISSA = 'adapter lora { rank = 3, alpha = 12, init = pissa, targets = ["self_attn", "layers.1-2.mlp"] }'
 PISSA_EXPERTS = 'adapter lora { rank = 3, alpha = 2, init = pissa, targets = ["q_proj", "experts"] }'
 PISSA_DORA = "adapter lora { rank = 4, scaling = rslora, init = pissa, dora = true }"
@@ -32,6 +34,7 @@ ORDINARY = [
     (Topology(tp=2, note="dora"), DORA),
     (Topology(tp=2, note="dropout"), DROPOUT),
     (Topology(pp=2, note="some"), SOME),
+    (Topology(tp=2, ep=2, note="dora, experts", **MOE), DORA_EXPERTS),
     (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
 ]
 MORE = [
@@ -61,6 +64,12 @@ MORE = [
     (Topology(tp=2, sets=("activation.mode=full",), note="dora, full recomputation"), DORA),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dora, selective recomputation"), DORA),
     (Topology(tp=2, ep=2, note="dora", **MOE), DORA),
+    (Topology(fsdp=4, ep=2, note="dora, experts", **MOE), DORA_EXPERTS),
+    (Topology(pp=2, tp=2, ep=2, note="dora, experts", **MOE), DORA_EXPERTS),
+    (
+        Topology(fsdp=2, ep=2, sets=("activation.mode=selective",), note="dora, experts, selective", **MOE),
+        DORA_EXPERTS,
+    ),
     (Topology(fsdp=2, note="dropout"), DROPOUT),
     (Topology(fsdp=4, note="dropout"), DROPOUT),
     (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="dropout, without sequence"), DROPOUT),
@@ -72,6 +81,18 @@ MORE = [
     (Topology(fsdp=2, sets=("activation.mode=full",), note="dropout, full recomputation"), DROPOUT),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dropout, selective recomputation"), DROPOUT),
     (Topology(tp=2, ep=2, note="dropout", **MOE), DROPOUT),
+    (Topology(fsdp=2, ep=2, note="dropout, experts", **MOE), DROPOUT_EXPERTS),
+    (Topology(fsdp=4, ep=2, note="dropout, experts", **MOE), DROPOUT_EXPERTS),
+    (Topology(tp=2, ep=2, note="dropout, experts", **MOE), DROPOUT_EXPERTS),
+    (
+        Topology(tp=2, sets=("parallel.tp.sequence=false",), note="dropout, experts, without sequence", **MOE),
+        DROPOUT_EXPERTS,
+    ),
+    (Topology(pp=2, tp=2, ep=2, note="dropout, experts", **MOE), DROPOUT_EXPERTS),
+    (
+        Topology(fsdp=2, ep=2, sets=("activation.mode=selective",), note="dropout, experts, selective", **MOE),
+        DROPOUT_EXPERTS,
+    ),
     (Topology(fsdp=4, note="pissa"), PISSA),
     (Topology(pp=2, note="pissa"), PISSA),
     (Topology(pp=2, sets=ZBV, note="pissa, zbv"), PISSA),

@@ -34,10 +34,16 @@ RECOMPUTED = ("activation.mode=selective",)
 
 
 ADAPTED = ("model.ffn=64", "precision.base.kind=nf4", "precision.base.block=32")
+ADAPTED_EXPERTS = (
+    "model.expert_ffn=32",
+    "precision.base.kind=nf4",
+    "precision.base.block=32",
+)
 ODD = ("model.ffn=48", "precision.base.kind=nf4", "precision.base.block=32")  # blocks across rows of down_proj
 ADAPTER = 'adapter lora { rank = 3, alpha = 12, train = ["norm"] }'
 PISSA = 'adapter lora { rank = 3, alpha = 12, init = pissa, train = ["norm"] }'
 DORA = 'adapter lora { rank = 3, alpha = 12, dora = true, train = ["norm"] }'
+DORA_EXPERTS = 'adapter lora { rank = 3, alpha = 12, dora = true, targets = ["experts"], train = ["norm"] }'
 
 
 def kind(name: str) -> tuple[str, ...]:
@@ -94,6 +100,12 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
         pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), ADAPTER, id="fsdp 2 · tp 2", marks=pytest.mark.matrix),
         pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), DORA, id="fsdp 2 · tp 2, dora", marks=pytest.mark.matrix),
         pytest.param(Topology(fsdp=2, shared=ODD), DORA, id="fsdp 2, dora, odd", marks=pytest.mark.matrix),
+        pytest.param(
+            Topology(fsdp=4, ep=2, shared=ADAPTED_EXPERTS, **MOE),
+            DORA_EXPERTS,
+            id="fsdp 4 · ep 2, dora of experts",
+            marks=pytest.mark.matrix,
+        ),
         pytest.param(
             Topology(fsdp=2, tp=2, shared=ADAPTED), PISSA, id="fsdp 2 · tp 2, pissa", marks=pytest.mark.matrix
         ),

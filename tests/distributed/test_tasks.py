@@ -153,3 +153,24 @@ def test_a_run_goes_on_with_all_of_its_tasks(lab: Laboratory):
     ended = train("tasks-parts")
     assert ended.curve == whole.curve and len(whole.curve) == 4
     assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]
+
+
+@pytest.mark.parametrize(
+    "axes", [("fsdp", "tp", "fsdp"), pytest.param(("tp", "pp", "fsdp"), marks=pytest.mark.matrix)], ids=" to ".join
+)
+def test_tasks_move_to_another_layout(lab: Laboratory, axes: tuple[str, ...]):
+    """A step or two on each layout are as many in one process: weights, moments and losses of each task."""
+    trial = Trial(steps=4, more=SOME.more, settings=("model.layers=2",))
+    alone, name = lab.alone(trial), f"tasks-by-{'-'.join(axes)}"
+    for end, axis in zip((1, 2, 4), axes, strict=True):
+        plan = lab.plan(trial, (f"parallel.{axis}=2", f"experiment.budget={end} steps"))
+        moved = lab.ranks.run(plan, lab.folder, name=name)
+    assert len(moved.curve) == 4
+    for task in ("lines", "talks"):
+        pairs = zip(numbers_of(moved, f"/{task}"), numbers_of(alone, f"/{task}"), strict=True)
+        assert all(
+            abs(a - b) < TOLERANCE["fp64"] * abs(b) for mine, its in pairs for a, b in zip(mine, its, strict=True)
+        )
+        own = {each for each in alone.tensors if f".tasks.{task}." in each}
+        assert any(each.startswith("optimizer.") for each in own) and own <= moved.tensors.keys()
+        assert all(distance(moved.tensors[each], alone.tensors[each]) < TOLERANCE["fp64"] for each in own)

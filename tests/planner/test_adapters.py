@@ -102,14 +102,6 @@ def test_names_that_do_not_fit(compiled, settings, message, hint):
     assert wrong.code == "X435" and message in wrong.message and wrong.hint is not None and hint in wrong.hint
 
 
-@pytest.mark.parametrize("setting", ["dora = true", "dropout = 0.1"])
-def test_experts_have_neither_magnitudes_nor_dropout(compiled, setting):
-    model = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 8, expert_ffn = 32 }"
-    text = adapted(f'{setting}, targets = ["q_proj", "experts.up_proj"]')
-    (wrong,) = compiled(model=model, adapter=text).diagnostics.errors
-    assert wrong.code == "X435" and "mlp.experts.up_proj are routed experts" in wrong.message
-
-
 def test_what_an_adapter_has_begun_with_is_kept(make_plan):
     """In the plan, in checkpoints and in memory, and not trained; and the model is the rest from there on."""
     plain, plan = (make_plan(model=SHAPE, adapter=adapted(f"{SOME}{each}")) for each in ("", ", init = pissa"))
@@ -260,7 +252,9 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
 LORA = adapted("rank = 4, alpha = 8")
 HIGH = adapted('rank = 4, targets = ["layers.2-3"], train = ["norm"]')
 DORA = adapted("rank = 4, alpha = 8, dora = true")
+DORA_EXPERTS = adapted('rank = 4, alpha = 8, dora = true, targets = ["experts", "o_proj"]')
 DROPOUT = adapted("rank = 4, alpha = 8, dropout = 0.1")
+DROPOUT_EXPERTS = adapted('rank = 4, alpha = 8, dropout = 0.1, targets = ["experts", "o_proj"]')
 PISSA = adapted("rank = 4, alpha = 8, init = pissa")
 PISSA_EXPERTS = adapted('rank = 4, init = pissa, targets = ["experts", "o_proj"]')
 EXPERTS = adapted('rank = 4, alpha = 8, targets = ["experts", "o_proj"]')
@@ -285,10 +279,22 @@ MORE = [
     (Topology(tp=2, sets=("activation.mode=full",), note="dora, full recomputation"), DORA),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dora, selective recomputation"), DORA),
     (Topology(tp=2, ep=2, model="moe", note="dora"), DORA),
+    (Topology(fsdp=2, ep=2, model="moe", note="dora, experts"), DORA_EXPERTS),
+    (Topology(tp=2, ep=2, model="moe", note="dora, experts"), DORA_EXPERTS),
+    (
+        Topology(tp=2, ep=2, model="moe", sets=("activation.mode=selective",), note="dora, experts, selective"),
+        DORA_EXPERTS,
+    ),
     (Topology(ring=2, note="dropout"), DROPOUT),
     (Topology(tp=2, sets=("activation.mode=full",), note="dropout, full recomputation"), DROPOUT),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dropout, selective recomputation"), DROPOUT),
     (Topology(tp=2, ep=2, model="moe", note="dropout"), DROPOUT),
+    (Topology(fsdp=2, ep=2, model="moe", note="dropout, experts"), DROPOUT_EXPERTS),
+    (Topology(tp=2, ep=2, model="moe", note="dropout, experts"), DROPOUT_EXPERTS),
+    (
+        Topology(fsdp=2, ep=2, model="moe", sets=("activation.mode=selective",), note="dropout, experts, selective"),
+        DROPOUT_EXPERTS,
+    ),
     (Topology(tp=2, fsdp=2, note="high"), HIGH),
     (Topology(tp=2, note="pissa"), PISSA),
     (Topology(pp=2, note="pissa"), PISSA),

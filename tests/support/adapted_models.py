@@ -68,7 +68,7 @@ def its_factors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     module, _, own = name.rpartition(".")
     matrix, _, factor = own.partition("_lora_")
     for expert, each in enumerate(value):
-        yield its_name(f"{module}.{expert}.{matrix}.lora_{factor}"), each.t()
+        yield its_name(f"{module}.{expert}.{matrix}.lora_{factor}"), each.t() if each.dim() > 1 else each
 
 
 # Experts as modules, one by one, as transformers had them before version 5 --------------------------------------------

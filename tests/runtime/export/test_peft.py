@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapted_models import with_single_experts
 from reference_models import make
 from safetensors.torch import load_file, save_file
 from small_runs import make_run, plan_of, save
@@ -215,6 +216,32 @@ def test_adapters_of_experts_are_written_one_by_one(tmp_path: Path, family: str,
     assert (adapter.rank, adapter.ranks, adapter.scaling) == (values[0], {"self_attn.q_proj": values[2]}, "standard")
     assert (adapter.alpha, adapter.alphas["self_attn.q_proj"]) == pytest.approx((values[1], values[3]), rel=1e-12)
     assert {*before.targets} == {"experts", "q_proj"} and "self_attn.q_proj" in adapter.targets
+    assert main(["export", str(run_of(again, tmp_path)), "--adapter", "--to", str(tmp_path / "out")]) == 0
+    for file in (PEFT_WEIGHTS, PEFT_CONFIG):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
+
+
+def test_magnitudes_of_experts_are_written_one_by_one(tmp_path: Path, capsys):
+    """PEFT reads them where experts are modules of their own, and computes what the merged model computes."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    reference = with_single_experts(make("qwen3_moe", "plain", tmp_path / "base"))
+    text = 'rank = 2, alpha = 6, dora = true, targets = ["experts", "q_proj"]'
+    plan = plan_of(f'"{tmp_path / "base"}"', more=f"adapter lora {{ {text} }}")
+    trained = {each.name: torch.randn(each.shape) / 5 for each in plan.parameters.tensors if each.trained}
+    directory = make_run(plan, tmp_path / "first", tmp_path)
+    with BaseWeights.of(plan, tmp_path, torch.device("cpu")) as weights:
+        save(plan, directory, trained, base_content=weights.digest)
+    assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / "adapter")]) == 0
+    assert "PEFT with transformers 5 has no magnitudes of" in " ".join("".join(capsys.readouterr()).split())
+    assert main(["merge", str(directory), "--to", str(tmp_path / "merged")]) == 0
+    model = PeftModel.from_pretrained(reference, str(tmp_path / "adapter"))
+    ids_BS = torch.arange(12).view(2, 6)
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(model(ids_BS).logits, ours(ids_BS).logits, rtol=0, atol=1e-5)
+    again = plan_on(tmp_path)
+    assert again.architecture.adapter.dora
     assert main(["export", str(run_of(again, tmp_path)), "--adapter", "--to", str(tmp_path / "out")]) == 0
     for file in (PEFT_WEIGHTS, PEFT_CONFIG):
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
