@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import add_sets, ranks
@@ -54,7 +55,8 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
     if not plan.serves:
         raise Refused(2, "xtrain serve: the spec has no `serve` block; `xtrain run` trains with it")
     args = plan.node(SETUP).args
-    address, keys = Address(host=args["host"], port=args["port"]), _keys(args["key"])
+    files = {name: Path(args[name]) for name in ("certificate", "private_key") if args[name]}
+    address, keys = Address(host=args["host"], port=args["port"], **files), _keys(args["key"])
     try:
         check_serving(address, keys)
         check_one_machine(plan)
@@ -76,12 +78,13 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
 
 
 def _keys(name: str | None) -> "Keys":
-    """The key that clients must show, from the environment. Raises Refused where it is not there."""
+    """Of all owners, from the environment variable. Raises Refused where there are none."""
     from ..server.keys import Keys
 
     if name is None:
         return Keys()
-    key = os.environ.get(name)
-    if not key:
-        raise Refused(3, f"error[X709]: the environment variable {name} is not set; it holds the key of the server")
-    return Keys({"owner": key})
+    try:
+        return Keys.read(os.environ.get(name, ""))
+    except ValueError as error:
+        message = f"error[X709]: the environment variable {name} has no keys for the server: {error}"
+        raise Refused(3, f"{message}; set it to a key, or to `NAME=KEY` for each of several owners") from None

@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Self
 
 from attrs import field, frozen
 
@@ -15,6 +15,25 @@ class Keys:
     """Owner → key. Without keys everyone who reaches the server is one owner: only for loopback addresses."""
 
     of: Mapping[str, str] = field(factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """A key, whose owner is `owner`, or `NAME=KEY` for each of several owners, with spaces between them. Raises
+        ValueError, which has nothing of a key."""
+        words = text.split()
+        if len(words) == 1 and "=" not in text:
+            return cls({"owner": words[0]})
+        of: dict[str, str] = {}
+        for number, word in enumerate(words, start=1):
+            owner, equals, key = word.partition("=")
+            if not (owner and equals and key):
+                raise ValueError(f"word {number} of {len(words)} is no `NAME=KEY`")
+            if owner in of or key in of.values():
+                raise ValueError(f"word {number} has the name or the key of one before")
+            of[owner] = key
+        if not of:
+            raise ValueError("it is empty")
+        return cls(of)
 
     def owner(self, given: str | None) -> str | None:
         """Whose key it is. All keys are compared in full, so that the time says nothing of them."""

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,21 @@ def check_serving(address: Address, keys: Keys) -> None:
         raise CannotServe(f"the server needs {' and '.join(missing)}: pip install 'xtrain[serve]'")
     if (why := refused_address(address.host, keys)) is not None:
         raise CannotServe(why)
+    if address.certificate is not None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                address.certificate, address.private_key, _no_passphrase
+            )
+        except OSError as error:  # ssl.SSLError is one
+            why = error.strerror or str(error)
+            raise CannotServe(
+                f"{address.certificate} and {address.private_key} cannot be used for TLS: {why}"
+            ) from None
+
+
+def _no_passphrase() -> str:
+    """In place of asking for it on the terminal."""
+    return ""
 
 
 def serve(
@@ -75,7 +91,8 @@ def serve(
             await super().startup(sockets)
             if self.started:
                 port = self.servers[0].sockets[0].getsockname()[1]
-                server.monitor.url = f"{'https' if address.certificate else 'http'}://{address.host}:{port}"
+                host = f"[{address.host}]" if ":" in address.host else address.host
+                server.monitor.url = f"{'https' if address.certificate else 'http'}://{host}:{port}"
                 listening(server.monitor.url)
 
     def stop(number: int, frame: FrameType | None) -> None:

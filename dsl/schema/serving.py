@@ -3,7 +3,7 @@
 from attrs import frozen
 
 from ..quantity import Quantity
-from .names import some_text
+from .names import file_path, some_text
 from .setting import Range, Role, at_least, positive, setting
 
 
@@ -41,11 +41,27 @@ class Serve:
         "port that the server listens on", default=8000, check=Range(low=1, high=65535), role=Role.EXECUTION
     )
     key: str | None = setting(
-        "name of the environment variable with the key that clients must show; none: no key is asked for",
+        "name of the environment variable with the key that clients must show, or with `NAME=KEY` for each of several "
+        "owners, who see nothing of one another; none: no key is asked for",
         default=None,
         check=some_text,
         role=Role.EXECUTION,
         example='"XTRAIN_KEY"',
+    )
+    certificate: str | None = setting(
+        "PEM file with the certificate of the server, and those that it is signed by, relative to the working folder; "
+        "none: clients connect without TLS",
+        default=None,
+        check=file_path,
+        role=Role.EXECUTION,
+        example='"tls/server.pem"',
+    )
+    private_key: str | None = setting(
+        "PEM file with the private key of `certificate`, without a passphrase",
+        default=None,
+        check=file_path,
+        role=Role.EXECUTION,
+        example='"tls/server.key"',
     )
     queue: int = setting(
         "requests that wait at most; further ones are asked to come later",

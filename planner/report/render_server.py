@@ -22,7 +22,8 @@ def show_server_glance(page: Page, plan: Plan) -> None:
     page.line(f"  memory  {room.verdict}: {room.text}")
     page.line(f"  slots   {plural(args['adapters'], 'adapter')}; {room_text}")
     key = f"key in {args['key']}" if args["key"] else "no key"
-    page.line(f"  listens {args['host']}:{args['port']} as `{args['model_name']}`, {key}")
+    scheme = "https" if args["certificate"] else "http"
+    page.line(f"  listens {scheme}://{args['host']}:{args['port']} as `{args['model_name']}`, {key}")
     page.line(f"  checks  {', '.join(f'{counts[each]} {each}' for each in VERDICTS if counts[each])}")
 
 

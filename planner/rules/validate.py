@@ -122,7 +122,7 @@ def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> Validate
     check_base(training, arch, layout, found)
     check_stack(training, found)
     check_modules(training, arch, layout, batch, found)
-    check_server(spec, layout, found)
+    check_server(spec, arch, layout, found)
     if found.failed or layout.unsettled or arch.adapter is None:  # where a draft says nothing of it
         return None
     check_idle(training, shape, layout, batch, found)

@@ -48,6 +48,8 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
         "host": serve.host,
         "port": serve.port,
         "key": serve.key,
+        "certificate": serve.certificate,
+        "private_key": serve.private_key,
         "queue": serve.queue,
         "idle_seconds": serve.idle.value,
         "adapters": serve.adapters,
@@ -59,6 +61,7 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
     each = bytes_text(slot_bytes(run))
     does = f"{plural(serve.adapters, 'slot')} for adapters, {each} each on a rank with gradients and moments; "
     does += f"listen on {serve.host}:{serve.port}"
+    does += " with TLS" if serve.certificate else ""
     does += f" for clients that show the key in {serve.key}" if serve.key else ""
     return graph.add("setup", SETUP, does, args=args, axes=run.wide(*AXES), after=((model, "model"), tokenizer))
 

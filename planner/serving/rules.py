@@ -3,6 +3,7 @@
 from typing import Final
 
 from ...dsl.spec import Spec
+from ..architecture import Architecture
 from ..findings import Findings
 from ..mesh.layout import Layout
 
@@ -10,9 +11,9 @@ CODE: Final = "X447"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
-def check_server(spec: Spec, layout: Layout, found: Findings) -> None:
-    """An adapter that can be trained, an address that is not open to everybody, and a mesh on which every rank has
-    whole texts and the whole depth of the model."""
+def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
+    """An adapter that can be trained, losses that are those of clients alone, an address that is not open to everybody,
+    and a mesh on which every rank has whole texts and the whole depth of the model."""
     serve = spec.serve
     assert serve is not None
     if spec.adapter is None:
@@ -23,6 +24,10 @@ def check_server(spec: Spec, layout: Layout, found: Findings) -> None:
         found.fail("serve.adapter", CODE, f"adapter.{setting}", message, hint)
     else:
         found.passed("serve.adapter", f"{serve.adapters} adapters of up to {spec.adapter.resolved().title()}")
+    for name, value in (("aux_loss", arch.router_aux_loss), ("z_loss", arch.router_z_loss)):
+        if arch.is_moe and value > 0:
+            message = "a server adds nothing to the losses of its clients, and routers are not trained"
+            found.fail("serve.losses", CODE, f"model.router.{name}", message, f"use {name} 0")
     if serve.host not in LOOPBACK and serve.key is None:
         message = f"everybody who reaches {serve.host} could use the server, as it asks for no key"
         hint = 'write `key = "XTRAIN_KEY"`, the name of an environment variable, or `host = "127.0.0.1"`'
@@ -30,6 +35,10 @@ def check_server(spec: Spec, layout: Layout, found: Findings) -> None:
     else:
         asked = f"the key in {serve.key} is asked for" if serve.key else "no key is asked for on this machine"
         found.passed("serve.key", asked)
+    if (serve.certificate is None) != (serve.private_key is None):
+        given, other = ("certificate", "private_key") if serve.certificate else ("private_key", "certificate")
+        message = f"a server with TLS needs both files, and there is no {other}"
+        found.fail("serve.tls", CODE, f"serve.{given}", message, f'write `{other} = "FILE.pem"` beside it')
     for axis, path in (("pp", "parallel.pp.size"), ("ring", "parallel.cp.size"), ("ulysses", "parallel.cp.size")):
         if layout.size(axis) > 1:
             name = path.split(".")[1]

@@ -73,18 +73,24 @@ def test_what_is_listened_on_is_no_other_experiment():
         ("host", "localhost"),
         ("port", "99"),
         ("key", '"KEY"'),
+        ("certificate", '"a.pem"'),
+        ("private_key", '"a.key"'),
         ("queue", "9"),
         ("idle", "9 s"),
     ],
 )
 def test_every_setting_is_in_the_plan(setting: str, value: str):
     assert set(settings_of(Serve)) == {*SETTINGS}
-    usual, changed = (plan(*sets).node("setup.serve").args for sets in ((), (f"serve.{setting}={value}",)))
+    tls = ('serve.certificate="tls.pem"', 'serve.private_key="tls.key"')
+    usual, changed = (plan(*tls, *sets).node("setup.serve").args for sets in ((), (f"serve.{setting}={value}",)))
     assert [name for name in usual if usual[name] != changed[name]] == [SETTINGS[setting]]
 
 
 SETTINGS = {
-    **{name: name for name in ("adapters", "max_tokens", "rows", "host", "port", "key", "queue")},
+    **{
+        name: name
+        for name in ("adapters", "max_tokens", "rows", "host", "port", "key", "certificate", "private_key", "queue")
+    },
     "model": "model_name",
     "idle": "idle_seconds",
 }
@@ -106,6 +112,8 @@ def test_the_resolved_text_is_the_same_server(tmp_path: Path):
         ("parallel.pp=3",),
         ("parallel.cp=2",),
         ("parallel.stack=ddp",),
+        ('serve.certificate="tls.pem"',),
+        ('serve.private_key="tls.key"',),
     ],
 )
 def test_what_a_server_cannot_be(sets: tuple[str, ...]):
@@ -115,3 +123,23 @@ def test_what_a_server_cannot_be(sets: tuple[str, ...]):
 def test_another_address_needs_a_key():
     found = plan("serve.host=0.0.0.0", 'serve.key="XTRAIN_KEY"')
     assert "key in XTRAIN_KEY" in render(found)
+
+
+def test_a_server_with_tls_is_asked_by_https():
+    found = render(plan('serve.certificate="tls.pem"', 'serve.private_key="tls.key"', "serve.port=9"))
+    assert "https://127.0.0.1:9" in found and "with TLS" in found
+    assert "http://127.0.0.1:8000" in render(plan())
+
+
+def test_routers_add_nothing_to_the_losses_of_clients(tmp_path: Path):
+    """What their losses are in training would be a gradient that no client has asked for."""
+    text = SPEC.read_text().replace("model llama {", "model qwen3_moe {\n  experts = 4, experts_per_token = 2")
+    path = tmp_path / "moe.xtrain"
+    path.write_text(text.replace("ffn = 384", "expert_ffn = 32, head_dim = 32"))
+
+    def found(*sets: str) -> list[str]:
+        return [each.code for each in plan_from_spec(path, sets, None).diagnostics if each.code == "X447"]
+
+    assert found("model.router.aux_loss=0") == []
+    assert found() == ["X447"]
+    assert found("model.router.z_loss=0.001") == ["X447", "X447"]

@@ -1,6 +1,7 @@
 """A server as a process: how it ends, connections without requests, certificates."""
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -97,6 +98,34 @@ def rest(one: socket.socket) -> Iterator[bytes]:
                 yield content
     except ConnectionError:
         return
+
+
+TLS = Path(__file__).parents[1] / "support" / "tls"  # of localhost, signed by itself
+
+
+def test_a_server_with_a_certificate_takes_tls_alone(tmp_path: Path) -> None:
+    files = {"certificate": TLS / "server.pem", "private_key": TLS / "server.key"}
+    with ServerProcess(tmp_path / "server", files) as server:
+        assert server.url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=TLS / "server.pem")
+        client = Remote(server.url, verify=trusting)
+        assert client.train()["metrics"]["step"] == 1
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            Remote(server.url)
+        with pytest.raises(httpx.RemoteProtocolError):
+            Remote(server.url.replace("https", "http"))
+        assert client.train()["metrics"]["step"] == 2
+        assert server.stop() == 75
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("content", [None, "no certificate", "locked"])
+def test_a_certificate_that_cannot_be_used_is_said_before_anything_starts(tmp_path: Path, content: str | None) -> None:
+    key = tmp_path / "server.key"
+    if content is not None:
+        key.write_text((TLS / "locked.key").read_text() if content == "locked" else content)
+    with pytest.raises(CannotServe, match=r"server.key cannot be used for TLS: \S"):
+        check_serving(Address(certificate=TLS / "server.pem", private_key=key), Keys())
 
 
 def test_a_server_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

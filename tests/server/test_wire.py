@@ -167,6 +167,21 @@ def test_addresses_that_others_reach_need_a_key() -> None:
     assert refused_address("0.0.0.0", Keys({"me": KEY})) is None
 
 
+def test_keys_are_of_one_owner_or_of_several() -> None:
+    assert Keys.read(" tml-a\n").of == {"owner": "tml-a"}
+    assert Keys.read("ann=tml-a  bob=tml=b").of == {"ann": "tml-a", "bob": "tml=b"}
+    for text, words in {
+        "": "empty",
+        "tml-a tml-b": "word 1 of 2",
+        "ann=": "word 1",
+        "ann=tml-a ann=tml-b": "word 2",
+        "ann=tml-a bob=tml-a": "word 2",
+    }.items():
+        with pytest.raises(ValueError, match=words) as refused:
+            Keys.read(text)
+        assert "tml-" not in str(refused.value)
+
+
 def test_what_is_someone_elses_is_not_there(tmp_path: Path) -> None:
     with Served(tmp_path, keys=Keys({"me": "tml-a", "you": "tml-b"})) as served:
         mine = served.model(key="tml-a")

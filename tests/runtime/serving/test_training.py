@@ -157,3 +157,26 @@ def test_adapters_are_trained_as_plain_torch_trains_them(layout: str, tmp_path: 
         assert kept.tensors.keys() == tensors.keys()
         worst = {key: gap(kept.tensors[key].numpy(), value.detach().numpy()) for key, value in tensors.items()}
         assert max(worst.values()) < 1e-10, max(worst, key=worst.__getitem__)
+
+
+MIXTURE = """qwen3_moe {
+  dim = 32, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, experts = 4, experts_per_token = 2, expert_ffn = 24
+  init_std = 0.2
+  router { aux_loss = 0 }
+}"""
+
+
+@pytest.mark.parametrize("layout", ["fsdp 2, ep 2", pytest.param("tp 2, ep 2", marks=pytest.mark.slow)])
+def test_a_mixture_of_experts_is_served_over_expert_ranks(layout: str, tmp_path: Path):
+    """Adapters of spread experts are trained and kept as those of one rank."""
+    targets = 'adapter.targets=["self_attn", "experts"]'
+    sets = {"fsdp 2, ep 2": ("parallel.fsdp=2", "parallel.ep=2"), "tp 2, ep 2": ("parallel.tp=2", "parallel.ep=2")}
+    alone = served(server_plan(tmp_path, targets, model=MIXTURE), train, tmp_path / "one", 2)
+    found = served(server_plan(tmp_path, targets, *sets[layout], model=MIXTURE), train, tmp_path / "spread", 2)
+    for name in CLIENTS:
+        assert gap(found[name]["losses"], alone[name]["losses"]) < 1e-10, name
+        assert gap(found[name]["norms"], alone[name]["norms"]) < 1e-10, name
+        ours, wanted = (read_kept(tmp_path / folder / name).tensors for folder in ("spread", "one"))
+        assert ours.keys() == wanted.keys() and any("experts" in key for key in ours) == CLIENTS[name].mlp
+        worst = {key: gap(ours[key].numpy(), wanted[key].numpy()) for key in ours if wanted[key].any()}
+        assert max(worst.values()) < 1e-10, max(worst, key=worst.__getitem__)
