@@ -36,9 +36,11 @@ from ..records.start_events import (
 from ..records.step_events import (
     CheckpointEvent,
     EvalEvent,
+    ExportEvent,
     GenerateEvent,
     LrSweepEvent,
     MemorySnapshotEvent,
+    ModelEvent,
     NonFiniteEvent,
     PhaseEvent,
     ProfileEvent,
@@ -89,6 +91,9 @@ class RunState:
     evaluations: Mapping[str, EvalEvent] = MappingProxyType({})
     """The latest evaluation of each dataset, in the order they first came."""
     checkpoint: CheckpointEvent | None = None
+    model: ModelEvent | None = None
+    """The weights alone that were saved last."""
+    export: ExportEvent | None = None
     ticks: tuple[Event, ...] = ()
     """The latest events between steps (evaluations, samples, checkpoints, warnings, …), as recorded."""
     num_warnings: int = 0
@@ -232,15 +237,12 @@ def _run_start(state: RunState, start: RunStartEvent) -> RunState:
     """A new attempt: what the earlier ones did up to the step it goes on from still counts, the rest is discarded."""
     resumed = start.resumed_step
     evaluations = {} if resumed is None else {n: e for n, e in state.evaluations.items() if (e.step or 0) <= resumed}
-    checkpoint = state.checkpoint
-    if resumed is None or (checkpoint and (checkpoint.step or 0) > resumed):
-        checkpoint = None
     return RunState(
         start=start,
         first_step=min(state.first_step, resumed or 0) if state.restarting else resumed or 0,
         history=state.history.rewound(resumed),
         evaluations=MappingProxyType(evaluations),
-        checkpoint=checkpoint,
+        **_saved_until(state, -1 if resumed is None else resumed),
         num_restarts=state.num_restarts if state.restarting else 0,
     )
 
@@ -249,16 +251,21 @@ def _rollback(state: RunState, event: RollbackEvent) -> RunState:
     """The run has gone back: what it did after that step is discarded."""
     step = event.step or 0
     evaluations = {name: found for name, found in state.evaluations.items() if (found.step or 0) <= step}
-    checkpoint = state.checkpoint if state.checkpoint and (state.checkpoint.step or 0) <= step else None
     return evolve(
         state,
         start=replace(state.start, resumed_step=step) if state.start else None,
         history=state.history.rewound(step),
         event_step=min(step, state.event_step),
         evaluations=MappingProxyType(evaluations),
-        checkpoint=checkpoint,
+        **_saved_until(state, step),
         num_rollbacks=state.num_rollbacks + 1,
     )
+
+
+def _saved_until(state: RunState, step: int) -> dict[str, Any]:
+    """What was saved and exported up to a step; what came behind it is not of this run any more."""
+    saved = {"checkpoint": state.checkpoint, "model": state.model, "export": state.export}
+    return {name: event if event and (event.step or 0) <= step else None for name, event in saved.items()}
 
 
 def _restart(state: RunState, event: RestartEvent) -> RunState:
@@ -304,6 +311,14 @@ def _eval(state: RunState, event: EvalEvent) -> RunState:
 
 def _checkpoint(state: RunState, event: CheckpointEvent) -> RunState:
     return evolve(state, checkpoint=event)
+
+
+def _model(state: RunState, event: ModelEvent) -> RunState:
+    return evolve(state, model=event)
+
+
+def _export(state: RunState, event: ExportEvent) -> RunState:
+    return evolve(state, export=event)
 
 
 def _control(state: RunState, event: ControlEvent) -> RunState:
@@ -381,6 +396,8 @@ _CHANGES: dict[type[Event], Callable[[RunState, Any], RunState]] = {
     EstimateEvent: _estimate,
     EvalEvent: _eval,
     CheckpointEvent: _checkpoint,
+    ModelEvent: _model,
+    ExportEvent: _export,
     SignalEvent: _signal,
     StopEvent: _signal,
     AlertEvent: _alert,

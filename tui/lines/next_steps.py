@@ -6,6 +6,7 @@ from pathlib import Path
 from ...records.end_status import EndStatus
 from ..event_text import failed
 from ..state import RunState
+from ..words import printable
 
 
 def short_path(path: Path) -> str:
@@ -29,6 +30,8 @@ def command_of_model(state: RunState, directory: Path) -> tuple[str, str, str]:
 def going_on(state: RunState) -> str:
     """How a run goes on that stopped before its end, or has nothing to go on with."""
     if state.status == EndStatus.DONE and not _saved(state):
+        if state.export is not None:
+            return f"what was trained is in {printable(state.export.path)}"
         return "no checkpoint was saved, so the trained model is gone"
     code = next((failure.code for failure in state.failures if failure.code), None)
     if code:
@@ -70,9 +73,10 @@ def wants_logs(state: RunState) -> bool:
 
 
 def succeeded(state: RunState) -> bool:
-    """Whether there is a trained model at the end of it."""
+    """Whether the run directory has a trained model at the end of it."""
     return state.status == EndStatus.COMPLETE or (state.status == EndStatus.DONE and _saved(state))
 
 
 def _saved(state: RunState) -> bool:
-    return state.checkpoint is not None or (state.start is not None and state.start.resumed_step is not None)
+    resumed = state.start is not None and state.start.resumed_step is not None
+    return state.checkpoint is not None or state.model is not None or resumed

@@ -104,6 +104,19 @@ def test_without_a_checkpoint_there_is_nothing_to_generate_with(event) -> None:
     assert plain([event("run_end", 1, 41, status="done")]).splitlines()[-1].startswith("next  no checkpoint was saved")
 
 
+def test_what_was_exported_or_saved_alone_is_there(event) -> None:
+    """Up to the step that the run has gone back to."""
+    end = event("run_end", 9, 41, status="done")
+    exported = event("export", 1, 40, node="tick.export", path="out/a", weights="trained", formats={"fp32": 4})
+    assert plain([exported, end]).splitlines()[-1] == "next  what was trained is in out/a"
+    saved = event("model", 2, 41, node="tick.model", path="p", weights="trained")
+    assert plain([exported, saved, end]).splitlines()[-1] == 'next  xtrain generate runs/x --prompt "…"'
+    back = event("rollback", 3, 40, checkpoint="p")
+    assert plain([exported, saved, back, end]).splitlines()[-1] == "next  what was trained is in out/a"
+    anew = event("run_start", 3, 0, attempt=2)
+    assert plain([exported, saved, anew, end]).splitlines()[-1].startswith("next  no checkpoint was saved")
+
+
 def test_an_end_without_a_word(metrics) -> None:
     assert "end  training  step 7  the run ended without reporting a reason\n" in plain([metrics(7, 1)])
     assert plain([]).startswith("end  waiting  step 0  nothing was recorded\n")
