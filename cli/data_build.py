@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,7 @@ def _stoppable() -> Iterator[None]:
 
 def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", arguments: argparse.Namespace) -> None:
     from ..runtime.data.documents.encoder import DocumentEncoder
-    from ..runtime.data.loading.prepared import packed_from, source_of
+    from ..runtime.data.loading.prepared import cache_of, packed_from, source_of
     from ..runtime.data.stores.cache_folder import move_aside
     from ..runtime.data.stores.progress import DataProgress
     from ..runtime.data.stores.store import damage, open_named
@@ -104,7 +103,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
 
     begun, resumed = time.monotonic(), 0
     source, encoder = source_of(plan, node, tokenizer), DocumentEncoder(tokenizer, node.args["reads"])
-    cache = Path(plan.workspace["root"]) / "cache" / "tokens"
+    cache = cache_of(plan) / "tokens"
     with shown(name) as show:
         identity = identify(source, encoder, cache, show)
     if not arguments.json:

@@ -60,19 +60,23 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
 
 def _beside(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Numbers beside the tokens, and why records are bad."""
-    table = [
+    numbers = [
         ("", name, f"least {own['least']:.4g} · mean {own['mean']:.4g} · most {own['most']:.4g}")
         for name, own in found.get("numbers", {}).items()
     ]
-    table = [("numbers" if number == 0 else "", *row[1:]) for number, row in enumerate(table)]
     reasons = [("", f"{count:,}", reason) for reason, count in found.get("bad_reasons", {}).items()]
-    return table + [("bad records" if number == 0 else "", *row[1:]) for number, row in enumerate(reasons)]
+    return [*_titled("numbers", numbers), *_titled("bad records", reasons)]
+
+
+def _titled(title: str, rows: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """The first of the rows says what all of them are."""
+    return [(title, *row[1:]) for row in rows[:1]] + rows[1:]
 
 
 def _table(part: str, own: dict[str, Any], oversized: str) -> list[tuple[str, str, str]]:
     lengths = " · ".join(f"{name} {value:,}" for name, value in own["lengths"].items())
     table = [
-        (part, "documents", f"{own['documents']:,} of {own['tokens']:,} tokens"),
+        ("", "documents", f"{own['documents']:,} of {own['tokens']:,} tokens"),
         ("", "lengths", f"{lengths} tokens"),
         ("", "rows", f"{own['rows']:,} of {own['capacity']:,} positions, {own['fill']:.3%} filled"),
     ]
@@ -81,10 +85,9 @@ def _table(part: str, own: dict[str, Any], oversized: str) -> list[tuple[str, st
             1, ("", "predicted", f"{own['trained_tokens']:,} tokens, {own['trained_tokens'] / own['tokens']:.1%}")
         )
     if "questions" in own:
-        table.insert(0, (part, "questions", f"{own['questions']:,}, a document for each of their choices"))
-        table[1] = ("", *table[1][1:])
+        table.insert(0, ("", "questions", f"{own['questions']:,}, a document for each of their choices"))
     if "pairs" in own:
-        table[0] = (part, "pairs", f"{own['pairs']:,} of {own['tokens']:,} tokens")
+        table[0] = ("", "pairs", f"{own['pairs']:,} of {own['tokens']:,} tokens")
     what = "pairs" if "pairs" in own else "documents"
     if own["documents_split"]:
         table.append(("", "too long", f"{own['documents_split']:,} {what} split over rows, as oversized = split says"))
@@ -96,7 +99,7 @@ def _table(part: str, own: dict[str, Any], oversized: str) -> list[tuple[str, st
         table.append(("", "", f"{own['documents_unanswered']:,} of those that are cut have nothing left to predict"))
     if "steps_an_epoch" in own:
         table.append(("", "an epoch", f"{own['steps_an_epoch']:,} steps"))
-    return table
+    return _titled(part, table)
 
 
 def _mixture(taken: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:

@@ -114,7 +114,7 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
     inner: list[ReferencePage] = []
     for each, (attribute, meta) in known.items():
         where = f"{path}.{each}"
-        _, chosen, head = _having(name, block, each, meta)
+        chosen, head = _having(name, block, each, meta)
         if blocks.is_block(attribute.type) and spelled(attribute) in blocks.KINDS:
             fields.append(_field_of_block(attribute, meta, where, head))
             continue
@@ -124,7 +124,7 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
             inner.append(_page(each, where, attribute.type, group, outside))
             continue
         for declared, said in _declarations(block, attribute, meta):
-            _, chosen, head = _having(name, block, each, said)
+            chosen, head = _having(name, block, each, said)
             found = _field(declared, said, where, group)
             needed = _needed(chosen, each) if group == "action" or name in blocks.NAMED or chosen is not block else []
             usage = _usage(name, head, found, needed)
@@ -149,11 +149,11 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
     )
 
 
-def _having(name: str, block: type, setting: str, meta: Setting) -> tuple[str | None, type, str]:
-    """The label of an example of a setting, its class, and how the block begins there: of those that have the setting,
-    the one that needs the fewest words."""
+def _having(name: str, block: type, setting: str, meta: Setting) -> tuple[type, str]:
+    """The class of a block in an example of a setting, and how it begins: of those that have the setting, the one that
+    needs the fewest words."""
     having = min(meta.only, key=lambda one: len(_needed(variant(block, one), setting)), default=None)
-    return having, variant(block, having), f"{name} {having}" if having else _head(name, block)
+    return variant(block, having), f"{name} {having}" if having else _head(name, block)
 
 
 def _declarations(block: type, attribute: attrs.Attribute, meta: Setting) -> list[tuple[attrs.Attribute, Setting]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...planner.graph.checkpoint_fit import base_sizes
 from ...planner.plan import Plan
 from ..models.parts import ModelParts
-from ..models.splitmix import splitmix64
+from ..models.splitmix import splitmix64, stream_of
 from ..models.tensors import model_tensors, own_indices
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
@@ -29,10 +29,8 @@ from ..state import Rank
 CHUNK: Final = 2**18
 DIGEST_BYTES: Final = 8
 MASK: Final = 2**64 - 1
-# Multipliers of splitmix64 (Steele, Lea, Flood 2014) and of the parts of a number in fp64.
-_FIRST: Final = 0xBF58476D1CE4E5B9
-_SECOND: Final = 0x94D049BB133111EB
-_PARTS: Final = (1, _FIRST, _SECOND)
+# Odd multipliers of the parts of a number in fp64.
+_PARTS: Final = (1, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 @frozen(kw_only=True)
@@ -89,8 +87,7 @@ def _weights(name: str, tensor: Tensor, device: torch.device) -> tuple[Tensor, T
 
 def _drawn(indices: Tensor, seed: str) -> Tensor:
     """int64, odd: one for each index."""
-    start = int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), signed=True)
-    return splitmix64(indices.to(torch.int64), start) | 1
+    return splitmix64(indices.to(torch.int64), stream_of(seed)) | 1
 
 
 @op("setup.base", gives="base")

@@ -16,7 +16,7 @@ from .documents.tokenizers import TextTokenizer, load_tokenizer
 from .documents.written import pieces, written
 from .loading.curriculum import Curriculum
 from .loading.order import RowOrder
-from .loading.prepared import PreparedDataset
+from .loading.prepared import PreparedDataset, cache_of
 from .loading.training_rows import curriculum_of
 from .packing.row_reader import RowReader
 from .records.bad_records import MOST_SHOWN
@@ -120,7 +120,7 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
     """
     loader = plan.node("setup.loader").args
     alone = loader["datasets"] == [data.name]
-    tokens = Path(plan.workspace["root"]) / "cache" / "tokens"
+    tokens = cache_of(plan) / "tokens"
     oversized = plan.node(f"setup.data.{data.name}").args["oversized"]
     parts = {}
     for part, reader in data.parts.items():

@@ -7,7 +7,6 @@ A row comes once in a run, so that its number says the step as well.
 Shapes: B rows, S positions, T = B · S, D features.
 """
 
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...dsl.schema.adapters import DROPOUT_CHUNK
-from .splitmix import splitmix64
+from .splitmix import splitmix64, stream_of
 
 
 @frozen
@@ -29,8 +28,7 @@ class Dropout:
     @classmethod
     def of(cls, matrix: str, share: float, seed: int) -> "Dropout":
         """That of a matrix, by its name."""
-        digest = blake2b(f"{seed}:{matrix}".encode(), digest_size=8).digest()
-        return cls(share, int.from_bytes(digest, signed=True))
+        return cls(share, stream_of(f"{seed}:{matrix}"))
 
     def __call__(self, x_BSD: Tensor, keys_BS: Tensor, first: int) -> Tensor:
         """keys_BS: as of `token_keys`. first: which of all features of the matrix is the first of x."""

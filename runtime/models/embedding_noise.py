@@ -6,15 +6,13 @@ the feature: every layout and a run that goes on add the same.
 Shapes: B rows, S positions, T = B · S, D features.
 """
 
-from hashlib import blake2b
-
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from ...dsl.schema.adapters import DROPOUT_CHUNK
 from .dropout import mixed
-from .splitmix import splitmix64
+from .splitmix import splitmix64, stream_of
 
 
 @frozen
@@ -26,8 +24,7 @@ class EmbeddingNoise:
 
     @classmethod
     def of(cls, most: float, seed: int) -> "EmbeddingNoise":
-        digest = blake2b(f"{seed}:embedding".encode(), digest_size=8).digest()
-        return cls(most, int.from_bytes(digest, signed=True))
+        return cls(most, stream_of(f"{seed}:embedding"))
 
     def add(self, x_BSD: Tensor, keys_BS: Tensor) -> Tensor:
         """To x, in place. keys_BS: as of `token_keys`, of its positions."""

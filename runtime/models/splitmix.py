@@ -1,6 +1,13 @@
 """SplitMix64 (Steele, Lea, Flood 2014): random bits that follow from numbers alone, so that every layout has them."""
 
+from hashlib import blake2b
+
 from torch import Tensor
+
+
+def stream_of(text: str) -> int:
+    """The key of a stream that has a name."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 def splitmix64(numbers: Tensor, key: int | Tensor) -> Tensor:

@@ -4,7 +4,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +18,7 @@ from ...records.start_events import ReferenceEvent
 from ..checkpoint.sources import starting_point
 from ..data.collate.collators import CollateChain
 from ..data.loading.loader import EvalLoader
-from ..data.loading.prepared import PreparedDataset
+from ..data.loading.prepared import PreparedDataset, cache_of
 from ..data.packing.row_reader import RowReader
 from ..data.tokenising.build import INDEX
 from ..errors import EnvironmentFault, ResumeRefused
@@ -68,7 +67,7 @@ def add_reference(
     numbers. Raises EnvironmentFault if files are not those of the plan, DataError if the cache cannot be written.
     """
     data, begin = prepared[dataset], time.perf_counter()
-    cache, readers = Path(plan.workspace["root"]) / "cache", [data.parts[part] for part in parts]
+    cache, readers = cache_of(plan), [data.parts[part] for part in parts]
     count = sum(rows.rows.num_rows for rows in readers)
 
     def named() -> str:
@@ -121,7 +120,7 @@ def add_reference(
 def weights_now(plan: Plan, rank: Rank, beat: HeartbeatWriter, reference: str, digest: str = "") -> str:
     """What the weights of a reference are known by, on all ranks alike. Raises EnvironmentFault where a file is not
     there."""
-    index = Path(plan.workspace["root"]) / "cache" / "tokens" / INDEX
+    index = cache_of(plan) / "tokens" / INDEX
     try:
         own = first_of_machine(rank, lambda: identity_of(plan, reference, digest, index), beat)
     except OSError as error:

@@ -5,7 +5,6 @@ element in the whole parameter, so that every layout, and a run that goes on, ro
 """
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from math import prod
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from ..models.splitmix import shifted, splitmix64
+from ..models.splitmix import shifted, splitmix64, stream_of
 from ..state import Progress
 
 
@@ -33,9 +32,8 @@ class StochasticRounding:
     def write(self, parameter: Tensor, first: int, piece: Tensor, value: Tensor) -> None:
         """Round `value`, in fp32, into `piece`: rows of this rank's piece of a parameter, from its row `first` on."""
         name, shape, start = self._places[id(parameter)]
-        digest = blake2b(f"{self.seed}:{self.progress.step}:{name}".encode(), digest_size=8).digest()
         place_RC = _places(shape, (start[0] + first, *start[1:]), piece.shape, piece.device)
-        piece.copy_(rounded(value, random_bits(place_RC, int.from_bytes(digest, signed=True))))
+        piece.copy_(rounded(value, random_bits(place_RC, stream_of(f"{self.seed}:{self.progress.step}:{name}"))))
 
 
 def rounded(value: Tensor, bits: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from ..documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import DataError
 from ..stores.digests import FileDigests
 from ..tokenising.build import INDEX, identify
-from .prepared import rows_there, source_of
+from .prepared import cache_of, rows_there, source_of
 
 # Of files whose content is not remembered, so much is read to know whether they are those of a store: in a moment.
 MOST_READ: Final = 1 << 26
@@ -20,7 +20,7 @@ def counted_rows(plan: Plan) -> Counted | None:
 
     Where something is wrong with the data they are not counted: whoever reads it says so.
     """
-    cache = Path(plan.workspace["root"]) / "cache" / "tokens"
+    cache = cache_of(plan) / "tokens"
     if not cache.is_dir():
         return None
     rows, stores = {}, {}
