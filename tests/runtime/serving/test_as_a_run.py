@@ -1,0 +1,143 @@
+"""A client that sends what the steps of a run see gets what the run gets: losses, norms, moments and weights."""
+
+import json
+import subprocess
+import sys
+import tarfile
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forked_ranks import Outcome
+from listening import KEY, listening
+from served import served, server_plan
+from trials import MODELS, Laboratory, Trial
+
+from xtrain.client import IGNORED, RemoteModel, Server, TrainingRow
+from xtrain.runtime.serving.files import KeptState, read_kept
+from xtrain.server.engine import Engine
+
+pytestmark = pytest.mark.distributed
+
+STEPS, ROWS, RANK = 5, 8, 3
+ADAM = {"eps": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "grad_clip_norm": 0.5}
+TALKS = 'dataset talks { source = jsonl("talks.jsonl"), messages = "messages", template = "plain" }'
+TRIAL = Trial(
+    rows=ROWS,
+    steps=STEPS,
+    settings=("model.layers=2",),
+    optimizer="adamw { lr = 1e-2, eps = 1e-3, betas = [0.9, 0.95], weight_decay = 0.1",
+    more=f"{TALKS}\nmixture {{ lines = 1, talks = 1, exact = true }}\nadapter lora {{ rank = {RANK}, alpha = 16 }}",
+)
+
+
+def test_the_trial_has_answers_that_are_learned_and_steps_that_clip(lab: Laboratory) -> None:
+    targets = [target for row in chain(*texts_of_steps(lab)) for target in row.targets]
+    assert 0.1 < np.mean(np.array(targets) == IGNORED) < 0.9
+    assert all(norm > ADAM["grad_clip_norm"] for _, _, norm in local(lab).curve)
+
+
+@pytest.mark.parametrize(
+    ("layout", "calls"),
+    [
+        (("parallel.tp=2",), 3),
+        pytest.param((), 1, marks=pytest.mark.matrix),
+        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), 3, marks=pytest.mark.matrix),
+        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), 1, marks=pytest.mark.matrix),
+        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), 7, marks=pytest.mark.matrix),
+    ],
+    ids=str,
+)
+def test_a_client_with_the_texts_of_a_run_trains_as_the_run(
+    lab: Laboratory, tmp_path: Path, layout: tuple[str, ...], calls: int
+) -> None:
+    plan = server_plan(tmp_path, "model.layers=2", *layout, model=MODELS["dense"], rows=4)
+    found = served(plan, train, tmp_path / "run", texts_of_steps(lab), calls)
+    run = local(lab)
+    for ours, (step, loss, norm) in zip(found, run.curve, strict=True):
+        assert ours["loss"] == pytest.approx(loss, rel=1e-10), step
+        assert ours["grad_norm"] == pytest.approx(norm, rel=1e-10), step
+    assert gap(read_kept(tmp_path / "run" / "1"), local(lab, steps=1)) < 1e-10  # the moments are those of one gradient
+    assert gap(read_kept(tmp_path / "run" / f"{STEPS}"), run) < 1e-10
+
+
+def local(lab: Laboratory, steps: int = STEPS) -> Outcome:
+    from attrs import evolve
+
+    return lab.alone(evolve(TRIAL, steps=steps), saves=False)
+
+
+def texts_of_steps(lab: Laboratory) -> list[list[TrainingRow]]:
+    """The documents of every step, as `xtrain data show` has them."""
+    spec = TRIAL.write(lab.folder, alone=True)
+    command = ["data", "show", spec.name, "--json", "--tokens", "-n", str(STEPS * ROWS)]
+    done = subprocess.run(
+        [sys.executable, "-m", "xtrain", *command], cwd=lab.folder, capture_output=True, text=True, check=True
+    )
+    steps: list[list[TrainingRow]] = [[] for _ in range(STEPS)]
+    for line in done.stdout.splitlines():
+        row = json.loads(line)
+        for segment in row["segments"]:
+            stretches = segment["stretches"]
+            ids = list(chain(*(each["ids"] for each in stretches)))
+            learned = list(chain(*([each["trained"]] * len(each["ids"]) for each in stretches)))
+            targets = [id if known else IGNORED for id, known in zip(ids[1:], learned[1:], strict=True)]
+            steps[row["place"] // ROWS].append(TrainingRow(tokens=ids[:-1], targets=targets))
+    return steps
+
+
+def train(engine: Engine, folder: Path, steps: list[list[TrainingRow]], calls: int) -> list[dict[str, float]]:
+    """On the first rank: a program that takes the steps in so many calls, and two others that train meanwhile."""
+    found = []
+    with listening(engine, folder / "server") as url, Server(url, key=KEY) as server:
+        model = server.create_model(RANK, seed=3)
+        others = [server.create_model(5, seed=1), server.create_model(8, seed=2, train_mlp=False)]
+        for number, rows in enumerate(steps, start=1):
+            passes, beside = [], []
+            for call in range(calls):
+                part = rows[call * len(rows) // calls : (call + 1) * len(rows) // calls]
+                passes.append(model.forward_backward(part))
+                beside.append(others[0].forward_backward(part[::2]))
+                beside.append(
+                    others[1].forward_backward([sampled(row) for row in part[1::2]] or [sampled(part[0])], "ppo")
+                )
+            beside += [other.optim_step(3e-2, reduction="sum") for other in others]
+            step = model.optim_step(1e-2, **ADAM).result()
+            for each in beside:
+                each.result()
+            outcomes = [each.result() for each in passes]
+            loss = sum(each.loss for each in outcomes) / sum(each.tokens for each in outcomes)
+            found.append({"loss": loss, **step})
+            if number in (1, len(steps)):
+                keep(server, model, folder / str(number))
+    return found
+
+
+def sampled(row: TrainingRow) -> TrainingRow:
+    """The row as one of a policy loss."""
+    count = len(row.tokens)
+    return TrainingRow(tokens=row.tokens, targets=row.targets, logprobs=[-5.5] * count, advantages=[0.1] * count)
+
+
+def keep(server: Server, model: RemoteModel, folder: Path) -> None:
+    folder.mkdir()
+    server.download(model.save(folder.name).result(), folder / "saved.tar")
+    with tarfile.open(folder / "saved.tar") as found:
+        found.extractall(folder, filter="data")
+    for path in list(folder.rglob("adapter.*")):
+        path.rename(folder / path.name)
+
+
+def gap(kept: KeptState, run: Outcome) -> float:
+    """The largest difference of a tensor, relative to its largest element."""
+    moments = {f"{name}/{moment}": f"optimizer.{name}.{moment}" for name in kept.tensors for moment in MOMENTS}
+    names = {name: moments.get(name, name) for name in kept.tensors}
+    own: dict[str, Any] = {name: each for name, each in run.tensors.items() if "lora_" in name}
+    assert set(names.values()) == own.keys()
+    found = {name: np.abs(kept.tensors[name].numpy() - own[theirs]).max() for name, theirs in names.items()}
+    return max(each / max(np.abs(own[names[name]]).max(), 1e-300) for name, each in found.items())
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
