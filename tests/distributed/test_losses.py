@@ -51,8 +51,7 @@ def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, la
     outcome = lab.run(trial, topology.layout, saves=False)
     found = gaps(outcome, alone)
     limit = TOLERANCE["fp64"]
-    assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
-    assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    assert not found.beyond(limit)
     ours, theirs = ([line["objective"] for line in records(one.directory, "metrics")] for one in (outcome, alone))
     assert ours == pytest.approx(theirs, rel=limit) and len(ours) == 2
     assert all(objective > loss for objective, (_, loss, _) in zip(ours, outcome.curve, strict=True))

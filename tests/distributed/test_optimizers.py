@@ -97,8 +97,7 @@ def test_a_layout_updates_as_one_process_does(lab: Laboratory, trained: Runs, na
     alone, outcome = lab.alone(trial), trained(name, layout)
     found = gaps(outcome, alone)
     limit = TOLERANCE["fp64"]
-    assert found.loss < limit and found.norm < limit and found.eval < limit
-    assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    assert not found.beyond(limit)
     assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
 
 

@@ -29,8 +29,7 @@ def check(lab: Laboratory, topology: Topology, params: str, *, whole: bool) -> N
     outcome = lab.run(trial, topology.layout, saves=whole)
     found = gaps(outcome, alone)
     limit = TOLERANCE[params]
-    assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
-    assert not {name: gap for name, gap in found.tensors.items() if not gap < limit}
+    assert not found.beyond(limit)
     assert not stray_shapes(plan, outcome)
     assert not stray_counts(plan, outcome.directory)
 

@@ -110,8 +110,7 @@ def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, la
     outcome = lab.run(trial, BY_NAME[layout].layout, saves=False)
     found = gaps(outcome, alone)
     limit = TOLERANCE["fp64"]
-    assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
-    assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    assert not found.beyond(limit)
     ours, theirs = (records(one.directory, "metrics") for one in (outcome, alone))
     names = [name for name in theirs[0] if name == "objective" or name.startswith(("rewards/", "policy/"))]
     assert len(names) == 1 + MEASURED[loss]

@@ -113,6 +113,11 @@ class Gaps:
     def worst(self) -> float:
         return max(self.loss, self.norm, self.eval, self.routing, self.worst_tensor)
 
+    def beyond(self, limit: float) -> dict[str, float]:
+        """What is not below a limit, by name; NaN is not."""
+        each = {"loss": self.loss, "norm": self.norm, "eval": self.eval, "routing": self.routing, **self.tensors}
+        return {name: gap for name, gap in each.items() if not gap < limit}
+
 
 class NoPlan(Exception):
     """The spec of a layout has no plan, or one that cannot be executed; the message is the diagnostics."""
