@@ -137,7 +137,7 @@ class NameErrors:
             hint = f"write `{name} {{ … }}`"
             example = blocks.REQUIRED.get(name)
             hint = f"write `{example}`" if example else hint
-            fix = _as_block(name, blocks.KINDS[name], entry) if name in blocks.KINDS else None
+            fix = _as_block(blocks.KINDS[name], entry) if name in blocks.KINDS else None
             self.diagnostics.error("X210", f"`{name}` is a block and takes no `=`", entry.name_span, hint=hint, fix=fix)
             return
         meant = closest(name, ("collate",))
@@ -245,7 +245,7 @@ class NameErrors:
         whole = entry.name_span.to(entry.value.span)
         self.diagnostics.error(
             "X210", f"`{name}` is a block and takes no `=`", whole, hint=f"write `{written}`",
-            fix=_as_block(name, block, entry),
+            fix=_as_block(block, entry),
         )  # fmt: skip
 
     # Labels -----------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class NameErrors:
         self.diagnostics.error("X209", f"{what} is not supported yet", span)
 
 
-def _as_block(name: str, block: type, entry: SectionEntry) -> Fix | None:
+def _as_block(block: type, entry: SectionEntry) -> Fix | None:
     """`tp = 2` as `tp 2`, and `router = { … }` as `router { … }`."""
     data, value, label = entry.value.data, entry.value.span, blocks.label_of(block)
     if value.source is not entry.name_span.source or not value.text:

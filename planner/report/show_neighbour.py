@@ -111,14 +111,14 @@ def neighbours(slot: Slot, derived: str = "") -> Iterator[Any]:
 
     derived: what stands in for `auto` in the plan, from whose value others are made.
     """
-    value = _typed(slot, derived) if isinstance(slot.value, Auto) else slot.value
+    value = _typed(derived) if isinstance(slot.value, Auto) else slot.value
     check = slot.setting.check if slot.setting else None
     for other in _others(slot, value):
         if other != value and (check is None or check(other) is None):
             yield other
 
 
-def _typed(slot: Slot, derived: str) -> Any:
+def _typed(derived: str) -> Any:
     """What the plan has for `auto`, as a value; None if its text says nothing that can be counted."""
     if derived in ("true", "false"):
         return derived == "true"

@@ -21,7 +21,7 @@ from ..models.parts import ModelParts
 from ..models.quantise import store
 from ..models.tensors import fill, model_tensors, own_indices
 from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
+from ..ops import PlanMismatch, op
 from ..parallel.collective_errors import CollectiveErrors
 from ..parallel.tensor import local
 from ..reporting.records import Records
@@ -39,12 +39,12 @@ def decompose(
     matrix, or one stack of experts, of a turn; all get the values of all. A run that goes on reads its checkpoint
     instead.
 
-    Raises StorageFailed on all ranks where one cannot read the model.
+    Raises PlanMismatch unless it decomposes so many `matrices`; StorageFailed on all ranks where one cannot read the
+    model.
     """
     if starting_point(plan, records.directory).entry is not None:
         return
-    own, todo = model_tensors(model, ""), list(_decomposed(plan))
-    assert len(todo) == matrices, f"{len(todo)} matrices are decomposed, and the node says {matrices}"
+    own, todo = model_tensors(model, ""), _as_planned(plan, matrices)
     collective, exact = CollectiveErrors.of(rank), _exact(plan)
     format = DTYPES[plan.node("setup.freeze").args["format"]]
     with BaseWeights.of(plan, Path(), rank.device) as base:
@@ -66,7 +66,9 @@ def decompose(
 
 @op("setup.residual")
 def take_out(plan: Plan, model: ModelParts, rank: Rank, matrices: int) -> None:
-    """Leave the rest of the matrices that the adapter has begun with a part of."""
+    """Leave the rest of the matrices that the adapter has begun with a part of. Raises PlanMismatch unless these are so
+    many `matrices`."""
+    _as_planned(plan, matrices)
     leave_residual(plan, model, rank, Path())
 
 
@@ -109,6 +111,13 @@ def _decomposed(plan: Plan) -> Iterator[tuple[str, AdaptedMatrix]]:
     for layer, matrix in adapted_matrices(plan.architecture):
         if matrix.decomposes:
             yield f"layers.{layer}.", matrix
+
+
+def _as_planned(plan: Plan, matrices: int) -> list[tuple[str, AdaptedMatrix]]:
+    found = list(_decomposed(plan))
+    if len(found) != matrices:
+        raise PlanMismatch(f"an adapter begins with a part of {len(found)} matrices, and the node says {matrices}")
+    return found
 
 
 def _exact(plan: Plan) -> torch.dtype:

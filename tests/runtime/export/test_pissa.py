@@ -17,7 +17,9 @@ from xtrain.planner.blocks.adapted import adapted_matrices
 from xtrain.planner.model.peft import PEFT_CONFIG, PEFT_WEIGHTS
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.base_weights import BaseWeights
+from xtrain.runtime.checkpoint.residual import take_out
 from xtrain.runtime.models.adapted import begun_part, decomposed
+from xtrain.runtime.ops import PlanMismatch
 
 EXPERTS = r".*\.(experts\.\d+\.(gate|up|down)_proj|o_proj)"
 # Family, its model, settings of the adapter, and PEFT's.
@@ -95,6 +97,15 @@ def test_first_values_are_those_of_peft(tmp_path: Path, family: str, name: str, 
     for name, value in values.items():
         if "begun" in name:
             assert torch.equal(value, values[name.replace("begun_", "")])
+
+
+def test_a_node_that_means_other_matrices_is_not_executed(tmp_path: Path):
+    make("llama", "odd heads, tied", tmp_path / "base")
+    plan = adapted(tmp_path / "base", 'rank = 2, targets = ["q_proj"]')
+    planned = plan.node("setup.residual").args["matrices"]
+    part: Any = None  # nothing is looked at before
+    with pytest.raises(PlanMismatch, match=f"{planned} matrices, and the node says {planned + 1}"):
+        take_out(plan, part, part, matrices=planned + 1)
 
 
 def run_of(plan: Plan, folder: Path, values: dict[str, Tensor]) -> Path:
