@@ -105,7 +105,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(lab, unbroken):
 
 
 def test_a_paused_run_saves_evaluates_and_goes_on(lab, unbroken):
-    later = [[0.6, _content("save")], [0.7, _content("eval")], [1.4, _content("resume")]]
+    later = [[0.0, _content("save")], [0.1, _content("eval")], [0.7, _content("resume")]]
     places = {"optimizer": [[1, 0, "later", [seconds, "command", content]] for seconds, content in later]}
     outcome = commanded(lab, "paused", [1, "pause"], places=places)
     directory = outcome.directory
@@ -124,7 +124,7 @@ def test_a_paused_run_saves_evaluates_and_goes_on(lab, unbroken):
 @pytest.mark.parametrize(
     "what, said, status, code",
     [
-        (["signal", "SIGTERM"], "signal", "stopped", 75),
+        pytest.param(["signal", "SIGTERM"], "signal", "stopped", 75, marks=SLOW),
         pytest.param(["signal", "SIGINT"], "signal", "interrupted", 130, marks=SLOW),
         pytest.param(["command", _content("stop")], "control", "stopped", 75, marks=SLOW),
     ],
@@ -132,7 +132,7 @@ def test_a_paused_run_saves_evaluates_and_goes_on(lab, unbroken):
 def test_a_paused_run_can_be_stopped(lab, unbroken, what, said, status, code):
     name, rank = f"paused-{what[0]}-{code}", 0 if what[0] == "command" else 1
     with pytest.raises(RanksFailed):
-        commanded(lab, name, [1, "pause"], places={"optimizer": [[1, rank, "later", [0.6, *what]]]})
+        commanded(lab, name, [1, "pause"], places={"optimizer": [[1, rank, "later", [0.1, *what]]]})
     directory = lab.folder / "jobs" / name
     last = events(directory, "run_end")[-1]
     assert (last["status"], last["exit_code"], last["step"]) == (status, code, 2) and events(directory, said)

@@ -28,7 +28,8 @@ def happens(
     """By place a list of [after how many steps, rank, what, with what], done once, in front of what happens there.
 
     what: `signal` (its name), `command` (what its file holds, as JSON or as a text), `file` (a path), `hang` (seconds),
-    `later` ([seconds, what, with what]). full_disk: the mutation of that name as well.
+    `later` ([so many seconds after the run has paused, what, with what]), in the order in which they are given.
+    full_disk: the mutation of that name as well.
     """
     if full_disk:
         MUTATIONS["full_disk"](**full_disk)
@@ -65,8 +66,29 @@ def _act(what: str, value: Any, given: dict[str, Any]) -> None:
     elif what == "file":
         Path(value).touch()
     else:
-        seconds, then, rest = value
-        threading.Timer(seconds, _act, (then, rest, {})).start()
+        _later.append(value)
+        if len(_later) == 1:
+            threading.Thread(target=_act_later, daemon=True).start()
+
+
+_later: list[tuple[float, str, Any]] = []
+
+
+def _act_later() -> None:
+    events = Path(os.environ["XTRAIN_TEST_CONTROL"]).with_name("events.jsonl")
+    while not _has_paused(events):
+        time.sleep(0.02)
+    begin = time.monotonic()
+    for seconds, what, value in _later:
+        time.sleep(max(0.0, begin + seconds - time.monotonic()))
+        _act(what, value, {})
+
+
+def _has_paused(events: Path) -> bool:
+    lines = events.read_text().splitlines(True) if events.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]
+    said = [event for event in map(json.loads, whole) if event["event"] == "control"]
+    return any(event["command"] == "pause" and event["state"] == "done" for event in said)
 
 
 def _command(content: Any) -> None:

@@ -134,10 +134,8 @@ def test_the_step_waits_no_longer_than_for_what_is_not_read_yet():
     reading = ahead(source, 3)
     reading.take(0)
     assert eventually(lambda: len(source.read) == 4)
-    source.may_go_on.clear()
-    begin = time.monotonic()
+    source.may_go_on.clear()  # who waited for it would wait for ever
     assert [number(reading.take(step)) for step in (1, 2, 3)] == [1, 2, 3]
-    assert time.monotonic() - begin < 1
     threading.Timer(0.1, source.may_go_on.set).start()
     begin = time.monotonic()
     reading.take(4)
