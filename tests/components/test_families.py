@@ -65,7 +65,7 @@ NAMES = [*FAMILIES, "side_by_side"]
 WITH_EXPERTS = expert_families()
 # One of three layouts each by default, in turns, but of families whose blocks are those of others.
 IN_TURN = ("tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ulysses 2, full")
-LIKE_OTHERS = ("llama", "mistral", "mixtral", "qwen2")
+LIKE_OTHERS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe")
 ADDED = ((WITH_EXPERTS[0], "pp 2"),)  # a rank adds up whole gradients of experts, which are most of the model
 
 
@@ -297,7 +297,8 @@ def _of_kinds(name: str) -> list[Any]:
     found = [each for each in LAYOUTS_OF_KINDS if name in WITH_EXPERTS or not each.startswith("ep")]
     before = DIFFER[: DIFFER.index(name)]
     # The first whose layers differ in this; where a rotation or a dense beginning is all, the matrix has it.
-    first = bool(mixed(name).keys() - {key for each in before for key in mixed(each)} - {"no_rope", "first_dense"})
+    plain = {"no_rope", "first_dense", "expert_ffn"}
+    first = bool(mixed(name).keys() - {key for each in before for key in mixed(each)} - plain)
     return [
         pytest.param(name, each, marks=() if first and each == by_default else pytest.mark.matrix) for each in found
     ]

@@ -30,15 +30,15 @@ MOE = {"model": "moe"}
 
 ORDINARY = [
     (Topology(fsdp=2, note="all"), ALL),
-    (Topology(fsdp=2, note="pissa"), PISSA),
     (Topology(tp=2, note="dora"), DORA),
-    (Topology(tp=2, note="dropout"), DROPOUT),
     (Topology(pp=2, note="some"), SOME),
     (Topology(tp=2, ep=2, note="dora, experts", **MOE), DORA_EXPERTS),
     (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
 ]
 MORE = [
+    (Topology(tp=2, note="dropout"), DROPOUT),
     (Topology(tp=2, note="all"), ALL),
+    (Topology(fsdp=2, note="pissa"), PISSA),
     (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
     (Topology(fsdp=2, tp=2, note="pissa"), PISSA),
     (Topology(fsdp=4, note="some"), SOME),

@@ -96,7 +96,7 @@ def weights_of(outcome: Outcome) -> list[str]:
 
 def test_looking_with_averages_changes_nothing_that_is_trained(lab: Laboratory):
     """Also of what is saved beside training; tests/runtime/test_ema.py shows that a copy under way is waited for."""
-    trial = averaging(TWO, "fp32", every=1)
+    trial = evolve(averaging(TWO, "fp32", every=1), steps=2)
     order = f"{trial.more}\nevery 1 step eval lines {{ batches = 1 }} then checkpoint"
     beside = (*TWO.layout, "checkpoint.mode=async")
     looked = lab.run(evolve(trial, more=order), (*beside, "ema.eval=true"))
@@ -105,7 +105,7 @@ def test_looking_with_averages_changes_nothing_that_is_trained(lab: Laboratory):
     assert looked.curve == not_looked.curve
     for ours, theirs in zip(looked.whole, not_looked.whole, strict=True):
         assert [name for name in theirs if not np.array_equal(ours[name], theirs[name])] == []
-    for step in range(1, STEPS + 1):
+    for step in range(1, trial.steps + 1):
         ours, theirs = (tensors(folder(run.directory).path(step)) for run in (looked, not_looked))
         assert [name for name in theirs if not np.array_equal(ours[name], theirs[name])] == [], step
 

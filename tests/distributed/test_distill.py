@@ -32,7 +32,6 @@ LAYOUTS = (
 )
 ORDINARY = {
     ("jsd", "tp 2, uneven vocabulary (dense)"),
-    ("forward", "ring 2 (dense)"),
 }
 CASES = [
     pytest.param(loss, layout, marks=() if (loss, layout) in ORDINARY else pytest.mark.matrix)

@@ -41,8 +41,9 @@ TP_PP = ("parallel.tp=2", "parallel.pp=2", "batch.micro=1")
 FSDP_EP = ("parallel.fsdp=2", "parallel.ep=2")
 NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts")
 EXPERTS = ("deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
-ORDINARY = (("llama", "odd heads, tied", ("parallel.pp=2", "batch.micro=1")), ("mixtral", "plain", FSDP_EP))
-MORE = [
+ORDINARY = (("mixtral", "plain", FSDP_EP),)
+MORE = [("llama", "odd heads, tied", ("parallel.pp=2", "batch.micro=1"))]
+MORE += [
     (family, name, layout)
     for family, each in CONFIGS.items()
     for name, keys in each.items()

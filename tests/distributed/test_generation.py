@@ -42,7 +42,7 @@ LAYOUTS = {
     "latent attention, ring and pp": latent(ring=2, pp=2),
     "latent attention, fsdp": latent(fsdp=2),
 }
-ORDINARY = ("tp", "ring")
+ORDINARY = ("ring",)
 
 
 def texts(lab: Laboratory, layout: Topology, *, alone: bool = False) -> list[list[dict[str, str]]]:

@@ -33,7 +33,7 @@ LAYOUTS = (
     "replicate 2, ddp (dense)",
     "ring 2 · tp 2 · ep 2 (moe)",
 )
-# An own loss may read all that smoothing needs.
+# An own loss reads all that smoothing needs.
 ORDINARY = {"own": ELSEWHERE["own loss"], "smoothed labels": ELSEWHERE["smoothed labels"]}
 CASES = [
     pytest.param(loss, layout, marks=() if layout in ORDINARY[loss] else pytest.mark.matrix)

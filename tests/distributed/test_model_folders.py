@@ -120,12 +120,11 @@ CASES = [(family, name) for family, each in CONFIGS.items() for name in each]
 ODD = (
     ("llama", "scaled as llama3"),
     ("qwen3", "odd heads"),
-    ("qwen2", "every head its own"),
+    ("olmo2", "every head its own"),
     ("smollm3", "odd heads"),
     ("qwen2_moe", "windows"),
     ("deepseek_v3", "one group"),
     ("mistral", "windows of two, wide heads"),
-    ("qwen3_moe", "dense between"),
     ("gemma3", "odd heads, scaled positions"),
     ("gpt_oss", "odd heads"),
 )
@@ -150,15 +149,12 @@ ULYSSES = ("parallel.cp=2", "parallel.cp.ring=1", "parallel.cp.ulysses=2")
 WHOLE = (*TP, "parallel.tp.sequence=false")
 SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
 STACKED: dict[str, Any] = {"save_original_format": False}
-# Every axis, every family that has something of its own, every form of the files, and what is cut twice.
+# Every axis, every form of the files, and families that have something of their own.
 ORDINARY = (
     ("llama", "odd heads, tied", PP, SHARDS),
     ("qwen3", "wide heads, tied", TP, SHARDS),
     ("qwen3_moe", "plain", (*TP, *EP), STACKED),
-    ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),
     ("qwen2", "windows", RING, {}),
-    ("qwen2_moe", "dense between, tied", (*FSDP, *EP), {}),
-    ("olmo2", "plain", TP, {}),
     ("smollm3", "windows", ULYSSES, {}),
     ("gemma3", "wide heads, capped logits", TP, SHARDS),
     ("gpt_oss", "plain", (*RING, *EP), SHARDS),
@@ -171,6 +167,9 @@ MORE = [
     for number, layout in enumerate((TP, FSDP, PP, RING, ULYSSES, *([(*FSDP, *EP)] if family in SETTINGS else [])))
 ]
 MORE += [
+    ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),
+    ("qwen2_moe", "dense between, tied", (*FSDP, *EP), {}),
+    ("olmo2", "plain", TP, {}),
     ("mistral", "plain", ULYSSES, {}),
     ("mixtral", "plain", (*FSDP, *EP), {}),
     ("qwen3", "wide heads, tied", (*TP, *FSDP), SHARDS),

@@ -155,7 +155,7 @@ EXACT = ("parameters", "gradients", "optimizer", "averages")
 
 
 CASES = [
-    pytest.param(name, params, marks=() if number < 2 and params == "fp32" else SLOW)
+    pytest.param(name, params, marks=() if number < 1 and params == "fp32" else SLOW)
     for params in ("fp32", "fp64")
     for number, name in enumerate(LAYOUTS)
 ]

@@ -30,7 +30,7 @@ LAYOUTS = (
     "pp 2 · ring 2 (dense)",
     "fsdp 2 · ep 2 (moe)",
 )
-ORDINARY = ("pp 2 · ring 2 (dense)", "fsdp 2 · ep 2 (moe)")
+ORDINARY = ("pp 2 · ring 2 (dense)",)
 CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.matrix) for name in LAYOUTS]
 
 

@@ -51,10 +51,10 @@ LAYOUTS = {
     "adapter, tp": dense(tp=2),
     "adapter, tp and pp": dense(tp=2, pp=2),
 }
+# Adapters move in test_adapters.py.
 ORDINARY = (
     ("one process, one file", "zbv"),
     ("zbv", "two ranks, ep and tp"),
-    ("adapter, fsdp", "adapter, tp"),
 )
 
 

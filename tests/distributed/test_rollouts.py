@@ -22,7 +22,7 @@ LAYOUTS = {
     "fsdp and ep": Topology(model="moe", fsdp=2, ep=2),
     "one rank, four microbatches": Topology(accumulate=4),
 }
-ORDINARY = ("fsdp", "tp")
+ORDINARY = ("tp",)
 KEYS = ("rollout/", "policy/", "objective", "reward")
 
 

@@ -104,6 +104,7 @@ def test_a_run_that_cannot_stop_in_time_is_ended_at_its_deadline(lab):
 # steps ----------------------------------------------------------------------------------------------------------------
 
 
+@SLOW  # test_ways_in.py and test_empty_steps.py stop runs so, and go on
 def test_stop_at_trains_exactly_so_far_and_a_start_beyond_it_not_at_all(lab, unbroken):
     more = "launch { stop_at = 3 steps }"
     directory = stopped(lab, "stop-at", more)

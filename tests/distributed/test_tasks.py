@@ -58,9 +58,9 @@ MOE = {"model": "moe", "shared": ROUTER}
 
 ORDINARY = [
     (Topology(tp=2, note="some"), SOME),
-    (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
 ]
 MORE = [
+    (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
     (Topology(fsdp=2, note="some"), SOME),
     (Topology(note="all"), ALL),
     (Topology(tp=2, note="all"), ALL),

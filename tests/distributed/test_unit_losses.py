@@ -80,12 +80,9 @@ LAYOUTS = (
 ORDINARY = {
     ("dpo", "tp 2, uneven vocabulary (dense)"),
     ("dpo", "pp 2 · ring 2 (dense)"),
-    ("grpo", "ulysses 2 (dense)"),
     ("gspo", "fsdp 2, three microbatches (dense)"),
     ("weighted", "ring 2 (dense)"),
     ("bradley_terry", "tp 2, uneven vocabulary (dense)"),
-    ("adapted", "tp 2, without loss (dense)"),
-    ("own pairs", "fsdp 2, three microbatches (dense)"),
     ("own sequences", "ulysses 2 (dense)"),
 }
 CASES = [

@@ -161,7 +161,7 @@ SHORT = False
 def every_layout() -> None:
     layouts = list(LAYOUTS.items())
     for index, (router, fields) in enumerate({**ROUTERS, "biased experts": {"own": {"clamped": True}}}.items()):
-        for layout, extents in (layouts + layouts)[index : index + 2] if SHORT else layouts:
+        for layout, extents in layouts[index : index + 1] if SHORT else layouts:
             found = errors(architecture(**fields), extents)
             assert max(found.values()) < 1e-12, (router, layout, found)
 

@@ -386,7 +386,7 @@ TOPOLOGIES = (
 # the norm, evaluations and all tensors.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "own loss": ("tp 2, without loss (dense)",),
-    "smoothed labels": ("tp 2, uneven vocabulary (dense)",),
+    "smoothed labels": (),
     "norms": ("pp 2 · ring 2 (dense)", "replicate 2 · tp 2 · ep 2, one microbatch (moe)"),
     "mixture": ("pp 2 · replicate 2 (dense)", "ulysses 2 · tp 2 · ep 2 (moe)"),
     "averages": ("fsdp 2 · ep 2 (moe)",),
@@ -394,14 +394,14 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "plain sgd": (),
     "lion": ("fsdp 2 · ep 2 (moe)",),
     "muon": ("fsdp 2 · tp 2 (dense)",),
-    "adamw in bf16": ("tp 2 (dense)",),
-    "muon in bf16": (),
     # Beside the layouts on which a run with their state begins, and goes on.
-    "adamw8bit": ("fsdp 2 · ep 2 (moe)",),
+    "adamw in bf16": (),
+    "muon in bf16": (),
+    "adamw8bit": (),
     "adafactor": ("fsdp 2 · ep 2 (moe)",),
     "schedule_free": (),
-    "plain muon": ("fsdp 2 · ep 2 (moe)",),
-    "cautious muon": ("fsdp 2 (dense)",),
+    "plain muon": (),
+    "cautious muon": (),
     "cautious lion": (),
     "groups": (),
 }
