@@ -7,11 +7,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import examples
 import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
-
-import examples
 
 if TYPE_CHECKING:
     from trials import Laboratory

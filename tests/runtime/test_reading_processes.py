@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve, fields
+from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples import drawn
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.mesh.mesh import AXES

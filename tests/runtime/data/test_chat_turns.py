@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples import drawn
 from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
 from xtrain.runtime.data.documents.chat_messages import conversation
 from xtrain.runtime.data.documents.chat_template import ChatTemplate, TemplateRefusal
