@@ -244,9 +244,12 @@ class Lora(Adapter):
                 return own, message, f"use rank {most} or less, or train the matrix in full"
         return None
 
-    def unfit_for_task(self) -> tuple[str, str, str] | None:
+    def unfit_for_slot(self) -> tuple[str, str, str] | None:
         if self.dora:
-            return "dora", "magnitudes scale whole products, and those of tasks are of some rows", "leave it out"
+            return "dora", "an adapter that a client asks for has no magnitudes", "leave it out"
+        return self.unfit_for_task()
+
+    def unfit_for_task(self) -> tuple[str, str, str] | None:
         if self.dropout:
             message = "what is dropped is drawn by the numbers of rows in the run, which are others in a run of its own"
             return "dropout", message, "leave it out"

@@ -21,7 +21,7 @@ from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
 from ...runtime.models.parts import ModelParts, QuantisedParameter
 from ...runtime.models.quantise import values_of
 from ...runtime.models.recompute import as_one
-from ...runtime.models.tasks import TaskExperts
+from ...runtime.models.tasks import TaskExperts, TaskPlace
 from ...runtime.models.tensors import fill, own_indices
 from ...runtime.models.weights import generator_of
 from ...runtime.ops import op
@@ -40,6 +40,7 @@ class LoraLinear(Linear, DropsInputs):
     """
 
     factor = 1.0
+    scales = False
 
     def __init__(self, base: Linear, matrix: LoraMatrix, axes: Axes) -> None:
         super().__init__(base.in_features, base.out_features)
@@ -58,6 +59,10 @@ class LoraLinear(Linear, DropsInputs):
     def without_bias(self, x_BSD: Tensor) -> Tensor:
         out = super().without_bias(x_BSD)
         return out if self.axes.without_adapter else out + self.added(x_BSD)
+
+    def applied(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
+        """The product of the matrix, with what is added."""
+        return out_BSF + self.added(x_BSD)
 
     def added(self, x_BSD: Tensor) -> Tensor:
         keys_BS = self.keys_BS  # of all tokens, by which inputs are dropped
@@ -78,9 +83,11 @@ class DoraLinear(LoraLinear):
     arXiv 2402.09353, section 4.3), and then the bias."""
 
     magnitude_partial = False
+    scales = True
 
     def __init__(self, base: Linear, matrix: LoraMatrix, axes: Axes) -> None:
         super().__init__(base, matrix, axes)
+        self.under = base.under if isinstance(base, TaskPlace) else None  # what has the matrix
         self.lora_magnitude_vector = nn.Parameter(torch.empty(base.out_features))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -97,12 +104,23 @@ class DoraLinear(LoraLinear):
         out, share_F = self._unscaled(x_BSD)
         return out * share_F
 
+    def applied(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
+        return super().applied(x_BSD, out_BSF) * self._share(out_BSF.dtype)
+
+    @property
+    def base(self) -> Linear:
+        """The module that has the matrix, which of a task is another."""
+        return self if self.under is None else self.under.module
+
     def _unscaled(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """What every output is before it is scaled, and by what."""
         out = super().without_bias(x_BSD)
-        norm_F = self._norms(out.dtype)
+        return out, self._share(out.dtype)
+
+    def _share(self, dtype: torch.dtype) -> Tensor:
+        norm_F = self._norms(dtype)
         magnitude_F = local(self.lora_magnitude_vector, partial=self.partial or self.magnitude_partial)
-        return out, (magnitude_F.to(norm_F.dtype) / norm_F).to(out.dtype)
+        return (magnitude_F.to(norm_F.dtype) / norm_F).to(dtype)
 
     @torch.no_grad()
     def _norms(self, dtype: torch.dtype) -> Tensor:
@@ -110,7 +128,7 @@ class DoraLinear(LoraLinear):
         exact = torch.promote_types(dtype, torch.float32)
 
         def make() -> tuple[Tensor]:
-            weight_FD, a_RD = self.matrix(dtype), local(self.lora_A.weight).to(exact)
+            weight_FD, a_RD = self.base.matrix(dtype), local(self.lora_A.weight).to(exact)
             rows = rows_at_once(weight_FD.shape[1])
             parts = zip(weight_FD.split(rows), local(self.lora_B.weight).split(rows), strict=True)
             norms = [torch.addmm(w.to(exact), b.to(exact), a_RD, alpha=self.scale).norm(dim=1) for w, b in parts]
@@ -171,11 +189,11 @@ def _put_on_experts(
 def _shares(experts: Experts | TaskExperts, matrix: LoraMatrix, a_EDR: Tensor, b_ERF: Tensor) -> Tensor:
     """[E, F]: as of `DoraLinear`, the magnitudes of each expert by the norms of W + scale · A · B, whose columns are
     its outputs."""
-    assert isinstance(experts, Experts)
+    base = experts if isinstance(experts, Experts) else experts.under.module
     own, exact = matrix.name.rpartition(".")[2], torch.promote_types(a_EDR.dtype, torch.float32)
 
     def norms_of(number: int, a_DR: Tensor, b_RF: Tensor) -> Tensor:
-        weight_DF = experts.matrix(own, number, a_EDR.dtype)
+        weight_DF = base.matrix(own, number, a_EDR.dtype)
         columns = rows_at_once(weight_DF.shape[0])
         parts = zip(weight_DF.split(columns, 1), b_RF.split(columns, 1), strict=True)
         return torch.cat([torch.addmm(w.to(exact), a_DR, b, alpha=matrix.scale).norm(dim=0) for w, b in parts])
@@ -271,12 +289,13 @@ def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str, task: 
             fill(parameter, first_values(tensors[name], init, seed, rank.device))
     for module in model.modules():
         if isinstance(module, DoraLinear):
-            fill(module.lora_magnitude_vector, row_norms(module, rank.device))
-        elif isinstance(module, Experts):
+            fill(module.lora_magnitude_vector, row_norms(module.base, rank.device))
+        elif isinstance(module, Experts | TaskExperts):
+            base = module if isinstance(module, Experts) else module.under.module
             for name in module.adapters:
                 magnitude = getattr(module, f"{name}_lora_magnitude_vector", None)
                 if magnitude is not None:
-                    fill(magnitude, column_norms(module, name, rank.device))
+                    fill(magnitude, column_norms(base, name, rank.device))
 
 
 def row_norms(module: Linear, device: torch.device) -> Tensor:

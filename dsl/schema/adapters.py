@@ -135,6 +135,10 @@ class Adapter(Component):
         """What of it keeps it from being that of one of several tasks, as of `unfit`."""
         return None
 
+    def unfit_for_slot(self) -> tuple[str, str, str] | None:
+        """The same of those that clients of a server ask for."""
+        return self.unfit_for_task()
+
 
 @attrs.frozen
 class TaskAdapters(Adapter):

@@ -114,6 +114,10 @@ class TaskMatrices(AdaptedMatrix):
 
     of: tuple[AdaptedMatrix, ...]
 
+    def trace_beside(self, on: "Tracer") -> None:
+        for matrix in self.of:
+            matrix.trace_beside(on)
+
     def trace(
         self,
         on: "Tracer",

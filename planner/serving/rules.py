@@ -19,7 +19,7 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
     if spec.adapter is None:
         hint = "add one, such as `adapter lora { rank = 32, alpha = 32 }`: the largest that a client may ask for"
         found.fail("serve.adapter", CODE, "serve", "a server trains adapters, and the spec has none", hint)
-    elif (unfit := spec.adapter.unfit_for_task()) is not None:
+    elif (unfit := spec.adapter.unfit_for_slot()) is not None:
         setting, message, hint = unfit
         found.fail("serve.adapter", CODE, f"adapter.{setting}", message, hint)
     else:

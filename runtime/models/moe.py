@@ -207,7 +207,7 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
         number: int, matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored, added: "tuple[ExpertAdapter | None, ...]"
     ) -> Product:
         def call(x_NK: Tensor) -> Tensor:
-            scaled = added[0] is not None and added[0].shares is not None
+            scaled = any(each is not None and each.shares is not None for each in added)
             if stored is None and bias_M is not None and not scaled:
                 out_NM = torch.addmm(bias_M, x_NK, matrix_KM)
             else:
@@ -215,9 +215,10 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
                 out_NM = out_NM if bias_M is None or scaled else out_NM.add_(bias_M)
             if tasks == 1:
                 out_NM = _plus(out_NM, x_NK, added[0])
-                return out_NM + bias_M if scaled and bias_M is not None else out_NM
-            rows = of_tasks[number]
-            return torch.cat(list(map(_plus, out_NM.split(rows), x_NK.split(rows), added)))
+            else:
+                rows = of_tasks[number]
+                out_NM = torch.cat(list(map(_plus, out_NM.split(rows), x_NK.split(rows), added)))
+            return out_NM + bias_M if scaled and bias_M is not None else out_NM
 
         return call
 

@@ -10,17 +10,20 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from attrs import define
+from attrs import define, frozen
 from torch import Tensor, nn
 
+from ..parallel.tensor import local
 from .layers import Linear
 
 
-class AddsToProduct(Protocol):
-    """What an adapter puts in the place of a `Linear`."""
+class ChangesProduct(Protocol):
+    """What an adapter puts in the place of a `Linear`. scales: it changes the product without the bias."""
 
-    def added(self, x_BSD: Tensor) -> Tensor:
-        """[B, S, F]: what it adds to the product of the matrix."""
+    scales: bool
+
+    def applied(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
+        """[B, S, F]: the product of the matrix, with what it adds."""
         ...
 
 
@@ -58,7 +61,7 @@ class TaskRouting:
         finally:
             self.whole = before
 
-    def added(self, adapters: "Sequence[AddsToProduct | None]", x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
+    def applied(self, adapters: "Sequence[ChangesProduct | None]", x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
         """The product with what the adapter of each row adds. adapters: of each task, None where it has none here.
 
         Those without rows may take part as well, so that each has a gradient in every microbatch.
@@ -70,7 +73,7 @@ class TaskRouting:
         for place, (adapter, x, out) in enumerate(pieces):
             takes_part = torch.is_grad_enabled() and (self.part is None or place in self.part)
             if adapter is not None and (len(x) or takes_part):
-                out = out + adapter.added(x)
+                out = adapter.applied(x, out)
             found.append(out)
         return torch.cat(found)
 
@@ -100,6 +103,13 @@ class TasksOf(nn.Module):
         return self._modules.get(task)
 
 
+@frozen(eq=False)
+class Under:
+    """The module that something is beside, and not a part of it."""
+
+    module: Any
+
+
 class TaskLinear(Linear):
     """A `Linear` whose rows go through the adapters of their tasks."""
 
@@ -110,27 +120,27 @@ class TaskLinear(Linear):
         self.tasks = TasksOf()
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._with_added(input, super().forward(input))
+        scaled = self.routing.counts and any(each is not None and each.scales for each in self._adapters)
+        if self.bias is None or not scaled:
+            return self.routing.applied(self._adapters, input, super().forward(input))
+        return self.without_bias(input) + local(self.bias, partial=self.partial)
 
     def without_bias(self, x_BSD: Tensor) -> Tensor:
-        return self._with_added(x_BSD, super().without_bias(x_BSD))
+        return self.routing.applied(self._adapters, x_BSD, super().without_bias(x_BSD))
 
-    def _with_added(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
-        adapters = [self.tasks.get(name) for name in self.routing.names]
-        return self.routing.added(adapters, x_BSD, out_BSF)  # pyright: ignore[reportArgumentType]
+    @property
+    def _adapters(self) -> "list[ChangesProduct | None]":
+        found: list[Any] = [self.tasks.get(name) for name in self.routing.names]
+        return found
 
 
-class TaskExperts(nn.Module):
-    """What a task has beside experts: its parameters, and as `Experts.adapters` what it adds to their products.
+class TaskPlace(Linear):
+    """As wide as a `TaskLinear`, which is `under` it: what a task has beside that is put in its place."""
 
-    factor: what the scale of adapters is multiplied with, in a place for larger ones.
-    """
-
-    factor = 1.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.adapters: dict[str, Callable[[], Any]] = {}
+    def __init__(self, under: nn.Module) -> None:
+        assert isinstance(under, TaskLinear)
+        super().__init__(under.in_features, under.out_features)
+        self.under = Under(under)
 
 
 class ExpertStacks(nn.Module):
@@ -140,6 +150,20 @@ class ExpertStacks(nn.Module):
         super().__init__()
         self.tasks: TasksOf | None = None
         self.routing: TaskRouting | None = None
+
+
+class TaskExperts(nn.Module):
+    """What a task has beside experts: its parameters, and as `Experts.adapters` what it adds to their products.
+
+    factor: what the scale of adapters is multiplied with, in a place for larger ones. under: the experts.
+    """
+
+    factor = 1.0
+
+    def __init__(self, under: ExpertStacks) -> None:
+        super().__init__()
+        self.under = Under(under)
+        self.adapters: dict[str, Callable[[], Any]] = {}
 
 
 def add_task(block: nn.Module, path: str, task: str, routing: TaskRouting) -> nn.Module:
@@ -152,13 +176,13 @@ def add_task(block: nn.Module, path: str, task: str, routing: TaskRouting) -> nn
     if isinstance(base, ExpertStacks):
         if base.tasks is None:
             base.tasks, base.routing = TasksOf(), routing
-        inner: nn.Module = base.tasks.get(task) or TaskExperts()
+        inner: nn.Module = base.tasks.get(task) or TaskExperts(base)
         base.tasks.put(task, inner)
     else:
         assert isinstance(base, Linear)
         if not isinstance(base, TaskLinear):
             setattr(block.get_submodule(above), own, TaskLinear(base, routing))
-        inner = Linear(base.in_features, base.out_features)
+        inner = TaskPlace(block.get_submodule(path))
     for part in reversed(path.split(".")):
         outer = nn.Module()
         outer.add_module(part, inner)

@@ -54,6 +54,11 @@ EXPERTS = Tasks(
     'lora { rank = 4, targets = ["1-2.*.experts.down_proj", "o_proj"] }',
     "lion { lr = 1e-2",
 )
+DORA = Tasks("lora { rank = 4, alpha = 12, dora = true, init = orthogonal }", "lora { rank = 4, alpha = 8 }")
+DORA_EXPERTS = Tasks(
+    'lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }',
+    'lora { rank = 4, dora = true, init = orthogonal, targets = ["1-2.*.experts.down_proj", "o_proj"] }',
+)
 MOE = {"model": "moe", "shared": ROUTER}
 
 ORDINARY = [
@@ -80,6 +85,10 @@ MORE = [
     (Topology(pp=2, tp=2, fsdp=2, note="some"), SOME),
     (Topology(tp=2, ep=2, note="experts", **MOE), EXPERTS),
     (Topology(pp=2, tp=2, ep=2, note="experts", **MOE), EXPERTS),
+    (Topology(fsdp=2, note="dora"), DORA),
+    (Topology(tp=2, note="dora"), DORA),
+    (Topology(pp=2, tp=2, fsdp=2, note="dora"), DORA),
+    (Topology(fsdp=2, ep=2, note="dora, experts", **MOE), DORA_EXPERTS),
     (Topology(fsdp=2, ep=2, sets=("activation.mode=full",), note="experts, full recomputation", **MOE), EXPERTS),
 ]
 

@@ -114,6 +114,7 @@ def test_the_resolved_text_is_the_same_server(tmp_path: Path):
         ("parallel.stack=ddp",),
         ('serve.certificate="tls.pem"',),
         ('serve.private_key="tls.key"',),
+        ("adapter.dora=true",),
     ],
 )
 def test_what_a_server_cannot_be(sets: tuple[str, ...]):

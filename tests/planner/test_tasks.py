@@ -101,10 +101,6 @@ WRONG = {
         {"sql": SQL.replace("rank = 8", 'rank = 8, train = ["norm"]')},
         "task.sql.adapter.train", "that of all tasks", "leave it out",
     ),
-    "magnitudes": (
-        {"sql": SQL.replace("rank = 8", "rank = 8, dora = true")},
-        "task.sql.adapter.dora", "magnitudes scale whole products", "leave it out",
-    ),
     "a part of the model": (
         {"sql": SQL.replace("rank = 8", "rank = 8, init = pissa")},
         "task.sql.adapter.init", "several decompositions", "use another init",
@@ -169,6 +165,8 @@ task others { adapter lora { rank = 4, alpha = 8 } }"""
 EXPERTS = TASKS.replace('["v_proj"]', '["layers.0.mlp.experts"]').replace(
     "alpha = 8", 'targets = ["experts", "o_proj"]'
 )
+DORA = TASKS.replace("alpha = 8", "alpha = 8, dora = true")
+DORA_EXPERTS = EXPERTS.replace("rank = 4", "rank = 4, dora = true")
 ROUTER = ("model.router.aux_loss=0", "model.router.z_loss=0")
 FEW = [
     (Topology(tp=2, note="dense"), TASKS),
@@ -181,6 +179,8 @@ MORE = [
     (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="dense"), TASKS),
     (Topology(fsdp=2, sets=("activation.mode=full",), note="dense"), TASKS),
     (Topology(tp=2, ep=2, model="moe", shared=ROUTER, note="experts"), EXPERTS),
+    (Topology(tp=2, note="dora"), DORA),
+    (Topology(fsdp=2, ep=2, model="moe", shared=ROUTER, note="dora, experts"), DORA_EXPERTS),
 ]
 
 
