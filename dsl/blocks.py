@@ -106,6 +106,11 @@ def is_of_servers(path: str) -> bool:
     return names is None or not name or name.partition(".")[0] in names
 
 
+def blocks_of(*, serves: bool) -> dict[str, tuple[str, ...]]:
+    """The blocks of a spec, or of that of a server, each with the settings that it does not have there."""
+    return {kind: not_of_servers(kind) for kind in OF_SERVERS} if serves else dict.fromkeys(KINDS, ())
+
+
 def not_of_servers(kind: str) -> tuple[str, ...]:
     """The settings that a block of a server does not have."""
     names = OF_SERVERS[kind]

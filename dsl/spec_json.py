@@ -25,12 +25,12 @@ def spec_json(spec: Spec) -> dict[str, Any]:
     """The whole spec, defaults included."""
     found: dict[str, Any] = {"use": spec.used} if spec.used else {}
     serves = spec.serve is not None
-    for kind in blocks.OF_SERVERS if serves else blocks.KINDS:
+    for kind, without in blocks.blocks_of(serves=serves).items():
         if kind in blocks.NAMED:
             named = getattr(spec, blocks.NAMED[kind])
             found[kind] = {name: _block(each, without=("name",)) for name, each in named.items()}
         elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
-            found[kind] = _block(getattr(spec, kind), without=blocks.not_of_servers(kind) if serves else ())
+            found[kind] = _block(getattr(spec, kind), without)
     if serves:
         return found
     found["collate"] = [value_json(link) for link in spec.collate]

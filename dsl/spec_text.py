@@ -26,11 +26,11 @@ def resolved_text(spec: Spec) -> str:
     """A spec that loads to one equal to `spec`, without references, includes or defaults left to the reader."""
     parts = ["\n".join(f"use {used_text(module)}" for module in used)] if (used := spec.used) else []
     serves = spec.serve is not None
-    for kind in blocks.OF_SERVERS if serves else blocks.KINDS:
+    for kind, without in blocks.blocks_of(serves=serves).items():
         if kind in blocks.NAMED:
             parts += [_block(kind, named) for named in getattr(spec, blocks.NAMED[kind]).values()]
         elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
-            parts.append(_block(kind, getattr(spec, kind), without=blocks.not_of_servers(kind) if serves else ()))
+            parts.append(_block(kind, getattr(spec, kind), without=without))
     if serves:
         return "\n\n".join(parts) + "\n"
     parts.append(f"collate = {' -> '.join(value_text(link) for link in spec.collate)}")

@@ -5,6 +5,7 @@ from typing import Literal
 from attrs import frozen
 
 from ..quantity import Quantity
+from .losses import WEIGHTS
 from .names import file_name, file_path
 from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, share
 from .sources import Source
@@ -174,7 +175,7 @@ class Dataset:
     @property
     def gives_columns(self) -> tuple[str, ...]:
         """The numbers along the tokens that losses can read, by name."""
-        return tuple(sorted({*self.columns, *(("weights",) if self.message_weight is not None else ())}))
+        return tuple(sorted({*self.columns, *((WEIGHTS,) if self.message_weight is not None else ())}))
 
     @property
     def gives_values(self) -> tuple[str, ...]:

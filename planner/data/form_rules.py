@@ -1,6 +1,7 @@
 """Rules about the form of records: text, conversations, pairs, tokens, each with the settings it has and no others."""
 
 from ...dsl.schema.data import Dataset
+from ...dsl.schema.losses import WEIGHTS
 from ...dsl.schema.setting import AUTO
 from ...dsl.schema.sources import SOURCES
 from ...dsl.spec import Spec
@@ -147,7 +148,7 @@ def _numbers(dataset: Dataset) -> Problem | None:
                 what = f"`{name}` is not a name" if field else f"`{name}` has no field"
                 hint = "write names of letters, digits and `_`, and the field of each"
                 return "X516", setting, f"{setting}: {what}", hint
-    if dataset.message_weight is not None and "weights" in dataset.columns:
+    if dataset.message_weight is not None and WEIGHTS in dataset.columns:
         message = "`message_weight` and `columns` both give the column `weights`"
         return "X516", "columns", message, "keep one of them"
     if dataset.label is not None and "label" in dataset.values:

@@ -7,6 +7,7 @@ from attrs import NOTHING, fields
 from ...dsl.schema.collators import LABELLED_SAMPLES
 from ...dsl.schema.component import UserComponent
 from ...dsl.schema.data import Dataset
+from ...dsl.schema.losses import WEIGHTS
 from ...dsl.schema.training import LOSSES, Loss
 from ...dsl.spec import Spec
 from ..findings import Findings
@@ -78,7 +79,7 @@ def _unread(loss: Loss, dataset: Dataset) -> Iterator[tuple[str, str]]:
         ("values", dataset.values, dataset.gives_values, loss.values),
     ):
         for name in (each for each in gives if each not in reads or each in loss.computed):
-            own = {"weights": "message_weight", "label": "label"}
+            own = {WEIGHTS: "message_weight", "label": "label"}
             yield (f"{setting}.{name}" if name in named else own[name]), name
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
+from ....dsl.schema.losses import WEIGHTS
 from ..records.bad_records import BadRecord
 from ..records.records import (
-    WEIGHTS,
     ChoiceQuestion,
     Conversation,
     Message,

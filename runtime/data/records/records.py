@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 from attrs import define, field, frozen
@@ -11,7 +11,6 @@ Form = Literal["text", "chat", "instruction", "choices", "preference", "tokens"]
 TrainOn = Literal["assistant", "last", "all"]
 Message = dict[str, Any]
 """`role` and `content`, both strings, and whatever else the record says, for the template."""
-WEIGHTS: Final = "weights"  # the column of loss weights
 
 
 def _by_name(fields: Mapping[str, str] | tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
