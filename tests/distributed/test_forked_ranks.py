@@ -16,6 +16,12 @@ REPLICATE = Topology(replicate=2, accumulate=1, sets=("parallel.fsdp.reshard=fal
 TRIAL = FSDP.trial("fp64", shallow=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ready(lab) -> None:
+    """What ranks are forked from has all processes that stay."""
+    lab.run(TRIAL, FSDP.layout, saves=False)
+
+
 def children(process: int) -> list[int]:
     lines = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     found = [int(number) for number in lines]

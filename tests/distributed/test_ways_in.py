@@ -18,7 +18,9 @@ every 1 step log
 """
 
 
-def test_a_run_goes_on_however_it_is_started(project: Project, monkeypatch: pytest.MonkeyPatch):
+# What torchrun starts is forked by default; that fresh processes can import what a run needs, test_quickstart.py shows.
+@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_goes_on_however_it_is_started(project: Project, monkeypatch: pytest.MonkeyPatch, fresh: bool):
     monkeypatch.chdir(project.folder)
     (project.folder / "words.xtrain").write_text(SPEC)
     assert main(["data", "build", "words.xtrain", "--jobs", "1"]) == 0
@@ -29,7 +31,7 @@ def test_a_run_goes_on_however_it_is_started(project: Project, monkeypatch: pyte
         ("saved.json", 0, (), (0,)),
     )
     for name, ranks, settings, expected in starts:
-        process = project.start(name, *settings, "--ui", "none", torchrun=ranks, fresh=ranks > 0)
+        process = project.start(name, *settings, "--ui", "none", torchrun=ranks, fresh=fresh and ranks > 0)
         _, err = process.communicate(timeout=240)
         assert process.returncode in expected, err
     directory = project.directory()

@@ -262,9 +262,9 @@ FEW = [
     (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(tp=2, note="dora"), DORA),
     (Topology(fsdp=2, note="dropout"), DROPOUT),
-    (Topology(fsdp=2, note="pissa"), PISSA),
 ]
 MORE = [
+    (Topology(fsdp=2, note="pissa"), PISSA),
     (Topology(fsdp=2, note="all"), LORA),
     (Topology(tp=2, note="all"), LORA),
     (Topology(pp=2, note="high"), HIGH),

@@ -112,7 +112,7 @@ LOSSES = {
     ("loss", "name"),
     [
         ("dpo", "tp 2, z loss (dense)"),
-        ("gspo", "ring 2 (dense)"),
+        pytest.param("gspo", "ring 2 (dense)", marks=pytest.mark.matrix),
         ("bradley_terry", "tp 2, without loss (dense)"),
         pytest.param("dpo", "pp 2 · ring 2 (dense)", marks=pytest.mark.matrix),
         pytest.param("gspo", "tp 2, without loss (dense)", marks=pytest.mark.matrix),
@@ -158,7 +158,7 @@ def test_learning_from_a_teacher_costs_what_the_plan_says(settings, name, tmp_pa
     ("name", "optimizer"),
     [
         ("fsdp 2 · tp 2 (dense)", "adafactor"),
-        pytest.param("fsdp 2 · tp 2 (dense)", "muon", marks=pytest.mark.matrix),  # by default with heads, below
+        pytest.param("fsdp 2 · tp 2 (dense)", "muon", marks=pytest.mark.matrix),
         *(
             pytest.param(name, optimizer, marks=pytest.mark.matrix)
             for name in ("fsdp 4 · ep 2 (moe)", "pp 2 · fsdp 2 · tp 2 (dense)")
@@ -173,6 +173,7 @@ def test_an_optimizer_of_whole_matrices_costs_what_the_plan_says(name, optimizer
     hold_against_the_trace(plan)
 
 
+@pytest.mark.matrix
 def test_heads_that_are_taken_by_themselves_cost_what_the_plan_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(

@@ -165,12 +165,10 @@ def test_seven_billion_parameters_are_trained_on_one_card_of_24_gib(tmp_path, mo
     assert memory.total_bytes < 24 * 2**30 and "of 24.0 GiB" in render(plan)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "sequence",
-    [
-        pytest.param(2048, id="the loss is the most", marks=pytest.mark.matrix),
-        pytest.param(32, id="the values of a matrix are the most"),
-    ],
+    [pytest.param(2048, id="the loss is the most"), pytest.param(32, id="the values of a matrix are the most")],
 )
 def test_blocks_of_that_width_cost_what_the_plan_says(tmp_path, monkeypatch, sequence):
     monkeypatch.chdir(tmp_path)

@@ -175,6 +175,7 @@ def test_a_pipeline_passes_the_stream_on_and_its_gradient_back(tmp_path):
     assert first.memory.activations > last.memory.activations
 
 
+@pytest.mark.matrix
 def test_units_are_known_by_name_from_the_first_gather_on(tmp_path):
     """Schedules of several stages gather before the first forward."""
     for traced in trace_plan(plan_of(tmp_path, BY_NAME["pp 2 · fsdp 2, zero_bubble (dense)"])):

@@ -80,25 +80,33 @@ def fork(work: Callable[[], int]) -> int:
         os._exit(code)
 
 
-def keep_store() -> tuple[int, int]:
-    """Start a process that holds a store for process groups, as torchrun's agent does: its process id, its port."""
-    reading, writing = os.pipe()
+class StoreKeeper:
+    """A process that holds a store for process groups, as torchrun's agent does: a new one for every job."""
 
-    def work() -> int:
-        from torch.distributed import TCPStore
+    def __init__(self) -> None:
+        (asked, self._asking), (self._ports, answering) = os.pipe(), os.pipe()
 
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.write(writing, f"{store.port}\n".encode())
-        while True:
-            signal.pause()
+        def work() -> int:
+            from torch.distributed import TCPStore
 
-    keeper = fork(work)
-    os.close(writing)
-    with os.fdopen(reading) as lines:
-        return keeper, int(lines.readline())
+            store = None
+            while os.read(asked, 1):
+                del store  # that of the job before
+                store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+                os.write(answering, f"{store.port}\n".encode())
+            return 0
+
+        fork(work)
+        os.close(asked)
+        os.close(answering)
+
+    def new_store(self) -> int:
+        """Its port."""
+        os.write(self._asking, b"+")
+        return int(os.read(self._ports, 16))
 
 
-def serve(job: dict[str, Any]) -> dict[str, Any]:
+def serve(job: dict[str, Any], keeper: StoreKeeper) -> dict[str, Any]:
     """Fork the ranks of a job, and wait until all have ended, one has failed or time is out."""
     from forked_rank import run
 
@@ -107,7 +115,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     world, directory = job["world"], Path(job["directory"])
     plan = from_json(json.loads((directory / "plan.json").read_text()))
     (directory / "logs").mkdir(parents=True, exist_ok=True)
-    keeper, port = keep_store() if world > 1 else (None, 0)
+    port = keeper.new_store() if world > 1 else 0
     ranks = {}
     for rank in range(world):
 
@@ -126,9 +134,6 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
         for child in left:
             os.kill(child, signal.SIGKILL)
         codes |= _wait(left, time.monotonic() + 30)[0]
-    if keeper is not None:
-        os.kill(keeper, signal.SIGKILL)
-        os.waitpid(keeper, 0)
     return {"codes": [codes.get(rank) for rank in range(world)], "timed_out": timed_out}
 
 
@@ -273,8 +278,9 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     preload("forked_rank", *FAULTS)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not be forked"
+    keeper = StoreKeeper()
     for line in sys.stdin:
-        print(json.dumps(serve(json.loads(line))), flush=True)
+        print(json.dumps(serve(json.loads(line), keeper)), flush=True)
     os._exit(0)  # taking torch down takes a second
 
 
