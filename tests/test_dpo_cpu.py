@@ -9,8 +9,10 @@ from projects import Project, events, records
 SPEC = Path(__file__).parents[1] / "specs" / "dpo_cpu.xtrain"
 SHORT = (
     "experiment.budget=40 steps",
-    "dataset.pairs.source=choices(count = 2600)",
-    "dataset.pairs.holdout=4%",
+    "dataset.pairs.source=choices(count = 1500)",
+    "dataset.pairs.holdout=10%",
+    "batch.rows=5",
+    "batch.micro=5",
     "launch.ranks_per_node=1",
 )
 
