@@ -28,8 +28,8 @@ from .sources import find
 from .stored_weights import WeightReader
 from .whole_tensors import WholeTensors
 
-# A parameter → all of it, in some number format.
-Read = Callable[[ParameterSpec], Tensor]
+# A parameter → all of it, in some number format; of a stack of experts the matrix of one, if a number is given.
+Read = Callable[[ParameterSpec, int | None], Tensor]
 
 
 @define
@@ -40,13 +40,14 @@ class BaseWeights:
     format: str
     base: Base | None
     _read: Read
+    _one_by_one: bool = False
     _open: ExitStack = field(factory=ExitStack)
 
     @classmethod
     def of(cls, plan: Plan, folder: Path, device: torch.device) -> "BaseWeights":
         """As a run of the plan reads them that is started in `folder`; device: where it draws them. Raises
         EnvironmentFault or OSError."""
-        opened, names = ExitStack(), base_names(plan)
+        opened, names, one_by_one = ExitStack(), base_names(plan), False
         args = {node.op: node.args for node in plan.nodes}
         if "setup.pretrained" in args:
             read = _of_run(plan, folder / args["setup.pretrained"]["path"])
@@ -56,12 +57,12 @@ class BaseWeights:
                 where["folder"] = str(folder / where["folder"])
             files = planned_files(**where)
             reader = WeightReader(files, assign(plan.architecture, files), lambda done: None)
-            read = _of_folder(opened.enter_context(reader), args["setup.freeze"]["format"])
+            read, one_by_one = _of_folder(opened.enter_context(reader), args["setup.freeze"]["format"]), True
         else:
             chosen = args["setup.weights"]
             read = _drawn(plan, chosen["seed"], chosen["init_std"], device)
         specs = {each.name: each for each in plan.parameters.tensors if each.name in names}
-        return cls(specs, args["setup.freeze"]["format"], base_of_plan(plan), read, opened)
+        return cls(specs, args["setup.freeze"]["format"], base_of_plan(plan), read, one_by_one, opened)
 
     def __enter__(self) -> "BaseWeights":
         return self
@@ -73,7 +74,15 @@ class BaseWeights:
 
     def whole(self, name: str) -> Tensor:
         """All of a parameter as it was read or drawn, before it is stored in codes. Raises OSError."""
-        return self._read(self.specs[name])
+        return self._read(self.specs[name], None)
+
+    def experts(self, name: str) -> Callable[[int], Tensor]:
+        """What gives all of the matrix of an expert of a stack: of a folder each is read by itself. Raises OSError."""
+        spec = self.specs[name]
+        if self._one_by_one:
+            return lambda number: self._read(spec, number)
+        whole = self.whole(name)
+        return lambda number: whole[number]
 
     def read(self, name: str, less: Tensor | None = None) -> Tensor:
         """All of a parameter as the run computes with it; fp32 of one that is stored in codes. less: what is taken out
@@ -124,13 +133,17 @@ def _of_run(plan: Plan, path: Path) -> Read:
         message = f"{entry.path} has matrices in codes; export it with --dequantise, and begin with that folder"
         raise OSError(message)
     tensors, before = WholeTensors(entry.path), prefix(entry, published(entry))
-    return lambda spec: tensors.read(f"{before}{spec.name}")
+    return lambda spec, expert: tensors.read(f"{before}{spec.name}")
 
 
 def _of_folder(reader: WeightReader, format: str) -> Read:
-    def read(spec: ParameterSpec) -> Tensor:
-        whole = torch.empty(spec.shape, dtype=torch.float32 if spec.quantised else DTYPES[format])
-        reader.read([(spec.name, whole)])
+    def read(spec: ParameterSpec, expert: int | None) -> Tensor:
+        shape = spec.shape if expert is None else spec.shape[1:]
+        whole = torch.empty(shape, dtype=torch.float32 if spec.quantised else DTYPES[format])
+        if expert is None:
+            reader.read([(spec.name, whole)])
+        else:
+            reader.read_whole(spec.name, whole, expert)
         return whole
 
     return read
@@ -138,4 +151,4 @@ def _of_folder(reader: WeightReader, format: str) -> Read:
 
 def _drawn(plan: Plan, seed: int, init_std: float, device: torch.device) -> Read:
     draw = drawing(plan.architecture, seed, init_std, device)
-    return lambda spec: draw(spec.name, spec.shape).cpu()
+    return lambda spec, expert: draw(spec.name, spec.shape).cpu()

@@ -5,7 +5,7 @@ Checkpoints hold what it has begun with. So the model under it is read as it was
 the rest is the same to the last bit, also where another library would decompose a matrix otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,8 +17,8 @@ from ...planner.blocks.adapted import AdaptedMatrix, adapted_matrices
 from ...planner.plan import Plan
 from ..models.adapted import begun_part, decomposed
 from ..models.build import DTYPES
-from ..models.parts import ModelParts
-from ..models.quantise import store
+from ..models.parts import ModelParts, QuantisedParameter
+from ..models.quantise import store, store_experts
 from ..models.tensors import fill, model_tensors, own_indices
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import PlanMismatch, op
@@ -53,8 +53,15 @@ def decompose(
             if at >= len(todo):
                 return {}
             start, matrix = todo[at]
-            weight = base.whole(f"{start}{matrix.name}").to(rank.device, exact)
-            return {f"{start}{name}": each.cpu() for name, each in decomposed(matrix, weight, format).items()}
+            spec = base.specs[name := f"{start}{matrix.name}"]
+            if not spec.expert:
+                made = decomposed(matrix, base.whole(name).to(rank.device, exact), format)
+            else:
+                read = base.experts(name)
+                stacks = (read(number)[None].to(rank.device, exact) for number in range(spec.shape[0]))
+                each = [decomposed(matrix, stack, format) for stack in stacks]
+                made = {own: torch.cat([one[own] for one in each]) for own in each[0]}
+            return {f"{start}{own}": value.cpu() for own, value in made.items()}
 
         for turn in range(0, len(todo), rank.world_size):
             for found in collective.all(lambda at=turn + rank.rank: values(at)):
@@ -84,6 +91,9 @@ def leave_residual(plan: Plan, model: ModelParts, rank: Rank, folder: Path) -> N
                 continue
             names = [each.name for each in plan.parameters.tensors if each.begun and each.adapter == name]
             beside = {each.removeprefix(start): whole_of(own[each], rank.device).to(exact) for each in names}
+            if base.specs[name].expert:
+                _leave_of_experts(matrix, base.experts(name), beside, own[name], quantised.get(name))
+                continue
             part = begun_part(matrix, beside)
             if (found := quantised.get(name)) is not None:
                 store(found, base.whole(name).to(rank.device, exact) - part)
@@ -91,6 +101,33 @@ def leave_residual(plan: Plan, model: ModelParts, rank: Rank, folder: Path) -> N
             piece = torch.empty_like(own[name], dtype=exact)
             fill(piece, part)
             local(own[name]).copy_(local(own[name]).to(exact) - local(piece))
+
+
+def _leave_of_experts(
+    matrix: AdaptedMatrix,
+    read: Callable[[int], Tensor],
+    beside: Mapping[str, Tensor],
+    parameter: Tensor,
+    found: QuantisedParameter | None,
+) -> None:
+    """The same of a stack of experts, one of them at a time. read: gives the matrix of one."""
+
+    def part_of(expert: int) -> Tensor:
+        return begun_part(matrix, {name: each[expert : expert + 1] for name, each in beside.items()})[0]
+
+    if found is not None:
+
+        def rest(expert: int) -> Tensor:
+            part = part_of(expert)
+            return read(expert).to(part) - part
+
+        store_experts(found, rest, every=True)
+        return
+    piece, experts = local(parameter), own_indices(parameter, 0).tolist()
+    cut = torch.meshgrid(*(own_indices(parameter, dim).to(piece.device) for dim in (1, 2)), indexing="ij")
+    for place, expert in enumerate(experts):
+        part = part_of(expert)
+        piece[place] = (piece[place].to(part.dtype) - part[cut]).to(piece.dtype)
 
 
 def whole_of(parameter: Tensor, device: torch.device) -> Tensor:

@@ -83,15 +83,16 @@ def store(found: QuantisedParameter, whole: Tensor) -> None:
 
 
 @torch.no_grad()
-def store_experts(found: QuantisedParameter, read: Callable[[int], Tensor]) -> None:
+def store_experts(found: QuantisedParameter, read: Callable[[int], Tensor], *, every: bool = False) -> None:
     """The same of a stack, one matrix at a time and only those of this rank's experts; `share_scales` does the rest.
 
-    read: gives all of the matrix of an expert.
+    read: gives all of the matrix of an expert. every: of all experts, so that the rank has the scales of all.
     """
     matrix, parameter = found.matrix, found.parameter
     piece, rows = local(parameter), own_indices(parameter, 1).to(parameter.device)
     places = {expert: place for place, expert in enumerate(own_indices(parameter, 0).tolist())}
-    for expert in range(matrix.first[0], matrix.first[0] + matrix.piece[0]):
+    first, count = (0, matrix.shape[0]) if every else (matrix.first[0], matrix.piece[0])
+    for expert in range(first, first + count):
         codes, scales = matrix.expert(0).pack(read(expert))
         if expert in places:
             piece[places[expert]].copy_(codes.to(piece.device)[rows.to(piece.device)])

@@ -109,6 +109,12 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
             Topology(fsdp=2, tp=2, shared=ADAPTED), PISSA, id="fsdp 2 · tp 2, pissa", marks=pytest.mark.matrix
         ),
         pytest.param(Topology(fsdp=2, shared=ODD), PISSA, id="fsdp 2, pissa, odd", marks=pytest.mark.matrix),
+        pytest.param(
+            Topology(fsdp=4, ep=2, shared=ADAPTED_EXPERTS, **MOE),
+            PISSA.replace("train", 'targets = ["experts"], train'),
+            id="fsdp 4 · ep 2, pissa of experts",
+            marks=pytest.mark.matrix,
+        ),
         pytest.param(Topology(pp=2, shared=ADAPTED), PISSA, id="pp 2, pissa", marks=pytest.mark.matrix),
         pytest.param(Topology(pp=2, tp=2, shared=ADAPTED), ADAPTER, id="pp 2 · tp 2", marks=pytest.mark.matrix),
     ],

@@ -108,6 +108,18 @@ def test_a_node_that_means_other_matrices_is_not_executed(tmp_path: Path):
         take_out(plan, part, part, matrices=planned + 1)
 
 
+def test_matrices_of_experts_are_read_one_by_one(tmp_path: Path):
+    """Of a folder no stack is ever in memory: the largest that is read is one matrix."""
+    make("qwen3_moe", "plain", tmp_path / "base")
+    plan = adapted(tmp_path / "base", 'rank = 2, targets = ["experts"]')
+    name = "layers.1.mlp.experts.up_proj"
+    with BaseWeights.of(plan, tmp_path, torch.device("cpu")) as base:
+        whole, read = base.whole(name), base.experts(name)
+        for number, matrix in enumerate(whole):
+            own = read(number)
+            assert torch.equal(own, matrix) and own.untyped_storage().nbytes() == 4 * matrix.numel()
+
+
 def run_of(plan: Plan, folder: Path, values: dict[str, Tensor]) -> Path:
     """A run with a checkpoint of these values."""
     directory = make_run(plan, folder / "run", folder)
