@@ -89,7 +89,11 @@ def _action(action: Action) -> str:
         head = f"{head}({value_text(getattr(action, label.name))})"
     elif label is not None:
         head = f"{head} {_label(getattr(action, label.name))}"
-    fields = [f"{name} = {value_text(getattr(action, a.name))}" for name, (a, _) in settings_of(type(action)).items()]
+    given = (
+        (name, attribute, meta, getattr(action, attribute.name))
+        for name, (attribute, meta) in settings_of(type(action)).items()
+    )
+    fields = [f"{name} = {value_text(value)}" for name, a, meta, value in given if not is_unspoken(a, meta, value)]
     return f"{head} {{ {', '.join(fields)} }}" if fields else head
 
 

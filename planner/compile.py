@@ -123,6 +123,7 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
         staging=valid.staging,
         weights=valid.shape.weights,
         adapter_files=valid.shape.adapter_files,
+        scorer=valid.scorer,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import ceil, prod
+from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
@@ -27,6 +28,9 @@ from .schedule.arithmetic import Arithmetic
 from .units import BYTES
 from .update_work import UpdateWork, update_work
 from .weights.files import WeightFiles
+
+if TYPE_CHECKING:
+    from .model.derive import Shape
 
 
 @frozen(kw_only=True)
@@ -123,7 +127,8 @@ class TrainedKind(LayerKind):
 @frozen(kw_only=True)
 class Resolved:
     """What the graph, the timeline and the estimates are derived from. training: the datasets, by name. weights:
-    the files that the model begins with, if its weights are not drawn; adapter_files: the same of the adapter."""
+    the files that the model begins with, if its weights are not drawn; adapter_files: the same of the adapter;
+    scorer: the model that completions are scored with."""
 
     spec: Spec
     architecture: Architecture
@@ -137,6 +142,7 @@ class Resolved:
     staging: StageAssignment
     weights: WeightFiles | None = None
     adapter_files: PeftFolder | None = None
+    scorer: "Shape | None" = None
 
     @property
     def pipeline(self) -> Pipeline:

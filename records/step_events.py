@@ -38,6 +38,7 @@ class EvalEvent(Event, tag="eval"):
     bytes: Annotated[int | None, doc("of the text of these tokens", "bytes")] = None
     objective: Annotated[float | None, doc("what is minimised, where that is not the cross-entropy")] = None
     metrics: Annotated[dict[str, float] | None, doc("of the loss, by name")] = None
+    reward: Annotated[float | None, doc("mean over completions of held-out prompts, with `answers`")] = None
     questions: Annotated[int | None, doc("with choices, of a dataset of these", "questions")] = None
     acc: Annotated[float | None, doc("how many of them get the right choice as the likeliest", "share, 0 to 1")] = None
     acc_norm: Annotated[

@@ -64,6 +64,7 @@ MODULES = (
     "rollout.prompts",
     "rollout.nodes",
     "rollout.reference",
+    "rollout.scorer",
     "step",
     "training.nonfinite",
     "training.router_step",

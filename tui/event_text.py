@@ -107,9 +107,11 @@ def _measured(evaluation: EvalEvent) -> str:
 
 def quality(evaluation: EvalEvent) -> str:
     """`loss 1.4895  ppl 4.43`; of questions `acc 41.2%  norm 43.0%`; of a loss that is another one
-    `loss 1.4895  objective 0.6102  rewards/accuracy 0.6500`."""
+    `loss 1.4895  objective 0.6102  rewards/accuracy 0.6500`; of answers `loss 1.4895  reward 0.8100`."""
     if evaluation.acc is not None:
         return _joined(f"acc {share(evaluation.acc)}", f"norm {share(evaluation.acc_norm)}")
+    if evaluation.reward is not None:
+        return _joined(f"loss {decimal(evaluation.loss, 4)}", f"reward {decimal(evaluation.reward, 4)}")
     if evaluation.objective is not None:
         others = {"objective": evaluation.objective, **(evaluation.metrics or {})}
         return _joined(f"loss {decimal(evaluation.loss, 4)}", *(f"{n} {decimal(v, 4)}" for n, v in others.items()))

@@ -1,7 +1,7 @@
 """`eval DATASET { … }`: losses on held-out documents, or the accuracy on questions with choices."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
 
@@ -36,6 +36,11 @@ class Eval(Action):
             "",
         ),
         "eval/NAME/METRIC": ("the [metrics of the loss](losses.md#what-is-measured), on the same", ""),
+        "eval/NAME/reward": (
+            "with `answers`: mean reward of a completion of each prompt that dataset NAME holds out; where rewards are "
+            "1 for a right answer and 0 for any other the share of right answers",
+            "",
+        ),
         "eval/NAME/bits_per_byte": (
             "cross-entropy of its text for each byte of that ([evaluation.md](evaluation.md#bits-per-byte))",
             "bits a byte",
@@ -55,6 +60,13 @@ class Eval(Action):
         default=AUTO,
         check=at_least(1),
         role=Role.CADENCE,
+    )
+    answers: Literal["none", "greedy", "sampled"] = setting(
+        "in a run with rollouts: the mean reward of a completion of each held-out prompt is measured too; greedy: of "
+        "the likeliest tokens; sampled: drawn as rollouts are; none: not",
+        default="none",
+        role=Role.CADENCE,
+        added=True,
     )
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
@@ -87,6 +99,10 @@ class Eval(Action):
         elif is_measured(run.spec, self.dataset):
             args["objective"] = loss.unit
             what = " and ".join(("loss", loss.kind, *(["its metrics"] if loss.measured else [])))
+        if self.asks() is not None and run.spec.rollout is not None:
+            args["answers"] = self.answers
+            what += f" and the mean reward of a {self.answers} completion of each prompt"
+            after += (("setup.prompts", "prompts"),)
         does = f"{what} on what {self.dataset} held out: {reach}{of}"
         return ActionNode("tick.eval", args, does, name=name, after=after)
 
@@ -113,10 +129,15 @@ class Eval(Action):
         return f"eval {args['dataset']}"
 
     def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
-        dataset = spec.datasets.get(self.dataset)
-        if dataset is None or dataset.choices is None:
-            return {}
-        return {"batches": ("all questions are evaluated", "leave it out")}
+        dataset, found = spec.datasets.get(self.dataset), {}
+        if self.answers != "none" and spec.rollout is None:
+            found["answers"] = ("there is no `rollout`, which says how answers are sampled", "leave it out")
+        if dataset is not None and dataset.choices is not None:
+            found["batches"] = ("all questions are evaluated", "leave it out")
+        return found
+
+    def asks(self) -> str | None:
+        return None if self.answers == "none" else self.dataset
 
     def held_out(self) -> str:
         return self.dataset

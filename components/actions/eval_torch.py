@@ -14,6 +14,7 @@ from ...runtime.data.documents.tokenizers import TextTokenizer
 from ...runtime.evaluation.choices import ChoicesMeasure
 from ...runtime.evaluation.loss import LossMeasure
 from ...runtime.evaluation.measure import Measure
+from ...runtime.generation.text_generator import TextGenerator
 from ...runtime.hooks.bodies import evaluation_body
 from ...runtime.input.feed import Feed
 from ...runtime.models.batch import ModelBatch
@@ -25,6 +26,8 @@ from ...runtime.parallelize.fsdp import reshard
 from ...runtime.parallelize.outline import Outlines
 from ...runtime.parallelize.pipeline import PipelineSchedule, forwarded
 from ...runtime.reporting.records import Records
+from ...runtime.rollout.held_out import HeldOutPrompts
+from ...runtime.rollout.row_ranks import RowRanks
 from ...runtime.state import Progress, Rank, Resources, Step
 from ...runtime.training.ema import WeightAverages, Weights
 
@@ -51,12 +54,14 @@ def evaluate(
     choices: bool = False,
     objective: str | None = None,
     task: str | None = None,
+    answers: str | None = None,
     resources: Resources | None = None,
 ):
     """What a `Measure` finds over the rows of all ranks.
 
     choices: the documents are choices behind their questions. objective: what is minimised is of each token, sequence
     or pair, and measured too; None: the cross-entropy alone. task: with whose adapter, of several; None: with none.
+    answers: `greedy` or `sampled`, how held-out prompts are completed, whose mean reward is measured too.
     averaged: of the averaged weights, once there are any. user: a function of the user's own in place of the forward.
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
@@ -69,6 +74,12 @@ def evaluate(
     outlines = Outlines.of(plan, feed.collate, rank, meshes)
     counts = rank.is_tp_first and rank.coordinates["pp"] == 0
     body = None if user is None else evaluation_body(plan, user, resources or {})
+    asked = None
+    if answers is not None:
+        author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
+        ranks, greedy = RowRanks.of(rank, meshes), answers == "greedy"
+        prepared = feed.datasets[dataset]
+        asked = HeldOutPrompts.of(plan, author, tokenizer, prepared, rows, ranks, resources or {}, greedy=greedy)
 
     @torch.no_grad()
     def run(step: Step) -> None:
@@ -97,6 +108,10 @@ def evaluate(
                         measure.add(sums, batch)
             if rank.world_size > 1:
                 dist.all_reduce(sums)
+            reward: float | None = None
+            if asked is not None:
+                with torch.compiler.set_stance("force_eager"):
+                    reward = asked.reward()
             reshard(model)
         model.train()
         found = measure.measured(sums)
@@ -109,12 +124,16 @@ def evaluate(
                 weights=which,
                 batches=len(loader),
                 seconds=seconds,
+                reward=reward,
                 **found.facts,
             )
         )
         if found.warning:
             records.warn(f"eval {dataset}: {found.warning}", step=progress.step)
-        metrics = {f"eval/{dataset}/{name}": value for name, value in found.metrics.items()}
+        metrics = {
+            f"eval/{dataset}/{name}": value
+            for name, value in (dict(found.metrics) | ({} if reward is None else {"reward": reward})).items()
+        }
         progress.measured |= {name: (progress.step, value) for name, value in metrics.items()}
         records.measured(metrics)
         if saver is not None:

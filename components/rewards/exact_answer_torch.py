@@ -7,7 +7,7 @@ from ...runtime.ops import op
 from ...runtime.parallel.mesh import Meshes
 from ...runtime.rollout.groups import Prompt
 from ...runtime.rollout.row_ranks import RowRanks
-from ...runtime.rollout.scoring import StepCall, scoring
+from ...runtime.rollout.scoring import StepCall, by_text, scoring
 from ...runtime.state import Rank
 
 
@@ -23,7 +23,7 @@ def score(rank: Rank, meshes: Meshes, pattern: str | None, compare: str) -> Step
         wanted = answer_in(prompt.answer, expression)
         return float(equal(found, prompt.answer.strip() if wanted is None else wanted, compare))
 
-    return scoring(reward, RowRanks.of(rank, meshes))
+    return scoring(by_text(reward), RowRanks.of(rank, meshes))
 
 
 def answer_in(text: str, expression: re.Pattern[str] | None) -> str | None:

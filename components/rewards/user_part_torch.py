@@ -10,7 +10,7 @@ from ...runtime.ops import op
 from ...runtime.parallel.mesh import Meshes
 from ...runtime.rollout.groups import Prompt
 from ...runtime.rollout.row_ranks import RowRanks
-from ...runtime.rollout.scoring import StepCall, scoring
+from ...runtime.rollout.scoring import StepCall, by_text, scoring
 from ...runtime.state import Rank
 
 
@@ -29,4 +29,4 @@ def score(plan: Plan, rank: Rank, meshes: Meshes, user: dict[str, Any]) -> StepC
             )
         return float(found)
 
-    return scoring(reward, RowRanks.of(rank, meshes))
+    return scoring(by_text(reward), RowRanks.of(rank, meshes))

@@ -118,6 +118,10 @@ class Action(Component):
         """The dataset whose held-out part it reads."""
         return None
 
+    def asks(self) -> str | None:
+        """The dataset whose held-out prompts it lets the model answer, in a run with rollouts."""
+        return None
+
     def template(self, spec: "Spec") -> str | None:
         """The chat template that it writes with, as a dataset names one; `auto`: that of the tokenizer."""
         return None

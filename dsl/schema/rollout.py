@@ -88,6 +88,11 @@ class Reward(Component):
     """Argument of its node → what becomes of a run that goes on with another value, as a clause. Of those that are not
     here: completions are scored by it from here on."""
 
+    @property
+    def model_folder(self) -> str | None:
+        """The folder of the model that it scores with, if it does; its op is then given a `Scorer`."""
+        return None
+
     def args(self) -> dict[str, Any]:
         """The JSON arguments of its node beside `kind`."""
         return {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}

@@ -277,6 +277,11 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "scale": Rule("rollout.scale_rewards", "learning", "advantages are computed by it from here on"),
         "mask_truncated": Rule("rollout.mask_truncated", "learning", "completions are learned from by it from here on"),
     },
+    "setup.scorer": {
+        "folder": Rule("reward.folder", "learning", "completions are scored by it from here on"),
+        "digest": Rule("reward.folder", "learning", "completions are scored by other weights from here on"),
+        **dict.fromkeys(("architecture", "attention", "format")),
+    },
     "rollout.reference": {},
     "rollout.compare": {},
     "step.zero_gradients": {},

@@ -14,6 +14,7 @@ from ..mesh.stages import end_names
 from ..model.inventory import block_tensors
 from ..model.reference import kept_tensors
 from ..model.sampling import sampling_bytes
+from ..model.scorer import scorer_bytes
 from ..plan import Hardware, Memory
 from ..resolved import Resolved, resolve_save
 from ..units import BYTES
@@ -155,8 +156,10 @@ def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
 def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
     persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
-    sampling = _buckets(run, states) + sampling_bytes(run)
-    peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling) + states.reference
+    scorer, scoring = scorer_bytes(run, pp)
+    sampling = _buckets(run, states) + max(sampling_bytes(run), scoring)
+    peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling)
+    peak += states.reference + scorer
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,

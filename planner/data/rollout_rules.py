@@ -1,6 +1,6 @@
 """Rules of runs that sample what they learn from: what `rollout` needs of the rest of a spec."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from ...dsl.schema.collators import RowLink, row_link, usual_chain
 from ...dsl.schema.data import Dataset
@@ -15,7 +15,7 @@ Problem = tuple[str, str, str, str]
 """(rule, path, what is wrong, what to write)."""
 
 
-def check_rollout(spec: Spec, trained: set[str], found: Findings) -> None:
+def check_rollout(spec: Spec, trained: Set[str], found: Findings) -> None:
     """Report everything that a rollout cannot be combined with. trained: the datasets that are trained on."""
     problems = list(_problems(spec, trained))
     for rule, path, message, hint in problems:
@@ -24,10 +24,11 @@ def check_rollout(spec: Spec, trained: set[str], found: Findings) -> None:
         found.passed("rollout", f"groups of {spec.rollout.group} completions fit into rows of {spec.batch.sequence:,}")
 
 
-def _problems(spec: Spec, trained: set[str]) -> Iterator[Problem]:
+def _problems(spec: Spec, trained: Set[str]) -> Iterator[Problem]:
     if spec.rollout is not None:
         yield from (*_own(spec, spec.rollout), *_loss(spec), *_around(spec))
-        for name in (each for each in spec.datasets if each in trained):
+        asked = {action.asks() for trigger in (*spec.ticks, *spec.events) for action in trigger.actions}
+        for name in (each for each in spec.datasets if each in trained | asked):
             yield from _dataset(name, spec.datasets[name])
     elif spec.reward is not None:
         message = "`reward` scores the completions of a rollout, and there is none"

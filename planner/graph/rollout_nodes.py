@@ -5,14 +5,17 @@ from typing import Any
 from attrs import frozen
 
 from ...dsl.schema.rollout import Reward, Rollout
+from ..canonical import portable
 from ..mesh.mesh import AXES
 from ..model.sampling import completion_positions, longest_prompt, sampling_cache_bytes
+from ..model.scorer import scorer_of
 from ..plan import Estimates
-from ..resolved import Resolved
+from ..resolved import Resolved, attention_kernels
 from ..units import bytes_text, flops_text, plural
 from .builder import Builder
 
 PROMPTS = "setup.prompts"
+SCORER = "setup.scorer"
 
 
 @frozen
@@ -34,6 +37,15 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
     most = f"{longest_prompt(run, rollout):,} tokens"
     does = f"what comes before the last answer of each document is a prompt: of at most {most}"
     graph.add("setup", PROMPTS, does, args=args, after=((loader, "rows"), ("setup.tokenizer", "tokenizer")))
+    folder = None if run.spec.reward is None else run.spec.reward.model_folder
+    if folder is not None:
+        scorer, form = scorer_of(run), run.formats.compute
+        args = {"folder": portable(folder), "attention": attention_kernels("auto"), "format": form}
+        does = f"read the model that scores from {folder}: all of it on the first rank of those with the same rows"
+        if scorer is not None:
+            args |= {"digest": scorer.digest, "architecture": scorer.architecture.to_json()}
+            does += f", {scorer.architecture.title}, {bytes_text(scorer.bytes)} in {form}"
+        graph.add("setup", SCORER, does, args=args, after=(loader,))
 
 
 def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Estimates) -> list[RolloutStep]:
@@ -60,9 +72,12 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
     made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
     masks = {"mask_truncated": True} if rollout.mask_truncated else {}
     made += "; those that are cut are not learned from" if masks else ""
+    scored, scorer = reward.does(), scorer_of(run)
+    if scorer is not None:
+        scored += f"; a forward of at most {flops_text(scorer.flops / run.layout.mesh.data_ranks)} a rank that scores"
     nodes = [
         RolloutStep("rollout.generate", does, args, everyone),
-        RolloutStep("rollout.score", reward.does(), {"kind": reward.kind, **reward.args()}, rows),
+        RolloutStep("rollout.score", scored, {"kind": reward.kind, **reward.args()}, rows),
         RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards, **masks}, everyone),
     ]
     if run.spec.loss.computed:

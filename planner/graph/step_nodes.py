@@ -21,7 +21,7 @@ from .builder import Builder
 from .hook_nodes import hook_text
 from .nonfinite import bad_step_text, on_nan
 from .reference_nodes import KEPT
-from .rollout_nodes import PROMPTS, before_step, behind_forward
+from .rollout_nodes import PROMPTS, SCORER, before_step, behind_forward
 from .saving import put_off_text, saves_beside
 from .timeline import Schedule
 
@@ -64,6 +64,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         for node in before_step(run, spec.rollout, spec.reward, estimates):
             then(node.op, node.does, node.args, node.axes)
         graph.edges.append(Edge(before=PROMPTS, after="rollout.generate", data="prompts"))
+        if spec.reward.model_folder is not None:
+            graph.edges.append(Edge(before=SCORER, after="rollout.score", data="scorer"))
         if spec.loss.computed:
             graph.edges.append(Edge(before=KEPT, after="rollout.reference", data="weights of the reference"))
     hooks("after_phase")

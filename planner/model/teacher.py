@@ -54,7 +54,7 @@ def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> None:
     shape = _shape(spec, teacher.folder, found)
     if shape is None:
         return
-    if (problem := _other_tokens(spec, arch, teacher.folder, shape)) is not None:
+    if (problem := other_tokens(spec, arch, teacher.folder, shape)) is not None:
         hint = "take a teacher with the same tokenizer and vocabulary, such as a larger model of the family"
         found.fail(RULE, CODE, PATH, problem, hint)
     elif (problem := _other_weights(teacher.folder, shape)) is not None:
@@ -91,11 +91,11 @@ def _other_weights(folder: str, shape: Shape) -> str | None:
     return None
 
 
-def _other_tokens(spec: Spec, arch: Architecture, folder: str, shape: Shape) -> str | None:
-    """How its tokens differ from those of the run, if they do."""
+def other_tokens(spec: Spec, arch: Architecture, folder: str, shape: Shape, who: str = "teacher") -> str | None:
+    """How the tokens of a model in a folder differ from those of the run, if they do. who: what it is, in words."""
     theirs = shape.architecture.vocab
     if theirs != arch.vocab:
-        return f"the teacher {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
+        return f"the {who} {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
     source = spec.tokenizer.source
     try:
         its = read_vocabulary(folder)
@@ -107,4 +107,4 @@ def _other_tokens(spec: Spec, arch: Architecture, folder: str, shape: Shape) -> 
         return None
     token = min(apart)
     where = f"{its.get(token, 'absent')} there and {ours.get(token, 'absent')} in {source}"
-    return f"the tokenizer of the teacher {folder} is another one: token {json.dumps(token)} is {where}"
+    return f"the tokenizer of the {who} {folder} is another one: token {json.dumps(token)} is {where}"

@@ -17,6 +17,7 @@ from ..graph.trackers import check_trackers
 from ..mesh.layout import Layout, build_layout
 from ..mesh.pipeline import StageAssignment, assign_stages, check_microbatches
 from ..model.derive import Shape, derive_architecture
+from ..model.scorer import read_scorer
 from ..model.teacher import check_teacher
 from ..plan import PlanPhase
 from ..schedule.arithmetic import Arithmetic, Counts, derive_arithmetic
@@ -58,6 +59,7 @@ class ValidatedSpec:
     phases: tuple[PlanPhase, ...]
     schedule: Schedule
     elastic: Elastic
+    scorer: Shape | None = None
 
 
 def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | None = None) -> ValidatedSpec | None:
@@ -85,6 +87,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_optimizer(spec, arch, layout, found)
     check_loss(spec, found)
     check_teacher(spec, arch, found)
+    scorer = read_scorer(spec, arch, found)
     check_schedule(spec, batch, found)
     schedule = fill_schedule(spec, batch.declared_steps)
     check_ticks(schedule, batch, spec.launch, found)
@@ -106,7 +109,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
         check_idle_accumulation(spec, found)
     if elastic.why_rows:
         batch = evolve(batch, reasons={**batch.reasons, "batch.rows": elastic.why_rows})
-    return ValidatedSpec(shape, layout, staging, batch, phases, schedule, elastic)
+    return ValidatedSpec(shape, layout, staging, batch, phases, schedule, elastic, scorer)
 
 
 def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> ValidatedSpec | None:

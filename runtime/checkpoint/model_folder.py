@@ -1,5 +1,7 @@
 """The folder of a model as it is when a run begins, held against the plan that was made of it."""
 
+from typing import Any
+
 from ...dsl.checking.hub_cache import SnapshotMissing, find_snapshot
 from ...planner.model.peft import PeftFolder, PeftUnreadable, read_peft
 from ...planner.plan import Plan
@@ -13,6 +15,8 @@ def check_folder(plan: Plan) -> None:
         for node in plan.nodes:
             if node.op == "setup.read_weights":
                 planned_files(**node.args)
+            elif node.op == "setup.scorer":
+                planned_scorer(**node.args)
             elif node.op == "setup.reference" and "digest" in node.args:
                 planned_files(node.args["digest"], node.args["reference"])
             elif node.op == "setup.read_adapter":
@@ -32,6 +36,14 @@ def planned_files(digest: str, folder: str = "", repo: str = "", revision: str =
     if files.digest != digest:
         raise OSError(f"{found} has other files, or another config.json, than when the plan was made; plan again")
     return files
+
+
+def planned_scorer(folder: str, digest: str = "", **_: Any) -> WeightFiles:
+    """The files of the model that scores completions. Raises OSError where they are not those of the plan, which may
+    have been made before they were there."""
+    if not digest:
+        raise OSError(f"there was no reward model in {folder} when the plan was made; plan again when it is there")
+    return planned_files(digest, folder)
 
 
 def planned_adapter(plan: Plan, folder: str, digest: str) -> PeftFolder:

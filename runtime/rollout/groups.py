@@ -13,12 +13,14 @@ from ..data.packing.row_reader import RawRow
 
 @frozen(kw_only=True, eq=False)
 class Prompt:
-    """ids: int64 [P]. answer: the text that the dataset has behind it. place: rows of the run before its own. values:
-    numbers of its document. dataset: its number among those that are trained on."""
+    """ids: int64 [P]. answer: the text that the dataset has behind it; rest: int64, tokens of the document behind that.
+    place: rows of the run before its own. values: numbers of its document. dataset: its number among those that are
+    trained on."""
 
     ids: np.ndarray
     text: str
     answer: str
+    rest: np.ndarray
     values: Mapping[str, float]
     dataset: int
     place: int

@@ -10,8 +10,7 @@ from ..data.documents.chat_template import load_template
 from ..data.documents.tokenizers import TextTokenizer
 from ..data.errors import DataError
 from ..data.loading.loader import RowLoader
-from ..data.loading.training_rows import TrainingRows
-from ..data.packing.row_reader import RawRow
+from ..data.packing.row_reader import RawRow, RowReader
 from ..generation.chat import Chat
 from ..generation.continuation import TextEnds
 from ..input.feed import Feed
@@ -29,25 +28,28 @@ class PromptReader:
 
     def of_step(self, step: int) -> list[list[Prompt]]:
         """Those of each microbatch of this rank in optimizer step `step`, from 0."""
-        return [[self._of_row(row) for row in rows] for rows in self.loader.rows(step)]
+        return [[prompt_of(row, self.tokenizer) for row in rows] for rows in self.loader.rows(step)]
 
     def ends_of(self, prompt: Prompt) -> TextEnds:
         """What ends a completion."""
         return self.ends[max(0, prompt.dataset)]
 
-    def _of_row(self, row: RawRow) -> Prompt:
-        assert row.trained is not None, "there is no document without an answer"
-        (tokens,), (trained,) = row.segments, row.trained
-        first, end = last_run(trained)
-        ids = tokens[:first].astype(np.int64)
-        return Prompt(
-            ids=ids,
-            text=self.tokenizer.decode(ids),
-            answer=self.tokenizer.decode(tokens[first:end]).strip(),
-            values={name: value for name, (value,) in row.values.items()},
-            dataset=row.dataset,
-            place=row.position,
-        )
+
+def prompt_of(row: RawRow, tokenizer: TextTokenizer) -> Prompt:
+    """That of a row, which holds one document."""
+    assert row.trained is not None, "there is no document without an answer"
+    (tokens,), (trained,) = row.segments, row.trained
+    first, end = last_run(trained)
+    ids = tokens[:first].astype(np.int64)
+    return Prompt(
+        ids=ids,
+        text=tokenizer.decode(ids),
+        answer=tokenizer.decode(tokens[first:end]).strip(),
+        rest=tokens[end:].astype(np.int64),
+        values={name: value for name, (value,) in row.values.items()},
+        dataset=row.dataset,
+        place=row.position,
+    )
 
 
 def last_run(trained: np.ndarray) -> tuple[int, int]:
@@ -65,32 +67,34 @@ def find_prompts(plan: Plan, feed: Feed, tokenizer: TextTokenizer, positions: in
     of the `positions` that a completion and its prompt have.
     """
     for dataset in feed.loader.datasets:
-        _check(dataset, positions + 1 - max_tokens, max_tokens)
-    reads = {node.args["dataset"]: node.args["reads"] for node in plan.nodes if node.op == "setup.data"}
-    ends = tuple(_ends(reads[dataset.name].get("template"), tokenizer) for dataset in feed.loader.datasets)
+        check_prompts(dataset.name, dataset.reader, positions + 1 - max_tokens, max_tokens)
+    ends = tuple(ends_of(plan, dataset.name, tokenizer) for dataset in feed.loader.datasets)
     return PromptReader(loader=feed.loader, tokenizer=tokenizer, ends=ends)
 
 
-def _ends(template: str | None, tokenizer: TextTokenizer) -> TextEnds:
-    """eos, and of conversations what the template writes behind an answer."""
+def ends_of(plan: Plan, dataset: str, tokenizer: TextTokenizer) -> TextEnds:
+    """What ends the completions of a dataset's prompts: eos, and of conversations what the template writes behind an
+    answer."""
+    reads = {node.args["dataset"]: node.args["reads"] for node in plan.nodes if node.op == "setup.data"}
+    template = reads[dataset].get("template")
     if template is None:
         return TextEnds.of(tokenizer)
     closing = Chat(template=load_template(template, tokenizer, Path.cwd()), tokenizer=tokenizer).closing
     return TextEnds.of(tokenizer, [closing] if closing else [])
 
 
-def _check(dataset: TrainingRows, longest: int, max_tokens: int) -> None:
-    """longest: tokens of a prompt at most."""
-    store, rows = dataset.reader.store, dataset.reader.rows
-    documents = dataset.reader.documents[rows.document[: rows.row_offsets[-1]]]
+def check_prompts(name: str, reader: RowReader, longest: int, max_tokens: int) -> None:
+    """name: of the dataset. longest: tokens of a prompt at most. Raises DataError as `find_prompts` says."""
+    store, rows = reader.store, reader.rows
+    documents = reader.documents[rows.document[: rows.row_offsets[-1]]]
     lengths = prompt_lengths(store.trained, store.offsets)[documents]
     remedy = "A document needs a prompt and behind it an answer that is trained on."
     if (none := np.count_nonzero(lengths <= 0)) > 0:
-        raise DataError(f"dataset {dataset.name}: {none:,} documents have no prompt with an answer", remedy=remedy)
+        raise DataError(f"dataset {name}: {none:,} documents have no prompt with an answer", remedy=remedy)
     if (long := np.count_nonzero(lengths > longest)) > 0:
         most = f"{longest:,} tokens, the longest {lengths.max():,}"
         raise DataError(
-            f"dataset {dataset.name}: {long:,} prompts are longer than {most}",
+            f"dataset {name}: {long:,} prompts are longer than {most}",
             remedy=f"Lengthen the rows (batch.sequence), which hold a whole group with {max_tokens:,} tokens for each "
             "completion, or lower rollout.max_tokens or rollout.group.",
         )

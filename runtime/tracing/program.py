@@ -63,6 +63,7 @@ LEFT_OUT = frozenset(
         "setup.checkpoint",
         "setup.compile",
         "setup.prompts",
+        "setup.scorer",
         "rollout.generate",
         "rollout.score",
         "rollout.advantages",

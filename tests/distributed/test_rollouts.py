@@ -5,6 +5,7 @@ from attrs import evolve
 from forked_ranks import Mutation, Outcome
 from projects import events, records
 from sampled_trials import sampled_trial
+from teachers import make_scorer
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
 
@@ -49,6 +50,9 @@ def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name
     found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
     assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
     assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    evaluated = [[event for event in events(each.directory, "eval") if "reward" in event] for each in (outcome, alone)]
+    answered = [[event["reward"] for event in each] for each in evaluated]
+    assert answered[0] == pytest.approx(answered[1], rel=limit) and len(answered[0]) == 1
     reference_kl: list[float] = []
     for ours, theirs in zip(measured(outcome), measured(alone), strict=True):
         # Log-probabilities of the sampler are fp32 numbers.
@@ -60,6 +64,17 @@ def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name
         # Of the distribution at the temperature of the rollout, both of them.
         assert ours["policy/ratio"] == pytest.approx(1, abs=1e-6) and 0 < ours["rollout/left_out"] < 1
     assert reference_kl[0] < 1e-12 and min(reference_kl[1:]) > 1e-3
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["fsdp and tp", "pp"])
+def test_a_reward_model_gives_a_layout_the_same_rewards(lab: Laboratory, name: str):
+    layout, folder = LAYOUTS[name], make_scorer(lab.folder / "scorer", 258)
+    trial = sampled_trial(lab, layout, reward=f'model {{ folder = "{folder}" }}')
+    alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
+    assert gaps(outcome, alone).worst < TOLERANCE["fp64"]
+    rewards = [[each["reward"] for each in measured(found)] for found in (outcome, alone)]
+    assert rewards[0] == pytest.approx(rewards[1], rel=1e-12) and len(set(rewards[1])) == 2
 
 
 @pytest.mark.parametrize("name", ["fsdp", pytest.param("pp", marks=pytest.mark.matrix)])

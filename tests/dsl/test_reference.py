@@ -99,7 +99,8 @@ def is_a_set(field):
     family = "task stdlib { adapter lora }" if field.path.startswith("task.") else family
     family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
     family = "adapter lora" if kind == "adapter" and not field.is_label else family
-    family = "reward exact_answer" if kind == "reward" and not field.is_label else family
+    reward = 'model { folder = "models/reward" }' if field.only[:1] == ("model",) else "exact_answer"
+    family = f"reward {reward}" if kind == "reward" and not field.is_label else family
     family = "precision { base nf4 }" if field.path.startswith("precision.base.") and not field.is_label else family
     others = kind if (component and (field.only or field.is_label)) or kind == "serve" else ""
     family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")

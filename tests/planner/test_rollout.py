@@ -60,6 +60,31 @@ def test_the_cache_and_the_logits_of_completions_are_part_of_the_memory(make_pla
     assert memory.total_bytes == memory.parameters + memory.gradients + memory.optimizer + sampling
 
 
+def test_an_evaluation_may_let_held_out_prompts_be_answered(make_plan):
+    held_out = BLOCKS["dataset"].replace("oversized", "holdout = 10%, oversized")
+    asked = make_plan(**BLOCKS | {"dataset": held_out}, every="every 2 steps eval code { answers = greedy }")
+    node = asked.node("tick.eval.code")
+    assert node.args["answers"] == "greedy" and "a greedy completion of each prompt" in node.does
+    assert ("setup.prompts", node.id) in {(edge.before, edge.after) for edge in asked.edges}
+    plain = make_plan(**BLOCKS | {"dataset": held_out}, every="every 2 steps eval code")
+    assert "answers" not in plain.node("tick.eval.code").args and plain.config_id == asked.config_id
+
+
+def test_answers_are_of_prompts(compiled):
+    more = "dataset prose { source = python_stdlib(), holdout = 10% }\nmixture { code = 1, prose = 0 }"
+    ticks = "every 2 steps eval prose { answers = greedy }"
+    found = compiled(**BLOCKS | {"dataset": f"{BLOCKS['dataset']}\n{more}"}, every=ticks)
+    assert [each.code for each in found.diagnostics.errors if "a prompt and an answer" in each.message] == ["X528"]
+
+
+def test_answers_without_rollouts_are_idle(compiled):
+    data = (
+        'dataset code { source = jsonl("a/*.jsonl"), prompt = "q", response = "a", template = "plain", holdout = 10% }'
+    )
+    found = compiled(dataset=data, every="every 2 steps eval code { answers = greedy }")
+    assert any(each.code == "W401" and "there is no `rollout`" in each.message for each in found.diagnostics.warnings)
+
+
 def test_a_reference_is_kept_beside_the_model_and_computed_in_each_step(make_plan, plan):
     compared = make_plan(**BLOCKS | {"loss": "loss grpo { kl = k3, kl_weight = 0.1 }"})
     kept = compared.node("setup.rollout_reference").args

@@ -27,7 +27,7 @@ from xtrain.runtime.generation.text_generator import LogitsNotFinite
 from xtrain.runtime.generation.trained import alone
 from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup, advantages_of
 from xtrain.runtime.rollout.nodes import compare, summed
-from xtrain.runtime.rollout.prompts import _check, last_run, prompt_lengths
+from xtrain.runtime.rollout.prompts import check_prompts, last_run, prompt_lengths
 from xtrain.runtime.rollout.row_ranks import RowRanks
 from xtrain.runtime.rollout.sampler import Sampler
 from xtrain.runtime.state import Step
@@ -56,11 +56,11 @@ def dataset(trained: list[int], offsets: list[int]) -> Any:
 
 
 def test_prompts_that_cannot_be_used_are_counted_before_the_first_step():
-    _check(dataset([0, 0, 1, 0, 1], [0, 3, 5]), longest=2, max_tokens=4)
+    check_prompts("sums", dataset([0, 0, 1, 0, 1], [0, 3, 5]).reader, longest=2, max_tokens=4)
     with pytest.raises(DataError, match="dataset sums: 1 prompts are longer than 1 tokens, the longest 2"):
-        _check(dataset([0, 0, 1, 0, 1], [0, 3, 5]), longest=1, max_tokens=4)
+        check_prompts("sums", dataset([0, 0, 1, 0, 1], [0, 3, 5]).reader, longest=1, max_tokens=4)
     with pytest.raises(DataError, match="dataset sums: 2 documents have no prompt with an answer"):
-        _check(dataset([0, 0, 1, 1, 0, 1], [0, 2, 4, 6]), longest=9, max_tokens=4)
+        check_prompts("sums", dataset([0, 0, 1, 1, 0, 1], [0, 2, 4, 6]).reader, longest=9, max_tokens=4)
 
 
 def test_each_document_has_a_row():
@@ -155,7 +155,9 @@ def test_no_token_can_be_chosen_where_weights_are_not_finite(author):
 
 def group(texts: list[str], answer: str = "7") -> SampledGroup:
     ids = np.array([256, *b"3+4="])
-    prompt = Prompt(ids=ids, text="3+4=", answer=answer, values={"weight": 2.0}, dataset=-1, place=5)
+    prompt = Prompt(
+        ids=ids, text="3+4=", answer=answer, rest=np.array([10]), values={"weight": 2.0}, dataset=-1, place=5
+    )
     completions = [
         Completion(tokens=[*text.encode(), 257], logprobs=[-0.5] * len(text) + [-0.25], text=text, cut=False)
         for text in texts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from model_folders import CONFIG, shapes
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from xtrain.cli.data_teach import teach
 from xtrain.planner.plan import Plan
@@ -22,6 +22,18 @@ def make_teacher(folder: Path, vocab: int, *, seed: int = 5, deviation: float = 
         for name, shape in shapes(config).items()
     }
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def make_scorer(folder: Path, vocab: int) -> Path:
+    """A llama with random weights that gives rewards."""
+    make_teacher(folder, vocab, seed=6)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    tensors = load_file(folder / "model.safetensors")
+    tensors["score.weight"] = tensors.pop("lm_head.weight")[:1].contiguous()
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder

@@ -1,0 +1,37 @@
+"""`reward model { … }`: what a model with a head of rewards gives completions."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.names import file_path
+from ...dsl.schema.rollout import REWARDS, Reward
+from ...dsl.schema.setting import setting
+
+
+@REWARDS.register()
+@frozen
+class RewardModel(Reward):
+    """`reward model { … }`: the number that a reward model gives a prompt with its completion."""
+
+    kind: str = named("model")
+    folder: str = setting(
+        "folder of a model with a head of rewards: what `xtrain export` writes of a run with a loss of rewards, or "
+        "transformers of an AutoModelForSequenceClassification with one label",
+        check=file_path,
+        example='"models/reward"',
+    )
+
+    resuming: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def model_folder(self) -> str:
+        return self.folder
+
+    def args(self) -> dict[str, Any]:
+        return {}  # the node that reads the model has them
+
+    def does(self) -> str:
+        return f"what the model of {self.folder} gives the prompt with the completion, at its last token"
