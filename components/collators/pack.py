@@ -6,7 +6,9 @@ from attrs import asdict, evolve, frozen
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, LINKS, MICROBATCH, RowLink
 from ...dsl.schema.packings import PACKINGS, Packing
+from ...dsl.schema.rollout import EXPERTS
 from ...dsl.schema.setting import AUTO, Auto, at_least, setting
+from ...dsl.schema.training import WideColumn
 
 if TYPE_CHECKING:
     from ...planner.resolved import Resolved
@@ -85,9 +87,17 @@ class Pack(RowLink):
             **({"columns": list(loss.columns)} if loss.columns else {}),
             **({"computed": list(loss.computed)} if loss.computed else {}),
             **({"values": list(loss.values)} if loss.values else {}),
-            **({"wide": {name: asdict(each) for name, each in loss.wide.items()}} if loss.wide else {}),
+            **({"wide": {name: asdict(each) for name, each in wide.items()}} if (wide := self._wide(run)) else {}),
         }
         return {"method": self._method, "capacity": run.batch.sequence, "align": run.align, **group, **read}
+
+    @staticmethod
+    def _wide(run: "Resolved") -> dict[str, WideColumn]:
+        """Columns with several numbers a token: those of the loss, and the experts of sampled tokens."""
+        from ...planner.model.sampling import replayed_width
+
+        width = replayed_width(run)
+        return {**run.spec.loss.wide, **({EXPERTS: WideColumn(width, "int32")} if width else {})}
 
     def does(self, run: "Resolved") -> str:
         how = "as their datasets say" if isinstance(self.method, Auto) else self.method

@@ -12,6 +12,9 @@ from .setting import Role, at_least, between, positive, setting, settings_of
 
 MADE: Final = (ADVANTAGES, OLD)
 """The columns that a rollout makes."""
+EXPERTS: Final = "experts"
+"""The column, of several numbers a token, of the experts that a token was sent to when it was sampled: of each layer
+with experts one after the other their numbers, from 1; 0: that is not known."""
 METRICS: Final = {
     "rollout/reward_std": ("standard deviation of the rewards of the step", ""),
     "rollout/no_signal": (
@@ -22,6 +25,10 @@ METRICS: Final = {
     "rollout/cut": ("completions that `max_tokens` has cut off", "share, 0 to 1"),
     "rollout/left_out": (
         "with `top_k` or `top_p`: probability of what they leave out, mean over the sampled tokens of the step",
+        "share, 0 to 1",
+    ),
+    "rollout/routing_differs": (
+        "with `replay_routing`: choices of an expert that the step would have made otherwise, of those of its tokens",
         "share, 0 to 1",
     ),
     "rollout/logprob_gap": (
@@ -58,6 +65,11 @@ class Rollout:
         "advantages are rewards less the mean of their group; group: divided by the standard deviation of the group; "
         "none: as they are (2503.20783)",
         default="group",
+    )
+    replay_routing: bool = setting(
+        "of mixtures of experts: the step computes each token with the experts that it was sent to when it was sampled",
+        default=False,
+        added=True,
     )
     mask_truncated: bool = setting(
         "nothing is learned from completions that `max_tokens` has cut off (2503.14476); their rewards count in their "

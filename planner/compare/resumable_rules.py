@@ -271,6 +271,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
             for name in ("group", "max_tokens", "temperature", "top_k", "top_p")
         },
         "seed": None,
+        "replay_routing": Rule("rollout.replay_routing", "learning", "tokens go to their experts by it from here on"),
         "show": Rule("rollout.show", "none", _STAYS),
     },
     "rollout.advantages": {
@@ -283,7 +284,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         **dict.fromkeys(("architecture", "attention", "format")),
     },
     "rollout.reference": {},
-    "rollout.compare": {},
+    "rollout.compare": {"replay_routing": None},
     "step.zero_gradients": {},
     "step.router_rows": {},
     "step.forward_backward": {

@@ -13,7 +13,7 @@ from ..architecture import ParameterSpec
 from ..mesh.stages import end_names
 from ..model.inventory import block_tensors
 from ..model.reference import kept_tensors
-from ..model.sampling import sampling_bytes
+from ..model.sampling import replayed_bytes, sampling_bytes
 from ..model.scorer import scorer_bytes
 from ..plan import Hardware, Memory
 from ..resolved import Resolved, resolve_save
@@ -159,7 +159,7 @@ def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int)
     scorer, scoring = scorer_bytes(run, pp)
     sampling = _buckets(run, states) + max(sampling_bytes(run), scoring)
     peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling)
-    peak += states.reference + scorer
+    peak += states.reference + scorer + replayed_bytes(run)
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,

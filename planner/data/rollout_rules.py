@@ -8,6 +8,7 @@ from ...dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, REF, PolicyLo
 from ...dsl.schema.packings import PACKINGS
 from ...dsl.schema.rollout import MADE, Rollout
 from ...dsl.spec import Spec
+from ..architecture import Architecture
 from ..findings import Findings
 
 CODE = "X528"
@@ -33,6 +34,13 @@ def _problems(spec: Spec, trained: Set[str]) -> Iterator[Problem]:
     elif spec.reward is not None:
         message = "`reward` scores the completions of a rollout, and there is none"
         yield "reward", "reward", message, "add `rollout { group = 8 }`, or remove `reward`"
+
+
+def check_replay(spec: Spec, arch: Architecture, found: Findings) -> None:
+    """Only mixtures of experts have choices that can be replayed."""
+    if spec.rollout is not None and spec.rollout.replay_routing and not arch.is_moe:
+        message = f"{arch.title} has no experts that tokens could be sent to"
+        found.fail("rollout.replay", CODE, "rollout.replay_routing", message, "remove it")
 
 
 def _own(spec: Spec, rollout: Rollout) -> Iterator[Problem]:

@@ -57,6 +57,7 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
         "top_p": rollout.top_p,
         "seed": run.spec.experiment.seed,
         **({"top_k": rollout.top_k} if rollout.top_k is not None else {}),
+        **({"replay_routing": True} if rollout.replay_routing else {}),
         **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
     }
     everyone, rows = run.wide(*AXES), run.wide("pp", "ring", "ulysses", "tp")
@@ -67,6 +68,7 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
     cache = bytes_text(sampling_cache_bytes(run, rollout))
     does = f"each data rank samples {plural(rollout.group, 'completion')} of each of {plural(prompts, 'prompt')}, "
     does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "
+    does += "experts of each token are recorded for the step; " if rollout.replay_routing else ""
     does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
     made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
@@ -90,7 +92,9 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
 def behind_forward(run: Resolved) -> RolloutStep:
     """What is measured of the sampler once the step has computed the same tokens."""
     does = "log-probabilities of the sampler are compared with those of the step"
-    return RolloutStep("rollout.compare", does, {}, run.wide(*AXES))
+    replays = {"replay_routing": True} if run.spec.rollout is not None and run.spec.rollout.replay_routing else {}
+    does += ", and the experts that it would have chosen with those that were replayed" if replays else ""
+    return RolloutStep("rollout.compare", does, replays, run.wide(*AXES))
 
 
 def drawn_text(rollout: Rollout) -> str:

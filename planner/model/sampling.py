@@ -29,6 +29,18 @@ def sampling_cache_bytes(run: "Resolved", rollout: Rollout) -> int:
     return cache_bytes(run, run.batch.micro * rollout.group, completion_positions(run, rollout))
 
 
+def replayed_width(run: "Resolved") -> int:
+    """Numbers of a token that say which experts it was sent to when it was sampled; 0 where that is not replayed."""
+    arch, rollout = run.architecture, run.spec.rollout
+    return len(arch.expert_layers) * arch.experts_per_token if rollout is not None and rollout.replay_routing else 0
+
+
+def replayed_bytes(run: "Resolved") -> int:
+    """Of these numbers for the microbatches that are on a device at once."""
+    microbatches = run.batch.accumulate if run.size("pp") > 1 else 1
+    return microbatches * run.positions * replayed_width(run) * BYTES["fp32"]
+
+
 def sampling_bytes(run: "Resolved") -> int:
     """What sampling allocates beside weights, gradients and states: the cache, logits, and what is drawn of them."""
     rollout = run.spec.rollout

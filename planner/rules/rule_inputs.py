@@ -111,6 +111,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "data.collate": ("collate",),
     "data.group": ("collate",),
     "data.dealing": ("collate", "batch.micro", "{accumulate}", "{data_ranks}"),
+    "rollout.replay": ("rollout.*", "model.*", "tokenizer.source"),
     "rollout.*": (
         "rollout.*",
         "reward.*",

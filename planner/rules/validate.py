@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 from ...dsl.diagnostics.diagnostic import Diagnostics
 from ...dsl.spec import Spec
 from ..data.data_rules import check_data
+from ..data.rollout_rules import check_replay
 from ..graph.alerts import check_alerts
 from ..graph.averaging import check_average
 from ..graph.nonfinite import check_nan
@@ -88,6 +89,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_loss(spec, found)
     check_teacher(spec, arch, found)
     scorer = read_scorer(spec, arch, found)
+    check_replay(spec, arch, found)
     check_schedule(spec, batch, found)
     schedule = fill_schedule(spec, batch.declared_steps)
     check_ticks(schedule, batch, spec.launch, found)

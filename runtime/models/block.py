@@ -88,12 +88,13 @@ class Attention(AttentionModule):
 
 
 class BlockInput(NamedTuple):
-    """What the modules of a block are given beside activations."""
+    """What the modules of a block are given beside activations. known_BSK: experts, as of a router."""
 
     rotate: Rotation | None
     packing: DocumentLayout
     real_BS: Tensor
     cache: KeyValueCache | None = None
+    known_BSK: Tensor | None = None
 
 
 @frozen(eq=False)
@@ -153,7 +154,7 @@ def _swiglu(layer: SwiGLULayer, of: BlockSettings) -> Built:
 @builds(ExpertsLayer)
 def _experts(layer: ExpertsLayer, of: BlockSettings) -> Built:
     module = MoE(of.arch, of.axes, of.rows, layer)
-    return module, lambda x_BSD, given: module(x_BSD, given.real_BS)
+    return module, lambda x_BSD, given: module(x_BSD, given.real_BS, given.known_BSK)
 
 
 @builds(UserLayer)
@@ -213,10 +214,11 @@ class DecoderBlock(nn.Module):
         real_BS: Tensor,
         cache: KeyValueCache | None = None,
         keys_BS: Tensor | None = None,
+        known_BSK: Tensor | None = None,
     ) -> Tensor:
         if self.recompute is None or cache is not None:
-            return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS)
-        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS)
+            return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS, known_BSK)
+        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS, known_BSK)
 
     def compute(
         self,
@@ -226,12 +228,13 @@ class DecoderBlock(nn.Module):
         real_BS: Tensor,
         cache: KeyValueCache | None,
         keys_BS: Tensor | None,
+        known_BSK: Tensor | None,
     ) -> Tensor:
         if self.tasks is not None:  # in the backward other microbatches have come in between
             self.tasks.counts = packing.task_rows
         for module in self.dropping:
             module.keys_BS = keys_BS
-        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache))
+        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache, known_BSK))
 
 
 def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:

@@ -324,24 +324,31 @@ class MoE(HasKeys):
             if isinstance(module, Linear):
                 module.partial = True
 
-    def forward(self, x_BSD: Tensor, real_BS: Tensor) -> Tensor:
-        """`real_BS` has all positions of `x_BSD`, and under sequence parallel those of the other ranks' pieces too."""
+    def forward(self, x_BSD: Tensor, real_BS: Tensor, known_BSK: Tensor | None = None) -> Tensor:
+        """`real_BS` has all positions of `x_BSD`, and under sequence parallel those of the other ranks' pieces too; so
+        has `known_BSK`, as of a router."""
         tensor, keys_BS = self.axes.tensor, self.keys_BS
         if tensor is None:
-            return self._compute(x_BSD, real_BS, keys_BS)
+            return self._compute(x_BSD, real_BS, keys_BS, known_BSK)
         if keys_BS is not None:
             keys_BS = own_piece(F.pad(keys_BS, (0, -keys_BS.shape[1] % tensor.size)), 1, tensor.group)
+        if known_BSK is not None:
+            known_BSK = F.pad(known_BSK, (0, 0, 0, -known_BSK.shape[1] % tensor.size))
+            known_BSK = own_piece(known_BSK, 1, tensor.group)
         if tensor.sequence:
-            return self._compute(x_BSD, own_piece(real_BS, 1, tensor.group), keys_BS)
+            return self._compute(x_BSD, own_piece(real_BS, 1, tensor.group), keys_BS, known_BSK)
         positions = x_BSD.shape[1]
         # Texts that grow token by token cannot always be cut evenly.
         missing = -positions % tensor.size
         x_BSD, real_BS = F.pad(x_BSD, (0, 0, 0, missing)), F.pad(real_BS, (0, missing))
-        piece_BSD = self._compute(split(x_BSD, 1, tensor.group), own_piece(real_BS, 1, tensor.group), keys_BS)
+        real_BS = own_piece(real_BS, 1, tensor.group)
+        piece_BSD = self._compute(split(x_BSD, 1, tensor.group), real_BS, keys_BS, known_BSK)
         return join(piece_BSD, 1, tensor.group)[:, :positions]
 
-    def _compute(self, x_BSD: Tensor, real_BS: Tensor, keys_BS: Tensor | None) -> Tensor:
-        routing = self.gate(x_BSD, real_BS)
+    def _compute(self, x_BSD: Tensor, real_BS: Tensor, keys_BS: Tensor | None, known_BSK: Tensor | None) -> Tensor:
+        routing = self.gate(x_BSD, real_BS, known_BSK)
+        if self.axes.recorded is not None:
+            self.axes.recorded.append(routing.chosen_TK.view(*x_BSD.shape[:2], -1))
         x_TD = x_BSD.flatten(0, 1)
         chosen_TK, places = self._places(routing.chosen_TK, x_BSD)
         # Each expert drops others of a token's numbers.

@@ -40,6 +40,9 @@ class ExpertRouter(nn.Module):
     `loads_E` (int64) and `aux` (fp64) count what was trained on: assignments of this rank's real tokens to experts, and
     aux losses summed over rows (of a row that several ranks hold, this rank's part). They only grow; who reads them
     keeps what they were before, and how often counting had `begun` by then.
+
+    `replayed` (int64 [2]) counts, in training, choices that were replayed, and those of them that it would have made
+    otherwise; who reads it begins it anew.
     """
 
     def __init__(self, arch: Architecture, axes: Axes, rows: int, layer: ExpertsLayer) -> None:
@@ -61,6 +64,7 @@ class ExpertRouter(nn.Module):
         # Plain attributes, no buffers: DDP would overwrite these with those of the first rank.
         self.loads_E: Tensor | None = None
         self.aux: Tensor | None = None
+        self.replayed: Tensor | None = None
         self.begun = 0
         self.row_factor: Tensor | None = None  # rows of a full step over those of this one; None: all are full
 
@@ -72,15 +76,18 @@ class ExpertRouter(nn.Module):
             self.e_score_correction_bias = bias_E.float()
         return self
 
-    def forward(self, x_BSD: Tensor, real_BS: Tensor) -> Routing:
-        """Route every token; those that are not real count in no loss and no load."""
+    def forward(self, x_BSD: Tensor, real_BS: Tensor, known_BSK: Tensor | None = None) -> Routing:
+        """Route every token; those that are not real count in no loss and no load.
+
+        known_BSK: the numbers from 1 of the experts that a token is sent to, whatever its scores; 0: they are chosen.
+        """
         exact = torch.float64 if x_BSD.dtype == torch.float64 else torch.float32
         # A rank's tokens are its own under tensor parallel too, so its gradient is one summand.
         weight_ED = local(self.weight, partial=True)
         bias_E = None if self.bias is None else local(self.bias, partial=True).to(exact)
         logits_BSE = F.linear(x_BSD.to(exact), weight_ED.to(exact), bias_E)
         scores_BSE = logits_BSE.sigmoid() if self.sigmoid else logits_BSE.softmax(-1)
-        chosen_BSK = remember(lambda: self._choose(scores_BSE))
+        chosen_BSK = remember(lambda: self._chosen(scores_BSE, known_BSK, real_BS))
         weights_BSK = scores_BSE.gather(-1, chosen_BSK)
         if self.normalise:
             # Sigmoids can all be zero; the addend is lost in the rounding of any other sum.
@@ -89,6 +96,18 @@ class ExpertRouter(nn.Module):
             weights_BSK = weights_BSK * self.scale
         loss = self._loss(logits_BSE, scores_BSE, chosen_BSK, real_BS) if self.training else None
         return Routing(chosen_BSK.flatten(0, 1), weights_BSK.flatten(0, 1), loss)
+
+    @torch.no_grad()
+    def _chosen(self, scores_BSE: Tensor, known_BSK: Tensor | None, real_BS: Tensor) -> Tensor:
+        own_BSK = self._choose(scores_BSE)
+        if known_BSK is None:
+            return own_BSK
+        chosen_BSK, replayed_BSK = known_BSK.long() - 1, (known_BSK > 0) & real_BS[..., None]
+        if self.training and not recomputing():
+            other_BSK = (chosen_BSK[..., None] != own_BSK[..., None, :]).all(-1) & replayed_BSK
+            counts = torch.stack((replayed_BSK.sum(), other_BSK.sum()))
+            self.replayed = counts if self.replayed is None else self.replayed + counts
+        return torch.where(known_BSK > 0, chosen_BSK, own_BSK)
 
     @torch.no_grad()
     def _choose(self, scores_BSE: Tensor) -> Tensor:

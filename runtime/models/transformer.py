@@ -13,6 +13,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
+from ...dsl.schema.rollout import EXPERTS
 from ...planner.architecture import Architecture, RotaryAngles
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
@@ -130,6 +131,11 @@ class Transformer(nn.Module):
             assert isinstance(block, DecoderBlock)
             yield block
 
+    @property
+    def routing_layers(self) -> list[int]:
+        """Its layers with experts, in order."""
+        return [int(name) for name, block in self.layers.items() if int(name) in self.arch.expert_layers]
+
     def rotations(self, positions_BS: Tensor, dtype: torch.dtype) -> dict[RotaryAngles | None, Rotation | None]:
         """What its blocks turn queries and keys by, by their angles."""
         angles = dict.fromkeys(block.angles for block in self._blocks())
@@ -148,9 +154,19 @@ class Transformer(nn.Module):
             packing = with_block_masks(packing, self.kernels)
         # In evaluation rows have no numbers.
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
-        for block in self._blocks():
-            x_BSD = block(x_BSD, rotations[block.angles], packing, batch.real_BS, batch.cache, keys_BS)
+        known = self._known_experts(batch)
+        for name, block in self.layers.items():
+            assert isinstance(block, DecoderBlock)
+            rotate, known_BSK = rotations[block.angles], known.get(int(name))
+            x_BSD = block(x_BSD, rotate, packing, batch.real_BS, batch.cache, keys_BS, known_BSK)
         return x_BSD
+
+    def _known_experts(self, batch: ModelBatch) -> dict[int, Tensor]:
+        """Of the layers with experts those that tokens were sent to when they were sampled, as of a router."""
+        if EXPERTS not in batch.columns:
+            return {}
+        of_layers = batch.columns[EXPERTS].split(self.arch.experts_per_token, 2)
+        return dict(zip(self.arch.expert_layers, of_layers, strict=True))
 
     def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
         """x_BSD: behind the last block."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from attrs import define, evolve, frozen
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Axes:
     """One object for all modules of a model.
 
     row: all ranks that hold positions of the same rows (ring · ulysses · tp). tasks: which rows go through which
-    adapter, where there are several. without_adapter: the model under the adapter is computed alone.
+    adapter, where there are several. without_adapter: the model under the adapter is computed alone. recorded: where
+    it is a list, mixtures of experts add what their routers choose, int64 [B, S, K], in the order of a forward.
     """
 
     tensor: TensorAxis | None = None
@@ -43,6 +45,7 @@ class Axes:
     row: ProcessGroup | None = None
     tasks: "TaskRouting | None" = None
     without_adapter: bool = False
+    recorded: "list[Tensor] | None" = None
 
     @contextmanager
     def uncut_rows(self) -> Iterator[None]:

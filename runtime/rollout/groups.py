@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from attrs import define, field, frozen
 
+from ...dsl.schema.rollout import EXPERTS
 from ..data.packing.row_reader import RawRow
 
 
@@ -30,13 +31,15 @@ class Prompt:
 class Completion:
     """tokens [C]: with what ends it. logprobs [C]: of logits / temperature, before anything is left out. left_out: sum
     over its tokens of the probability that was. text: without what ends it. cut: it has no end, as it has the most
-    tokens that it may have."""
+    tokens that it may have. experts: int32 [P + C, width], the column `EXPERTS` of the prompt with it, where that is
+    recorded."""
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     text: str
     cut: bool
     left_out: float = 0.0
+    experts: np.ndarray | None = field(default=None, eq=False)
 
 
 @define(eq=False)
@@ -54,6 +57,8 @@ class SampledGroup:
         head, sizes = len(self.prompt.ids), [len(each.tokens) for each in self.completions]
         learned = [not (mask_truncated and each.cut) for each in self.completions]
 
+        experts = [each.experts for each in self.completions if each.experts is not None]
+
         def column(numbers: Sequence[Sequence[float]]) -> list[np.ndarray]:
             return [np.concatenate((np.zeros(head), each)).astype(np.float32) for each in numbers]
 
@@ -63,6 +68,7 @@ class SampledGroup:
             columns={
                 "logprobs": column([each.logprobs for each in self.completions]),
                 "advantages": column([[a] * size for a, size in zip(self.advantages, sizes, strict=True)]),
+                **({EXPERTS: experts} if len(experts) == len(sizes) else {}),
             },
             values={name: [value] * len(sizes) for name, value in self.prompt.values.items()},
             dataset=self.prompt.dataset,

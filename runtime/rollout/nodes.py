@@ -20,6 +20,7 @@ from ..input.feed import Feed
 from ..models.batch import ModelBatch
 from ..models.loss import IGNORE
 from ..models.parts import ModelParts
+from ..models.router import ExpertRouter
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallel.mesh import Meshes
@@ -50,6 +51,7 @@ def generate(
     top_p: float,
     seed: int,
     top_k: int | None = None,
+    replay_routing: bool = False,
     show: int | None = None,
     pipeline: PipelineSchedule | None = None,
     beat: HeartbeatWriter | None = None,
@@ -68,6 +70,7 @@ def generate(
         row_ranks=RowRanks.of(rank, meshes),
         sampling=sampling,
         most=max_tokens,
+        records=replay_routing,
     )
 
     def sampled(microbatch: list[Prompt]) -> list[SampledGroup]:
@@ -150,8 +153,21 @@ def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
 
 
 @op("rollout.compare")
-def compare(rank: Rank) -> StepCall:
-    """How far the log-probabilities of the sampler are from those that the step has computed."""
+def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> StepCall:
+    """How far the log-probabilities of the sampler are from those that the step has computed; with `replay_routing`
+    also how many experts the step would have chosen otherwise."""
+    routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
+
+    def differing() -> float:
+        counts = torch.zeros(2, dtype=torch.int64, device=rank.device)
+        for router in routers:
+            if router.replayed is not None:
+                counts += router.replayed
+                router.replayed = None
+        if rank.world_size > 1:
+            dist.all_reduce(counts)
+        replayed, other = counts.tolist()
+        return other / replayed
 
     def run(step: Step) -> None:
         total = torch.zeros((), dtype=torch.float64, device=rank.device)
@@ -165,7 +181,7 @@ def compare(rank: Rank) -> StepCall:
             dist.all_reduce(total)
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         found = {"rollout/logprob_gap": total.item() / step.valid_tokens, "rollout/logprob_gap_max": largest.item()}
-        step.metrics |= found
+        step.metrics |= found | ({"rollout/routing_differs": differing()} if replay_routing else {})
 
     return run
 

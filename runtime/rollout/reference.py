@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ...dsl.schema.losses import ADAPTER_OFF, REF
+from ...dsl.schema.rollout import EXPERTS
 from ...planner.plan import Plan
 from ..data.loading.prepared import PreparedDataset
 from ..errors import ResumeRefused
@@ -109,6 +110,7 @@ def refer(
         def batches() -> Iterator[ModelBatch]:
             for microbatch in step.microbatches:
                 batch = ModelBatch.of(microbatch, rank.device)
+                batch.columns.pop(EXPERTS, None)  # a reference chooses experts by itself
                 batch.each = batch.as_sampled = True
                 yield batch
 

@@ -6,6 +6,7 @@ Shapes: B completions, V vocabulary.
 from collections.abc import Sequence
 from random import Random
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import frozen
@@ -15,19 +16,23 @@ from ..data.documents.tokenizers import TextTokenizer
 from ..generation.continuation import Continuation, TextEnds
 from ..generation.sampling import NO_TOKEN, Draws, Sampling
 from ..generation.text_generator import LogitsNotFinite, Prompts, TextGenerator
+from ..models.batch import ModelBatch
+from ..parallel.collectives import all_gather
 from .groups import Completion
 from .row_ranks import RowRanks
 
 
 @frozen(kw_only=True, eq=False)
 class Sampler:
-    """most: tokens of a completion. Every call is collective over all ranks, which need as many rows each."""
+    """most: tokens of a completion. records: also the experts that tokens are sent to. Every call is collective over
+    all ranks, which need as many rows each."""
 
     author: TextGenerator
     tokenizer: TextTokenizer
     row_ranks: RowRanks
     sampling: Sampling
     most: int
+    records: bool = False
 
     def sample(
         self, prompts: Sequence[Sequence[int]], ends: Sequence[TextEnds], keys: Sequence[str]
@@ -38,12 +43,13 @@ class Sampler:
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
         left_out = [0.0] * len(prompts)
+        sent: list[np.ndarray] = []
         draws = Draws(self.sampling, [Random(key) for key in keys])
         rows = Prompts.of(prompts, max(map(len, prompts)) + self.most - 1, self.author.rank.device)
         with self.author.model.axes.uncut_rows():
             batch = rows.first()
             for number in range(1, self.most + 1):
-                following, chances, missing = self._drawn(draws, self.author.logits(batch), len(prompts))
+                following, chances, missing = self._drawn(draws, self._logits(batch, sent), len(prompts))
                 for row, text in enumerate(texts):
                     if not text.done:
                         tokens[row].append(following[row])
@@ -54,10 +60,33 @@ class Sampler:
                     break
                 if number < self.most:
                     batch = rows.next(following)
+        experts = [None] * len(prompts) if not self.records else _of_rows(sent, prompts, tokens)
         return [
-            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.cut, left_out=missing)
-            for ids, chance, text, missing in zip(tokens, logprobs, texts, left_out, strict=True)
+            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.cut, left_out=missing, experts=own)
+            for ids, chance, text, missing, own in zip(tokens, logprobs, texts, left_out, experts, strict=True)
         ]
+
+    def _logits(self, batch: ModelBatch, sent: list[np.ndarray]) -> Tensor | None:
+        """As of the author. sent: gets the experts that the positions of the batch are sent to, int32 [B, S, width]."""
+        if not self.records:
+            return self.author.logits(batch)
+        model, axes = self.author.model, self.author.model.axes
+        axes.recorded = recorded = []
+        try:
+            logits_BV = self.author.logits(batch)
+        finally:
+            axes.recorded = None
+        arch, (rows, positions) = model.parts[0].arch, batch.shape
+        of_layer = dict(zip((layer for part in model.parts for layer in part.routing_layers), recorded, strict=True))
+        none_BSK = torch.full((rows, positions, arch.experts_per_token), -1, device=self.author.rank.device)
+        each = []
+        for layer in arch.expert_layers:
+            chosen_BSK = of_layer.get(layer, none_BSK)
+            if layer in of_layer and axes.tensor is not None:  # ranks have cut the positions
+                chosen_BSK = all_gather(chosen_BSK, 1, axes.tensor.group)[:, :positions]
+            each.append(chosen_BSK)
+        sent.append((torch.cat(each, 2) + 1).int().cpu().numpy())
+        return logits_BV
 
     def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float], list[float]]:
         """The next token of every row, its log-probability, and the probability of the tokens that are left out."""
@@ -84,3 +113,19 @@ class Sampler:
         if broken:
             raise LogitsNotFinite("no token can be chosen: logits of the model are NaN or infinite")
         return not goes_on
+
+
+def _of_rows(
+    sent: Sequence[np.ndarray], prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """The column of each row: the number of a token is that of the position before it, where it is a label.
+
+    sent: of the prompts, which end together, and of one position after another, int32 [B, S, width].
+    """
+    whole = np.concatenate(sent, axis=1)
+    longest, width = max(map(len, prompts)), whole.shape[2]
+    found = []
+    for row, (ids, own) in enumerate(zip(prompts, tokens, strict=True)):
+        first, positions = longest - len(ids), len(ids) + len(own) - 1
+        found.append(np.concatenate((np.zeros((1, width), np.int32), whole[row, first : first + positions])))
+    return found

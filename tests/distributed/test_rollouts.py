@@ -21,9 +21,12 @@ LAYOUTS = {
     "pp": Topology(pp=2),
     "pp, two stages a rank": Topology(pp=2, sets=SCHEDULES["zbv"]),
     "fsdp and ep": Topology(model="moe", fsdp=2, ep=2),
+    "tp with experts": Topology(model="moe", tp=2),
+    "pp with experts": Topology(model="moe", pp=2),
     "one rank, four microbatches": Topology(accumulate=4),
 }
 ORDINARY = ("tp",)
+REPLAYED = ", replay_routing = true"
 KEYS = ("rollout/", "policy/", "objective", "reward")
 
 
@@ -44,7 +47,7 @@ def samples(outcome: Outcome) -> list[list[dict[str, str]]]:
 )
 def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name: str):
     layout = LAYOUTS[name]
-    trial = sampled_trial(lab, layout)
+    trial = sampled_trial(lab, layout, more=REPLAYED if layout.model == "moe" else "")
     alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
     assert samples(outcome) == samples(alone) and len({each["text"] for each in samples(alone)[0]}) > 1
     found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
@@ -64,6 +67,19 @@ def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name
         # Of the distribution at the temperature of the rollout, both of them.
         assert ours["policy/ratio"] == pytest.approx(1, abs=1e-6) and 0 < ours["rollout/left_out"] < 1
     assert reference_kl[0] < 1e-12 and min(reference_kl[1:]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name", ["fsdp and ep", *(pytest.param(each, marks=pytest.mark.matrix) for each in LAYOUTS if "with" in each)]
+)
+def test_experts_are_those_that_were_recorded_whatever_the_step_would_choose(lab: Laboratory, name: str):
+    """Others than those that were chosen, on purpose: a layout that chooses by itself would not be like one process."""
+    layout, fault = LAYOUTS[name], Mutation("other_experts")
+    trial = sampled_trial(lab, layout, more=REPLAYED)
+    alone, outcome = (lab.run(trial, sets, alone=not sets, mutation=fault, saves=False) for sets in ((), layout.layout))
+    assert gaps(outcome, alone).worst < TOLERANCE["fp64"]
+    differing = [[each["rollout/routing_differs"] for each in measured(found)] for found in (outcome, alone)]
+    assert differing[0] == differing[1] and min(differing[0]) > 0.5
 
 
 @pytest.mark.matrix

@@ -21,6 +21,9 @@ BLOCKS = {
     "rollout": "rollout { group = 4, max_tokens = 20 }",
     "reward": "reward exact_answer { }",
 }
+EXPERTS = """model qwen3_moe {
+  dim = 64, layers = 3, heads = 8, kv_heads = 4, experts = 4, experts_per_token = 2, expert_ffn = 32
+}"""
 ORDER = ("step.fetch", "rollout.generate", "rollout.score", "rollout.advantages", "step.agree")
 
 
@@ -58,6 +61,18 @@ def test_the_cache_and_the_logits_of_completions_are_part_of_the_memory(make_pla
     # Of 512 completions keys and values of a position, 4 heads of 8 each, and four copies of their logits; all in fp32.
     sampling = 4 * 512 * (2 * 4 * 8 + 4 * 50_000)
     assert memory.total_bytes == memory.parameters + memory.gradients + memory.optimizer + sampling
+
+
+def test_experts_of_sampled_tokens_are_a_column_of_the_step(make_plan):
+    blocks = BLOCKS | {"model": EXPERTS}
+    chosen = make_plan(**blocks)
+    replayed = make_plan(**blocks | {"rollout": "rollout { group = 4, max_tokens = 20, replay_routing = true }"})
+    assert replayed.node("collate.pack").args["wide"] == {"experts": {"width": 6, "format": "int32"}}
+    assert replayed.node("rollout.generate").args["replay_routing"] is True
+    assert replayed.node("rollout.compare").args == {"replay_routing": True}
+    assert "wide" not in chosen.node("collate.pack").args and chosen.config_id != replayed.config_id
+    totals = [each.estimates.classes[0].memory.total_bytes for each in (replayed, chosen)]
+    assert totals[0] == totals[1] + 2 * 256 * 6 * 4
 
 
 def test_an_evaluation_may_let_held_out_prompts_be_answered(make_plan):
@@ -100,8 +115,10 @@ def test_a_reference_is_kept_beside_the_model_and_computed_in_each_step(make_pla
 
 
 @pytest.mark.parametrize("attribute", fields(Rollout), ids=lambda each: each.name)
-def test_every_setting_is_in_the_plan_and_said_of_a_resume(load, plan, attribute):
-    spec = load(**BLOCKS)
+def test_every_setting_is_in_the_plan_and_said_of_a_resume(load, attribute):
+    spec = load(**BLOCKS | ({"model": EXPERTS} if attribute.name == "replay_routing" else {}))
+    plan = compile_plan(spec).plan
+    assert plan is not None
     assert spec.rollout is not None
     role = attribute.metadata["setting"].role
     given = [Quantity(3, "steps")] if attribute.name == "show" else [3, 2]
@@ -143,6 +160,7 @@ WRONG = {
         {"loss": "loss grpo { kl = k3, kl_weight = 0.1, reference = precomputed }"},
         "no data has numbers", "reference = initial",
     ),
+    "no experts": ({"rollout": "rollout { group = 4, max_tokens = 9, replay_routing = true }"}, "no experts", "remove"),
     "a decomposed model": (
         {"loss": "loss grpo { kl = k3, kl_weight = 0.1 }\nadapter lora { rank = 4, init = pissa }"},
         "could not tell", "kl = none",

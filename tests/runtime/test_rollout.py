@@ -25,6 +25,7 @@ from xtrain.runtime.generation.continuation import TextEnds
 from xtrain.runtime.generation.sampling import Sampling
 from xtrain.runtime.generation.text_generator import LogitsNotFinite
 from xtrain.runtime.generation.trained import alone
+from xtrain.runtime.models.router import ExpertRouter
 from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup, advantages_of
 from xtrain.runtime.rollout.nodes import compare, summed
 from xtrain.runtime.rollout.prompts import check_prompts, last_run, prompt_lengths
@@ -137,6 +138,40 @@ def test_what_ends_a_completion_is_part_of_its_tokens_and_not_of_its_text(author
         assert len(each.tokens) == len(each.logprobs) and (not each.cut or len(each.tokens) == 60)
 
 
+def test_the_experts_of_each_token_are_recorded():
+    sizes = "dim = 32, layers = 2, heads = 4, kv_heads = 2, experts = 6, experts_per_token = 2, expert_ffn = 24"
+    author = generator_of(plan_of(f"qwen3_moe {{ {sizes} }}"))
+    ranks = RowRanks(author.rank, None, None)
+    kept = Sampler(author=author, tokenizer=ByteTokenizer(), row_ranks=ranks, sampling=Sampling(), most=5, records=True)
+    ends = [TextEnds.of(ByteTokenizer())] * len(PROMPTS)
+    for prompt, found in zip(PROMPTS, kept.sample(PROMPTS, ends, ["a", "b", "c"]), strict=True):
+        ids = [*prompt, *found.tokens]
+        assert found.experts is not None and found.experts.shape == (len(ids), 4) and not found.experts[0].any()
+        author.model.axes.recorded = chosen = []
+        recomputed_logits(author, ids[:-1])
+        author.model.axes.recorded = None
+        expected = torch.cat([each[0] for each in chosen], 1) + 1
+        assert np.array_equal(found.experts[1:], expected.numpy())
+
+
+def test_a_router_sends_tokens_where_they_were_sent_before():
+    sizes = "dim = 16, layers = 1, heads = 2, experts = 6, experts_per_token = 2, expert_ffn = 8"
+    author = generator_of(plan_of(f"qwen3_moe {{ {sizes} }}"))
+    (router,) = (each for each in author.model.modules() if isinstance(each, ExpertRouter))
+    x_BSD = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    real_BS = torch.tensor([[True, True, True, False]])
+    own_TK = router(x_BSD, real_BS).chosen_TK
+    known_BSK = (own_TK + 1)[None].int()
+    known_BSK[0, 1] = known_BSK[0, 1] % 6 + 1
+    known_BSK[0, 2] = 0  # not known
+    router.train()
+    routing = router(x_BSD, real_BS, known_BSK)
+    assert torch.equal(routing.chosen_TK[1], known_BSK[0, 1].long() - 1)
+    assert torch.equal(routing.chosen_TK[[0, 2, 3]], own_TK[[0, 2, 3]])
+    others = len(set((known_BSK[0, 1] - 1).tolist()) - set(own_TK[1].tolist()))
+    assert router.replayed is not None and router.replayed.tolist() == [4, others] and others > 0
+
+
 def test_no_token_can_be_chosen_where_weights_are_not_finite(author):
     weight = author.model.whole.norm.weight
     before = weight.detach().clone()
@@ -243,5 +278,6 @@ def test_the_gap_is_taken_where_there_are_labels():
         labels_BS=labels_BS, losses_BS=losses_BS, columns={"logprobs": torch.tensor([[9.0, -0.25, -1.0, 9.0]])}
     )
     step = Step(index=0, valid_tokens=2, batches=[batch])
-    compare(alone(torch.device("cpu")))(step)
+    nothing: Any = SimpleNamespace(modules=list)
+    compare(alone(torch.device("cpu")), nothing)(step)
     assert step.metrics == {"rollout/logprob_gap": 0.125, "rollout/logprob_gap_max": 0.25}

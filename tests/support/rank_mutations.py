@@ -160,6 +160,20 @@ def draws_of_a_rank() -> None:
 
 
 @mutation
+def other_experts() -> None:
+    """What is recorded is not the expert that a token was sent to, but the next one."""
+    from xtrain.runtime.rollout import sampler
+
+    original = sampler._of_rows
+    experts = 8  # of the model of trials
+
+    def next_ones(*given: Any) -> Any:
+        return [column % experts + (column > 0) for column in original(*given)]
+
+    vars(sampler)["_of_rows"] = next_ones
+
+
+@mutation
 def unshared_scores() -> None:
     """A rank that has not scored the completions of its rows takes their rewards for 0."""
     from xtrain.runtime.rollout.row_ranks import RowRanks
