@@ -41,6 +41,7 @@ class RotaryAngles:
 class Architecture:
     """A decoder-only transformer with nothing left to choose.
 
+    layers: its decoder blocks, and behind them the modules that predict further tokens (`mtp`), if it has any.
     own: settings that only its family has, as JSON. rope: left out of the JSON where positions are not scaled. adapter:
     what is trained beside its matrices; None: nothing is, and the JSON says nothing of it. head: left out where it
     gives logits; one of rewards is not tied.
@@ -86,8 +87,25 @@ class Architecture:
 
     @property
     def head_products(self) -> int:
-        """Weights of the head that each token is multiplied with; that of rewards sees the last one of a sequence."""
-        return 0 if self.head == "reward" else self.vocab * self.dim
+        """Weights of the head that each token is multiplied with, once more for each module that predicts further
+        tokens; that of rewards sees the last one of a sequence."""
+        return 0 if self.head == "reward" else (1 + self.mtp) * self.vocab * self.dim
+
+    @property
+    def mtp(self) -> int:
+        """How many of its layers, the last ones, are modules that predict further tokens."""
+        return self.own.get("mtp", 0)
+
+    @property
+    def blocks(self) -> int:
+        """How many of its layers are decoder blocks of the model itself."""
+        return self.layers - self.mtp
+
+    @property
+    def core(self) -> "Architecture":
+        """The model without modules that predict further tokens."""
+        own = {name: value for name, value in self.own.items() if not name.startswith("mtp")}
+        return attrs.evolve(self, layers=self.blocks, own=own) if self.mtp else self
 
     @property
     def base(self) -> "Architecture":
@@ -169,7 +187,9 @@ class LayerKind:
 def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
     blocks: list[BlockPiece] = []
     layers: list[list[int]] = []
-    plain = family.blocks(arch)
+    plain = family.blocks(attrs.evolve(arch, layers=arch.blocks) if arch.mtp else arch)
+    if arch.mtp:
+        plain += (plain[-1].further(plus_one=family.ends(arch).norm_plus_one),) * arch.mtp
     for layer, block in enumerate(plain if arch.adapter is None else arch.adapter.on(plain, arch.base)):
         if block not in blocks:
             blocks.append(block)

@@ -120,6 +120,11 @@ FREE_NAMES: Final = {
         "norm of the gradients of task NAME in this step, of the loss over its own valid tokens, before clipping; only "
         "with tasks, and only if it has learned from this step"
     ),
+    "mtp/NUMBER": doc(
+        "cross-entropy of what module NUMBER predicts, the token so many behind the next one: sum over its labels on "
+        "all ranks, divided by the valid tokens of the step; only with `mtp` of the model",
+        "nats a token",
+    ),
     "moe/aux_loss": doc(
         "load-balancing loss of the routers before its weight, mean over rows, layers with experts and the steps since "
         "the last record; 1 when balanced; only with experts"

@@ -9,6 +9,7 @@ from ...dsl.schema.packings import PACKINGS, Packing
 from ...dsl.schema.rollout import EXPERTS
 from ...dsl.schema.setting import AUTO, Auto, at_least, setting
 from ...dsl.schema.training import WideColumn
+from ...planner.units import plural
 
 if TYPE_CHECKING:
     from ...planner.resolved import Resolved
@@ -88,6 +89,7 @@ class Pack(RowLink):
             **({"computed": list(loss.computed)} if loss.computed else {}),
             **({"values": list(loss.values)} if loss.values else {}),
             **({"wide": {name: asdict(each) for name, each in wide.items()}} if (wide := self._wide(run)) else {}),
+            **({"later": run.architecture.mtp} if run.architecture.mtp else {}),
         }
         return {"method": self._method, "capacity": run.batch.sequence, "align": run.align, **group, **read}
 
@@ -106,7 +108,9 @@ class Pack(RowLink):
         loss = run.spec.loss
         text += f"; {loss.unit}s are told apart" if loss.unit != "token" else ""
         read = [f"`{name}`" for name in (*loss.columns, *loss.values, *loss.wide)]
-        return f"{text}; the loss reads {', '.join(read)}" if read else text
+        text += f"; the loss reads {', '.join(read)}" if read else ""
+        later = run.architecture.mtp
+        return text + (f"; beside each token the {plural(later, 'token')} behind it" if later else "")
 
     def identity(self, align: int) -> list[Any]:
         group = {} if self.grouped is None else {"group": self.grouped}

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
+from ...dsl.schema.losses import LATER, LATER_LABELS
 from ...dsl.schema.packings import PACKINGS
 from ...dsl.schema.training import WideColumn
 from ...runtime.data.collate.batch import IGNORE_INDEX, Microbatch, whole_positions
@@ -31,6 +32,7 @@ def pack(
     computed: Sequence[str] = (),
     values: Sequence[str] = (),
     wide: Mapping[str, WideColumn] | None = None,
+    later: int = 0,
 ) -> PackStage:
     """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
 
@@ -38,7 +40,8 @@ def pack(
     segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
     columns: those that the loss reads; 0 in padding. computed: those of them that the run computes, NaN where it has
     not, as in evaluation. unit: what it counts, `sequence` or `pair`; None: tokens. values: those of each unit that it
-    reads. wide: columns with several numbers a token.
+    reads. wide: columns with several numbers a token. later: of so many tokens behind each, in its document, the ids
+    and labels are columns too.
     Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, are of
     several datasets, or are not what the loss reads.
     """
@@ -52,6 +55,9 @@ def pack(
         columns_BS = {name: _empty(name, shape, value, computed) for name in columns}
         for name, each in (wide or {}).items():
             columns_BS[name] = torch.zeros((*shape, each.width), dtype=getattr(torch, each.format))
+        for depth in range(1, later + 1):
+            columns_BS[f"{LATER}/{depth}"] = torch.zeros(shape, dtype=torch.int64)
+            columns_BS[f"{LATER_LABELS}/{depth}"] = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
         filled = [0] * value.num_rows
         datasets, places = [UNKNOWN] * value.num_rows, [UNKNOWN] * value.num_rows
         segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
@@ -67,7 +73,12 @@ def pack(
             datasets[row], places[row] = sample.dataset, sample.position
             input_ids_BS[row, first : first + real] = sample.tokens
             labels_BS[row, first : first + real] = sample.labels
-            for name, column_BS in columns_BS.items():
+            for depth in range(1, min(later + 1, real)):
+                place = slice(first, first + real - depth)
+                columns_BS[f"{LATER}/{depth}"][row, place] = sample.tokens[depth:]
+                columns_BS[f"{LATER_LABELS}/{depth}"][row, place] = sample.labels[depth:]
+            for name in (*columns, *(wide or {})):
+                column_BS = columns_BS[name]
                 if name not in sample.columns and name in computed:
                     continue
                 if name not in sample.columns:
@@ -108,7 +119,9 @@ def pack(
         function=lay_out,
         capacity=capacity,
         align=align,
-        of_labels=None if unit is None and not columns and not wide else pack(capacity=capacity, align=align),
+        of_labels=None
+        if unit is None and not columns and not wide and not later
+        else pack(capacity=capacity, align=align),
     )
 
 
@@ -130,11 +143,19 @@ def append_pack(
     computed: Sequence[str] = (),
     values: Sequence[str] = (),
     wide: dict[str, dict[str, Any]] | None = None,
+    later: int = 0,
 ) -> list[Stage]:
     """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
     assert method in ("auto", *PACKINGS) and group >= 1
     several = {name: WideColumn(**each) for name, each in (wide or {}).items()}
     packed = pack(
-        capacity=capacity, align=align, unit=unit, columns=columns, computed=computed, values=values, wide=several
+        capacity=capacity,
+        align=align,
+        unit=unit,
+        columns=columns,
+        computed=computed,
+        values=values,
+        wide=several,
+        later=later,
     )
     return [*stages, packed]

@@ -19,12 +19,14 @@ from ...dsl.user_parts.reader import Declared
 from ...dsl.user_parts.signatures import REQUIRED
 from ...dsl.user_parts.types import expression
 from ...planner.architecture import Architecture
-from ...planner.blocks.block import PIECES, BlockPiece, Chain, Layer
+from ...planner.blocks.block import FURTHER, PIECES, BlockPiece, Chain, Layer
+from ...planner.blocks.further import JoinLayer
 from ...planner.blocks.layer_reader import check_argument, read_layer
 from ...planner.blocks.user_layer import UserLayer, is_reserved
 
 _OWN: Final = ("own", "family", "vocab")  # what of an architecture no block is made of
-_OFFERED: Final = tuple(name for name in PIECES if name not in (Layer.__name__, UserLayer.__name__))
+_WITHHELD: Final = (Layer.__name__, UserLayer.__name__, JoinLayer.__name__, FURTHER)  # planners put these together
+_OFFERED: Final = tuple(name for name in PIECES if name not in _WITHHELD)
 
 
 class _OwnFamily(UserComponent):

@@ -145,6 +145,12 @@ PAGES: Final = (
         'loss bradley_terry\nevery 10 steps generate { prompts = ["Once"] }',
         'dataset pairs { source = jsonl("pairs.jsonl"), chosen = "chosen", rejected = "rejected", holdout = 5% }\n'
         'loss bradley_terry\nevery 10 steps eval pairs'),
+    CodePage("X445", "further tokens that cannot be predicted", """
+        Modules that predict further tokens (`mtp`) stand behind the last block and use its embedding and its head. They
+        learn by the plain cross-entropy, with all of the model, from its first step on: not beside an adapter, parts
+        that are frozen, a folder's weights, rollouts, a step of your own, a pipeline or compiled blocks.
+        """, "model qwen3 { dim = 192, layers = 4, heads = 6, mtp = 1 }\nloss cross_entropy { focal = 2.0 }",
+        "model qwen3 { dim = 192, layers = 4, heads = 6, mtp = 1 }"),
     CodePage("X447", "a server that cannot be", """
         A server trains adapters, so a spec with `serve` has `adapter`: the largest that a client may ask for. It
         listens on the machine itself; any other address needs `key`, the name of an environment variable with what

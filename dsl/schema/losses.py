@@ -21,6 +21,19 @@ TEACHER_IDS: Final = "teacher_ids"
 """The tokens that a teacher holds most probable in the place of each token, several of them."""
 TEACHER_LOGPROBS: Final = "teacher_logprobs"
 """Their log-probabilities, and behind them that of all other tokens together."""
+LATER: Final = "later_ids"
+"""Of modules that predict further tokens, each with `/` and its number behind: the token so many positions later in the
+same document, which it reads; 0 where there is none."""
+LATER_LABELS: Final = "later_labels"
+"""The label of that."""
+
+FURTHER: Final = "mtp"
+
+
+def further_metrics(modules: int) -> tuple[str, ...]:
+    """What so many modules that predict further tokens measure: `mtp/1`, …"""
+    return tuple(f"{FURTHER}/{number}" for number in range(1, modules + 1))
+
 
 _REWARD: Final = "nats"
 PAIR_METRICS: Final = {

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from .bases import BASES, Base
 from .component import Component, Registry
-from .model_config import MOST_EXPERTS, MOST_LAYERS, ModelConfig
+from .model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig
 from .names import file_path
 from .rope import Rope
 from .setting import (
@@ -99,6 +99,8 @@ class Model(Component):
     experts: int = 0  # of families without
     window: int | None = None
     full_layers: tuple[int, ...] = ()
+    mtp: int = 0
+    mtp_weight: float = 0.0
     folder: ModelFolder | None = None
     weights: Literal["auto", "none"] = "auto"
     frozen: tuple[str, ...] = ()
@@ -215,6 +217,20 @@ class TransformerSettings(Model):
         added=True,
     )
 
+    mtp: int = setting(
+        "multi-token prediction: modules behind the last block, each a block with two norms and a projection, that "
+        "predict the tokens behind the next one in training (arXiv 2412.19437, section 2.2); 0: none",
+        default=0,
+        check=between(0, MOST_FURTHER),
+        added=True,
+    )
+    mtp_weight: float = setting(
+        "weight of the mean of their cross-entropies beside that of the next token",
+        default=0.3,
+        check=not_negative,
+        added=True,
+    )
+
     has_qk_norm: ClassVar[bool] = False
     """Whether the family has RMSNorm on queries and keys."""
     resuming: ClassVar[Mapping[str, Resuming]] = {
@@ -222,6 +238,8 @@ class TransformerSettings(Model):
         **dict.fromkeys(("heads", "kv_heads", "head_dim"), "width"),
         **dict.fromkeys(("rope_theta", "rope", "norm_eps"), "meaning"),
         "init_std": "elsewhere",
+        "mtp": "shape",
+        "mtp_weight": "loss",
     }
 
     @property
@@ -235,6 +253,10 @@ class TransformerSettings(Model):
             found["weights"] = ("the model is not that of a folder, so its weights are drawn", "remove it")
         elif self.loads:
             found["init_std"] = ("the weights are those of the folder", "remove it")
+        if not self.mtp:
+            found["mtp_weight"] = ("no module predicts further tokens, as `mtp` is 0", "give `mtp`, or remove it")
+        elif not self.mtp_weight:
+            found["mtp"] = ("what its modules predict counts nothing, as `mtp_weight` is 0", "remove both")
         if self.full_layers and self.window is None:
             found["full_layers"] = ("no block has a window", "give `window`, or remove it")
         return found

@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 
 Config = Mapping[str, Any]
 REFUSED: Final = object()
+MOST_FURTHER: Final = 8  # modules that predict further tokens
 MOST_LAYERS: Final = 10_000  # a plan lists all
 MOST_EXPERTS: Final = 10_000  # of a block; files may have them one by one
 

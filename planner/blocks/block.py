@@ -22,6 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Class of pieces, or function that puts some together → itself, by its name: what a plan is read back by, and what a
 # family in a module of the user's is put together of.
 PIECES: Final[dict[str, Callable[..., Any]]] = {}
+FURTHER: Final = "further_block"
 
 
 def composed(function: F) -> F:
@@ -58,6 +59,10 @@ class BlockPiece:
     def from_json(content: Mapping[str, Any]) -> "BlockPiece":
         values = {name: _value(each) for name, each in content.items() if name != "piece"}
         return PIECES[content["piece"]](**values)
+
+    def further(self, *, plus_one: bool) -> "BlockPiece":
+        """The block of a module behind this one, the last, that predicts further tokens (`further.py`)."""
+        return PIECES[FURTHER](self, plus_one=plus_one)
 
     def layers(self) -> "Iterator[Layer]":
         """The pieces with a name inside it, in the order in which modules are registered."""

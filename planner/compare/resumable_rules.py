@@ -179,7 +179,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "collate.flatten": {},
     "collate.shift_tokens": {},
     "collate.pack": dict.fromkeys(
-        ("method", "group", "capacity", "align", "unit", "columns", "computed", "values", "wide")
+        ("method", "group", "capacity", "align", "unit", "columns", "computed", "values", "wide", "later")
     ),
     "collate.user": dict.fromkeys(("module", "function", "digest", "arguments", "takes", "gives")),
     "collate.shard": {"ring": None, "ulysses": None},
@@ -234,6 +234,10 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "share": Rule("adapter.dropout", "learning", "another share is dropped from here on"),
         "seed": None,
         "matrices": None,
+    },
+    "setup.mtp": {
+        "modules": None,
+        "weight": Rule("model.mtp_weight", "learning", "further tokens count by it from here on"),
     },
     "setup.embedding_noise": {
         "most": Rule("batch.neftune", "learning", "noise of another size is added from here on"),

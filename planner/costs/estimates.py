@@ -143,7 +143,7 @@ def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], l
     for stage in range(len(run.pipeline.spans)):
         play = by_stage[stage]
         ops = [op for block, _ in play.blocks for op in block.trace.ops]
-        head = play.ends.product if play.predicts else 0
+        head = (1 + play.further) * play.ends.product if play.predicts else 0
         works.append(float(sum(op.flops for op in ops) + head))
         again.append(float(sum(_again(play))))
         inputs = sum(op.flops for op in ops if op.receivers) + head * play.ends.passes

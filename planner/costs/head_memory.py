@@ -24,7 +24,8 @@ class Ends:
     the head's forward beside its input, with what it leaves. backward: the same for the backward, beside what was left.
     start: the most alive in the backward of the embedding beside the gradient that comes to it. product: operations of
     the head's product; again: the same, where the backward computes that a second time. keeps: what the last norm is
-    given stays for its backward.
+    given stays for its backward. further: the most alive in the forward and in the backward of the head of a module
+    that predicts further tokens, beside what that head reads, or what was left.
     """
 
     below: bool
@@ -40,6 +41,7 @@ class Ends:
     keeps: bool
     product: int = 0
     again: int = 0
+    further: tuple[int, int] = (0, 0)
 
 
 def ends_of(run: Resolved, local: Local) -> Ends:
@@ -91,6 +93,7 @@ def ends_of(run: Resolved, local: Local) -> Ends:
         product=product,
         again=again,
         start=start,
+        further=(max(gathers, chunk - (0 if gathers else hidden)), stream + gathers // 2 if gathers else 0),
     )
 
 

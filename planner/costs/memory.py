@@ -78,6 +78,7 @@ def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
             beside=stage + 1 in run.pipeline.owners[pp],
             behind=stage - 1 in run.pipeline.owners[pp],
             alone=last == 0,
+            further=run.architecture.mtp if stage == last else 0,
         )
 
     return [[play(pp, stage) for stage in stages] for pp, stages in enumerate(run.pipeline.owners)]

@@ -74,7 +74,8 @@ class StagePlay:
     blocks: each, and whether it is computed again in the backward. found: plays of blocks and of stages, each made
     once. embeds, predicts: it has an end of the model. What it takes from other stages, and gradients it takes, lie in
     buffers that stay. beside, behind: the next stage, or the one before, is on the same rank, and what is passed on
-    takes the place of such a buffer. alone: there is no other stage.
+    takes the place of such a buffer. alone: there is no other stage. further: how many of the blocks, the last
+    ones, are modules behind the head that predict further tokens, each with the head behind it.
     """
 
     stage: int
@@ -89,6 +90,7 @@ class StagePlay:
     beside: bool = False
     behind: bool = False
     alone: bool = True
+    further: int = 0
 
     @property
     def counts(self) -> Counter[tuple[BlockPlay, bool]]:
@@ -116,7 +118,7 @@ class StagePlay:
 
     @property
     def loss(self) -> int:
-        return self.ends.loss if self.predicts else 0
+        return (1 + self.further) * self.ends.loss if self.predicts else 0
 
     @property
     def unsharded(self) -> int:
@@ -189,7 +191,7 @@ class StagePlay:
     @property
     def _kind(self) -> tuple[Hashable, ...]:
         """What stages that cost the same have in common."""
-        return (self.blocks, self.embeds, self.predicts, self.beside)
+        return (self.blocks, self.embeds, self.predicts, self.beside, self.further)
 
     @property
     def _trains(self) -> bool:
@@ -208,15 +210,22 @@ class StagePlay:
             live += stream + self.ends.embedded
         elif not self._keeps_input:
             live += stream  # it lies in a buffer
-        for block, again in self.blocks:
+        count = len(self.blocks) - self.further
+        for place, (block, again) in enumerate(self.blocks, start=1):
             played = self._once((block, again), partial(block.forward, again))
             peak = max(peak, live + played.peak)
             live += played.net
-        if self.predicts:
-            last = self.blocks[-1][0].units.all[-1:]  # what was gathered last, in its buffer
-            peak = max(peak, live + self.ends.forward + sum(unit.flat for unit in last))
-            live += self.ends.saved + self.ends.loss - (0 if self.ends.keeps else stream)
-        else:
+            if not self.predicts or place < count:
+                continue
+            buffer = sum(unit.flat for unit in block.units.all[-1:])  # what was gathered last, in its buffer
+            if place == count:
+                peak = max(peak, live + self.ends.forward + buffer)
+                live += self.ends.saved + self.ends.loss - (0 if self.ends.keeps else stream)
+                live += stream if self.further else 0  # what the head has read
+            else:
+                peak = max(peak, live + self.ends.further[0] + buffer)
+                live += self.ends.loss - (stream if place == len(self.blocks) else 0)
+        if not self.predicts:
             # What begins a backward is copied, for the gradient that the stage before, or this one, is given.
             begins = not self.alone and not self.below and not (self.embeds and self._trains)
             peak = max(peak, live + (stream if begins else 0))
@@ -228,27 +237,44 @@ class StagePlay:
         in_place = handling.again and not handling.casts and handling.sums != "each"
         lowest = next((place for place, (block, _) in enumerate(self.blocks) if block.runs_back), len(self.blocks))
         units = [block.units.dense for block, _ in self.blocks[lowest:]]
-        if self.predicts:
-            peak = self.ends.backward
-            live += (stream if self.ends.below else 0) - (self.ends.loss - self.ends.weight) - self.ends.saved
-            live -= (stream if self.ends.keeps else 0) + (self.ends.weight if in_place else 0)
-        elif units:
+        if self.predicts and not self.further:
+            peak, live = self._head_back(in_place)
+        elif units and not self.predicts:
             live += stream  # the gradient lies in a buffer that stays
         # The buffers that the first unit to go backwards, and the last, were gathered in early.
         ends = (units[-1], units[0]) if units else (None, None)
         early, late = (unit.flat if unit is not None and unit.reshards else 0 for unit in ends)
+        count = len(self.blocks) - self.further
         for place in reversed(range(len(units))):
             block, again = self.blocks[lowest + place]
+            if self.further and self.predicts and lowest + place >= count:
+                last = lowest + place == len(self.blocks) - 1
+                peak = max(peak, live + self.ends.further[1])
+                live += (stream if last else 0) - (self.ends.loss - self.ends.weight)
+                live -= 0 if last else self.ends.weight
             behind = next((unit for unit in units[place + 1 :] if unit is not None and unit.gradients), None)
             ahead = units[max(0, place - 1)]
             key = (block, again, handling, behind, ahead)
             played = self._once(key, partial(block.backward, again, handling, behind, ahead))
             peak = max(peak, live + early + played.peak)
             live += played.net
+            if self.further and self.predicts and lowest + place == len(self.blocks) - 1:
+                # Gradients of a parameter that is used several times are put together before they are added to what
+                # earlier microbatches have left: that of the table stays until the embedding's has come.
+                live += 0 if self.tied else self.ends.embedding
+            if self.further and self.predicts and lowest + place == count:
+                most, net = self._head_back(True)
+                peak = max(peak, live + early + self.ends.further[1], live + early - stream + most)
+                live += net - stream  # the gradient of what the head has read, with which its own is put together
+                live -= self.ends.weight if in_place and not self.tied else 0
         live += early - late
         if self.embeds:
             peak = max(peak, live + self.ends.start)
-            live += (0 if in_place or (self.tied and self.predicts) else self.ends.embedding) - self.ends.embedded
+            live -= self.ends.embedded
+            if self.further and self.predicts:  # those of all embeddings have been added to the first of them
+                live -= self.ends.embedding if in_place else 0
+            elif not in_place and not (self.tied and self.predicts):
+                live += self.ends.embedding
         if not self.embeds and self._keeps_input:
             live += stream  # what it was given lies in a buffer too
         live -= (stream if self.below else 0) + self._kept_rotation
@@ -257,6 +283,13 @@ class StagePlay:
         behind = next((unit for unit in units if unit is not None and unit.gradients), None)
         last = exchange(self.root, behind.buffer if behind is not None else 0, handling)
         return Played(max(peak, live + last.peak), live + last.net)
+
+    def _head_back(self, in_place: bool) -> tuple[int, int]:
+        """The most alive in the backward of the head and of the norm before it, and what there is more afterwards.
+        in_place: the gradient of the head is added to one that there is."""
+        stream, ends = self.local.stream, self.ends
+        live = (stream if ends.below else 0) - (ends.loss - ends.weight) - ends.saved
+        return ends.backward, live - (stream if ends.keeps else 0) - (ends.weight if in_place else 0)
 
     def reduce(self) -> Played:
         """The exchange of all gradients of a stage of a pipeline at the end, unit by unit."""

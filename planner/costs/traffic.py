@@ -92,6 +92,7 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
         if tensor.sequence and stage.ends.embedding:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
     if stage.predicts and run.architecture.head == "vocabulary":
+        count *= 1 + stage.further
         if tensor.sequence:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
         if stage.ends.passes:
@@ -154,6 +155,7 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     if spec.tasks:  # and the valid tokens of each
         norm, sums = "step.task_gradients", 3 * len(spec.tasks)
     recorded = 0 if spec.loss.plain else 1 + len(spec.loss.measured)
+    recorded += 1 + arch.mtp if arch.mtp else 0
     calls.add(CollectiveCall(world, "all_reduce", norm, (sums + recorded) * 8))
     if arch.router_bias_speed > 0:
         calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))

@@ -28,6 +28,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     """Add the chain; the id of its last node, after which the model holds its initial weights."""
     last = _temperature(graph, run, _loss(graph, run, _build(graph, run, after)))
     for part in (
+        _further,
         _tasks,
         _tensor_parallel,
         _context_parallel,
@@ -142,7 +143,9 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
     size = f"{count_text(run.inventory.total)} parameters"
     if arch.is_moe:
         size += f", {count_text(run.inventory.active)} active"
-    does = f"{arch.title}: {plural(arch.layers, 'block')} of width {arch.dim}, {size}"
+    does = f"{arch.title}: {plural(arch.blocks, 'block')} of width {arch.dim}, {size}"
+    if arch.mtp:
+        does += f", {plural(arch.mtp, 'module')} behind them that predict further tokens"
     if run.size("pp") > 1:
         does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
     does += ", with a head of rewards" if arch.head == "reward" else ""
@@ -174,6 +177,18 @@ def _temperature(graph: Builder, run: Resolved, last: str) -> str:
     args = {"temperature": rollout.temperature}
     does = f"losses of training are those of logits / {rollout.temperature:g}, which completions are drawn from"
     return graph.add("setup", "setup.temperature", does, args=args, after=((last, "model"),))
+
+
+def _further(graph: Builder, run: Resolved, last: str) -> str:
+    """What the modules that predict further tokens are for."""
+    mtp, weight = run.architecture.mtp, run.spec.model.mtp_weight
+    if not mtp:
+        return last
+    which = "the token behind the next one" if mtp == 1 else f"the tokens 2 to {mtp + 1} ahead"
+    does = f"{plural(mtp, 'module')} behind the last block, with the embedding and the head of the model, "
+    does += f"predict{'s' if mtp == 1 else ''} {which} in training; the mean of the cross-entropies counts {weight:g}; "
+    does += "evaluation, generation and exports leave them out"
+    return graph.add("setup", "setup.mtp", does, args={"modules": mtp, "weight": weight}, after=((last, "model"),))
 
 
 def _range_text(counts: list[int]) -> str:

@@ -40,6 +40,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     if "head_dim" in settings_of(type(spec.model)):  # else the family says how wide its heads are
         values["head_dim"] = _head_dim(spec, reasons, found)
     values["vocab"] = _vocab(spec, reasons, found)
+    values["layers"] += values.get("mtp", 0)
     if spec.loss.head == "reward":
         values |= {"head": "reward", "tie_embeddings": False}
     architecture = Architecture.from_values({"family": spec.model.family, **values})

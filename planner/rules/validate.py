@@ -29,6 +29,7 @@ from ..serving.slots import architecture_with_slots, as_training, with_slots
 from .base_rules import check_base
 from .beginning import check_beginning
 from .elastic import Elastic, settle_worlds
+from .further_rules import check_further
 from .idle_rules import check_idle, check_idle_accumulation
 from .module_rules import check_modules
 from .optimizer_rules import check_loss, check_optimizer
@@ -87,6 +88,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_modules(spec, arch, layout, batch, found)
     check_optimizer(spec, arch, layout, found)
     check_loss(spec, found)
+    check_further(spec, layout, found)
     check_teacher(spec, arch, found)
     scorer = read_scorer(spec, arch, found)
     check_replay(spec, arch, found)
@@ -127,6 +129,7 @@ def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> Validate
     check_base(training, arch, layout, found)
     check_stack(training, found)
     check_modules(training, arch, layout, batch, found)
+    check_further(training, layout, found)
     check_server(spec, arch, layout, found)
     if found.failed or layout.unsettled or arch.adapter is None:  # where a draft says nothing of it
         return None

@@ -71,6 +71,7 @@ def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -
 
 def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
     """All keys, in the spelling that version 4 and version 5 of transformers read."""
+    arch = arch.core
     config = _config(arch)
     found = {
         "architectures": [config.architectures[0]],
@@ -97,6 +98,7 @@ def changed_config(
 
     means: the settings that it gives, by `settings_in_folder`.
     """
+    arch = arch.core
     config = _own_config(_config(arch), config)
     found = dict(config)
     for key in _config(arch).keys:
@@ -149,6 +151,7 @@ def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> d
 
 def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     """The settings of a model of which a `config.json` says something else, with what that is."""
+    arch = arch.core
     config = _config(arch)
     keys = {key.setting: key for key in (*config.keys, *config.rope_keys)}
     known = keys.keys() | config.constant.keys() | {"rope_theta"}

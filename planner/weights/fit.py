@@ -31,7 +31,9 @@ class Assignment:
 
 
 def assign(arch: Architecture, files: WeightFiles) -> Assignment:
-    """Where every parameter is read. Raises ValueError, whose text names what is wrong, if the folder does not fit."""
+    """Where every parameter is read, but for those of modules that predict further tokens. Raises ValueError, whose
+    text names what is wrong, if the folder does not fit."""
+    arch = arch.core
     names = FAMILIES[arch.family].stored
     assert names is not None, f"{arch.family} has no files"
     own = names.own_names(files.tensors)

@@ -77,7 +77,7 @@ def _tensors(arch: Architecture, format_of: FormatOf) -> Iterator[WrittenTensor]
     names = FAMILIES[arch.family].stored
     parts: dict[str, list[tuple[str, StoredPart]]] = {}
     formats: dict[str, str] = {}
-    for parameter in (*parameters(arch), *buffers(arch)):
+    for parameter in (*parameters(arch.core), *buffers(arch.core)):
         for number, part in enumerate(names.of(parameter)[0]):
             parts.setdefault(part.name, []).append((parameter.name, part))
             formats[part.name] = format_of(parameter, number)

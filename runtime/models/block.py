@@ -20,6 +20,7 @@ from ...planner.blocks.attention import AttentionLayer
 from ...planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
 from ...planner.blocks.experts import ExpertsLayer
 from ...planner.blocks.feed_forward import SwiGLULayer
+from ...planner.blocks.further import JoinLayer
 from ...planner.blocks.latent_attention import LatentAttentionLayer
 from ...planner.blocks.norm import NormLayer
 from ...planner.blocks.user_layer import UserLayer
@@ -95,6 +96,24 @@ class BlockInput(NamedTuple):
     real_BS: Tensor
     cache: KeyValueCache | None = None
     known_BSK: Tensor | None = None
+    later_BS: Tensor | None = None
+
+
+class Join(nn.Module):
+    """A `JoinLayer`: a hidden state and the embedding of a later token. embed: ids [B, S] → the residual stream before
+    the first block; the model gives it."""
+
+    embed: Callable[[Tensor], Tensor]
+
+    def __init__(self, dim: int, eps: float, *, plus_one: bool) -> None:
+        super().__init__()
+        self.enorm = RMSNorm(dim, eps, plus_one=plus_one)
+        self.hnorm = RMSNorm(dim, eps, plus_one=plus_one)
+        self.eh_proj = Linear(2 * dim, dim)
+
+    def forward(self, x_BSD: Tensor, ids_BS: Tensor) -> Tensor:
+        embedded_BSD = self.enorm(self.embed(ids_BS))
+        return self.eh_proj(torch.cat((embedded_BSD, self.hnorm(x_BSD)), dim=-1))
 
 
 @frozen(eq=False)
@@ -157,6 +176,17 @@ def _experts(layer: ExpertsLayer, of: BlockSettings) -> Built:
     return module, lambda x_BSD, given: module(x_BSD, given.real_BS, given.known_BSK)
 
 
+@builds(JoinLayer)
+def _join(layer: JoinLayer, of: BlockSettings) -> Built:
+    module = Join(of.arch.dim, of.arch.norm_eps, plus_one=layer.plus_one)
+
+    def call(x_BSD: Tensor, given: BlockInput) -> Tensor:
+        assert given.later_BS is not None
+        return module(x_BSD, given.later_BS)
+
+    return module, call
+
+
 @builds(UserLayer)
 def _of_user(layer: UserLayer, of: BlockSettings) -> Built:
     user = of.arch.own["user"]
@@ -176,13 +206,14 @@ def built(layer: Layer, of: BlockSettings) -> Built:
 
 class DecoderBlock(nn.Module):
     """The decoder block of one layer. `recompute`, where it is set, runs `compute` so that the backward can run it
-    again. angles: of the positions that its `rotate` is made of; None: it takes none. dropping: those of its modules
-    that drop inputs, by the tokens' keys."""
+    again. number: of its layer. angles: of the positions that its `rotate` is made of; None: it takes none. dropping:
+    those of its modules that drop inputs, by the tokens' keys."""
 
     def __init__(
         self, arch: Architecture, layer: int, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
     ) -> None:
         super().__init__()
+        self.number = layer
         block, settings = arch.block(layer), BlockSettings(arch, kernel, axes, rows, base or Path())
         calls: dict[str, Call] = {}
         for piece in block.layers():
@@ -215,10 +246,12 @@ class DecoderBlock(nn.Module):
         cache: KeyValueCache | None = None,
         keys_BS: Tensor | None = None,
         known_BSK: Tensor | None = None,
+        later_BS: Tensor | None = None,
     ) -> Tensor:
+        """later_BS: ids of later tokens, of a block that predicts further ones."""
         if self.recompute is None or cache is not None:
-            return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS, known_BSK)
-        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS, known_BSK)
+            return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS, known_BSK, later_BS)
+        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS, known_BSK, later_BS)
 
     def compute(
         self,
@@ -228,13 +261,14 @@ class DecoderBlock(nn.Module):
         real_BS: Tensor,
         cache: KeyValueCache | None,
         keys_BS: Tensor | None,
-        known_BSK: Tensor | None,
+        known_BSK: Tensor | None = None,
+        later_BS: Tensor | None = None,
     ) -> Tensor:
         if self.tasks is not None:  # in the backward other microbatches have come in between
             self.tasks.counts = packing.task_rows
         for module in self.dropping:
             module.keys_BS = keys_BS
-        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache, known_BSK))
+        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache, known_BSK, later_BS))
 
 
 def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:

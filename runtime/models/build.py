@@ -53,6 +53,15 @@ def build_model(
     return model
 
 
+@op("setup.mtp")
+def weigh_further(model: ModelParts, modules: int, weight: float) -> None:
+    """Let the mean of the losses of modules that predict further tokens count `weight`."""
+    for part in model.parts:
+        if part.arch.mtp != modules:
+            raise PlanMismatch(f"the model has {part.arch.mtp} modules that predict further tokens, not {modules}")
+        part.further_weight = weight
+
+
 @op("setup.tasks")
 def route(plan: Plan, model: ModelParts, tasks: dict[str, list[str]]) -> None:
     """Let rows go through the adapter of their task. tasks: the datasets of each."""

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
+from ...dsl.schema.losses import further_metrics
 from ..parallel.axes import Axes
 from .distillation import Distillation
 from .layers import Linear
@@ -54,12 +55,14 @@ class ModelParts:
         """How many sums of losses a microbatch leaves: of the cross-entropy, and of what is minimised and measured
         besides."""
         term = self.parts[0].head.term
-        return 1 if term is None else 2 + len(term.metrics)
+        return 1 if term is None and not self.measured else 2 + len(self.measured)
 
     @property
     def measured(self) -> tuple[str, ...]:
         """What the loss measures beside itself, by name."""
         term = self.parts[0].head.term
+        if further := self.parts[0].arch.mtp:
+            return further_metrics(further)
         return () if term is None else term.metrics
 
     @property

@@ -6,20 +6,21 @@ Module names are those of Hugging Face's files, without the leading `model.`.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
+from ...dsl.schema.losses import LATER, LATER_LABELS
 from ...dsl.schema.rollout import EXPERTS
 from ...planner.architecture import Architecture, RotaryAngles
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
 from .attention import KERNELS, AttentionModule, with_block_masks
 from .batch import ModelBatch, RowLosses
-from .block import DecoderBlock
+from .block import DecoderBlock, Join
 from .distillation import Distillation, distillation_losses
 from .dropout import token_keys
 from .embedding_noise import EmbeddingNoise
@@ -65,6 +66,9 @@ class Transformer(nn.Module):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
         self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, i, KERNELS[kernel], axes, rows, base) for i in numbers})
+        for module in self.layers.modules():
+            if isinstance(module, Join):
+                module.embed = self.embed
         attention = [module for module in self.layers.modules() if isinstance(module, AttentionModule)]
         self.kernels = frozenset((module.scores, module.sinks is not None) for module in attention)
         if span.predicts:
@@ -80,6 +84,8 @@ class Transformer(nn.Module):
         # trained, nor anything of the first stage.
         self.begins_backward = False
         self.drops = False
+        # Of the modules that predict further tokens: what the mean of their losses counts.
+        self.further_weight = 0.0
         self.noise: EmbeddingNoise | None = None
         self.temperature = 1.0  # of the distribution that losses are taken of in training
 
@@ -94,8 +100,8 @@ class Transformer(nn.Module):
             batch = self.inbox.popleft()
         # What is embedded has no name here: where no backward needs it, it is freed behind the first block.
         if not self.begins_backward or not torch.is_grad_enabled():
-            return self._decode(self._through_blocks(self._embedded(x_BSD, batch), batch), batch)
-        out = self._decode(self._through_blocks(self._embedded(x_BSD, batch).detach(), batch), batch)
+            return self._decode(*self._through_blocks(self._embedded(x_BSD, batch), batch), batch)
+        out = self._decode(*self._through_blocks(self._embedded(x_BSD, batch).detach(), batch), batch)
         given = out.new_zeros((), requires_grad=True) if self.span.embeds else x_BSD
         assert given is not None
         return with_zero_gradient(out, given)
@@ -127,9 +133,18 @@ class Transformer(nn.Module):
         return self.noise.add(x_BSD, keys_BS)
 
     def _blocks(self) -> Iterator[DecoderBlock]:
-        for block in self.layers.values():
+        """Those of the model itself."""
+        for name, block in self.layers.items():
             assert isinstance(block, DecoderBlock)
-            yield block
+            if int(name) < self.arch.blocks:
+                yield block
+
+    @property
+    def _further(self) -> list[DecoderBlock]:
+        """Those that predict further tokens."""
+        found = [block for name, block in self.layers.items() if int(name) >= self.arch.blocks]
+        assert all(isinstance(block, DecoderBlock) for block in found)
+        return found  # type: ignore[return-value]
 
     @property
     def routing_layers(self) -> list[int]:
@@ -143,9 +158,17 @@ class Transformer(nn.Module):
 
     def hidden(self, batch: ModelBatch) -> Tensor:
         """What the head of a whole model reads [B, S, D]: the residual stream behind the last norm."""
-        return self.norm(self._through_blocks(self._embedded(None, batch), batch))
+        return self.norm(self._through_blocks(self._embedded(None, batch), batch)[0])
 
-    def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
+    def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> tuple[Tensor, Callable[..., Tensor]]:
+        """The residual stream behind the blocks of the model itself, and how further ones are called."""
+        call = self._caller(x_BSD, batch)
+        for block in self._blocks():
+            x_BSD = call(block, x_BSD)
+        return x_BSD, call
+
+    def _caller(self, x_BSD: Tensor, batch: ModelBatch) -> Callable[..., Tensor]:
+        """How a block is called with a residual stream, and with ids of later tokens where it predicts further ones."""
         rotations = self.rotations(batch.positions_BS, x_BSD.dtype)
         packing = batch.packing
         if (tasks := self.axes.tasks) is not None:
@@ -155,11 +178,12 @@ class Transformer(nn.Module):
         # In evaluation rows have no numbers.
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
         known = self._known_experts(batch)
-        for name, block in self.layers.items():
-            assert isinstance(block, DecoderBlock)
-            rotate, known_BSK = rotations[block.angles], known.get(int(name))
-            x_BSD = block(x_BSD, rotate, packing, batch.real_BS, batch.cache, keys_BS, known_BSK)
-        return x_BSD
+
+        def call(block: DecoderBlock, x_BSD: Tensor, later_BS: Tensor | None = None) -> Tensor:
+            rotate, experts_BSK = rotations[block.angles], known.get(block.number)
+            return block(x_BSD, rotate, packing, batch.real_BS, batch.cache, keys_BS, experts_BSK, later_BS)
+
+        return call
 
     def _known_experts(self, batch: ModelBatch) -> dict[int, Tensor]:
         """Of the layers with experts those that tokens were sent to when they were sampled, as of a router."""
@@ -168,8 +192,8 @@ class Transformer(nn.Module):
         of_layers = batch.columns[EXPERTS].split(self.arch.experts_per_token, 2)
         return dict(zip(self.arch.expert_layers, of_layers, strict=True))
 
-    def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
-        """x_BSD: behind the last block."""
+    def _decode(self, x_BSD: Tensor, call: Callable[..., Tensor], batch: ModelBatch) -> Tensor:
+        """x_BSD: behind the last block. call: of further ones."""
         if not self.span.predicts:
             return x_BSD
         if self.arch.head == "reward":
@@ -177,6 +201,8 @@ class Transformer(nn.Module):
         if batch.cache is not None:
             return whole_logits(self.norm(x_BSD[:, -1]), self.head_weight(), self._head())
         hidden_BSD = self.norm(x_BSD)
+        further = self._further if torch.is_grad_enabled() else []
+        normed_BSD = hidden_BSD if further else None
         assert batch.labels_BS is not None
         hidden_BSD = column_parallel_input(hidden_BSD, self.axes.tensor)
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
@@ -197,12 +223,37 @@ class Transformer(nn.Module):
             terms = distillation_losses(hidden_TD, weight_VD, labels_T, head, columns, each=each)
         else:
             terms = token_losses(hidden_TD, weight_VD, labels_T, head, each=each, columns=columns)
-        batch.cross_entropy, batch.recorded = terms.cross_entropy, terms.recorded
+        objective, recorded = terms.objective, terms.recorded
+        if normed_BSD is not None:
+            del x_BSD, hidden_BSD, hidden_TD  # what a backward needs of them is kept
+            objective, recorded = self._with_further(further, call, normed_BSD, objective, batch)
+        batch.cross_entropy, batch.recorded = terms.cross_entropy, recorded
         if batch.dataset_B is not None and terms.each_T is not None:
             batch.row_losses = RowLosses.of(batch.dataset_B, batch.labels_BS, terms.each_T)
         if batch.each and terms.each_T is not None:
             batch.losses_BS = terms.each_T.view_as(batch.labels_BS)
-        return torch.stack((terms.objective,))  # FSDP wants no view
+        return torch.stack((objective,))  # FSDP wants no view
+
+    def _with_further(
+        self,
+        further: list[DecoderBlock],
+        call: Callable[..., Tensor],
+        x_BSD: Tensor,
+        objective: Tensor,
+        batch: ModelBatch,
+    ) -> tuple[Tensor, Tensor]:
+        """The objective with the mean of the losses of modules that predict further tokens, in their weight; and what
+        is recorded: it, and the loss of each. x_BSD: what the head reads of the model."""
+        head, losses = evolve(self._head(), z_weight=0.0), list[Tensor]()
+        for depth, block in enumerate(further, start=1):
+            x_BSD = call(block, x_BSD, batch.columns[f"{LATER}/{depth}"])
+            hidden_TD = column_parallel_input(x_BSD, self.axes.tensor).flatten(0, 1)
+            labels_T = batch.columns[f"{LATER_LABELS}/{depth}"].flatten()
+            terms = token_losses(hidden_TD, self.head_weight(), labels_T, head)
+            del hidden_TD  # where it is another tensor than what the next module takes
+            objective = objective + self.further_weight / len(further) * terms.objective
+            losses.append(terms.cross_entropy)
+        return objective, torch.stack((objective.detach(), *losses))
 
     def _rewarded(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
         """The objective [1] of a head of rewards; only what it takes of the residual stream is normed."""

@@ -83,7 +83,7 @@ def drawing(
     """What gives the first values of a parameter, by its name and whole shape, in fp32."""
     kinds = initials(arch)
     # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
-    residual_std = init_std / math.sqrt(2 * arch.layers)
+    residual_std = init_std / math.sqrt(2 * arch.blocks)
 
     def draw(name: str, shape: tuple[int, ...]) -> Tensor:
         kind = kinds.get(name, "normal")

@@ -54,7 +54,7 @@ class MemoryOwners:
     def forward_ends(self, objective: Tensor | None) -> None:
         """`objective`: what the last stage gives."""
         if objective is not None and self.model.predicts:  # that of a head of rewards leaves to autograd what it needs
-            self.ledger.assign("loss", pieces(left_by_head(objective)))
+            self.ledger.assign("loss", pieces(left_by_heads(objective, 1 + self.model.parts[0].arch.mtp)))
         gathered = (tensor for p in self._sharded() for tensor in p.all_gather_outputs)
         self.ledger.assign("unsharded", gathered)
         self._forwards.append(self.ledger.now)
@@ -108,15 +108,23 @@ class MemoryOwners:
                 yield parameter._unsharded_param.grad
 
 
-def left_by_head(objective: Tensor) -> list[Tensor | None]:
-    """The gradients that the chunked loss has computed in its forward, which its node in the graph has; or what is left
-    to compute them in the backward."""
-    nodes: list[Any] = [objective.grad_fn]
-    for node in nodes:
+def left_by_heads(objective: Tensor, heads: int) -> list[Tensor | None]:
+    """The gradients that the chunked loss has computed in its forward, which its node in the graph has, or what is left
+    to compute them in the backward; of so many heads."""
+    nodes: dict[Any, None] = {objective.grad_fn: None}
+    found: list[Tensor | None] = []
+    queue = list(nodes)
+    for node in queue:
         if hasattr(node, "grads"):
+            heads -= 1
             if node.grads is not None:
-                return list(node.grads)
-            hidden_TD, _, _, lse_T, entropy_T = node.saved_tensors
-            return [hidden_TD, lse_T, entropy_T]
-        nodes += [each for each, _ in node.next_functions if each is not None]
+                found += node.grads
+            else:
+                hidden_TD, _, _, lse_T, entropy_T = node.saved_tensors
+                found += [hidden_TD, lse_T, entropy_T]
+            if not heads:
+                return found
+        new = [each for each, _ in node.next_functions if each is not None and each not in nodes]
+        nodes |= dict.fromkeys(new)
+        queue += new
     raise AssertionError("the last stage ends with a loss")

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from ...dsl.schema.cluster import CLUSTERS
+from ...dsl.schema.losses import LATER, LATER_LABELS
 from ...planner.blocks.adapted import widest_task
 from ...planner.graph.alerts import ALERTS
 from ...planner.plan import Node, Plan
@@ -97,6 +98,7 @@ class FullRows:
         whole = full_rows(args["micro"], args["sequence"], dataset=_dataset(plan) if several else None)
         read = next(node.args for node in plan.nodes if node.op == "collate.pack")
         whole = with_numbers(whole, read.get("unit"), read.get("columns", ()), read.get("values", ()))
+        whole = with_later(whole, read.get("later", 0))
         whole = with_teacher(whole, read.get("wide", {}))
         return cls(whole=whole, local=collate.local_part(whole), accumulate=args["accumulate"])
 
@@ -142,6 +144,13 @@ def with_numbers(whole: Microbatch, unit: str | None, columns: Sequence[str], va
         values={name: torch.zeros(rows, dtype=torch.float64) for name in values},
     ) if unit is not None else None  # fmt: skip
     return evolve(whole, columns={name: torch.zeros(positions_BS.shape) for name in columns}, units=units)
+
+
+def with_later(whole: Microbatch, modules: int) -> Microbatch:
+    """The same rows with what modules read that predict further tokens."""
+    names = (f"{kind}/{depth}" for kind in (LATER, LATER_LABELS) for depth in range(1, modules + 1))
+    more = {name: torch.zeros_like(whole.positions_BS) for name in names}
+    return evolve(whole, columns=whole.columns | more)
 
 
 def with_teacher(whole: Microbatch, wide: Mapping[str, Mapping[str, Any]]) -> Microbatch:

@@ -155,6 +155,27 @@ def test_learning_from_a_teacher_costs_what_the_plan_says(settings, name, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("modules", "name"),
+    [
+        (2, "tp 2, z loss (dense)"),
+        pytest.param(1, "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
+        pytest.param(1, "tp 2, without loss (dense)", marks=pytest.mark.matrix),
+        pytest.param(2, "fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
+        pytest.param(2, "ring 2 · ulysses 2, fold none (dense)", marks=pytest.mark.matrix),
+        pytest.param(1, "fsdp 2 · ep 2, full recomputation (moe)", marks=pytest.mark.matrix),
+        pytest.param(2, "tp 2, tiled, without sequence (dense)", marks=pytest.mark.matrix),
+        pytest.param(1, "replicate 2, ddp (dense)", marks=pytest.mark.matrix),
+        pytest.param(2, "tp 4, uneven vocabulary, tied (dense)", marks=pytest.mark.matrix),
+        pytest.param(1, "fsdp 2, tied (dense)", marks=pytest.mark.matrix),
+    ],
+)
+def test_modules_that_predict_further_tokens_cost_what_the_plan_says(modules, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    topology = evolve(BY_NAME[name], shared=(*BY_NAME[name].shared, f"model.mtp={modules}"))
+    hold_against_the_trace(plan_of(topology, tmp_path))
+
+
+@pytest.mark.parametrize(
     ("name", "optimizer"),
     [
         ("fsdp 2 · tp 2 (dense)", "adafactor"),

@@ -110,6 +110,7 @@ EXEMPT = {
     "origins": "nor is how it is written",
     "uses": "which files are read shows in the parts that are used",
     **dict.fromkeys(("model.folder", "model.weights"), "of a folder: tests/planner/test_model_folder.py"),
+    **dict.fromkeys(("model.mtp", "model.mtp_weight"), "of one stage alone: tests/planner/test_further_tokens.py"),
     **dict.fromkeys(("model.rope.low", "model.rope.high"), "of llama3: tests/planner/test_model_folder.py"),
     **dict.fromkeys(("rollout", "reward"), "of data that is sampled: tests/planner/test_rollout.py"),
     **dict.fromkeys(("step", "evaluation_step"), "a function of a module: tests/dsl/test_user_components.py"),

@@ -1,0 +1,49 @@
+"""Modules that predict further tokens, beside the rest of a spec."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from ...dsl.spec import Spec
+from ..findings import Findings
+from ..mesh.layout import Layout
+from ..model.derive import loads_weights
+
+CODE: Final = "X445"
+RULE: Final = "model.mtp"
+PATH: Final = "model.mtp"
+
+Problem = tuple[str, str]
+
+
+def check_further(spec: Spec, layout: Layout, found: Findings) -> None:
+    """Report why further tokens cannot be predicted."""
+    if not spec.model.mtp:
+        return
+    problems = list(_problems(spec, layout))
+    for message, hint in problems[:1]:
+        found.fail(RULE, CODE, PATH, message, hint)
+    if not problems:
+        found.passed(RULE, f"{spec.model.mtp} behind the last block, with its embedding and its head")
+
+
+def _problems(spec: Spec, layout: Layout) -> Iterator[Problem]:
+    """(what is wrong, what to write)."""
+    if not spec.loss.plain:
+        yield (
+            f"modules learn by the cross-entropy of each token, and the loss is {spec.loss.kind}",
+            ("remove `mtp`, or choose the plain `loss cross_entropy`"),
+        )
+    if layout.size("pp") > 1:
+        yield "modules need the embedding and the head, which stages of a pipeline do not both have", "use pp 1"
+    if spec.is_adapted:
+        yield "an adapter is trained on the model as it is", "remove `mtp` or the adapter"
+    if spec.model.frozen:
+        yield "modules are trained with all of the model", "remove `mtp` or `frozen`"
+    if loads_weights(spec):
+        yield "modules of a folder are not read", "remove `mtp`, or write `weights = none`"
+    if spec.rollout is not None:
+        yield "rollouts learn by a loss of policies", "remove `mtp` or `rollout`"
+    if spec.step is not None:
+        yield "a step of your own calls the model by itself", "remove `mtp` or `step`"
+    if spec.compile.mode != "none":
+        yield "modules call the embedding, which lies outside of the blocks that are compiled", "use compile none"
