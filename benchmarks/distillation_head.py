@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from tiled_mlp import Watched
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from xtrain.components.losses.distill import Distill
 from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from xtrain.runtime.models.distillation import Distillation, distillation_losses
 from xtrain.runtime.models.loss import Head, token_losses
+from xtrain.runtime.models.whole_distillation import Taught, live_losses
 
 
 def main() -> None:
@@ -49,6 +51,12 @@ def main() -> None:
         term = Distillation(form=form, beta=0.5, temperature=temperature, mix=mix, metrics=names)
         return lambda x_TD, w_VD: distillation_losses(x_TD, w_VD, labels_T, head(term), stored).objective
 
+    def live(form: str, temperature: float, mix: float) -> Callable[[Tensor, Tensor], Tensor]:
+        term = Distillation(form=form, beta=0.5, temperature=temperature, mix=mix, metrics=tuple(Distill.metrics))
+        own = head(evolve(term, columns=()))
+        taught = Taught(teacher_TD, teacher_VD, own)
+        return lambda x_TD, w_VD: live_losses(x_TD, w_VD, labels_T, own, taught).objective
+
     def whole(x_TD: Tensor, w_VD: Tensor) -> Tensor:
         student_TV, teacher_TV = F.log_softmax(x_TD @ w_VD.T, -1), F.log_softmax(teacher_TD @ teacher_VD.T, -1)
         mixed_TV = torch.logsumexp(torch.stack((student_TV, teacher_TV)) - torch.tensor(2.0).log(), 0)
@@ -59,6 +67,8 @@ def main() -> None:
         "cross-entropy": lambda x_TD, w_VD: token_losses(x_TD, w_VD, labels_T, head(None)).objective,
         "forward_kl": distilled("forward_kl", 1.0, 0.0),
         "jsd, temperature 2, mix 0.2": distilled("jsd", 2.0, 0.2),
+        "live forward_kl": live("forward_kl", 1.0, 0.0),
+        "live jsd, temperature 2, mix 0.2": live("jsd", 2.0, 0.2),
     }
     try:
         from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss

@@ -110,7 +110,7 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
     arch, mesh, base = valid.shape.architecture, valid.layout.mesh, spec.precision.base
     frozen = frozen_names(arch, spec.model.frozen)
     quantised = quantised_names(arch, base, frozen)
-    return Resolved(
+    run = Resolved(
         spec=spec,
         architecture=arch,
         layout=valid.layout,
@@ -125,6 +125,7 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
         adapter_files=valid.shape.adapter_files,
         scorer=valid.scorer,
     )
+    return run if valid.teacher is None else evolve(run, teacher=valid.teacher.resolved(run))
 
 
 def cluster_of(run: Resolved) -> Hardware:

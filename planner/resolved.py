@@ -128,7 +128,7 @@ class TrainedKind(LayerKind):
 class Resolved:
     """What the graph, the timeline and the estimates are derived from. training: the datasets, by name. weights:
     the files that the model begins with, if its weights are not drawn; adapter_files: the same of the adapter;
-    scorer: the model that completions are scored with."""
+    scorer: the model that completions are scored with; teacher: that of the model that computes beside this one."""
 
     spec: Spec
     architecture: Architecture
@@ -143,6 +143,7 @@ class Resolved:
     weights: WeightFiles | None = None
     adapter_files: PeftFolder | None = None
     scorer: "Shape | None" = None
+    teacher: "Resolved | None" = None
 
     @property
     def pipeline(self) -> Pipeline:

@@ -50,6 +50,7 @@ MODULES = (
     "input.feed",
     "input.teacher",
     "reference.compute",
+    "reference.live_teacher",
     "training.optimizer",
     "training.ema",
     "training.scheduler",

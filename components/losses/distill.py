@@ -47,33 +47,47 @@ class Distill(Loss):
         default=64,
         check=at_least(1),
     )
+    live: bool = setting(
+        "the teacher computes each microbatch beside the model, on the same ranks, and the divergence is that of whole "
+        "distributions; else `xtrain data teach` has stored what it holds probable",
+        default=False,
+        added=True,
+    )
     z_loss: float = z_weight()
     chunk: Quantity = logits_chunk()
 
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = DISTILLED
     resuming: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("teacher", "form", "beta", "temperature", "mix", "top"), "the divergence is taken by it from here on"
+        ("teacher", "form", "beta", "temperature", "mix", "top", "live"), "the divergence is taken by it from here on"
     )
 
     @property
     def wide(self) -> Mapping[str, WideColumn]:
+        if self.live:
+            return {}
         return {TEACHER_IDS: WideColumn(self.top, "int32"), TEACHER_LOGPROBS: WideColumn(self.top + 1, "float32")}
 
     @property
     def learns_from(self) -> Teacher:
-        return Teacher(self.teacher, self.top, self.temperature)
+        return Teacher(self.teacher, self.top, self.temperature, self.live)
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        if self.live:
+            yield "top", "nothing is stored of a teacher that is live"
 
     def misfits(self) -> Iterator[Misfit]:
         if self.form != "jsd" and self.beta != HALF:
             yield Misfit("beta", f"`beta` is for jsd, and form is {self.form}", "remove it, or write `form = jsd`")
 
     def args(self) -> dict[str, Any]:
-        return {name: value for name, value in super().args().items() if name not in ("teacher", "top")}
+        left_out = ("teacher", "top") if self.live else ("teacher", "top", "live")
+        return {name: value for name, value in super().args().items() if name not in left_out}
 
     def does(self) -> str:
         form = f"{self.form} of β {self.beta:g}" if self.form == "jsd" else self.form
         tempered = "" if self.temperature == 1 else f", of logits / {self.temperature:g}, times {self.temperature**2:g}"
-        text = f"minimise the {form} of each token between the model and what {self.teacher} holds probable"
-        text += f": its {self.top} most probable tokens, and all others as one{tempered}"
+        text = f"minimise the {form} of each token between the model and what {self.teacher} holds probable: "
+        text += "all tokens" if self.live else f"its {self.top} most probable tokens, and all others as one"
+        text += tempered
         mixed = f"; {self.mix:g} of the loss is cross-entropy" if self.mix else ""
         return f"{text}{mixed}; mean over all tokens of the step"

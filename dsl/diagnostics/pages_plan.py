@@ -126,7 +126,7 @@ PAGES: Final = (
     CodePage("X441", "a teacher that does not fit", """
         `loss distill` compares the distribution of each next token with that of its teacher, so both must have the same
         tokens: a vocabulary of the same size and the same `tokenizer.json`. `top` counts tokens of that vocabulary, and
-        leaves some for the rest.
+        leaves some for the rest. One that is `live` computes beside the model, and is there when the plan is made.
         """, 'loss distill { teacher = "teachers/large", top = 100k }',
         'loss distill { teacher = "teachers/large", top = 64 }'),
     CodePage("X444", "a reference of a loss that cannot be computed", """

@@ -61,12 +61,14 @@ class WideColumn:
 
 @frozen
 class Teacher:
-    """A model that a loss learns from by what `xtrain data teach` has stored of it. folder: of the model. top: tokens
-    whose log-probabilities are stored of each distribution. temperature: what its logits are divided by before."""
+    """A model that a loss learns from: by what `xtrain data teach` has stored of it, or live, as it computes each
+    microbatch beside the model. folder: of the model. top: tokens whose log-probabilities are stored of each
+    distribution. temperature: what its logits are divided by before."""
 
     folder: str
     top: int
     temperature: float
+    live: bool = False
 
 
 @LOSSES.base

@@ -32,7 +32,8 @@ class BlockAxes:
 
 
 def axes_of(run: Resolved) -> BlockAxes:
-    row = run.wide("ring", "ulysses", "tp")
+    # Routers of a teacher, of which nothing is trained, take no loss of rows.
+    row = run.wide("ring", "ulysses", "tp") if run.inventory.trained else ()
     return BlockAxes(
         tensor="tp" if run.size("tp") > 1 else "",
         sequence=run.spec.parallel.tp.sequence,

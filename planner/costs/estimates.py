@@ -36,6 +36,7 @@ WINDOWED: Final = {
     "apart, before and behind",
 }
 
+TAUGHT: Final = {"work": f"{SOURCES['work']}; and the forward of the teacher"}
 FROZEN: Final = {
     "work": f"{SOURCES['work']}; without gradients of what is not trained, and of what is below all that is",
 }
@@ -60,7 +61,10 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
         classes=classes,
         bubble=share,
         times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops),
-        sources=SOURCES | (WINDOWED if work.windows else {}) | (FROZEN if less.blocks else {}),
+        sources=SOURCES
+        | (WINDOWED if work.windows else {})
+        | (FROZEN if less.blocks else {})
+        | (TAUGHT if run.teacher is not None else {}),
     )
 
 
@@ -80,7 +84,7 @@ def _classes(
                 memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
                 traffic=timed(_traffic(calls[pp], run.stack.beside), run.layout.mesh, cluster),
                 flops=flops,
-                hardware_flops=flops + run.batch.accumulate * sum(sum(_again(play)) for play in plays) + own,
+                hardware_flops=flops + run.batch.accumulate * sum(sum(_beside(play)) for play in plays) + own,
                 optimizer_flops=own,
                 unsaved=0 if run.saves_base else memory[pp].parameters - memory[pp].gradients,
             )
@@ -144,7 +148,7 @@ def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], l
         play = by_stage[stage]
         ops = [op for block, _ in play.blocks for op in block.trace.ops]
         head = (1 + play.further) * play.ends.product if play.predicts else 0
-        works.append(float(sum(op.flops for op in ops) + head))
+        works.append(float(sum(op.flops for op in ops) + head + sum(_taught(play))))
         again.append(float(sum(_again(play))))
         inputs = sum(op.flops for op in ops if op.receivers) + head * play.ends.passes
         weights = sum(op.flops for op in ops if op.weights or (op.attends and op.runs_back))
@@ -154,10 +158,11 @@ def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], l
 
 
 def _work(run: Resolved, stages: list[list[StagePlay]], less: BackwardLess) -> Work:
-    """Operations of the whole model; what is done again is counted on all ranks of all coordinates."""
+    """Operations of the whole model; what is done again, and by a teacher, is counted on all ranks of all
+    coordinates."""
     tokens, sequence, work = run.batch.tokens_per_step, run.batch.sequence, training_work(run.architecture, less)
     turns = run.layout.mesh.world_size // run.size("pp") * run.batch.accumulate
-    found = [_again(stage) for own in stages for stage in own]
+    found = [_beside(stage) for own in stages for stage in own]
     products, attention = (turns * sum(each) for each in zip(*found, strict=True))
     rows = tokens // sequence
     return evolve(work, position_again=products // tokens, pair_again=attention // (rows * work.pairs(sequence)))
@@ -174,6 +179,22 @@ def _again(stage: StagePlay) -> tuple[int, int]:
             attention += count * sum(op.flops for op in found if op.attends)
             products += count * sum(op.flops for op in found if not op.attends)
     return products, attention
+
+
+def _taught(stage: StagePlay) -> tuple[int, int]:
+    """Operations of the teacher's forward of one microbatch, head included: of products, of attention."""
+    teacher = stage.ends.teacher if stage.predicts else None
+    if teacher is None:
+        return 0, 0
+    ops = [op for block, _ in teacher.blocks for op in block.trace.ops]
+    attention = sum(op.flops for op in ops if op.attends)
+    return sum(op.flops for op in ops) - attention + teacher.ends.product, attention
+
+
+def _beside(stage: StagePlay) -> tuple[int, int]:
+    """What a stage computes beside forward and backward, of one microbatch: of products, of attention."""
+    products, attention = zip(_again(stage), _taught(stage), strict=True)
+    return sum(products), sum(attention)
 
 
 # memory that no tensor has -------------------------------------------------------------------------------------------

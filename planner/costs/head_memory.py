@@ -1,14 +1,18 @@
 """What the two ends of the model take: the embedding, and the last norm with the chunked loss or rewards behind it."""
 
 from collections.abc import Set
+from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..architecture import EMBEDDING
 from ..mesh.sharding import piece
 from ..resolved import Resolved
 from .local import Local
 from .op_trace import INDEX
+
+if TYPE_CHECKING:
+    from .stage_play import StagePlay
 
 FP64 = 8
 IDS = 8  # bytes of the id of a token
@@ -25,7 +29,8 @@ class Ends:
     start: the most alive in the backward of the embedding beside the gradient that comes to it. product: operations of
     the head's product; again: the same, where the backward computes that a second time. keeps: what the last norm is
     given stays for its backward. further: the most alive in the forward and in the backward of the head of a module
-    that predicts further tokens, beside what that head reads, or what was left.
+    that predicts further tokens, beside what that head reads, or what was left. teacher: a model that computes each
+    microbatch before the head does.
     """
 
     below: bool
@@ -42,11 +47,12 @@ class Ends:
     product: int = 0
     again: int = 0
     further: tuple[int, int] = (0, 0)
+    teacher: "StagePlay | None" = None
 
 
-def ends_of(run: Resolved, local: Local) -> Ends:
+def ends_of(run: Resolved, local: Local, teacher: "StagePlay | None" = None) -> Ends:
     """The loss takes `chunk` bytes of logits at a time, as `runtime/models/loss.py` does, or where it looks across
-    tokens `token_statistics.py`, which leaves to the backward what logits are computed of."""
+    tokens `token_statistics.py`, which leaves to the backward what logits are computed of. teacher: as it is alone."""
     tp, sequence = run.size("tp"), run.spec.parallel.tp.sequence
     casts = local.width != local.exact
     hidden, stream, exact = local.whole, local.stream, local.between * local.dim * local.exact
@@ -79,6 +85,10 @@ def ends_of(run: Resolved, local: Local) -> Ends:
         second = (hidden if passes else 0) + _chunk(run, local, trained=weight > 0, passes=2, again=True)
         backward = max(second, weight + backward)
         again = product
+    forward, computing = max(norm, stream + gathers, forward), 0
+    if teacher is not None:
+        computing, stays = _taught(teacher)
+        forward = max(computing, stays + forward)
     return Ends(
         below=below,
         passes=passes,
@@ -87,14 +97,25 @@ def ends_of(run: Resolved, local: Local) -> Ends:
         saved=(local.between * local.exact if passes else 0) + numbers,
         loss=left,
         weight=weight,
-        forward=max(norm, stream + gathers, forward),
+        forward=forward,
         backward=backward,
         keeps=passes,
         product=product,
         again=again,
         start=start,
         further=(max(gathers, chunk - (0 if gathers else hidden)), stream + gathers // 2 if gathers else 0),
+        teacher=teacher,
     )
+
+
+def _taught(teacher: "StagePlay") -> tuple[int, int]:
+    """The most alive while it computes a microbatch, and what is left of that for the head: its hidden states, and what
+    is gathered of its ends."""
+    local, root = teacher.local, 0 if teacher.root is None else teacher.root.whole
+    blocks = evolve(teacher, predicts=False).forward()
+    norm = local.stream + (2 * local.between * local.dim * local.exact if local.width != local.exact else 0)
+    gathers = 2 * local.whole if local.between < local.tokens else 0
+    return root + max(blocks.peak, local.stream + max(norm, gathers)), root + local.whole
 
 
 def _ends_of_rewards(
@@ -137,13 +158,14 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
     """
     arch, tp, shared = run.architecture, run.size("tp"), run.spec.parallel.tp.loss
     teacher = run.spec.loss.learns_from
-    alive = piece(arch.vocab, tp, 0) if tp == 1 or shared else arch.vocab
-    tokens = min(local.tokens, max(1, int(run.spec.loss.chunk.value) // (4 * alive)))
+    tokens = tokens_at_once(run, local)
     casts = local.width != local.exact
     logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
     entropy = "entropy_T" in reads_of(run)
     saved = 2 * logits if entropy else logits
     slope = logits if arch.ends.logit_cap is not None else 0
+    if teacher is not None and teacher.live:
+        return (local.vocab * local.dim * local.exact if trained else 0) + _live_chunk(run, local, trained=trained)
     if teacher is not None:
         # Nothing of the piece before is alive. Exponentials of all logits beside them; of stored tokens ids, where each
         # stands in the vocabulary, whether that is on this rank, logits and log-probabilities.
@@ -165,3 +187,29 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
     if entropy:  # of what is put side by side: less the log-sum-exp, and its exponential
         steps.append(before + logits * (1 + 3 * tp if tp > 1 and not shared else 3))
     return (local.vocab * local.dim * local.exact if trained else 0) + max(steps)
+
+
+def _live_chunk(run: Resolved, local: Local, *, trained: bool) -> int:
+    """The most alive of a piece of the tokens whose logits both models give: both, exponentials in place of which the
+    gradient comes, and for jsd, for a cap and for cross-entropy beside logits / temperature one more of each."""
+    loss, tp = run.spec.loss, run.size("tp")
+    args = loss.args()
+    logits, rounded = (tokens_at_once(run, local, models=2) * local.vocab * each for each in (local.exact, local.width))
+    rounded = rounded if local.width != local.exact else 0
+    slope = logits if run.architecture.ends.logit_cap is not None else 0
+    apart = args["temperature"] != 1 and (args["mix"] or loss.z_loss)
+    several = 3 + (args["form"] == "jsd") + bool(apart)
+    whole = logits if tp == 1 or run.spec.parallel.tp.loss else logits * tp
+    product = local.vocab * local.dim * local.width if rounded and trained else 0
+    steps = [slope + 2 * logits + rounded, whole + rounded + product]
+    if whole == logits:
+        return max(*steps, slope + several * logits)
+    # Of the second one, padded, gathered, and put side by side.
+    return max(*steps, slope + 2 * logits + several * whole, slope + 3 * logits + 3 * whole)
+
+
+def tokens_at_once(run: Resolved, local: Local, *, models: int = 1) -> int:
+    """Those whose logits of so many models are alive, as `Head.at_once` has them."""
+    shared = run.size("tp") == 1 or run.spec.parallel.tp.loss
+    alive = piece(run.architecture.vocab, run.size("tp"), 0) if shared else run.architecture.vocab
+    return min(local.tokens, max(1, int(run.spec.loss.chunk.value) // (4 * alive * models)))

@@ -7,7 +7,7 @@ and the order in which the schedule of a pipeline runs forwards and backwards.
 from collections.abc import Hashable, Sequence
 from typing import Self
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ..architecture import ParameterSpec
 from ..mesh.stages import end_names
@@ -42,6 +42,7 @@ def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
         names = end_names(run.architecture, run.pipeline, pp)
         ends = OwnedBytes.of(run, [tensors[name] for name in names])
         states = sum((blocks[layer] for layer in run.pipeline.layers(pp)), ends)
+        states = _with_teacher(run, pp, states)
         memory = _piped(run, own, pp, states) if run.size("pp") > 1 else _alone(run, own[0], states)
         found.append(memory)
     return found
@@ -57,7 +58,8 @@ def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
         angles = kind.block.angles(run.architecture)
         play_of = BlockPlay(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back)
         plays |= dict.fromkeys(kind.layers, play_of)
-    ends, every, last = ends_of(run, local), run.spec.activation.every, len(run.pipeline.spans) - 1
+    teacher = None if run.teacher is None else stage_plays(run.teacher, cluster)[0][0]
+    ends, every, last = ends_of(run, local, teacher), run.spec.activation.every, len(run.pipeline.spans) - 1
     found: dict[Hashable, Played] = {}
 
     def play(pp: int, stage: int) -> StagePlay:
@@ -123,6 +125,14 @@ class OwnedBytes:
             self.still + other.still,
             self.reference + other.reference,
         )
+
+
+def _with_teacher(run: Resolved, pp: int, states: OwnedBytes) -> OwnedBytes:
+    """A teacher that computes beside the model is where the head is."""
+    teacher = run.teacher
+    if teacher is None or not run.pipeline.holds_last(pp):
+        return states
+    return evolve(states, parameters=states.parameters + teacher.state_bytes(teacher.inventory.tensors))
 
 
 def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:

@@ -22,8 +22,8 @@ from ..plan import TrafficOp
 from ..resolved import Resolved
 from ..schedule.stops import agree_args
 from ..units import BYTES
-from .fsdp_traffic import partial
-from .head_memory import FP64, reads_of
+from .fsdp_traffic import gathers_of, partial
+from .head_memory import FP64, reads_of, tokens_at_once
 from .memory_simulator import second_run
 from .op_trace import CP, INDEX, TP, CollectiveCall
 from .stage_play import StagePlay
@@ -62,6 +62,7 @@ def _calls_of_coordinate(run: Resolved, stages: list[StagePlay], pp: int) -> Col
         split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and stage.splits
         _blocks(calls, stage, count, split)
         _ends(calls, run, stage, count)
+        _teacher(calls, run, stage, count)
         _sequences(calls, run, stage, count)
         _between(calls, run, stage, count)
     for call, times in run.stack.calls(run, stages, pp):
@@ -97,19 +98,42 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
         if stage.ends.passes:
             calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
-        reads = reads_of(run)
-        alive = local.vocab if tensor.loss else run.architecture.vocab
-        piece = max(1, int(run.spec.loss.chunk.value) // (4 * alive))
+        reads, teacher = reads_of(run), run.spec.loss.learns_from
+        live = teacher is not None and teacher.live
+        piece = tokens_at_once(run, local, models=2 if live else 1)
         for first in range(0, local.tokens, piece):
             exact = min(piece, local.tokens - first) * local.exact
-            if tensor.loss:
+            if live and tensor.loss:  # the largest logits of both models, sums over all logits, and the divergence
+                for sums in (2, 5, 2 if run.spec.loss.args()["form"] == "jsd" else 1):
+                    calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
+            elif live:
+                calls.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), 2 * count)
+            elif tensor.loss:
                 calls.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
                 sums = 2 + len({"mean_logprob_T", "entropy_T"}.intersection(reads))
-                if (teacher := run.spec.loss.learns_from) is not None:  # and the same of logits that are divided
+                if teacher is not None:  # and the same of logits that are divided
                     sums = 4 + teacher.top
                 calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
                 calls.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
+
+
+def _teacher(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
+    """A teacher's forward of each microbatch."""
+    own, play = run.teacher, stage.ends.teacher
+    if own is None or play is None or not stage.predicts:
+        return
+    for (block, _), blocks in play.counts.items():
+        for op in block.trace.ops:
+            calls.add_all(op.calls, count * blocks)
+    if own.size("tp") > 1:
+        whole, sequence = play.local.whole, own.spec.parallel.tp.sequence
+        calls.add(CollectiveCall("tp", "reduce_scatter" if sequence else "all_reduce", TP, whole), count)
+        if sequence:
+            calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
+    if own.stack.uses_fsdp:
+        for call, times in gathers_of(own, [play], 0):
+            calls.add(call, times)
 
 
 def _sequences(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:

@@ -118,7 +118,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
 def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
     """What a teacher holds probable beside the tokens of a dataset that is trained on, or that is measured by it."""
     teacher = run.spec.loss.learns_from
-    if teacher is None or not (name in run.training or is_measured(run.spec, name)):
+    if teacher is None or teacher.live or not (name in run.training or is_measured(run.spec, name)):
         return id
     args = {
         "dataset": name,

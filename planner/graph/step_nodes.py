@@ -101,6 +101,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"
     elif run.sync == "microbatch":
         does += ", gradients summed over ranks after each"
+    if run.teacher is not None and spec.loss.learns_from is not None:
+        does += f"; of each microbatch, before the head, a forward of {spec.loss.learns_from.folder}"
     if spec.rollout is not None:
         args["each"] = True
         does += "; the cross-entropy of each token is kept"

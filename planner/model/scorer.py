@@ -45,7 +45,7 @@ def read_scorer(spec: Spec, arch: Architecture, found: Findings) -> Shape | None
         hint = "give a folder that `xtrain export` has written of a run with a loss of rewards, or that of an "
         found.fail(RULE, code, PATH, message, f"{hint}AutoModelForSequenceClassification with one label")
         return None
-    if (apart := other_tokens(spec, arch, folder, shape, "reward model")) is not None:
+    if (apart := other_tokens(spec, arch, folder, shape.architecture.vocab, "reward model")) is not None:
         found.fail(RULE, "X441", PATH, apart, "take one with the same tokenizer and vocabulary")
     else:
         found.passed(RULE, f"{folder} is a {shape.architecture.family} with a head of rewards")

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Final
 
+from attrs import evolve, frozen
+
 from ...dsl.load import load_spec
 from ...dsl.schema.tokenizers import TOKENIZERS
 from ...dsl.spec import Spec
@@ -11,9 +13,9 @@ from ..architecture import Architecture
 from ..data.tokenizer_folder import TokenizerUnreadable
 from ..data.vocabulary import read_vocabulary
 from ..findings import Findings
-from ..weights.files import CONFIG, WeightsUnreadable, read_weight_files
+from ..weights.files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
-from .derive import Shape, derive_architecture
+from .derive import derive_architecture
 
 RULE: Final = "loss.teacher"
 PATH: Final = "loss.teacher"
@@ -22,10 +24,18 @@ NAME: Final = "teacher"
 
 
 def teacher_text(
-    folder: str, tokenizer: str, *, sequence: int, rows: int, precision: str, device: str, drawn: bool = False
+    folder: str,
+    tokenizer: str,
+    *,
+    sequence: int,
+    rows: int,
+    precision: str,
+    device: str,
+    drawn: bool = False,
+    tp: int = 1,
 ) -> str:
-    """A spec whose model is the teacher, as one process runs it. tokenizer: as a spec or a plan names it. drawn: the
-    shape alone is that of the folder."""
+    """A spec whose model is the teacher alone. tokenizer: as a spec or a plan names it. drawn: the shape alone is that
+    of the folder. tp: ranks that cut its matrices; all others have rows of their own."""
     source = tokenizer if tokenizer in TOKENIZERS else json.dumps(tokenizer, ensure_ascii=False)
     return (
         "experiment teacher { seed = 1, budget = 1 steps }\n"
@@ -35,37 +45,56 @@ def teacher_text(
         f"batch {{ sequence = {sequence}, rows = {rows} }}\n"
         f"precision {{ params = {precision} }}\n"
         "optimizer sgd { lr = 1 }\n"
+        f"parallel {{ tp {tp} }}\n"
         f"launch {{ device = {device} }}\n"
     )
 
 
-def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> None:
-    """The teacher must be a model that xtrain computes, of the same tokens. A folder that is not there may come."""
+@frozen
+class TeacherShape:
+    """A teacher as a spec of its own reads it, with the files of its weights."""
+
+    spec: Spec
+    architecture: Architecture
+    weights: WeightFiles | None = None
+
+
+def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> TeacherShape | None:
+    """The teacher must be a model that xtrain computes, of the same tokens; None where it is not. A folder that is not
+    there may come, unless the teacher computes beside the model."""
     teacher = spec.loss.learns_from
     if teacher is None:
-        return
-    if teacher.top >= arch.vocab:
+        return None
+    if teacher.top >= arch.vocab and not teacher.live:
         message = f"`top` is {teacher.top:,}, and the vocabulary has {arch.vocab:,} tokens"
         found.fail("loss.top", CODE, "loss.top", message, f"use less, such as top = {max(1, arch.vocab // 4)}")
     if not (Path(teacher.folder) / CONFIG).is_file():
-        hint = "paths are relative to the working folder; `xtrain data teach` needs it, and the run looks again"
-        found.warn(RULE, "W501", PATH, f"the teacher {teacher.folder} has no {CONFIG}", hint)
-        return
+        message, hint = f"the teacher {teacher.folder} has no {CONFIG}", "paths are relative to the working folder"
+        if teacher.live:
+            found.fail(RULE, CODE, PATH, message, f"{hint}; a teacher that is live is part of the plan")
+        else:
+            hint += "; `xtrain data teach` needs it, and the run looks again"
+            found.warn(RULE, "W501", PATH, message, hint)
+        return None
     shape = _shape(spec, teacher.folder, found)
     if shape is None:
-        return
-    if (problem := other_tokens(spec, arch, teacher.folder, shape)) is not None:
+        return None
+    if (problem := other_tokens(spec, arch, teacher.folder, shape.architecture.vocab)) is not None:
         hint = "take a teacher with the same tokenizer and vocabulary, such as a larger model of the family"
         found.fail(RULE, CODE, PATH, problem, hint)
-    elif (problem := _other_weights(teacher.folder, shape)) is not None:
-        found.fail(
-            RULE, "X524", PATH, f"the teacher {teacher.folder}: {problem}", "take weights and config of one model"
-        )
-    else:
-        found.passed(RULE, f"{teacher.folder} is a {shape.architecture.family} with {arch.vocab:,} tokens")
+        return None
+    try:
+        files = read_weight_files(teacher.folder)
+        assign(shape.architecture, files)
+    except (WeightsUnreadable, ValueError) as problem:
+        message = f"the teacher {teacher.folder}: {problem}"
+        found.fail(RULE, "X524", PATH, message, "take weights and config of one model")
+        return None
+    found.passed(RULE, f"{teacher.folder} is a {shape.architecture.family} with {arch.vocab:,} tokens")
+    return evolve(shape, weights=files)
 
 
-def _shape(spec: Spec, folder: str, found: Findings) -> Shape | None:
+def _shape(spec: Spec, folder: str, found: Findings) -> TeacherShape | None:
     """The model in the folder; None after reporting what is wrong with it."""
     params = spec.precision.params
     text = teacher_text(folder, spec.tokenizer.source, sequence=8, rows=1, precision=params, device="cpu", drawn=True)
@@ -76,24 +105,15 @@ def _shape(spec: Spec, folder: str, found: Findings) -> Shape | None:
         shape = derive_architecture(loaded.spec, own)
         errors = own.diagnostics.errors
         if not errors:
-            return shape
+            return TeacherShape(loaded.spec, shape.architecture)
     hint = f'take a folder of a model that `model "{folder}"` takes'
     found.fail(RULE, errors[0].code, PATH, f"the teacher {folder}: {errors[0].message}", hint)
     return None
 
 
-def _other_weights(folder: str, shape: Shape) -> str | None:
-    """Why its files are not those of the model, if they are not."""
-    try:
-        assign(shape.architecture, read_weight_files(folder))
-    except (WeightsUnreadable, ValueError) as problem:
-        return str(problem)
-    return None
-
-
-def other_tokens(spec: Spec, arch: Architecture, folder: str, shape: Shape, who: str = "teacher") -> str | None:
-    """How the tokens of a model in a folder differ from those of the run, if they do. who: what it is, in words."""
-    theirs = shape.architecture.vocab
+def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: str = "teacher") -> str | None:
+    """How the tokens of a model in a folder differ from those of the run, if they do. theirs: the size of its
+    vocabulary. who: what it is, in words."""
     if theirs != arch.vocab:
         return f"the {who} {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
     source = spec.tokenizer.source

@@ -31,6 +31,7 @@ from .beginning import check_beginning
 from .elastic import Elastic, settle_worlds
 from .further_rules import check_further
 from .idle_rules import check_idle, check_idle_accumulation
+from .live_teacher import FittedTeacher, fit_teacher
 from .module_rules import check_modules
 from .optimizer_rules import check_loss, check_optimizer
 from .phase_rules import check_phases
@@ -62,6 +63,7 @@ class ValidatedSpec:
     schedule: Schedule
     elastic: Elastic
     scorer: Shape | None = None
+    teacher: FittedTeacher | None = None
 
 
 def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | None = None) -> ValidatedSpec | None:
@@ -89,7 +91,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_optimizer(spec, arch, layout, found)
     check_loss(spec, found)
     check_further(spec, layout, found)
-    check_teacher(spec, arch, found)
+    teacher = fit_teacher(spec, check_teacher(spec, arch, found), layout, batch, found)
     scorer = read_scorer(spec, arch, found)
     check_replay(spec, arch, found)
     check_schedule(spec, batch, found)
@@ -113,7 +115,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
         check_idle_accumulation(spec, found)
     if elastic.why_rows:
         batch = evolve(batch, reasons={**batch.reasons, "batch.rows": elastic.why_rows})
-    return ValidatedSpec(shape, layout, staging, batch, phases, schedule, elastic, scorer)
+    return ValidatedSpec(shape, layout, staging, batch, phases, schedule, elastic, scorer, teacher)
 
 
 def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> ValidatedSpec | None:

@@ -17,6 +17,8 @@ def check_folder(plan: Plan) -> None:
                 planned_files(**node.args)
             elif node.op == "setup.scorer":
                 planned_scorer(**node.args)
+            elif node.op == "setup.read_teacher":
+                planned_files(node.args["digest"], node.args["folder"])
             elif node.op == "setup.reference" and "digest" in node.args:
                 planned_files(node.args["digest"], node.args["reference"])
             elif node.op == "setup.read_adapter":

@@ -119,7 +119,7 @@ def read_weights(
         found = planned_files(digest, folder, repo, revision)
         return found, assign(plan.architecture, found)
 
-    _read_files(files, folder or repo, model, rank, records, beat)
+    read_files(files, folder or repo, model, rank, records, beat)
 
 
 @op("setup.read_adapter")
@@ -147,10 +147,10 @@ def read_adapter(
         trained = tuple(tensor for tensor in plan.parameters.tensors if tensor.trained)
         return found.files, assign_peft(plan.architecture, trained, found.files)
 
-    _read_files(files, folder, model, rank, records, beat)
+    read_files(files, folder, model, rank, records, beat)
 
 
-def _read_files(
+def read_files(
     files: Callable[[], tuple[WeightFiles, Assignment]],
     path: str,
     model: ModelParts,

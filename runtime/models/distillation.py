@@ -1,10 +1,12 @@
-"""The loss of a student beside what a teacher holds probable: a divergence of both distributions of each token.
+"""The loss of a student beside what a teacher holds probable: a divergence of both distributions of each token, here of
+the tokens that are stored of the teacher's, in `whole_distillation.py` of all.
 
 Shapes: T tokens, t those of a piece of them, D dim, V vocabulary of this rank, K tokens that the teacher has stored,
 K1 = K + 1, with the rest of its distribution behind them, M metrics. As in `loss.py` logits and their gradients are
 computed piece by piece in the forward.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -24,7 +26,8 @@ class Distillation:
     """What is minimised of each token: (1 − mix) · temperature² · divergence + mix · cross-entropy.
 
     form, beta: as `divergence` has them. Both distributions are of logits / temperature, with the factor of Hinton et
-    al. (arXiv 1503.02531), which leaves gradients as large at every temperature.
+    al. (arXiv 1503.02531), which leaves gradients as large at every temperature. columns: what is stored of the
+    teacher; none of one that is live.
     """
 
     form: str
@@ -33,6 +36,11 @@ class Distillation:
     mix: float
     metrics: tuple[str, ...]
     columns: tuple[str, ...] = (TEACHER_IDS, TEACHER_LOGPROBS)
+
+    @property
+    def live(self) -> bool:
+        """Whether the teacher computes beside the student."""
+        return not self.columns
 
 
 class Divergence(NamedTuple):
@@ -79,10 +87,36 @@ def distillation_losses(
     logarithms of their probabilities and of that of all others together. Of the student the others are taken together
     too: the divergence of distributions over K1 outcomes, which is never above that over the vocabulary.
     """
+    ids_TK, teacher_TK1 = (columns[name] for name in (TEACHER_IDS, TEACHER_LOGPROBS))
+
+    def piece(part: slice, logits_tV: Tensor, labels_t: Tensor, needs: bool) -> LogitsPiece:
+        return _piece(logits_tV, labels_t, head, ids_TK[part].long(), teacher_TK1[part].to(logits_tV.dtype), needs)
+
+    return distilled(hidden_TD, weight_VD, labels_T, head, piece, head.chunk, each=each)
+
+
+class LogitsPiece(NamedTuple):
+    """loss: sum of what is minimised. nll_T: cross-entropies, 0 without a label. metrics_M: sums of what is measured.
+    grad_TV: of the loss by logits."""
+
+    loss: Tensor
+    nll_T: Tensor
+    metrics_M: Tensor
+    grad_TV: Tensor | None
+
+
+# Of a piece of the tokens: which, its logits [t, V], which may be overwritten, its labels, and whether gradients are
+# needed.
+OfPiece = Callable[[slice, Tensor, Tensor, bool], LogitsPiece]
+
+
+def distilled(
+    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, piece: OfPiece, tokens: int, *, each: bool
+) -> LossTerms:
+    """The sum over pieces of so many tokens."""
     enabled = torch.is_grad_enabled()
     needs = (enabled and hidden_TD.requires_grad, enabled and weight_VD.requires_grad)
-    stored = tuple(columns[name] for name in (TEACHER_IDS, TEACHER_LOGPROBS))
-    found = _Distilled.apply(hidden_TD, weight_VD, labels_T, head, needs, each, *stored)
+    found = _Distilled.apply(hidden_TD, weight_VD, labels_T, head, needs, each, piece, tokens)
     objective, cross_entropy, each_T, metrics_M = found  # pyright: ignore[reportGeneralTypeIssues]
     return LossTerms(objective, cross_entropy, each_T, torch.cat((objective.detach()[None], metrics_M)))
 
@@ -97,19 +131,18 @@ class _Distilled(torch.autograd.Function):
         head: Head,
         needs: tuple[bool, bool],
         each: bool,
-        ids_TK: Tensor,
-        teacher_TK1: Tensor,
+        piece: OfPiece,
+        tokens: int,
     ):
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         objective, cross_entropy = torch.zeros((2,), dtype=exact, device=hidden_TD.device)
         metrics_M = torch.zeros(METRICS, dtype=exact, device=hidden_TD.device)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
         grads = HeadGradients.of(hidden_TD, weight_VD, exact, needs)
-        for first in range(0, labels_T.numel(), head.chunk):
-            part = slice(first, first + head.chunk)
+        for first in range(0, labels_T.numel(), tokens):
+            part = slice(first, first + tokens)
             logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
-            teacher_tK1 = teacher_TK1[part].to(exact)
-            found = _piece(logits_tV, labels_T[part], head, ids_TK[part].long(), teacher_tK1, any(needs))
+            found = piece(part, logits_tV, labels_T[part], any(needs))
             del logits_tV
             objective += found.loss
             cross_entropy += found.nll_T.sum()
@@ -129,16 +162,9 @@ class _Distilled(torch.autograd.Function):
         return *scaled(ctx, grad_outputs[0]), None, None, None, None, None, None
 
 
-class _Piece(NamedTuple):
-    """loss: sum of what is minimised. nll_T: cross-entropies, 0 without a label. grad_TV: of the loss by logits."""
-
-    loss: Tensor
-    nll_T: Tensor
-    metrics_M: Tensor
-    grad_TV: Tensor | None
-
-
-def _piece(logits_tV: Tensor, labels_t: Tensor, head: Head, ids_tK: Tensor, teacher_tK1: Tensor, needs: bool) -> _Piece:
+def _piece(
+    logits_tV: Tensor, labels_t: Tensor, head: Head, ids_tK: Tensor, teacher_tK1: Tensor, needs: bool
+) -> LogitsPiece:
     """`logits_tV` is overwritten."""
     term = head.term
     assert isinstance(term, Distillation)
@@ -159,7 +185,7 @@ def _piece(logits_tV: Tensor, labels_t: Tensor, head: Head, ids_tK: Tensor, teac
     share_t = valid_t * ((1 - mix) * temperature**2)
     loss = (share_t * value_t).sum() + mix * nll_t.sum() + head.z_weight * (lse_t.square() * valid_t).sum()
     if not needs:
-        return _Piece(loss, nll_t, metrics_M, None)
+        return LogitsPiece(loss, nll_t, metrics_M, None)
     # With s the student's probabilities and h the derivatives by their logarithms, which add up to H: a logit of a
     # stored token has the derivative h − s H, any other one its share of the rest's, s (h_rest / s_rest − H).
     plain_t, by_t = valid_t * (mix + 2 * head.z_weight * lse_t), share_t / temperature
@@ -185,7 +211,7 @@ def _piece(logits_tV: Tensor, labels_t: Tensor, head: Head, ids_tK: Tensor, teac
         grad_tV.scatter_add_(1, at_t[:, None], -(mix * valid_t * own_t)[:, None])
     if slope_tV is not None:
         grad_tV.mul_(slope_tV)
-    return _Piece(loss, nll_t, metrics_M, grad_tV)
+    return LogitsPiece(loss, nll_t, metrics_M, grad_tV)
 
 
 class _StudentSums(NamedTuple):

@@ -115,8 +115,12 @@ class Head:
     @property
     def chunk(self) -> int:
         """Tokens whose logits are alive at once."""
+        return self.at_once(1)
+
+    def at_once(self, models: int) -> int:
+        """The same where logits of so many models are."""
         alive = self.widest if self.tensor is None or self.tensor.loss else self.vocabulary
-        return max(1, self.chunk_bytes // (4 * alive))
+        return max(1, self.chunk_bytes // (4 * alive * models))
 
 
 def token_losses(

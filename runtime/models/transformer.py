@@ -8,6 +8,7 @@ Module names are those of Hugging Face's files, without the leading `model.`.
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import evolve, frozen
@@ -28,7 +29,11 @@ from .layers import Embedding, Linear, RMSNorm, Rotation
 from .loss import Head, token_losses, whole_logits
 from .reward_losses import RewardTerm, reward_losses, rewards, row_losses
 from .unit_losses import UnitTerm, unit_losses
+from .whole_distillation import live_losses
 from .zero_gradient import with_zero_gradient
+
+if TYPE_CHECKING:
+    from ..reference.live_teacher import LiveTeacher
 
 
 @frozen
@@ -88,6 +93,7 @@ class Transformer(nn.Module):
         self.further_weight = 0.0
         self.noise: EmbeddingNoise | None = None
         self.temperature = 1.0  # of the distribution that losses are taken of in training
+        self.teacher: LiveTeacher | None = None
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
@@ -200,6 +206,14 @@ class Transformer(nn.Module):
             return self._rewarded(x_BSD, batch)
         if batch.cache is not None:
             return whole_logits(self.norm(x_BSD[:, -1]), self.head_weight(), self._head())
+        term, head = self.head.term, self._head()
+        assert not isinstance(term, RewardTerm)
+        if torch.is_grad_enabled() or batch.as_sampled:
+            head = evolve(head, temperature=self.temperature)
+        if not torch.is_grad_enabled() and not batch.measures:
+            term, head = None, evolve(head, term=None)
+        teacher = self.teacher if isinstance(term, Distillation) and term.live else None
+        taught = None if teacher is None else teacher.taught(batch, head, self.head_weight().shape[0])
         hidden_BSD = self.norm(x_BSD)
         further = self._further if torch.is_grad_enabled() else []
         normed_BSD = hidden_BSD if further else None
@@ -209,16 +223,15 @@ class Transformer(nn.Module):
         if batch.labels_BS.dim() == 3:  # several labels of each position
             hidden_TD = hidden_TD.repeat_interleave(batch.labels_BS.shape[2], dim=0)
         each = batch.dataset_B is not None or batch.each
-        term, weight_VD, head = self.head.term, self.head_weight(), self._head()
-        assert not isinstance(term, RewardTerm)
-        if torch.is_grad_enabled() or batch.as_sampled:
-            head = evolve(head, temperature=self.temperature)
-        if not torch.is_grad_enabled() and not batch.measures:
-            term, head = None, evolve(head, term=None)
+        weight_VD = self.head_weight()
         columns = {} if term is None else {name: batch.numbers(name) for name in term.columns}
         if isinstance(term, UnitTerm):
             assert batch.units is not None
             terms = unit_losses(hidden_TD, weight_VD, labels_T, head, columns, batch.units, self.axes, each=each)
+        elif teacher is not None and taught is not None:
+            terms = live_losses(hidden_TD, weight_VD, labels_T, head, taught, each=each)
+            del taught
+            teacher.let_go()
         elif isinstance(term, Distillation):
             terms = distillation_losses(hidden_TD, weight_VD, labels_T, head, columns, each=each)
         else:

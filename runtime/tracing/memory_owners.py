@@ -81,8 +81,11 @@ class MemoryOwners:
         return Memory(**states, **rest, working=max(0, peak - on_device), offloaded=self.offloaded)
 
     def _parameters(self) -> Iterator[Tensor]:
-        """With what those that are quantised have beside their bytes."""
+        """With what those that are quantised have beside their bytes, and those of a teacher."""
         yield from self.model.parameters()
+        for part in self.model.parts:
+            if part.teacher is not None:
+                yield from part.teacher.model.parameters()
         for each in self.model.quantised():
             if (beside := each.matrix.beside(each.module)) is not None:
                 yield beside

@@ -48,6 +48,7 @@ LEFT_OUT = frozenset(
         "setup.tokenizer",
         "setup.data",
         "setup.teacher",
+        "setup.read_teacher",
         "setup.loader",
         "setup.reference",
         "setup.rollout_reference",
@@ -242,7 +243,7 @@ class Program:
             self.collectives.node = None
 
     def _execute(self, node: Node) -> None:
-        if node.op == "setup.build_model":  # with the kernel of the device that the plan is for
+        if "attention" in node.args:  # with the kernel of the device that the plan is for
             kernels = node.args["attention"]
             node = evolve(
                 node, args={**node.args, "attention": dict.fromkeys(kernels, kernels[device_kind(self.plan)])}

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 
 from xtrain.components.losses.distill import Distill
 from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from xtrain.runtime.generation.teaching import largest
 from xtrain.runtime.models.distillation import Distillation, distillation_losses, divergence
 from xtrain.runtime.models.loss import IGNORE, Head
+from xtrain.runtime.models.whole_distillation import Taught, live_losses
 
 T, V, D = 11, 19, 7
 VECTORS = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())["gkd"]
@@ -43,6 +45,12 @@ class Case:
         head = Head(vocabulary=V, z_weight=z_weight, chunk_bytes=4 * V * tokens, term=chosen, cap=cap)
         columns = self.stored(top, chosen.temperature)
         return distillation_losses(self.hidden_TD, self.weight_VD, self.labels_T, head, columns, each=True)
+
+    def live(self, chosen, z_weight=0.0, cap=None, tokens=4):
+        """Of a teacher whose head gives its logits."""
+        head = Head(vocabulary=V, z_weight=z_weight, chunk_bytes=8 * V * tokens, term=chosen, cap=cap)
+        taught = Taught(self.teacher_TV, torch.eye(V, dtype=self.teacher_TV.dtype), evolve(head, cap=None))
+        return live_losses(self.hidden_TD, self.weight_VD, self.labels_T, head, taught, each=True)
 
     def gradients(self, loss):
         return torch.autograd.grad(loss, (self.hidden_TD, self.weight_VD))
@@ -77,13 +85,16 @@ def bucketed(log_TV, ids_TK):
     return torch.cat((log_TV.gather(1, ids_TK), rest_T[:, None]), 1)
 
 
+@pytest.mark.parametrize("live", [False, True], ids=["stored", "live"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("temperature", "mix", "z_weight", "cap"), [
     (1.0, 0.0, 0.0, None), (1.0, 0.3, 0.01, None), (2.5, 0.0, 0.0, None), (0.7, 0.4, 0.02, None), (1.5, 0.2, 0.0, 3.0),
 ])  # fmt: skip
-def test_all_tokens_but_one_are_the_whole_distribution(form, temperature, mix, z_weight, cap):
+def test_all_tokens_but_one_are_the_whole_distribution(form, temperature, mix, z_weight, cap, live):
+    """And so is what a teacher gives that computes beside the student."""
     case, beta = Case(), 0.3
-    ours = case.minimised(term(form, beta, temperature, mix), V - 1, z_weight, cap)
+    chosen = term(form, beta, temperature, mix)
+    ours = case.live(chosen, z_weight, cap) if live else case.minimised(chosen, V - 1, z_weight, cap)
     logits_TV = case.logits(cap)
     apart_T = of_trl(form, beta, logits_TV, case.teacher_TV, temperature)
     nll_T = F.cross_entropy(logits_TV, case.labels_T, reduction="none")
@@ -99,8 +110,9 @@ def test_all_tokens_but_one_are_the_whole_distribution(form, temperature, mix, z
     torch.testing.assert_close(ours.recorded, expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("live", [False, True], ids=["stored", "live"])
 @pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: f"{case['beta']}, {case['temperature']}")
-def test_it_is_that_of_trl(case):
+def test_it_is_that_of_trl(case, live):
     """`GKDTrainer.generalized_jsd_loss` with the logits of the file, of all five tokens together."""
     logits_TV = torch.tensor(VECTORS["student_logits"], dtype=torch.float64, requires_grad=True)
     teacher_TV = torch.tensor(VECTORS["teacher_logits"], dtype=torch.float64)
@@ -111,7 +123,10 @@ def test_it_is_that_of_trl(case):
     ids_TK, logprobs_TK1 = largest(teacher_TV / case["temperature"], width - 1)
     columns = {TEACHER_IDS: ids_TK.int(), TEACHER_LOGPROBS: logprobs_TK1}
     labels_T, identity_VV = torch.zeros(tokens, dtype=torch.int64), torch.eye(width, dtype=torch.float64)
-    ours = distillation_losses(logits_TV, identity_VV, labels_T, head, columns)
+    if live:
+        ours = live_losses(logits_TV, identity_VV, labels_T, head, Taught(teacher_TV, identity_VV, head))
+    else:
+        ours = distillation_losses(logits_TV, identity_VV, labels_T, head, columns)
     factor = case["temperature"] ** 2  # TRL has none
     assert ours.objective.item() == pytest.approx(factor * case["loss"], rel=1e-10)
     (grad_TV,) = torch.autograd.grad(ours.objective, logits_TV)
@@ -163,14 +178,19 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_distributions_far_apart_and_sure_stay_finite(form):
     case = Case(torch.float32, spread=60.0)
-    ours = case.minimised(term(form, 0.5, 1.0, 0.1), 3)
-    whole = case.gradients(ours.objective)
-    assert torch.isfinite(ours.objective) and all(torch.isfinite(each).all() for each in whole)
+    for ours in (case.minimised(term(form, 0.5, 1.0, 0.1), 3), case.live(term(form, 0.5, 1.0, 0.1))):
+        whole = case.gradients(ours.objective)
+        assert torch.isfinite(ours.objective) and all(torch.isfinite(each).all() for each in whole)
 
 
 def test_a_piece_more_or_less_is_the_same():
     case = Case()
-    found = [case.minimised(term("jsd", 0.3, 2.0, 0.2), 4, tokens=tokens) for tokens in (1, 3, T)]
+    live = [case.live(term("jsd", 0.3, 2.0, 0.2), tokens=tokens) for tokens in (1, 3, T)]
+    same(case, live)
+    same(case, [case.minimised(term("jsd", 0.3, 2.0, 0.2), 4, tokens=tokens) for tokens in (1, 3, T)])
+
+
+def same(case, found):
     first = case.gradients(found[0].objective)
     for each in found[1:]:
         torch.testing.assert_close(each.recorded, found[0].recorded, rtol=1e-13, atol=0)

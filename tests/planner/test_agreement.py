@@ -10,6 +10,7 @@ import pytest
 from agreement import hold_against_the_trace
 from attrs import evolve
 from numbered_rows import CHAIN, PARTS
+from teachers import make_sparse_teacher, make_teacher
 from topologies import BY_NAME, TOPOLOGIES, Topology
 
 from xtrain.planner.load import plan_from_spec
@@ -152,6 +153,35 @@ def test_learning_from_a_teacher_costs_what_the_plan_says(settings, name, tmp_pa
     monkeypatch.chdir(tmp_path)
     topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
     hold_against_the_trace(plan_of(topology, tmp_path, more=DISTILLED.format(settings)))
+
+
+LIVE = 'loss distill {{ teacher = "{}", live = true, chunk = 1 MiB, {} }}'
+SMALL = {"hidden_size": 24, "num_hidden_layers": 3}
+THREE_HEADS = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("teacher", "settings", "name"),
+    [
+        ("small", "form = jsd, temperature = 2, mix = 0.3", "tp 2, z loss (dense)"),
+        ("small", "form = reverse_kl", "fsdp 2, three microbatches (dense)"),
+        ("odd", "mix = 0.1", "tp 2, without loss (dense)"),
+        pytest.param("small", "mix = 0.1", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
+        pytest.param("small", "form = reverse_kl", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+        pytest.param("small", "form = jsd", "pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
+        pytest.param("small", "mix = 0.1", "replicate 2, ddp (dense)", marks=pytest.mark.matrix),
+        pytest.param("sparse", "form = jsd", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+        pytest.param("sparse", "mix = 0.1", "fsdp 2 · ep 2, balance bias (moe)", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_teacher_beside_the_model_costs_what_the_plan_says(teacher, settings, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
+    if teacher == "sparse":
+        make_sparse_teacher(tmp_path / teacher, 258)
+    else:
+        make_teacher(tmp_path / teacher, 258, **(SMALL if teacher == "small" else THREE_HEADS))
+    hold_against_the_trace(plan_of(topology, tmp_path, more=LIVE.format(teacher, settings)))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """Plans of runs that learn from a teacher: what each setting changes, and which teachers are refused."""
 
 import json
+import math
+import shutil
 
 import pytest
 from model_folders import CONFIG, safetensors, shapes
+from teachers import make_teacher
 
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_path
@@ -98,3 +101,79 @@ def test_a_tokenizer_with_other_ids_is_refused(tmp_path, monkeypatch):
     (tmp_path / "teacher" / "model.safetensors").write_bytes(safetensors(shapes(config)))
     (error,) = errors_of(tmp_path, "top = 2", tokenizer='tokenizer "own"')
     assert error.code == "X441" and 'token "b" is 2 there and 1 in own' in error.message
+
+
+# of a teacher that computes beside the model ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live_plan_of(make_plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_teacher(tmp_path / "teacher", 258)
+    return lambda settings="", **blocks: make_plan(loss=LOSS.format(f"live = true, {settings}"), **blocks)
+
+
+def test_the_plan_shows_a_live_teacher(live_plan_of):
+    plan = live_plan_of("form = jsd", precision="precision { params = fp32, compute = bf16 }")
+    assert plan.node("setup.loss").args["live"] is True and "all tokens" in plan.node("setup.loss").does
+    built, reads = plan.node("setup.teacher_model"), plan.node("setup.read_teacher")
+    assert built.args["format"] == "bf16" and built.args["architecture"]["family"] == "llama"
+    assert reads.args["folder"] == "teacher" and len(reads.args["digest"]) == 32
+    assert not [node for node in plan.nodes if node.op == "setup.teacher"]
+    assert "wide" not in plan.node("collate.pack").args
+    assert "a forward of teacher" in plan.node("step.forward_backward").does
+    edges = {(edge.before, edge.after) for edge in plan.edges}
+    assert {("setup.teacher_model", "setup.teacher_weights"), ("setup.teacher_weights", "setup.read_teacher")} <= edges
+
+
+def test_a_live_teacher_is_counted(live_plan_of, make_plan):
+    live, plain = live_plan_of(), make_plan()
+    (beside,), (alone,) = live.estimates.classes, plain.estimates.classes
+    size = sum(math.prod(shape) for shape in shapes({**CONFIG, "vocab_size": 258}).values())
+    assert beside.memory.parameters == alone.memory.parameters + 4 * size
+    assert beside.memory.gradients == alone.memory.gradients
+    matrices = size - 258 * 32 - 5 * 32  # without the embedding and norms
+    assert beside.hardware_flops - alone.hardware_flops > 2 * matrices * live.estimates.tokens_per_step
+    assert live.estimates.checkpoint_bytes == plain.estimates.checkpoint_bytes
+
+
+def test_another_live_teacher_is_another_experiment(live_plan_of, plan_of, tmp_path):
+    base, stored = live_plan_of("form = jsd"), plan_of("form = jsd")
+    make_teacher(tmp_path / "teacher", 258, num_hidden_layers=3)
+    larger = live_plan_of("form = jsd")
+    assert len({base.config_id, stored.config_id}) == 2 and base.id != larger.id
+    for other in (stored, larger):
+        verdict = resumable(base, other)
+        assert verdict.kind == "safe" and {reason.effect for reason in verdict.reasons} == {"learning"}, verdict
+
+
+ODD = {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 24}
+# (keys of the teacher's config.json, blocks of the spec, code, part of the message)
+UNFIT = [
+    (ODD, "parallel { cp 2 { ulysses = 2 } }", "X402", "cannot be split over ulysses 2"),
+    ({"num_key_value_heads": 4}, "parallel { cp 2 { ulysses = 2 } }", "", ""),
+    (ODD, "parallel { tp 2 }", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "parallel", "code", "message"), UNFIT)
+def test_a_layout_must_fit_both_models(changed, parallel, code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_teacher(tmp_path / "teacher", 258, **changed)
+    errors = errors_of(tmp_path, "live = true", parallel=parallel)
+    assert len(errors) == bool(code)
+    for error in errors:
+        assert error.code == code and message in error.message and "teacher" in error.message and "live" in error.hint
+
+
+def test_nothing_is_stored_of_a_live_teacher(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_teacher(tmp_path / "teacher", 258)
+    (tmp_path / "spec.xtrain").write_text(spec_text(loss=LOSS.format("live = true, top = 8")))
+    found = plan_from_path(tmp_path / "spec.xtrain").diagnostics
+    assert [(each.code, each.message) for each in found if "top" in each.message] == [
+        ("W401", "top changes nothing, as nothing is stored of a teacher that is live")
+    ]
+    shutil.rmtree(tmp_path / "teacher")
+    (error,) = errors_of(tmp_path, "live = true")
+    assert error.code == "X441" and "has no config.json" in error.message

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from model_folders import CONFIG, shapes
@@ -13,9 +14,9 @@ from xtrain.cli.data_teach import teach
 from xtrain.planner.plan import Plan
 
 
-def make_teacher(folder: Path, vocab: int, *, seed: int = 5, deviation: float = 0.5) -> Path:
-    """A llama of `model_folders` whose logits are far from even."""
-    config = {**CONFIG, "vocab_size": vocab, "torch_dtype": "float32"}
+def make_teacher(folder: Path, vocab: int, *, seed: int = 5, deviation: float = 0.5, **changed: Any) -> Path:
+    """A llama of `model_folders` whose logits are far from even. changed: keys of its config.json."""
+    config = {**CONFIG, "vocab_size": vocab, "torch_dtype": "float32", **changed}
     draw = torch.Generator().manual_seed(seed)
     tensors = {
         name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) * deviation
@@ -47,3 +48,17 @@ def taught(plan: Plan, folder: Path) -> int:
         return teach(plan, argparse.Namespace(dataset=None, json=True))
     finally:
         os.chdir(before)
+
+
+def make_sparse_teacher(folder: Path, vocab: int, *, seed: int = 5) -> Path:
+    """A qwen3_moe of transformers, with four experts."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=vocab, hidden_size=24, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        initializer_range=0.5, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[],
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder

@@ -34,11 +34,14 @@ def calls(traced: Traced, node: str) -> dict[tuple[str, str], tuple[int, int]]:
 def is_as_planned(plan: Plan, traced: Traced) -> None:
     """A rank holds the states that the plan foresees, and sends along axes of its mesh, for nodes of its graph."""
     memory = traced.memory
-    assert memory.states == state_bytes(plan, traced.rank) + scale_bytes(plan, traced.rank)
+    planned = state_bytes(plan, traced.rank) + scale_bytes(plan, traced.rank)
+    teacher = next((node.args for node in plan.nodes if node.op == "setup.teacher_model"), None)
+    teaches = teacher is not None and teacher["owner"] == traced.pp
+    assert memory.states > planned if teaches else memory.states == planned
     own, width = local_shapes(plan, traced.rank), BYTES[plan.node("setup.build_model").args["params"]]
     trained = (prod(own[tensor.name]) for tensor in plan.parameters.tensors if tensor.trained and tensor.name in own)
     assert memory.gradients == width * sum(trained)
-    assert any(node.op == "setup.freeze" for node in plan.nodes) or memory.parameters == memory.gradients
+    assert teaches or any(node.op == "setup.freeze" for node in plan.nodes) or memory.parameters == memory.gradients
     assert memory.activations > 0
     assert traced.pp == plan.mesh.coordinates(traced.rank)["pp"]
     names = {axis.name for axis in (*plan.mesh.axes, *plan.mesh.expert_axes) if axis.size > 1}
