@@ -16,7 +16,9 @@ class A100(Cluster):
 
     device = "cuda"
     # Half of NVLink's figure, which counts both directions.
-    sheet = DeviceSheet(memory=80 * 2**30, flops=PEAKS["A100"], link=300e9, network=25e9, capability=8)
+    sheet = DeviceSheet(
+        memory=80 * 2**30, flops=PEAKS["A100"], link=300e9, network=25e9, capability=8, bandwidth=2.039e12
+    )
 
     @classmethod
     def fits(cls, kind: str, name: str) -> bool:

@@ -16,7 +16,9 @@ class B200(Cluster):
 
     device = "cuda"
     # Half of NVLink's figure, which counts both directions.
-    sheet = DeviceSheet(memory=179 * 2**30, flops=PEAKS["B200"], link=900e9, network=50e9, capability=10)
+    sheet = DeviceSheet(
+        memory=179 * 2**30, flops=PEAKS["B200"], link=900e9, network=50e9, capability=10, bandwidth=8e12
+    )
 
     @classmethod
     def fits(cls, kind: str, name: str) -> bool:

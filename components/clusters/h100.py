@@ -16,7 +16,9 @@ class H100(Cluster):
 
     device = "cuda"
     # Half of NVLink's figure, which counts both directions.
-    sheet = DeviceSheet(memory=80 * 2**30, flops=PEAKS["H100 SXM"], link=450e9, network=50e9, capability=9)
+    sheet = DeviceSheet(
+        memory=80 * 2**30, flops=PEAKS["H100 SXM"], link=450e9, network=50e9, capability=9, bandwidth=3.35e12
+    )
 
     @classmethod
     def fits(cls, kind: str, name: str) -> bool:

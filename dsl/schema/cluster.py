@@ -20,13 +20,15 @@ CLUSTERS: Final = Registry["Cluster"](
 @frozen(kw_only=True)
 class DeviceSheet:
     """A data sheet. memory: bytes. flops: operations a second by format of products. link, network: bytes a second to
-    others of the machine and to other machines, one way. capability: of CUDA, its first number."""
+    others of the machine and to other machines, one way. capability: of CUDA, its first number. bandwidth: bytes a
+    second from a device's memory; None: not known."""
 
     memory: int
     flops: Mapping[Any, float]
     link: float
     network: float
     capability: int
+    bandwidth: float | None = None
 
 
 @CLUSTERS.base

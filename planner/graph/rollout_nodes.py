@@ -11,8 +11,9 @@ from ..model.sampling import completion_positions, longest_prompt, sampling_cach
 from ..model.scorer import scorer_of
 from ..plan import Estimates
 from ..resolved import Resolved, attention_kernels
-from ..units import bytes_text, flops_text, plural
+from ..units import bytes_text, flops_text, plural, seconds_text
 from .builder import Builder
+from .sampling_time import sampling_seconds
 
 PROMPTS = "setup.prompts"
 SCORER = "setup.scorer"
@@ -70,6 +71,8 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
     does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "
     does += "experts of each token are recorded for the step; " if rollout.replay_routing else ""
     does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
+    if (seconds := sampling_seconds(run, rollout, estimates)) is not None:
+        does += f", about {seconds_text(seconds)} at full length"
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
     made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
     masks = {"mask_truncated": True} if rollout.mask_truncated else {}

@@ -11,6 +11,7 @@ from xtrain.dsl.schema.rollout import Rollout
 from xtrain.dsl.schema.setting import Role
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.units import seconds_text
 
 BLOCKS = {
     "dataset": 'dataset code { source = jsonl("a/*.jsonl"), prompt = "q", response = "a", template = "plain"\n'
@@ -61,6 +62,21 @@ def test_the_cache_and_the_logits_of_completions_are_part_of_the_memory(make_pla
     # Of 512 completions keys and values of a position, 4 heads of 8 each, and four copies of their logits; all in fp32.
     sampling = 4 * 512 * (2 * 4 * 8 + 4 * 50_000)
     assert memory.total_bytes == memory.parameters + memory.gradients + memory.optimizer + sampling
+
+
+def test_how_long_sampling_takes_is_said_where_the_machines_are_known(make_plan, plan):
+    alone = make_plan(**BLOCKS, cluster="cluster h100 { efficiency = 50% }")
+    # 8 completions at once, a token after the other, four times: all weights are read from memory for each token.
+    weights = 4 * alone.parameters.total / 3.35e12
+    assert alone.cluster.flops is not None
+    products = 8 * alone.estimates.flops_per_token / 3 / (0.5 * alone.cluster.flops)
+    assert weights > products
+    said = f"about {seconds_text(4 * 20 * weights)} at full length"
+    assert said in alone.node("rollout.generate").does and "at full length" not in plan.node("rollout.generate").does
+    # Two ranks take half of them each, and half of the weights comes from the other one.
+    both = make_plan(**BLOCKS, cluster="cluster h100 { efficiency = 50% }", world=2)
+    seconds = 2 * 20 * (weights + 4 * alone.parameters.total / 2 / 450e9)
+    assert f"about {seconds_text(seconds)} at full length" in both.node("rollout.generate").does
 
 
 def test_experts_of_sampled_tokens_are_a_column_of_the_step(make_plan):
