@@ -1,6 +1,5 @@
 """Turns records into documents: arrays of tokens, with bos and eos, and which of them are to be predicted."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +21,15 @@ from ..records.records import (
     SyntheticRecord,
     TokenIds,
 )
-from ..records.texts import strings
-from .chat_template import ChatTemplate, TemplateRefusal, load_template, reserved
-from .chat_turns import Span, assistant_spans, turns_of_assistant
+from .chat_template import ChatTemplate, load_template
+from .chat_turns import Span
+from .chat_writer import ConversationWriter, WrittenConversation
 from .synthetic import Lexicon
 from .tokenizers import Placed, TextTokenizer
 
 VERSION = 1  # raise it whenever the same records would give other tokens
 # A tokenizer takes hundreds of bytes of memory for a character: longer texts are encoded in pieces.
 PIECE = 1 << 20
-LONGEST_CONVERSATION = 1 << 24  # characters
 
 
 @frozen(kw_only=True, eq=False)
@@ -50,18 +48,6 @@ class TokenDocument:
     """Numbers along the tokens, float32 [tokens] each, by name."""
     values: dict[str, float] = field(factory=dict)
     """Numbers of the document as a whole, by name."""
-
-
-@frozen(kw_only=True)
-class _Written:
-    """A conversation as text. prompt: its beginning, of which nothing is predicted, where that is set apart."""
-
-    text: str
-    spans: list[Span]
-    """Characters that are predicted."""
-    weights: list[float] | None = None
-    """Of each of them the weight of its loss."""
-    prompt: str = ""
 
 
 class DocumentEncoder:
@@ -96,6 +82,7 @@ class DocumentEncoder:
             optional and tokenizer.chat_template is None
         ):
             self.template = load_template(self.reads.template, tokenizer, base or Path.cwd())
+        self._writer = ConversationWriter(tokenizer, self.reads, self.template)
 
     @property
     def vocab_size(self) -> int:
@@ -249,7 +236,7 @@ class DocumentEncoder:
         )
 
     def _conversations(self, conversations: Sequence[list[Message] | Conversation]) -> list[TokenDocument | str]:
-        written = [self._written(each) for each in conversations]
+        written = [self._writer.written(each) for each in conversations]
         good = [each for each in written if not isinstance(each, str)]
         placed = iter(self.tokenizer.encode_rendered([each.text for each in good]) if good else ())
         prompts = [each.prompt for each in good if each.prompt]
@@ -259,69 +246,7 @@ class DocumentEncoder:
             for each in written
         ]
 
-    def _written(self, conversation: list[Message] | Conversation) -> _Written | str:
-        """The conversation as text and what is to be predicted of it; or the reason why there is none."""
-        if self.template is None:
-            return f"messages need a chat template, and tokenizer {self.tokenizer.name} has none: set `template`"
-        if isinstance(conversation, list):
-            conversation = Conversation(messages=conversation)
-        messages, tools = conversation.messages, conversation.tools
-        for number, message in enumerate(messages, start=1):
-            for text in strings(message):
-                if (spelt := self._reserved.search(text)) is not None:
-                    return f"message {number} contains the special token {spelt[0]}"
-        for text in strings(tools):
-            if (spelt := self._reserved.search(text)) is not None:
-                return f"the definition of a tool contains the special token {spelt[0]}"
-        if sum(len(message["content"]) for message in messages) > LONGEST_CONVERSATION:
-            return f"a conversation of more than {LONGEST_CONVERSATION:,} characters"
-        template = self.template if tools is None else evolve(self.template, tools=tools)
-        try:
-            if conversation.prompt:
-                found = self._answer(template, messages, conversation.prompt)
-            elif self.reads.message_train is not None or self.reads.message_weight is not None:
-                found = self._chosen_turns(template, messages)
-            elif self.reads.train_on == "all":
-                text = template.render(messages).text
-                found = _Written(text=text, spans=[(0, len(text))])
-            else:
-                text, spans = assistant_spans(template, messages, last=self.reads.train_on == "last")
-                found = _Written(text=text, spans=spans)
-        except TemplateRefusal as refusal:
-            return str(refusal)
-        if isinstance(found, _Written) and not any(found.text[start:end].strip() for start, end in found.spans):
-            return "the assistant says nothing in it"
-        return found
-
-    def _answer(self, template: ChatTemplate, messages: list[Message], prompt: int) -> _Written | str:
-        """What follows a prompt of so many messages."""
-        if messages[prompt]["role"] != "assistant":
-            return f"message {prompt + 1}, with which the answer begins, is of {messages[prompt]['role']}"
-        before = template.render(messages[:prompt], prompt=True).text
-        text, spans = assistant_spans(template, messages)
-        if not text.startswith(before):
-            return "the template writes the prompt otherwise where an answer follows it"
-        spans = [(max(start, len(before)), end) for start, end in spans if end > len(before)]
-        return _Written(text=text, spans=spans, prompt=before)
-
-    def _chosen_turns(self, template: ChatTemplate, messages: list[Message]) -> _Written | str:
-        """The turns that their messages say are trained on, or else `train_on`, with the weights of the messages."""
-        text, turns = turns_of_assistant(template, messages)
-        train, weight = self.reads.message_train, self.reads.message_weight
-        spans, weights = [], []
-        for index, parts in turns.items():
-            flag = messages[index].get(train) if train is not None else None
-            if flag is None:
-                flag = self.reads.train_on != "last" or index == max(turns)
-            share = messages[index].get(weight) if weight is not None else None
-            if flag:
-                spans += parts
-                weights += [1.0 if share is None else float(share)] * len(parts)
-        if not spans:
-            return "no message in it is trained on"
-        return _Written(text=text, spans=spans, weights=None if weight is None else weights)
-
-    def _document(self, written: _Written, placed: Placed, prompt: Placed | None) -> TokenDocument | str:
+    def _document(self, written: WrittenConversation, placed: Placed, prompt: Placed | None) -> TokenDocument | str:
         text = written.text
         ids, trained = placed.ids, _within(placed, written.spans, len(text))
         if prompt is not None and not np.array_equal(prompt.ids, ids[: len(prompt.ids)]):
@@ -359,13 +284,8 @@ class DocumentEncoder:
             columns={name: np.insert(column, places, 0.0) for name, column in found.columns.items()},
         )
 
-    @cached_property
-    def _reserved(self) -> re.Pattern[str]:
-        assert self.template is not None
-        return reserved(self.tokenizer, self.template)
-
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_reserved", "_lexicon")}
+        return {name: value for name, value in self.__dict__.items() if name != "_lexicon"}
 
 
 def _with_numbers(

@@ -335,6 +335,6 @@ def test_templates_that_are_not_there(chat_tokenizer: MakeTokenizer, tmp_path: P
 
 
 def test_a_conversation_of_endless_text_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("xtrain.runtime.data.documents.encoder.LONGEST_CONVERSATION", 100)
+    monkeypatch.setattr("xtrain.runtime.data.documents.chat_writer.LONGEST_CONVERSATION", 100)
     found = encode([TALK[1], {"role": "assistant", "content": "a" * 100}], ByteTokenizer(), template="chatml")
     assert found == BadRecord(origin="here", reason="a conversation of more than 100 characters")
