@@ -57,7 +57,9 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.tasks.*": ("model.*", "task.{}.*", "tokenizer.source"),
     "model.adapter_files": ("model.*", "adapter", "adapter.*", "tokenizer.source"),
     "serve.adapter": ("serve.adapters", "adapter", "adapter.*"),
+    "serve.losses": ("model.*",),
     "serve.key": ("serve.host", "serve.key"),
+    "serve.tls": ("serve.certificate", "serve.private_key"),
     "serve.mesh": ("{context}", "parallel.pp.size", "parallel.stack"),
     "group": (
         "group",
@@ -170,6 +172,15 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         "parallel.tp.size",
         "{world}",
     ),
+    "task.*.settings": (
+        "task.{}.*",
+        "optimizer.*",
+        "precision.params",
+        "scheduler.kind",
+        "model.*",
+        "parallel.tp.size",
+        "{world}",
+    ),
     "group.*": ("group", "group.*.name", "model.*", "tokenizer.source"),
     "optimizer.*": ("optimizer.*", "precision.params", "scheduler.kind", "model.*", "parallel.tp.size", "{world}"),
     "mesh.offload": ("parallel.fsdp.offload", "launch.device", "cluster.preset"),
@@ -181,6 +192,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "data.align": ("collate", "batch.sequence", "{context}"),
     "log.*": ("log.{}",),
     "elastic.axis": ("fault_tolerance.elastic", "parallel.fsdp.size"),
+    "elastic.worlds": ("*",),  # whole plans, of each number of ranks
     "elastic.range": ("fault_tolerance.elastic", "launch.nodes", "launch.ranks_per_node"),
     "elastic.use": ("fault_tolerance.elastic", "fault_tolerance.restarts"),
     "health.stuck": ("*",),  # of the time that a step takes, which hangs on everything

@@ -2,25 +2,33 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from attrs import define, field
 from every_setting import alternatives, at, places, replaced
 
+from xtrain.dsl.blocks import is_block
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.planner.rules import rule_inputs
 from xtrain.planner.rules.validate import validate
 
 from .test_every_setting import ALONE, COPIES, FREE, STATED
+from .test_tasks import BLOCKS as TASKS
+
+SPECS = Path(__file__).parents[2] / "specs"
 
 # How paths of a spec's tree begin, and those of its origins.
 BLOCKS = {
     "datasets": "dataset", "phases": "phase", "groups": "group", "ticks": "every", "events": "on", "hooks": "hook",
+    "tasks": "task",
 }  # fmt: skip
-# A name cannot be changed alone, and blocks that are not there are no single settings.
-EXEMPT = {
-    "origins", "uses", "path", "adapter", "step", "evaluation_step", "rollout", "reward", "serve", "model.folder",
-}  # fmt: skip
+NAMED = ("datasets.", "tasks.", "groups.")  # a name cannot be changed alone
+EXEMPT = {"origins", "uses", "path", "model.folder"}
 QUIET = {"pass", "unknown"}
 
 Statuses = dict[str, list[str]]
@@ -30,6 +38,12 @@ def spelled(path: str) -> str:
     """As rules name a setting."""
     block, dot, rest = path.partition(".")
     return f"{BLOCKS.get(block, block)}{dot}{rest}".removesuffix("_")
+
+
+def holds_blocks(annotation: Any) -> bool:
+    """Whether a setting is a block, or a list of them."""
+    parts = (part for one in (annotation, *get_args(annotation)) for part in (one, *get_args(one)))
+    return any(is_block(part) for part in parts if part is not Auto)
 
 
 def verdicts(spec: Spec) -> Statuses:
@@ -69,9 +83,12 @@ class Found:
         """most: values of each setting. begins: of the settings whose paths begin so."""
         base = verdicts(spec)
         for path, attribute in places(spec, exempt=EXEMPT):
-            if not path.startswith(begins) or (path.startswith("datasets.") and attribute.name == "name"):
+            value = at(spec, path)
+            if not path.startswith(begins) or (path.startswith(NAMED) and attribute.name == "name"):
                 continue
-            for new in list(alternatives(at(spec, path), attribute.type))[:most]:
+            if value in (None, ()) and holds_blocks(attribute.type):  # which is no single setting
+                continue
+            for new in list(alternatives(value, attribute.type))[:most]:
                 variant = replaced(spec, path, new)
                 after = verdicts(variant)
                 for rule in changed(base, after):
@@ -79,7 +96,7 @@ class Found:
 
     def judge(self, rule: str, path: str, spec: Spec, statuses: list[str]) -> None:
         self.rules.add(rule)
-        if "*" in rule_inputs.rule_inputs(rule, spec):
+        if not any(fnmatchcase(rule, pattern) for pattern in rule_inputs.INPUTS):
             self.without_inputs |= {rule} if "fail" in statuses else set()
         elif not rests_on(rule, path, spec):
             self.unexplained.append(f"{rule} is {statuses} by {path}")
@@ -88,6 +105,8 @@ class Found:
 def test_verdicts_change_by_their_inputs_alone(load: Callable[..., Spec]):
     found = Found()
     found.walk(load(**FREE), 1)
+    found.walk(load(**TASKS), 1, "tasks.")
+    found.walk(load_spec(SPECS / "serve_cpu.xtrain").require(), 1, "serve.")
     assert found.unexplained == [] and found.without_inputs == set()
     assert len(found.rules) > 60
 
@@ -97,6 +116,9 @@ def test_verdicts_change_by_their_inputs_alone_whatever_the_value(load: Callable
     found = Found()
     for blocks in (FREE, STATED, COPIES, ALONE):
         found.walk(load(**blocks), 100)
+    found.walk(load(**TASKS), 100)
+    for name in ("grpo_cpu", "dpo_cpu", "reward_cpu", "serve_cpu", "moe_cpu"):
+        found.walk(load_spec(SPECS / f"{name}.xtrain").require(), 100)
     assert found.unexplained == [] and found.without_inputs == set()
     assert len(found.rules) > 120
 
