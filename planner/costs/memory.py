@@ -267,11 +267,13 @@ class Piped:
             self.activations = max(self.activations, self.for_backward + sent)
             self.loss = max(self.loss, self.losses)
         elif action.kind == "I":
-            self.for_backward += played.net
+            self.for_backward += played.net + stage.passed_loss
+            self.losses -= stage.passed_loss
         else:
-            captured = stage.captured if action.kind == "W" and stage.splits else 0
+            split = action.kind == "W"
+            captured = stage.captured if split and stage.splits else 0
             self.for_backward -= left + captured
-            self.losses -= stage.loss
+            self.losses -= stage.loss - (stage.passed_loss if split else 0)
 
     def _add(self, played: Played) -> None:
         self.peak = max(self.peak, self.live + played.peak)

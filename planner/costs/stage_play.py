@@ -161,14 +161,20 @@ class StagePlay:
         """Gradients that the first part of a split backward leaves for the second: of what matrices and norms give."""
         return sum(op.outputs[0].gradient for block, _ in self.blocks for op in block.owners)
 
+    @property
+    def passed_loss(self) -> int:
+        """What of the loss the first part of a split backward lets go: the second needs it for the head alone."""
+        return self.loss if self.splits and not self.ends.weight else 0
+
     def inputs_only(self, handling: Handling) -> Played:
-        """The first part of a split backward: everything stays that it meets, and the gradient of what went in."""
+        """The first part of a split backward: everything stays that it meets, but for the loss above a head that is not
+        trained, and the gradient of what went in."""
         passed = 0 if self.behind or self.embeds else self.local.stream
         if not self.splits:
             return Played(passed, passed)
         weights = sum(op.weights for block, _ in self.blocks for op in block.owners)
         peak = self.captured + max(0, self.backward(handling).peak - weights)
-        return Played(peak, self.captured + passed)
+        return Played(peak, self.captured + passed - self.passed_loss)
 
     def weights_only(self, handling: Handling) -> Played:
         """The second part: it computes a block again for each of its matrices and norms, and keeps most of it."""
@@ -178,7 +184,7 @@ class StagePlay:
         more = 0
         for (block, again), count in self.counts.items():
             more += count * again * (len(block.owners) - 3) * (block.saved_bytes(False) - block.trace.input.size)
-        return Played(max(0, whole.peak) + more, whole.net - self.captured)
+        return Played(max(0, whole.peak) + more, whole.net - self.captured + self.passed_loss)
 
     def forward(self) -> Played:
         """net: what one microbatch leaves for its backward, the loss included."""

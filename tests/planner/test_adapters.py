@@ -304,6 +304,7 @@ MORE = [
     (Topology(tp=2, ep=2, model="moe", note="pissa, experts"), PISSA_EXPERTS),
     (Topology(pp=2, sets=ZBV, note="all, zbv"), LORA),
     (Topology(pp=2, sets=SCHEDULES["interleaved_1f1b"], note="all, interleaved_1f1b"), LORA),
+    (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="all, zero_bubble"), LORA),
     (Topology(fsdp=2, ep=2, model="moe", note="all"), LORA),
     (Topology(fsdp=4, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(tp=2, ep=2, model="moe", note="experts"), EXPERTS),
