@@ -1,6 +1,7 @@
 """The spec that learns from its own answers does so; a run with rollouts that is killed goes on to the same rewards."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,8 +48,8 @@ dataset sums {
 }
 batch { sequence = 160, rows = 4, micro = 2 }
 collate = to_tensor -> flatten -> shift_tokens -> pack(single)
-loss grpo { }
-rollout { group = 4, max_tokens = 8 }
+loss grpo { kl = k3, kl_weight = 0.05 }
+rollout { group = 4, max_tokens = 8, temperature = 0.9 }
 reward half_right { }
 optimizer adamw { lr = 1e-2 }
 launch { device = cpu }
@@ -77,8 +78,30 @@ def test_a_run_that_is_killed_goes_on_to_the_same_rewards(tmp_path: Path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     found = run(killed, killed / "killed.xtrain")
-    names = ("step", "reward", "rollout/reward_std", "rollout/tokens", "rollout/logprob_gap", "loss", "grad_norm")
+    measured = ("reward_std", "tokens", "logprob_gap")
+    names = ("step", "reward", "loss", "grad_norm", "policy/reference_kl", *(f"rollout/{name}" for name in measured))
     assert len(expected) == 8 and len({record["reward"] for record in expected}) > 4
     assert [[record[name] for name in names] for record in found] == [
         [record[name] for name in names] for record in expected
     ]
+
+
+@pytest.mark.slow
+def test_a_run_does_not_go_on_with_another_reference(tmp_path: Path):
+    (tmp_path / "sampled.py").write_text(PARTS)
+    begins = SPEC.replace("budget = 8 steps", "budget = 1 steps").replace("killed", "begins")
+    learns = SPEC.replace("budget = 8 steps", "budget = 2 steps") + 'checkpoint { pretrained = "runs/begins/first" }\n'
+    for name, text in (("begins", begins + 'workspace { run = "first" }\n'), ("killed", learns)):
+        (tmp_path / f"{name}.xtrain").write_text(text)
+    run(tmp_path, tmp_path / "begins.xtrain")
+    known = run(tmp_path, tmp_path / "killed.xtrain")
+    assert known[0]["policy/reference_kl"] < 1e-9 < known[1]["policy/reference_kl"]
+    longer = learns.replace("budget = 2 steps", "budget = 3 steps")
+    (tmp_path / "killed.xtrain").write_text(longer)
+    assert run(tmp_path, tmp_path / "killed.xtrain")[:2] == known
+    shutil.rmtree(tmp_path / "runs" / "begins")
+    (tmp_path / "begins.xtrain").write_text((tmp_path / "begins.xtrain").read_text().replace("seed = 5", "seed = 6"))
+    run(tmp_path, tmp_path / "begins.xtrain")
+    (tmp_path / "killed.xtrain").write_text(longer.replace("budget = 3 steps", "budget = 4 steps"))
+    with pytest.raises(AssertionError, match="whose weights are others by now"):
+        run(tmp_path, tmp_path / "killed.xtrain")
