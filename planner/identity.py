@@ -77,14 +77,16 @@ def config_of(run: Resolved) -> dict[str, Any]:
 
 
 def _config_of_server(run: Resolved) -> dict[str, Any]:
-    """Which model is served, with which adapters."""
+    """Which model is served, with which adapters; without any it is trained itself."""
     spec, formats = run.spec, run.formats
-    assert spec.serve is not None and isinstance(run.architecture.adapter, TaskAdapters)
+    assert spec.serve is not None
+    adapter = run.architecture.adapter
+    tasks = list(adapter.tasks.values()) if isinstance(adapter, TaskAdapters) else []
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
         "model": run.architecture.base.to_json(),
-        "adapter": next(iter(run.architecture.adapter.tasks.values())).to_json(),
+        **({"adapter": tasks[0].to_json()} if tasks else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "serve": experiment_settings(spec.serve),
         "precision": {

@@ -128,7 +128,8 @@ def _new_model(work: QueuedWork, base: str, adapter: AdapterEntry | None, memory
     request: CreateModel | LoadWeights = work.request
     most, entry = memory.capabilities.models, work.entry
     if memory.num_live() >= most:
-        raise UserError(f"all {most} models that fit into memory are in use; one gets free when a session ends")
+        every = f"all {most} models that fit into memory are" if most > 1 else "the one model that fits into memory is"
+        raise UserError(f"{every} in use; one gets free when a session ends")
     metadata = plain_text(request.user_metadata)
     return ModelEntry(entry.queue, request.session_id or "", entry.owner, base, adapter, entry.time, metadata)
 

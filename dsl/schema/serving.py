@@ -1,5 +1,7 @@
 """`serve { … }`: a training server in place of a training run."""
 
+from typing import Literal
+
 from attrs import frozen
 
 from ..quantity import Quantity
@@ -9,8 +11,8 @@ from .setting import Range, Role, at_least, positive, setting
 
 @frozen
 class Serve:
-    """`serve { … }`: a server that trains adapters over the model as clients ask it to, step by step; `adapter` says
-    how large one may be."""
+    """`serve { … }`: a server that trains adapters over the model, or the model itself, as clients ask it to, step by
+    step; `adapter` says how large an adapter may be."""
 
     model: str | None = setting(
         "what clients call the model; none: the name of the experiment",
@@ -18,6 +20,12 @@ class Serve:
         check=some_text,
         role=Role.EXECUTION,
         example='"Qwen/Qwen3-8B"',
+    )
+    mode: Literal["adapters", "full"] = setting(
+        "adapters: each client trains an adapter of its own, of which many are in memory; full: one client at a time "
+        "trains all of the model",
+        default="adapters",
+        role=Role.EXECUTION,
     )
     adapters: int = setting(
         "adapters that are in memory at once", default=16, check=Range(low=1, high=999), role=Role.EXECUTION
@@ -49,15 +57,15 @@ class Serve:
         example='"XTRAIN_KEY"',
     )
     certificate: str | None = setting(
-        "PEM file with the certificate of the server, and those that it is signed by, relative to the working folder; "
-        "none: clients connect without TLS",
+        "file (PEM) with the certificate of the server, and those that it is signed by, relative to the working "
+        "folder; none: clients connect without TLS",
         default=None,
         check=file_path,
         role=Role.EXECUTION,
         example='"tls/server.pem"',
     )
     private_key: str | None = setting(
-        "PEM file with the private key of `certificate`, without a passphrase",
+        "file (PEM) with the private key of `certificate`, without a passphrase",
         default=None,
         check=file_path,
         role=Role.EXECUTION,
@@ -77,3 +85,8 @@ class Serve:
         role=Role.EXECUTION,
         example="30 min",
     )
+
+    @property
+    def places(self) -> int:
+        """Models that clients may have in memory at once."""
+        return 1 if self.mode == "full" else self.adapters

@@ -6,6 +6,7 @@ from ..costs.headroom import headroom
 from ..plan import Plan
 from ..serving.fit import slots_that_fit
 from ..serving.graph import SETUP
+from ..serving.slots import slots_of
 from ..units import count_text, plural
 from .text import Detail, Page
 
@@ -20,7 +21,10 @@ def show_server_glance(page: Page, plan: Plan) -> None:
     room_text = "how many fit is unknown" if fit is None else f"there is room for {fit:,}"
     page.line()
     page.line(f"  memory  {room.verdict}: {room.text}")
-    page.line(f"  slots   {plural(args['adapters'], 'adapter')}; {room_text}")
+    trained = (
+        f"{plural(args['adapters'], 'adapter')}; {room_text}" if slots_of(plan) else "none: one client trains the model"
+    )
+    page.line(f"  slots   {trained}")
     key = f"key in {args['key']}" if args["key"] else "no key"
     scheme = "https" if args["certificate"] else "http"
     page.line(f"  listens {scheme}://{args['host']}:{args['port']} as `{args['model_name']}`, {key}")

@@ -42,6 +42,8 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
         _warn(spec, "batch.ramp", why, "set ramp_from, or remove it", found)
     if spec.batch.workers and not spec.batch.prefetch:
         _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or remove it", found)
+    if spec.serve is not None and spec.serve.mode == "full":
+        _warn(spec, "serve.adapters", "clients train the model itself", "remove it", found)
     if spec.activation.mode == "none":
         for name in ("every", "save"):
             _warn(spec, f"activation.{name}", "nothing is recomputed", "use mode full or selective", found)

@@ -56,7 +56,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "model.tasks.*": ("model.*", "task.{}.*", "tokenizer.source"),
     "model.adapter_files": ("model.*", "adapter", "adapter.*", "tokenizer.source"),
-    "serve.adapter": ("serve.adapters", "adapter", "adapter.*"),
+    "serve.adapter": ("serve.adapters", "serve.mode", "adapter", "adapter.*"),
     "serve.losses": ("model.*",),
     "serve.key": ("serve.host", "serve.key"),
     "serve.tls": ("serve.certificate", "serve.private_key"),

@@ -133,7 +133,9 @@ def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> Validate
     check_modules(training, arch, layout, batch, found)
     check_further(training, layout, found)
     check_server(spec, arch, layout, found)
-    if found.failed or layout.unsettled or arch.adapter is None:  # where a draft says nothing of it
+    if found.failed or layout.unsettled:
+        return None
+    if arch.adapter is None and spec.serve.mode == "adapters":  # where a draft says nothing of it
         return None
     check_idle(training, shape, layout, batch, found)
     shape = evolve(shape, architecture=architecture_with_slots(arch, spec.serve.adapters))

@@ -15,6 +15,7 @@ from .slots import slot_names
 
 SETUP: Final = "setup.serve"
 TURNS: Final = 2  # microbatches of one request: then it is another client's turn
+WHOLE: Final = 0  # the rank of a server that trains the model itself
 FEWEST: Final = 16  # texts that a request may have at least
 TIMELINE: Final = Timeline(
     steps=None,
@@ -52,14 +53,19 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
         "private_key": serve.private_key,
         "queue": serve.queue,
         "idle_seconds": serve.idle.value,
-        "adapters": serve.adapters,
-        "max_rank": run.spec.tasks[slot_names(1)[0]].adapter.largest,
+        "adapters": serve.places,
+        "max_rank": run.spec.tasks[slot_names(1)[0]].adapter.largest if run.spec.tasks else WHOLE,
         "max_tokens": serve.max_tokens,
         "rows": serve.rows,
         "texts": max(FEWEST, TURNS * serve.rows * run.layout.mesh.data_ranks),
     }
     each = bytes_text(slot_bytes(run))
     does = f"{plural(serve.adapters, 'slot')} for adapters, {each} each on a rank with gradients and moments; "
+    if not run.spec.tasks:
+        does = (
+            f"one client trains all of the model, {each} on a rank with gradients and moments; what it began as, and "
+        )
+        does += "what is sampled from, stay in the memory of the machine; "
     does += f"listen on {serve.host}:{serve.port}"
     does += " with TLS" if serve.certificate else ""
     does += f" for clients that show the key in {serve.key}" if serve.key else ""
@@ -77,15 +83,23 @@ def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -
         nonlocal last
         last = graph.add("request", f"request.{op}", does, axes=everyone, after=(last,))
 
-    then("open", "give a client's adapter a slot: A drawn from its seed, B zero; smaller ranks take part of the slot")
-    does = f"losses of texts, {spread}; gradients are sums, added to those of the adapter; {token} a token"
+    adapters = bool(run.spec.tasks)
+    what, whose = ("an adapter", "the adapter") if adapters else ("the model", "the model")
+    if adapters:
+        does = "give a client's adapter a slot: A drawn from its seed, B zero; smaller ranks take part of the slot"
+    else:
+        does = "give a client the model, with the weights that it began with"
+    then("open", does)
+    does = f"losses of texts, {spread}; gradients are sums, added to those of {whose}; {token} a token"
     then("forward_backward", does)
     then("optim_step", "one all-reduce for the norm; Adam with the numbers of the request; gradients are released")
-    then("keep", "put an adapter and its moments together, and write them to a folder that is whole or not there")
-    then("load", "read an adapter, with its moments if asked for, into a slot of the same shape")
-    then("export", "write an adapter as PEFT reads it; samples are drawn with that, whatever is trained meanwhile")
-    does = "write texts with an exported adapter, or with none; log-probabilities of every token"
-    then("sample", does)
+    then("keep", f"put {what} and its moments together, and write them to a folder that is whole or not there")
+    slot = "into a slot of the same shape" if adapters else "into that of a client"
+    then("load", f"read {what}, with its moments if asked for, {slot}")
+    form = "write an adapter as PEFT reads it" if adapters else "write the weights"
+    then("export", f"{form}; samples are drawn with that, whatever is trained meanwhile")
+    weights = "an exported adapter, or with none" if adapters else "exported weights, or those that it began with"
+    then("sample", f"write texts with {weights}; log-probabilities of every token")
     then("forget", "release what sampling has kept of an export")
-    then("close", "make the slot of an adapter free")
+    then("close", "make the slot of an adapter free" if adapters else "make the model free for another client")
     return last

@@ -16,7 +16,13 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
     and a mesh on which every rank has whole texts and the whole depth of the model."""
     serve = spec.serve
     assert serve is not None
-    if spec.adapter is None:
+    if serve.mode == "full":
+        if spec.adapter is not None:
+            message = "a server that trains all of the model has no adapters"
+            found.fail("serve.adapter", CODE, "adapter", message, "remove it, or write `mode = adapters`")
+        else:
+            found.passed("serve.adapter", "one client at a time trains all of the model")
+    elif spec.adapter is None:
         hint = "add one, such as `adapter lora { rank = 32, alpha = 32 }`: the largest that a client may ask for"
         found.fail("serve.adapter", CODE, "serve", "a server trains adapters, and the spec has none", hint)
     elif (unfit := spec.adapter.unfit_for_slot()) is not None:

@@ -22,10 +22,9 @@ def slot_names(count: int) -> tuple[str, ...]:
 
 
 def slots_of(plan: Plan) -> tuple[str, ...]:
-    """The names of the slots of a server's plan."""
+    """The names of the slots of a server's plan; none where it trains the model itself."""
     adapter = plan.architecture.adapter
-    assert isinstance(adapter, TaskAdapters)
-    return tuple(adapter.tasks)
+    return tuple(adapter.tasks) if isinstance(adapter, TaskAdapters) else ()
 
 
 def as_training(spec: Spec) -> Spec:
@@ -39,8 +38,10 @@ def as_training(spec: Spec) -> Spec:
 
 
 def with_slots(spec: Spec) -> Spec:
-    """The same with an adapter in each slot."""
-    assert spec.serve is not None and spec.adapter is not None
+    """The same with an adapter in each slot, where it trains adapters."""
+    assert spec.serve is not None
+    if spec.adapter is None:
+        return as_training(spec)
     names = slot_names(spec.serve.adapters)
     tasks = {name: AdapterTask(name=name, adapter=spec.adapter) for name in names}
     return evolve(as_training(spec), adapter=None, tasks=tasks)
@@ -48,5 +49,6 @@ def with_slots(spec: Spec) -> Spec:
 
 def architecture_with_slots(arch: Architecture, count: int) -> Architecture:
     """A model with one adapter as one with as many of these as there are slots."""
-    assert arch.adapter is not None
+    if arch.adapter is None:
+        return arch
     return evolve(arch, adapter=TaskAdapters(tasks=dict.fromkeys(slot_names(count), arch.adapter)))

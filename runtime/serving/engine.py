@@ -8,7 +8,7 @@ import numpy as np
 from attrs import asdict, define, field
 
 from ...planner.plan import Plan
-from ...planner.serving.graph import SETUP
+from ...planner.serving.graph import SETUP, WHOLE
 from ...server.engine import (
     Adam,
     AdapterSettings,
@@ -39,7 +39,7 @@ class RanksEngine:
 
     plan: Plan
     call: Call
-    models: dict[str, AdapterSettings] = field(factory=dict)
+    models: dict[str, AdapterSettings | None] = field(factory=dict)
 
     def start(self) -> Capabilities:
         """The ranks begin without any model; those that they have are removed."""
@@ -65,9 +65,11 @@ class RanksEngine:
         )
 
     def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
-        if adapter is None:
+        if adapter is None and self.capabilities.rank != WHOLE:
             raise UserError("this server trains adapters, not the model itself: give a rank")
-        shape = {"rank": adapter.rank, "seed": adapter.seed, "attn": adapter.attn, "mlp": adapter.mlp}
+        shape = {"rank": WHOLE, "seed": 0, "attn": True, "mlp": True}
+        if adapter is not None:
+            shape = {"rank": adapter.rank, "seed": adapter.seed, "attn": adapter.attn, "mlp": adapter.mlp}
         self._ask("open", model=model, shape=shape)
         self.models[model] = adapter
 

@@ -1,4 +1,4 @@
-"""Adapters in files: what a server keeps of one to go on with it, and the folder that PEFT reads.
+"""What is trained in files: what a server keeps of one to go on with it, and the folder that PEFT reads.
 
 Both are folders that are there as a whole or not at all, with tensors as safetensors.
 """
@@ -24,8 +24,8 @@ from ..export.weights import WeightsWriter
 from ..files import durable
 from .slots import AdapterShape, Slots
 
-STATE: Final = "adapter.json"
-TENSORS: Final = "adapter.safetensors"
+STATE: Final = "trained.json"
+TENSORS: Final = "trained.safetensors"
 NAMES: Final = {type: name for name, type in TYPES.items()}
 
 
@@ -61,7 +61,13 @@ def read_kept(folder: Path) -> KeptState:
 
 
 def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str, Tensor], base: str | None) -> None:
-    """Write the folder that PEFT reads. Raises ExportFailed if there is one, and OSError."""
+    """Write the folder that PEFT reads; of the model itself its weights, by our names of them.
+
+    Raises ExportFailed if there is one, and OSError.
+    """
+    if slots.adapter is None:
+        keep(folder, KeptState(shape=shape, step=0, tensors=values))
+        return
     arch, trained = slots.shaped(shape.rank), slots.trained(shape)
     usual = FORMATS[_format(values)]
     file = lay_out_adapter(arch, trained, lambda parameter, name: usual)
@@ -74,10 +80,12 @@ def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str,
 
 
 def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
-    """The rank of an adapter that `export` has written, and its parameters as a slot has them.
+    """The rank of an adapter that `export` has written, 0 for the model itself, and its parameters as a slot has them.
 
     Raises OSError, ValueError, KeyError, TypeError or WeightsUnreadable.
     """
+    if slots.adapter is None:
+        return 0, dict(read_kept(folder).tensors)
     rank = int(json.loads((folder / PEFT_CONFIG).read_text())["r"])
     stored = _tensors(folder, PEFT_WEIGHTS)
     whole = AdapterShape(rank=rank, seed=0, attn=True, mlp=True)

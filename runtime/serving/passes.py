@@ -15,6 +15,7 @@ from ...planner.serving.graph import SETUP
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
+from ..parallelize.fsdp import reshard
 from ..parallelize.wrapped import WrappedModel
 from ..state import Rank
 from .losses import LOSSES, TARGETS
@@ -108,7 +109,6 @@ def forward_backward(
     wrapped = wrapped or WrappedModel.of(model)
     rows = plan.node(SETUP).args["rows"]
     tensor, routing = model.axes.tensor, model.axes.tasks
-    assert routing is not None
     multiple = tensor.size if tensor is not None and tensor.sequence else 1
 
     def compute(like: WirePass, texts: Sequence[TextRow], logprobs: Tensor) -> None:
@@ -116,15 +116,20 @@ def forward_backward(
         of these texts."""
         loss = LOSSES[like.loss]
         model.minimise(loss.term(like.settings))
-        routing.part = frozenset(text.slot for text in texts)
+        if routing is not None:
+            routing.part = frozenset(text.slot for text in texts)
         batches = list(shares(texts, rows, rank.data_rank, rank.data_ranks))
         for number, own in enumerate(batches, start=1):
             beat.mark()
             wrapped.sync_gradients(number == len(batches))
-            batch = microbatch(own, loss.columns, multiple, rank.device, spare=texts[0].slot)
+            batch = microbatch(
+                own, loss.columns, multiple, rank.device, spare=texts[0].slot if routing is not None else None
+            )
             with torch.set_grad_enabled(not like.forward_only):
                 objective = wrapped.forward(None, batch).sum()
-            if not like.forward_only:
+            if like.forward_only:
+                reshard(model)  # what the root has gathered would stay as it is now
+            else:
                 objective.backward()
             assert batch.losses_BS is not None
             if rank.is_tp_first:

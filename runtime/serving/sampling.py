@@ -26,6 +26,7 @@ from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallel.tensor import local
+from ..parallelize.fsdp import reshard
 from ..state import Rank
 from .files import read_exported
 from .keeping import UNREADABLE, RequestRefused, agree
@@ -36,7 +37,6 @@ from .rows import TextRow, microbatch
 from .slots import AdapterSlot, Slots
 
 MOST_ROWS: Final = 64  # that are written at once; of more, some wait
-MOST_KEPT: Final = 32  # adapters whose values stay in memory after they were sampled from
 
 
 @define(eq=False)
@@ -118,24 +118,35 @@ class ServedSampler:
 
     @contextmanager
     def adapter(self, weights: str | None) -> Iterator[None]:
-        """Meanwhile rows go through the adapter of a folder; None: through none."""
-        if weights is None:
+        """Meanwhile rows go through the adapter of a folder, None: through none; or the model has the weights of a
+        folder, None: those that it began with."""
+        whole = self.slots.adapter is None
+        if weights is None and not whole:
             with self.model.with_adapter_of(None):
                 yield
             return
-        rank, values = self.values(weights)
+        found = None if weights is None else self.values(weights)
         slot = self.slots.slots[0]
-        before = {name: local(parameter).detach().clone() for name, parameter in slot.parameters.items()}
+        before = {name: self.copied(parameter) for name, parameter in slot.parameters.items()}
         try:
-            slot.put(values)
-            self.slots.scale(slot, rank)
+            if found is None:
+                self.slots.begin(slot)
+            else:
+                slot.put(found[1])
+                self.slots.scale(slot, found[0])
             with self.model.with_adapter_of(slot.name):
                 yield
         finally:
             self.put_back(slot, before)
 
+    def copied(self, parameter: Tensor) -> Tensor:
+        """This rank's piece; where it is one of the model itself, in the memory of the machine."""
+        own = local(parameter).detach()
+        return own.to("cpu", copy=True) if self.slots.adapter is None else own.clone()
+
     @torch.no_grad()
     def put_back(self, slot: AdapterSlot, before: dict[str, Tensor]) -> None:
+        reshard(self.model)
         for name, parameter in slot.parameters.items():
             local(parameter).copy_(before[name])
         if slot.shape is not None:
@@ -153,7 +164,7 @@ class ServedSampler:
             agree(self.rank, problem)
             assert found is not None
             kept[weights] = found
-            while len(kept) > MOST_KEPT:
+            while len(kept) > self.slots.most_sampled:
                 del kept[next(iter(kept))]
         return kept[weights]
 

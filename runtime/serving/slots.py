@@ -1,4 +1,4 @@
-"""`setup.serve`: the slots of a server on a rank, each with the adapter of a client or free.
+"""`setup.serve`: the slots of a server on a rank, each with the adapter of a client or free; or one with the model.
 
 A slot has room for the largest adapter. One of a smaller rank r uses the first r rows of A and columns of B; the others
 are zero, and stay so: their gradients are products with zeros, and Adam leaves a zero with such a gradient where it is.
@@ -23,10 +23,12 @@ from ..models.parts import ModelParts
 from ..models.tasks import TaskLinear
 from ..models.tensors import fill
 from ..ops import PlanMismatch, op
+from ..parallel.tensor import local
 from ..parallelize.gradients import copies_of_parameter
 from ..state import Rank
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+MOST_SAMPLED: Final = 32  # adapters whose values stay in memory after they were sampled from
 
 
 @frozen(kw_only=True)
@@ -98,11 +100,12 @@ class Slots:
     """All slots, and the clients' names of the adapters in them.
 
     copies: of each parameter of a slot, by its name, how many ranks have the same elements. sampled: by folder, the
-    rank and the values of exported adapters that were sampled from.
+    rank and the values of exported adapters that were sampled from. most_sampled: how many of these stay in memory.
+    begun: where the model itself is trained, this rank's pieces of what it began as, in the memory of the machine.
     """
 
     architecture: Architecture
-    adapter: Adapter
+    adapter: Adapter | None
     rank: Rank
     model: ModelParts
     slots: tuple[AdapterSlot, ...]
@@ -110,6 +113,8 @@ class Slots:
     attends: frozenset[str]
     of_model: dict[str, AdapterSlot] = field(factory=dict)
     sampled: dict[str, tuple[int, dict[str, Tensor]]] = field(factory=dict)
+    most_sampled: int = MOST_SAMPLED
+    begun: dict[str, Tensor] = field(factory=dict)
 
     def free(self) -> AdapterSlot | None:
         taken = {slot.number for slot in self.of_model.values()}
@@ -117,10 +122,13 @@ class Slots:
 
     def shaped(self, rank: int) -> Architecture:
         """The model with one adapter of a rank alone."""
+        assert self.adapter is not None
         return evolve(self.architecture.base, adapter=self.adapter.of_rank(rank))
 
     def trained(self, shape: AdapterShape) -> tuple[ParameterSpec, ...]:
-        """The parameters of an adapter, as a run that trains it alone has them."""
+        """The parameters of an adapter, as a run that trains it alone has them; or what is trained of the model."""
+        if self.adapter is None:
+            return tuple(self.slots[0].specs.values())
         found = (each for each in parameters(self.shaped(shape.rank)) if each.adapter)
         return tuple(each for each in found if self.has(each.name, shape))
 
@@ -130,15 +138,27 @@ class Slots:
 
     @torch.no_grad()
     def open(self, slot: AdapterSlot, shape: AdapterShape) -> None:
-        """Put a new adapter into a slot, drawn from its seed as a run of its own draws it."""
+        """Put a new adapter into a slot, drawn from its seed as a run of its own draws it; or the model as it began."""
         slot.clear()
+        if self.adapter is None:
+            self.begin(slot)
+            slot.shape = shape
+            return
         args, device, kind = self.adapter.args(), self.rank.device, type(_matrix(self.architecture))
         slot.put({each.name: first_values(kind, each, shape.seed, device, args) for each in self.trained(shape)})
         slot.shape = shape
         self.scale(slot, shape.rank)
 
+    @torch.no_grad()
+    def begin(self, slot: AdapterSlot) -> None:
+        """Make the model what it began as."""
+        for name, parameter in slot.parameters.items():
+            local(parameter).copy_(self.begun[name])
+
     def scale(self, slot: AdapterSlot, rank: int) -> None:
         """Let the products of a slot count as those of an adapter of this rank do."""
+        if self.adapter is None:
+            return
         factor = _matrix(self.shaped(rank)).scale / _matrix(self.shaped(self.adapter.largest)).scale
         for module in slot.modules:
             module.factor = factor  # pyright: ignore[reportAttributeAccessIssue]
@@ -162,6 +182,8 @@ def attending(arch: Architecture) -> Iterator[str]:
 def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **others: object) -> Slots:
     """Make the slots, all of them free. Raises PlanMismatch where the model has others."""
     arch, names = plan.architecture, slots_of(plan)
+    if not names:
+        return _whole_model(plan, model, rank)
     routing = model.axes.tasks
     if routing is None or routing.names != names or len(names) != adapters:
         raise PlanMismatch(f"the model has not the {adapters} slots of the plan")
@@ -196,6 +218,25 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
         slot.clear()
     model.train(True)
     return found
+
+
+def _whole_model(plan: Plan, model: ModelParts, rank: Rank) -> Slots:
+    """The model itself in the one slot: what is trained of it."""
+    own = dict(model.trained())
+    specs = {each.name: each for each in plan.parameters.tensors}
+    slot = AdapterSlot(number=0, name="", parameters=own, specs={name: specs[name] for name in own}, modules=[])
+    model.train(True)
+    return Slots(
+        architecture=plan.architecture,
+        adapter=None,
+        rank=rank,
+        model=model,
+        slots=(slot,),
+        copies={name: copies_of_parameter(p, rank.world_size) for name, p in own.items()},
+        attends=frozenset(),
+        most_sampled=1,
+        begun={name: local(p).detach().to("cpu", copy=True) for name, p in own.items()},
+    )
 
 
 def _modules_of(model: ModelParts, task: str) -> Iterator[nn.Module]:

@@ -65,17 +65,26 @@ def _norm(parameters: list[Any], weights: list[float], rank: Rank) -> float:
 def _update(slot: AdapterSlot, adam: dict[str, Any], factor: float) -> None:
     """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; w ← (1 − lr · decay) w − lr · m̂ / (√v̂ + eps), m̂ and v̂
     corrected for their start at 0 by the adapter's own steps (arXiv 1711.05101). A parameter without a gradient has one
-    of zero."""
+    of zero. Norms and embeddings do not decay."""
     slot.begin_moments()
     slot.step += 1
+    for decays in (True, False):
+        names = [name for name, spec in slot.specs.items() if spec.decays is decays]
+        _update_all(slot, names, adam, factor, adam["weight_decay"] if decays else 0.0)
+
+
+def _update_all(slot: AdapterSlot, names: list[str], adam: dict[str, Any], factor: float, decay: float) -> None:
     weights, gradients, moments = [], [], [[], []]
-    for name, parameter in slot.parameters.items():
+    for name in names:
+        parameter = slot.parameters[name]
         weights.append(local(parameter))
         grad = parameter.grad
         own = torch.zeros_like(weights[-1]) if grad is None else local_gradient(grad)
         gradients.append(own if factor == 1 else own * factor)
         for place, moment in enumerate(MOMENTS):
             moments[place].append(local(slot.moments[name][moment]))
+    if not weights:
+        return
     device = weights[0].device
     torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
         weights,
@@ -87,7 +96,7 @@ def _update(slot: AdapterSlot, adam: dict[str, Any], factor: float) -> None:
         lr=adam["rate"],
         beta1=adam["beta1"],
         beta2=adam["beta2"],
-        weight_decay=adam["weight_decay"],
+        weight_decay=decay,
         eps=adam["eps"],
         amsgrad=False,
         maximize=False,

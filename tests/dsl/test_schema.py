@@ -140,7 +140,7 @@ def test_every_choice_can_be_written(load):
         words = blocks.choices_of(attribute.type)
         path = next((k for k, v in blocks.KINDS.items() if v is block), None)
         path = path or next((f"parallel.{k}" for k, v in blocks.nested(parallel.Parallel).items() if v is block), None)
-        if not words or path is None:
+        if not words or path in (None, "serve"):  # a server has no place for what the others need
             return
         seen.add(f"{path}.{name}")
         spell = (lambda word: f"[{word}]") if tuple in map(get_origin, parts_of(attribute)) else str

@@ -7,6 +7,7 @@ import pytest
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.serving import Serve
 from xtrain.dsl.schema.setting import settings_of
+from xtrain.planner.compile import Compiled
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.planner.report.render import render
@@ -80,7 +81,7 @@ def test_what_is_listened_on_is_no_other_experiment():
     ],
 )
 def test_every_setting_is_in_the_plan(setting: str, value: str):
-    assert set(settings_of(Serve)) == {*SETTINGS}
+    assert set(settings_of(Serve)) == {*SETTINGS, "mode"}
     tls = ('serve.certificate="tls.pem"', 'serve.private_key="tls.key"')
     usual, changed = (plan(*tls, *sets).node("setup.serve").args for sets in ((), (f"serve.{setting}={value}",)))
     assert [name for name in usual if usual[name] != changed[name]] == [SETTINGS[setting]]
@@ -94,6 +95,43 @@ SETTINGS = {
     "model": "model_name",
     "idle": "idle_seconds",
 }
+
+
+WHOLE = """
+experiment whole { seed = 7 }
+model llama { dim = 128, layers = 3, heads = 4, kv_heads = 2, ffn = 384 }
+tokenizer bytes
+serve { mode = full, max_tokens = 1024, rows = 4 }
+launch { device = cpu }
+"""
+
+
+def whole(folder: Path, *sets: str) -> Compiled:
+    path = folder / "whole.xtrain"
+    path.write_text(WHOLE)
+    return plan_from_spec(path, sets, None)
+
+
+def test_a_server_of_the_model_itself_has_its_gradients_and_moments_in_memory(tmp_path: Path):
+    found = whole(tmp_path).plan
+    assert found is not None
+    args, memory = found.node("setup.serve").args, found.estimates.classes[0].memory
+    assert (args["max_rank"], args["adapters"]) == (0, 1)
+    assert all(tensor.trained for tensor in found.parameters.tensors)
+    assert memory.gradients == memory.parameters and memory.optimizer == 2 * memory.parameters
+    assert "one client trains the model" in render(found) and slots_that_fit(found) is None
+    assert from_json(to_json(found)) == found
+    machine = ("cluster=other", "cluster.devices=1")
+    for size, expected in (("20 MiB", ["W423"]), ("2 GiB", [])):
+        assert [each.code for each in whole(tmp_path, *machine, f"cluster.memory={size}").diagnostics] == expected
+
+
+def test_adapters_have_no_place_where_the_model_itself_is_trained(tmp_path: Path):
+    assert "X447" in codes("serve.mode=full")
+    assert [each.code for each in whole(tmp_path, "serve.adapters=4").diagnostics] == ["W401"]
+    assert [each.code for each in whole(tmp_path, "serve.mode=adapters").diagnostics] == ["X447"]
+    error = next(each for each in whole(tmp_path, "serve.mode=zzz").diagnostics if each.code == "X305")
+    assert "adapters" in error.hint and "full" in error.hint
 
 
 def test_the_resolved_text_is_the_same_server(tmp_path: Path):

@@ -17,8 +17,8 @@ SPEC = """
 experiment served {{ seed = 3 }}
 model {model}
 tokenizer bytes
-adapter lora {{ rank = {rank}, alpha = 16 }}
-serve {{ adapters = 4, max_tokens = 64, rows = {rows} }}
+{adapter}
+serve {{ {trained}, max_tokens = 64, rows = {rows} }}
 launch {{ device = cpu }}
 """
 LLAMA = "llama { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48, init_std = 0.2 }"
@@ -28,8 +28,11 @@ Script = Callable[..., Any]
 def server_plan(
     folder: Path, *sets: str, rank: int = 8, rows: int = 2, model: str = LLAMA, world: int | None = None
 ) -> Plan:
+    """rank: of the largest adapter; 0: the model itself is trained."""
     path = folder / "served.xtrain"
-    path.write_text(SPEC.format(model=model, rank=rank, rows=rows))
+    adapter = f"adapter lora {{ rank = {rank}, alpha = 16 }}" if rank else ""
+    trained = "adapters = 4" if rank else "mode = full"
+    path.write_text(SPEC.format(model=model, adapter=adapter, trained=trained, rows=rows))
     compiled = plan_from_spec(path, ("precision.params=fp64", *sets), world)
     assert compiled.plan is not None, compiled.diagnostics.render()
     return compiled.plan

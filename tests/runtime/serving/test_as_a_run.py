@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from forked_ranks import Outcome
 from listening import KEY, listening
 from served import served, server_plan
@@ -24,19 +25,21 @@ pytestmark = pytest.mark.distributed
 STEPS, ROWS, RANK = 5, 8, 3
 ADAM = {"eps": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "grad_clip_norm": 0.5}
 TALKS = 'dataset talks { source = jsonl("talks.jsonl"), messages = "messages", template = "plain" }'
-TRIAL = Trial(
+WHOLE = Trial(
     rows=ROWS,
     steps=STEPS,
     settings=("model.layers=2",),
     optimizer="adamw { lr = 1e-2, eps = 1e-3, betas = [0.9, 0.95], weight_decay = 0.1",
-    more=f"{TALKS}\nmixture {{ lines = 1, talks = 1, exact = true }}\nadapter lora {{ rank = {RANK}, alpha = 16 }}",
+    more=f"{TALKS}\nmixture {{ lines = 1, talks = 1, exact = true }}",
 )
+ADAPTER = evolve(WHOLE, more=f"{WHOLE.more}\nadapter lora {{ rank = {RANK}, alpha = 16 }}")
 
 
 def test_the_trial_has_answers_that_are_learned_and_steps_that_clip(lab: Laboratory) -> None:
     targets = [target for row in chain(*texts_of_steps(lab)) for target in row.targets]
     assert 0.1 < np.mean(np.array(targets) == IGNORED) < 0.9
-    assert all(norm > ADAM["grad_clip_norm"] for _, _, norm in local(lab).curve)
+    for trial in (ADAPTER, WHOLE):
+        assert all(norm > ADAM["grad_clip_norm"] for _, _, norm in local(lab, trial).curve)
 
 
 @pytest.mark.parametrize(
@@ -55,23 +58,43 @@ def test_a_client_with_the_texts_of_a_run_trains_as_the_run(
 ) -> None:
     plan = server_plan(tmp_path, "model.layers=2", *layout, model=MODELS["dense"], rows=4)
     found = served(plan, train, tmp_path / "run", texts_of_steps(lab), calls)
-    run = local(lab)
+    compare(found, tmp_path / "run", lab, ADAPTER)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.fsdp=2",),
+        *(
+            pytest.param(sets, marks=pytest.mark.matrix)
+            for sets in ((), ("parallel.tp=2",), ("parallel.fsdp=2", "parallel.tp=2"))
+        ),
+    ],
+    ids=str,
+)
+def test_all_of_a_model_is_trained_as_a_run_trains_it(lab: Laboratory, tmp_path: Path, layout: tuple[str, ...]) -> None:
+    """Samples, forwards, saves and another model that was there before change nothing of it."""
+    plan = server_plan(tmp_path, "model.layers=2", *layout, model=MODELS["dense"], rows=4, rank=0)
+    found = served(plan, train_whole, tmp_path / "run", texts_of_steps(lab))
+    compare(found, tmp_path / "run", lab, WHOLE)
+
+
+def compare(found: list[dict[str, float]], folder: Path, lab: Laboratory, trial: Trial) -> None:
+    run = local(lab, trial)
     for ours, (step, loss, norm) in zip(found, run.curve, strict=True):
         assert ours["loss"] == pytest.approx(loss, rel=1e-10), step
         assert ours["grad_norm"] == pytest.approx(norm, rel=1e-10), step
-    assert gap(read_kept(tmp_path / "run" / "1"), local(lab, steps=1)) < 1e-10  # the moments are those of one gradient
-    assert gap(read_kept(tmp_path / "run" / f"{STEPS}"), run) < 1e-10
+    assert gap(read_kept(folder / "1"), local(lab, trial, steps=1)) < 1e-10  # the moments are those of one gradient
+    assert gap(read_kept(folder / f"{STEPS}"), run) < 1e-10
 
 
-def local(lab: Laboratory, steps: int = STEPS) -> Outcome:
-    from attrs import evolve
-
-    return lab.alone(evolve(TRIAL, steps=steps), saves=False)
+def local(lab: Laboratory, trial: Trial, steps: int = STEPS) -> Outcome:
+    return lab.alone(evolve(trial, steps=steps), saves=False)
 
 
 def texts_of_steps(lab: Laboratory) -> list[list[TrainingRow]]:
     """The documents of every step, as `xtrain data show` has them."""
-    spec = TRIAL.write(lab.folder, alone=True)
+    spec = WHOLE.write(lab.folder, alone=True)
     command = ["data", "show", spec.name, "--json", "--tokens", "-n", str(STEPS * ROWS)]
     done = subprocess.run(
         [sys.executable, "-m", "xtrain", *command], cwd=lab.folder, capture_output=True, text=True, check=True
@@ -115,6 +138,47 @@ def train(engine: Engine, folder: Path, steps: list[list[TrainingRow]], calls: i
     return found
 
 
+def train_whole(engine: Engine, folder: Path, steps: list[list[TrainingRow]]) -> list[dict[str, float]]:
+    """On the first rank: a program that trains the model itself, in three calls a step, and looks at it meanwhile."""
+    found = []
+    with listening(engine, folder / "server") as url:
+        with Server(url, key=KEY) as server:
+            before = server.create_model()
+            before.forward_backward(steps[1])
+            before.optim_step(0.1).result()
+        with Server(url, key=KEY) as server:
+            base = server.sampler()
+            first = base.sample([5, 6], max_tokens=4, seed=1).result()
+            model = server.create_model()
+            for number, rows in enumerate(steps, start=1):
+                passes = [model.forward_backward(rows[call::3]) for call in range(3)]
+                seen = model.forward(rows[:1]).result().logprobs[0]
+                step = model.optim_step(1e-2, **ADAM).result()
+                outcomes = [each.result() for each in passes]
+                assert seen == pytest.approx(outcomes[0].logprobs[0], abs=1e-5)
+                loss = sum(each.loss for each in outcomes) / sum(each.tokens for each in outcomes)
+                found.append({"loss": loss, **step})
+                check_samples(model, number)
+                assert base.sample([5, 6], max_tokens=4, seed=1).result() == first
+                if number in (1, len(steps)):
+                    keep(server, model, folder / str(number))
+                if number == 3:  # the rest is trained by another, from what this one saved
+                    path = model.save("three").result()
+        with Server(url, key=KEY) as server:
+            again = server.load_model(path)
+            assert [again.forward_backward(rows).result().loss for rows in steps[3:4]] == pytest.approx(
+                [found[3]["loss"] * sum(each != IGNORED for row in steps[3] for each in row.targets)], rel=1e-10
+            )
+    return found
+
+
+def check_samples(model: RemoteModel, number: int) -> None:
+    """What it writes has the log-probabilities that it is trained with."""
+    (answer,) = model.sampler().sample([3, 4, 5], max_tokens=4, seed=number).result()
+    passed = model.forward([TrainingRow.of_answer([3, 4, 5], answer, 1.0)], "importance_sampling").result()
+    assert passed.logprobs[0][2:] == pytest.approx(answer.logprobs, abs=1e-5)
+
+
 def sampled(row: TrainingRow) -> TrainingRow:
     """The row as one of a policy loss."""
     count = len(row.tokens)
@@ -126,7 +190,7 @@ def keep(server: Server, model: RemoteModel, folder: Path) -> None:
     server.download(model.save(folder.name).result(), folder / "saved.tar")
     with tarfile.open(folder / "saved.tar") as found:
         found.extractall(folder, filter="data")
-    for path in list(folder.rglob("adapter.*")):
+    for path in list(folder.rglob("trained.*")):
         path.rename(folder / path.name)
 
 
@@ -134,7 +198,8 @@ def gap(kept: KeptState, run: Outcome) -> float:
     """The largest difference of a tensor, relative to its largest element."""
     moments = {f"{name}/{moment}": f"optimizer.{name}.{moment}" for name in kept.tensors for moment in MOMENTS}
     names = {name: moments.get(name, name) for name in kept.tensors}
-    own: dict[str, Any] = {name: each for name, each in run.tensors.items() if "lora_" in name}
+    adapter = any("lora_" in name for name in kept.tensors)
+    own: dict[str, Any] = {name: each for name, each in run.tensors.items() if not adapter or "lora_" in name}
     assert set(names.values()) == own.keys()
     found = {name: np.abs(kept.tensors[name].numpy() - own[theirs]).max() for name, theirs in names.items()}
     return max(each / max(np.abs(own[names[name]]).max(), 1e-300) for name, each in found.items())

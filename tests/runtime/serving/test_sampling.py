@@ -127,7 +127,7 @@ def kept(engine: Any, folder: Path) -> dict[str, Any]:
     refused = {}
     engine.create_model("c", AdapterSettings(rank=5, seed=9))
     (folder / "broken").mkdir()
-    (folder / "broken" / "adapter.json").write_text("{")
+    (folder / "broken" / "trained.json").write_text("{")
     for name, call in {
         "other rank": lambda: engine.load("c", folder / "three", optimizer=True),
         "broken": lambda: engine.load("c", folder / "broken", optimizer=True),
