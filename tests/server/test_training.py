@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy_engine import NumpyEngine
-from server_client import Served, datum, outputs, row
+from server_client import Client, Served, datum, outputs, row
 
-from xtrain.server.engine import Adam, Pass, PassResult, UserError
+from xtrain.server.engine import IGNORED, Adam, Datum, Pass, PassResult, UserError
 
 
 @pytest.fixture
@@ -75,6 +75,30 @@ def test_requests_are_executed_in_the_order_of_their_seq_ids(served: Served) -> 
     assert own == ["create", "forward_backward", "forward_backward", "optim_step"]
     client.seq, apart.seq = 3, 2
     np.testing.assert_allclose(client.logprobs([row(3)]), apart.logprobs([row(3)]), atol=1e-6)
+
+
+def test_checkpoints_are_of_the_requests_before_them_whatever_comes_first(served: Served) -> None:
+    """xorl's server saves and loads when that arrives: its scheduler orders passes and steps alone."""
+    client = served.model(number=0)
+    saved = client.send("save_weights", seq=3, path="two")
+    exported = client.send("save_weights_for_sampler", seq=4, path="two")
+    step = client.send("optim_step", seq=2, adam_params={"learning_rate": 0.05})
+    passed = client.pass_([row(1)], seq=1)
+    path = client.result(saved)["path"]
+    for promise in (passed, step, exported):
+        client.result(promise)
+    own = [call.partition(" ")[0] for call in served.engine.calls]
+    assert own == ["create", "forward_backward", "optim_step", "save", "export"]
+    body = {"path": path, "optimizer": True, "session_id": client.session, "model_seq_id": 1}
+    loaded = Client(served, served.result(served.post("load_weights", **body))["model_id"])
+    client.seq = 4
+    np.testing.assert_array_equal(client.logprobs([row(2)]), loaded.logprobs([row(2)]))
+
+
+def test_tokens_without_an_advantage_are_part_of_a_mean() -> None:
+    """xorl's server takes them out of the denominator, which makes the mean another one."""
+    inputs = {"target_tokens": np.array([1, 2, 3, IGNORED]), "advantages": np.array([0.0, 1.0, 0.0, 0.0], "<f4")}
+    assert Datum(tokens=np.arange(4, dtype="<i4"), inputs=inputs).num_targets == 3
 
 
 def test_a_gap_that_is_not_filled_is_an_error(served: Served) -> None:
