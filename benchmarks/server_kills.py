@@ -66,6 +66,7 @@ class RestartedServer:
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    rank_killed_at: int = 0  # start during which that was; a server whose ranks do not start ends
     problems: list[str] = field(factory=list)
     _stopping: bool = False
     _watch: threading.Thread = field(init=False)
@@ -95,7 +96,7 @@ class RestartedServer:
             self.starts += 1
             self._started.set()
             code = self.process.wait()
-            if code not in (-signal.SIGKILL, 75):
+            if code not in (-signal.SIGKILL, 75) and self.rank_killed_at != self.starts:
                 self.problems.append(f"the server ended with {code}")
                 return
 
@@ -113,7 +114,7 @@ class RestartedServer:
         ranks = self.pids()
         chosen = {"server": [self.process.pid], "everything": [self.process.pid, *ranks]}.get(victim, ranks)
         if victim == "rank" and ranks:
-            chosen = [chance.choice(ranks)]
+            chosen, self.rank_killed_at = [chance.choice(ranks)], self.starts
         for pid in chosen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from .engine import Engine
+from .engine import Engine, EngineLost
 from .entries import Accepted, Done
 from .journal import JournalFailed
 from .kinds import JSON, Kind, error_body
@@ -145,7 +145,10 @@ class Execution:
         self._blame(works, error)
         self.restoring = True
         self.memory.used.clear()
-        self._engine.start()
+        try:
+            self._engine.start()
+        except EngineLost as again:  # a rank ended while it was started
+            self._lost(again)
         self.restoring = False
 
     def _blame(self, works: Iterable[QueuedWork], error: Exception) -> None:

@@ -77,8 +77,12 @@ class TrainingServer:
         self.monitor = ServerMonitor(folder, clock, self._started)
         self.store = Store(folder, clock, self._disk_failed, self.monitor.finished)
         self._beats = {id: self._started for id, one in self.store.state.sessions.items() if not one.ended}
-        self._execution = Execution(self.store, engine, self.limits, KINDS, self.live, self._keep_house, self._over)
-        self._status = StatusWriter(self.monitor, self._look)
+        try:
+            self._execution = Execution(self.store, engine, self.limits, KINDS, self.live, self._keep_house, self._over)
+            self._status = StatusWriter(self.monitor, self._look)
+        except BaseException:
+            self.store.close()
+            raise
         self._execution.begin()
         self._status.begin()
 

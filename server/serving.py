@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from .engine import Engine
+from .engine import Engine, EngineLost
 from .keys import Keys, refused_address
 from .limits import ServerLimits
 
@@ -107,7 +107,10 @@ def serve(
         server.release()
 
     limits = limits or ServerLimits()
-    server = TrainingServer(engine, folder, limits, ended=ended)
+    try:
+        server = TrainingServer(engine, folder, limits, ended=ended)
+    except EngineLost as error:
+        raise CannotServe(f"what computes has not started: {error}") from error
     config = uvicorn.Config(
         app_of(server, keys),
         host=address.host,

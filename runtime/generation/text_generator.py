@@ -100,12 +100,17 @@ class Prompts:
     @classmethod
     def of(cls, ids: Sequence[Sequence[int]], length: int, device: torch.device) -> "Prompts":
         longest = max(map(len, ids))
-        missing_B = torch.tensor([longest - len(each) for each in ids], device=device)
-        positions_BL = torch.arange(length, device=device) - missing_B[:, None]
-        even = all(len(each) == longest for each in ids)
-        seen = None if even else (positions_BL >= 0)[:, None, None]
-        real_B1 = torch.ones(len(ids), 1, dtype=torch.bool, device=device)
-        cache = KeyValueCache(length)
+        return cls.over(KeyValueCache(length), [longest - len(each) for each in ids], device, ids)
+
+    @classmethod
+    def over(
+        cls, cache: KeyValueCache, missing: Sequence[int], device: torch.device, ids: Sequence[Sequence[int]] = ()
+    ) -> "Prompts":
+        """Rows in a cache. missing: of each row, positions before its first one."""
+        missing_B = torch.tensor(missing, device=device)
+        positions_BL = torch.arange(cache.length, device=device) - missing_B[:, None]
+        seen = (positions_BL >= 0)[:, None, None] if any(missing) else None
+        real_B1 = torch.ones(len(missing), 1, dtype=torch.bool, device=device)
         layout = DocumentLayout(segments=(), document_BS=real_B1.int(), single=True, cached=CachedRows(cache, seen))
         return cls(cache, ids, positions_BL.clamp_(min=0), real_B1, layout)
 

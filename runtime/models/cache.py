@@ -7,6 +7,7 @@ Shapes: B rows, K key/value heads of this rank, L positions that there is room f
 
 from collections.abc import Sequence
 
+import torch
 from attrs import define, field
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ class KeyValueCache:
     length: int
     filled: int = 0
     _tensors: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict, init=False)
+    _windows: dict[nn.Module, int | None] = field(factory=dict, init=False)
 
     def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
         """Each of the tensors [B, K, S, A] of a layer: those of the prompts, which come first, as they are; with those
@@ -31,7 +33,7 @@ class KeyValueCache:
         known = self._tensors.get(layer)
         if known is None:
             known = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in new)
-            self._tensors[layer] = known
+            self._tensors[layer], self._windows[layer] = known, window
         count = new[0].shape[2]
         assert self.filled == 0 or count == 1, "behind prompts there is one position at a time"
         for tensor, x in zip(known, new, strict=True):
@@ -46,6 +48,37 @@ class KeyValueCache:
         under way, in the order in which a layer has them that keeps so many."""
         end = self.filled + 1
         return x[..., end - count : end].roll(end - count, -1)
+
+    def moved(self, rows: Sequence[int], filled: int, length: int) -> "KeyValueCache":
+        """Some of its rows, with room for `length` positions of which `filled` have been; the newest position stays the
+        newest. Positions that were not there are zero, and nothing may see them."""
+        found = KeyValueCache(length, filled)
+        for layer, tensors in self._tensors.items():
+            window, before = self._windows[layer], tensors[0].shape[2]
+            room = length if window is None else min(window, length)
+            count = min(self.filled, filled, before, room)
+            newest, rows_B = torch.arange(-count, 0), torch.tensor(rows)
+            device = tensors[0].device
+            of, to = ((newest + self.filled) % before).to(device), ((newest + filled) % room).to(device)
+            found._windows[layer] = window
+            found._tensors[layer] = tuple(
+                x.new_zeros(len(rows), x.shape[1], room, x.shape[3]).index_copy_(
+                    2, to, x.index_select(0, rows_B.to(device)).index_select(2, of)
+                )
+                for x in tensors
+            )
+        return found
+
+    def joined(self, other: "KeyValueCache") -> "KeyValueCache":
+        """Its rows, and behind them those of another one with as many positions and as much room."""
+        assert (self.length, self.filled) == (other.length, other.filled)
+        found = KeyValueCache(self.length, self.filled)
+        found._windows = dict(self._windows)
+        found._tensors = {
+            layer: tuple(torch.cat(pair) for pair in zip(tensors, other._tensors[layer], strict=True))
+            for layer, tensors in self._tensors.items()
+        }
+        return found
 
     @property
     def bytes(self) -> int:

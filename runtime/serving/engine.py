@@ -113,33 +113,23 @@ class RanksEngine:
         self._ask("forget", folder=str(weights.absolute()))
 
     def sample(self, queue: SampleQueue) -> None:
-        """All that has come is drawn together; what comes meanwhile, when that is done."""
-        waiting = list(queue.requests)
-        while waiting:
-            try:
-                found = self._samples(waiting)
-            except UserError as error:
-                # One of them may be at fault: the others have their own answers.
-                found = [self._alone(each, error) for each in waiting] if len(waiting) > 1 else [error]
-            for request, result in zip(waiting, found, strict=True):
-                queue.finished(request, result)
-            waiting = list(queue.arrived())
+        """All that has come is written together, a few tokens at a time; what comes meanwhile joins."""
+        open: dict[str, SampleRequest] = {}
+        new, first = list(queue.requests), True
+        while new or open:
+            open |= {each.id: each for each in new}
+            prompts = {f"prompt.{each.id}": np.asarray(each.prompt, np.int32) for each in new}
+            values = {"first": first, "requests": [_values(each) for each in new]}
+            found = self._call(RankMessage(name="sample", values=values, arrays=prompts))
+            for id in found.values["done"]:
+                request = open.pop(id)
+                queue.finished(request, _result(found, request))
+            for id, reason in found.values["refused"].items():
+                queue.finished(open.pop(id), UserError(reason))
+            new, first = list(queue.arrived()), False
 
     def close(self) -> None:
         """The ranks are ended by whoever has started them."""
-
-    def _alone(self, request: SampleRequest, error: UserError) -> SampleResult | UserError:
-        try:
-            (found,) = self._samples([request])
-        except UserError as own:
-            return own
-        return found
-
-    def _samples(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
-        values = [_values(each) for each in requests]
-        prompts = {f"prompt.{number}": np.asarray(each.prompt, np.int32) for number, each in enumerate(requests)}
-        found = self._call(RankMessage(name="sample", values={"requests": values}, arrays=prompts))
-        return [_result(found, number, each) for number, each in enumerate(requests)]
 
     def _ask(self, name: str, **values: Any) -> RankMessage:
         return self._call(RankMessage(name=name, values=values))
@@ -153,6 +143,7 @@ class RanksEngine:
 
 def _values(request: SampleRequest) -> dict[str, Any]:
     return {
+        "id": request.id,
         "weights": None if request.weights is None else str(request.weights.absolute()),
         "count": request.count,
         "most": request.most,
@@ -169,21 +160,21 @@ def _values(request: SampleRequest) -> dict[str, Any]:
     }
 
 
-def _result(found: RankMessage, number: int, request: SampleRequest) -> SampleResult:
-    arrays = found.arrays
+def _result(found: RankMessage, request: SampleRequest) -> SampleResult:
+    arrays, id = found.arrays, request.id
     samples = [
         DrawnSample(
-            tokens=arrays[f"tokens.{number}.{each}"],
-            logprobs=arrays[f"logprobs.{number}.{each}"],
-            stopped=found.values["stopped"][f"{number}.{each}"],
-            top=_candidates(arrays, f"{number}.{each}", "top"),
+            tokens=arrays[f"tokens.{id}.{each}"],
+            logprobs=arrays[f"logprobs.{id}.{each}"],
+            stopped=found.values["stopped"][id][each],
+            top=_candidates(arrays, f"{id}.{each}", "top"),
         )
         for each in range(request.count)
     ]
     return SampleResult(
         samples=samples,
-        prompt_logprobs=arrays.get(f"prompt_logprobs.{number}"),
-        prompt_top=_candidates(arrays, str(number), "prompt_top"),
+        prompt_logprobs=arrays.get(f"prompt_logprobs.{id}"),
+        prompt_top=_candidates(arrays, id, "prompt_top"),
     )
 
 

@@ -1,13 +1,13 @@
 """`request.sample`: texts that follow prompts, written with exported adapters or with the base alone.
 
 Weights of a sampler are read from the folder that `export` has written, so what it writes does not change while its
-adapter is trained further. They lie in a slot for as long as it writes; what was there comes back.
+adapter is trained further. They lie in a slot for as long as it writes; what was there comes back. A request that comes
+while others are written joins them.
 
 Shapes: B rows, each a sample of a request; V vocabulary; N candidates.
 """
 
 import math
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +16,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
 
 from ..data.documents.tokenizers import TextTokenizer
-from ..generation.sampling import Sampling
-from ..generation.text_generator import Prompts, TextGenerator, cache_length
+from ..generation.text_generator import Prompts, TextGenerator
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
@@ -35,86 +34,96 @@ from .messages import RankMessage
 from .passes import Handle
 from .rows import TextRow, microbatch
 from .slots import AdapterSlot, Slots
+from .writing import DrawnRow, WrittenRows
 
 MOST_ROWS: Final = 64  # that are written at once; of more, some wait
+TURN: Final = 8  # tokens until what is done is answered, and new requests are taken
 
 
 @define(eq=False)
-class DrawnRow:
-    """A sample that grows. tokens, logprobs: of what has been written; top: the likeliest tokens at each."""
+class OpenRequest:
+    """A request whose rows are written. arrays: what is known of its prompt."""
 
-    request: int
-    number: int
-    values: dict[str, Any]
-    prompt: np.ndarray
-    tokens: list[int] = field(factory=list)
-    logprobs: list[float] = field(factory=list)
-    top: list[tuple[list[int], list[float]]] = field(factory=list)
-    stopped: bool = False
-    draws: random.Random = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.draws = random.Random(f"{self.values['seed']}/{self.number}")
-
-    @property
-    def sampling(self) -> Sampling:
-        values = self.values
-        return Sampling(temperature=values["temperature"], top_k=values["top_k"], top_p=values["top_p"])
+    rows: list[DrawnRow]
+    arrays: dict[str, np.ndarray]
 
     @property
     def done(self) -> bool:
-        return self.stopped or len(self.tokens) >= self.values["most"]
-
-    def add(self, token: int, logprob: float, tokenizer: TextTokenizer) -> None:
-        """Take the next token; what ends a sample is part of it."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        values = self.values
-        self.stopped = token in values["stop_tokens"] or (values["stop_at_end"] and token == tokenizer.eos)
-        if not self.stopped and values["stop_texts"]:
-            text = tokenizer.decode(self.tokens)
-            self.stopped = any(end in text for end in values["stop_texts"])
+        return all(row.done for row in self.rows)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class ServedSampler:
-    """Writes texts on all ranks together."""
+    """Writes texts on all ranks together. open: by id. written: by weights, the rows that are written together."""
 
     model: ModelParts
     rank: Rank
     slots: Slots
     tokenizer: TextTokenizer
     author: TextGenerator
+    open: dict[str, OpenRequest] = field(factory=dict)
+    written: dict[str | None, WrittenRows] = field(factory=dict)
 
     def answer(self, message: RankMessage) -> RankMessage:
-        """The samples of all requests of a message. Raises RequestRefused where weights cannot be read."""
-        requests = message.values["requests"]
-        prompts = [message.arrays[f"prompt.{number}"] for number in range(len(requests))]
+        """Take the requests of a message, let all rows grow by a few tokens, and give what is done then. values of the
+        answer: `done`: ids; `stopped` of their rows; `refused`: reasons by id."""
+        if message.values["first"]:  # what an engine has not asked for to its end
+            self.open, self.written = {}, {}
+        refused: dict[str, str] = {}
+        new: dict[str | None, dict[str, dict[str, Any]]] = {}
+        for values in message.values["requests"]:
+            new.setdefault(values["weights"], {})[values["id"]] = values
+        for weights in [*self.written, *(each for each in new if each not in self.written)]:
+            own = new.get(weights, {})
+            try:
+                with self.adapter(weights):
+                    rows = self.written.setdefault(weights, WrittenRows(self.author, self.rank.device))
+                    for id, values in own.items():
+                        self.take(id, values, message.arrays[f"prompt.{id}"], rows)
+                    self.write(rows, refused)
+            except RequestRefused as error:  # before any of its rows was written
+                refused |= dict.fromkeys(own, str(error))
+        self.written = {weights: rows for weights, rows in self.written.items() if rows.unfinished}
+        done = [id for id, each in self.open.items() if each.done and id not in refused]
         arrays: dict[str, np.ndarray] = {}
-        stopped: dict[str, bool] = {}
-        by_weights: dict[str | None, list[int]] = {}
-        for number, values in enumerate(requests):
-            by_weights.setdefault(values["weights"], []).append(number)
-        for weights, own in by_weights.items():
-            with self.adapter(weights):
-                for number in own:
-                    arrays |= self.scored(number, requests[number], prompts[number])
-                rows = [
-                    DrawnRow(request=number, number=each, values=requests[number], prompt=prompts[number])
-                    for number in own
-                    for each in range(requests[number]["count"])
-                ]
-                for first in range(0, len(rows), MOST_ROWS):
-                    self.write(rows[first : first + MOST_ROWS])
-            for row in rows:
-                name = f"{row.request}.{row.number}"
-                arrays[f"tokens.{name}"] = np.array(row.tokens, np.int32)
-                arrays[f"logprobs.{name}"] = np.array(row.logprobs, np.float32)
-                stopped[name] = row.stopped
-                if row.top:
-                    arrays[f"top_tokens.{name}"] = np.array([each for each, _ in row.top], np.int32)
-                    arrays[f"top_logprobs.{name}"] = np.array([each for _, each in row.top], np.float32)
-        return RankMessage(name=message.name, values={"stopped": stopped}, arrays=arrays)
+        stopped: dict[str, list[bool]] = {}
+        for id in done:
+            arrays |= self.open[id].arrays
+            stopped[id] = [row.stopped for row in self.open[id].rows]
+            for row in self.open[id].rows:
+                arrays |= row.arrays()
+        for id in (*done, *refused):
+            self.open.pop(id, None)
+        return RankMessage(
+            name=message.name, values={"done": done, "stopped": stopped, "refused": refused}, arrays=arrays
+        )
+
+    def take(self, id: str, values: dict[str, Any], prompt: np.ndarray, rows: WrittenRows) -> None:
+        own = [DrawnRow(request=id, number=each, values=values, prompt=prompt) for each in range(values["count"])]
+        self.open[id] = OpenRequest(own, self.scored(id, values, prompt))
+        rows.waiting += own
+
+    @torch.no_grad()
+    def write(self, rows: WrittenRows, refused: dict[str, str]) -> None:
+        """A few tokens more of all rows; those that wait join where there is room. The first rank draws."""
+        with self.model.axes.uncut_rows():
+            for _ in range(TURN):
+                busy = sum(len(each.rows) for each in self.written.values() if each is not rows)
+                for logits_BV, grown in rows.grow(MOST_ROWS - busy):
+                    self.add(grown, logits_BV, refused)
+                    rows.leave(refused)
+                if not rows.rows:
+                    return
+
+    def add(self, rows: Sequence[DrawnRow], logits_BV: Tensor, refused: dict[str, str]) -> None:
+        """Give every row its next token."""
+        for place, (row, (token, logprob)) in enumerate(zip(rows, self.drawn(rows, logits_BV), strict=True)):
+            if math.isnan(logprob):
+                refused[row.request] = "no token can be chosen: logits of the model are NaN or infinite"
+                continue
+            if row.values["sample_top"]:
+                row.top.append(_top(logits_BV[place], row.values["sample_top"]))
+            row.add(int(token), logprob, self.tokenizer)
 
     @contextmanager
     def adapter(self, weights: str | None) -> Iterator[None]:
@@ -169,7 +178,7 @@ class ServedSampler:
         return kept[weights]
 
     @torch.no_grad()
-    def scored(self, number: int, values: dict[str, Any], prompt: np.ndarray) -> dict[str, np.ndarray]:
+    def scored(self, id: str, values: dict[str, Any], prompt: np.ndarray) -> dict[str, np.ndarray]:
         """The log-probabilities of the tokens of a prompt, and the likeliest ones in their places, if asked for."""
         found: dict[str, np.ndarray] = {}
         if values["prompt_logprobs"]:
@@ -182,11 +191,11 @@ class ServedSampler:
                 self.model.whole(None, batch)
                 assert batch.losses_BS is not None
                 scores[1:] = -batch.losses_BS[0, : len(prompt) - 1].float().cpu().numpy()
-            found[f"prompt_logprobs.{number}"] = scores
+            found[f"prompt_logprobs.{id}"] = scores
         if (count := values["prompt_top"]) and len(prompt) > 1:
             tops = [_top(logits_BV[0], count) for logits_BV in self.read(prompt[:-1])]
-            found[f"prompt_top_tokens.{number}"] = np.array([each for each, _ in tops], np.int32)
-            found[f"prompt_top_logprobs.{number}"] = np.array([each for _, each in tops], np.float32)
+            found[f"prompt_top_tokens.{id}"] = np.array([each for each, _ in tops], np.int32)
+            found[f"prompt_top_logprobs.{id}"] = np.array([each for _, each in tops], np.float32)
         return found
 
     def read(self, tokens: np.ndarray) -> Iterator[Tensor]:
@@ -201,42 +210,15 @@ class ServedSampler:
             assert logits_BV is not None
             yield logits_BV
 
-    @torch.no_grad()
-    def write(self, rows: Sequence[DrawnRow]) -> None:
-        """Let rows grow until all are done. The first rank draws, all learn of it."""
-        if not rows:
-            return
-        prompts = [row.prompt.tolist() for row in rows]
-        most = max(row.values["most"] for row in rows)
-        length = cache_length(prompts, most, self.model.parts[0].arch.rope.limit, 0)
-        with self.model.axes.uncut_rows():
-            batches = Prompts.of(prompts, length, self.rank.device)
-            batch = batches.first()
-            while True:
-                logits_BV = self.author.logits(batch)
-                assert logits_BV is not None
-                drawn = self.drawn(rows, logits_BV)
-                for place, (row, (token, logprob)) in enumerate(zip(rows, drawn, strict=True)):
-                    if row.done:
-                        continue
-                    if row.values["sample_top"]:
-                        row.top.append(_top(logits_BV[place], row.values["sample_top"]))
-                    row.add(token, logprob, self.tokenizer)
-                if all(row.done for row in rows) or batches.cache.filled == length:
-                    return
-                batch = batches.next([token for token, _ in drawn])
-
-    def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor) -> list[tuple[int, float]]:
-        """The next token of every row and its log-probability. Raises RequestRefused where logits are not finite."""
+    def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor) -> list[list[float]]:
+        """The next token of every row and its log-probability; NaN where logits are not finite."""
         found = torch.zeros(len(rows), 2, dtype=torch.float64)
         if self.rank.is_first:
             for place, row in enumerate(rows):
                 found[place] = torch.tensor(_draw(row, logits_BV[place]))
         if self.rank.world_size > 1:
             dist.broadcast(found, src=0)
-        if bool(found.isnan().any()):
-            raise RequestRefused("no token can be chosen: logits of the model are NaN or infinite")
-        return [(int(token), logprob) for token, logprob in found.tolist()]
+        return found.tolist()
 
 
 def _draw(row: DrawnRow, logits_V: Tensor) -> tuple[float, float]:
@@ -267,7 +249,7 @@ def _top(logits_V: Tensor, count: int) -> tuple[list[int], list[float]]:
 
 @op("request.sample")
 def sample(model: ModelParts, rank: Rank, slots: Slots, tokenizer: TextTokenizer, beat: HeartbeatWriter) -> Handle:
-    """Texts that follow prompts, of several samplers one after the other."""
+    """Texts that follow prompts; those of each sampler are written together."""
     author = TextGenerator(model=model, rank=rank, beat=beat)
     return ServedSampler(model, rank, slots, tokenizer, author).answer
 

@@ -16,10 +16,12 @@ from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row, samples
 
 from xtrain.server import journal
-from xtrain.server.engine import Adam, AdapterSettings, Pass, PassResult, UserError
+from xtrain.server.engine import Adam, AdapterSettings, Capabilities, EngineLost, Pass, PassResult, UserError
 from xtrain.server.entries import Accepted, Done, ModelEntry, Removed, SavedEntry
 from xtrain.server.journal import RequestJournal
+from xtrain.server.keys import Keys
 from xtrain.server.limits import ServerLimits
+from xtrain.server.serving import Address, CannotServe, serve
 from xtrain.server.state import QueuedWork
 from xtrain.server.store import Store, StoreInUse
 
@@ -258,6 +260,34 @@ def test_a_lost_engine_is_restored_and_the_request_is_done(tmp_path: Path, call:
             client.pass_(rows_of(step, 0))
             client.train(rows_of(step + 50, 0))
         np.testing.assert_array_equal(client.logprobs([row(7)]), expected)
+
+
+class Late(NumpyEngine):
+    """Cannot be started so many times."""
+
+    late = 0
+
+    def start(self) -> Capabilities:
+        if self.late:
+            self.late -= 1
+            raise EngineLost("a rank ended")
+        return super().start()
+
+
+def test_an_engine_that_is_lost_while_it_is_started_is_started_again(tmp_path: Path) -> None:
+    engine = Late()
+    with Served(tmp_path, engine) as served:
+        client = served.model()
+        engine.lose, engine.late = {2}, 3
+        client.train([row(1)])
+        assert not engine.late and not served.ended
+
+
+def test_a_server_whose_engine_does_not_start_says_so(tmp_path: Path) -> None:
+    engine = Late()
+    engine.late = 1
+    with pytest.raises(CannotServe, match="has not started: a rank ended"):
+        serve(engine, tmp_path, Address(), Keys())
 
 
 def test_a_request_that_always_ends_the_engine_is_an_error_of_the_server(tmp_path: Path) -> None:

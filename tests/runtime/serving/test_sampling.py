@@ -109,6 +109,82 @@ def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_p
     assert greedy.samples[0].tokens[0] == greedy.samples[0].top.tokens[0, 0]
 
 
+WINDOWED = """qwen3 {
+  dim = 32, layers = 3, heads = 4, kv_heads = 2, head_dim = 8, ffn = 48, init_std = 0.2, window = 7, full_layers = [1]
+}"""
+
+
+def joined(engine: Any, folder: Path) -> dict[str, Any]:
+    """Each request alone, and all of them joining one another: before, while and after others are written."""
+    for number, name in enumerate("ab"):
+        engine.create_model(name, AdapterSettings(rank=4, seed=number))
+        learn(engine, name, 2)
+        engine.export(name, folder / name)
+    rng = np.random.default_rng(1)
+    asked = [
+        evolve(
+            REQUEST, id=str(number), weights=None if place is None else folder / place, seed=number, count=count,
+            prompt=rng.integers(0, 256, size).astype(np.int32), most=most, prompt_top=0, sample_top=number % 3,
+        )
+        for number, (place, size, most, count) in enumerate(
+            [
+                ("a", 3, 40, 1), ("a", 9, 5, 3), ("b", 4, 20, 2), (None, 6, 9, 1), ("a", 25, 17, 2), ("a", 1, 1, 2),
+                ("b", 12, 33, 1), ("a", 8, 9, 40), ("a", 2, 11, 35), (None, 30, 3, 1),
+            ]
+        )
+    ]  # fmt: skip
+    asked.append(evolve(asked[0], id="missing", weights=folder / "nothing"))
+    alone: dict[str, Any] = {}
+    for each in asked:
+        engine.sample(
+            SampleQueue(requests=[each], arrived=list, finished=lambda r, result: alone.update({r.id: result}))
+        )
+    messages, call = [], engine.call
+
+    def counted(message: Any) -> Any:
+        messages.append([each["id"] for each in message.values["requests"]])
+        return call(message)
+
+    engine.call = counted
+    found: dict[str, Any] = {}
+    order: list[str] = []
+    waiting = asked[2:]
+
+    def finished(request: SampleRequest, result: Any) -> None:
+        found[request.id] = result
+        order.append(request.id)
+
+    queue = SampleQueue(
+        requests=asked[:2], arrived=lambda: [waiting.pop(0)] if waiting else [], finished=finished
+    )  # fmt: skip
+    engine.sample(queue)
+    return {"alone": alone, "found": found, "order": order, "messages": messages}
+
+
+@pytest.mark.parametrize(
+    ("model", "sets"),
+    [("", ()), (WINDOWED, ()), pytest.param("", ("parallel.tp=2",), marks=pytest.mark.slow)],
+    ids=["llama", "window", "tp"],
+)
+def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets: tuple[str, ...], tmp_path: Path):
+    plan = server_plan(tmp_path, *sets, **({"model": model} if model else {}))
+    found = served(plan, joined, tmp_path / "run")
+    assert found["found"].keys() == found["alone"].keys() and len(found["order"]) == 11
+    for id, result in found["found"].items():
+        if id == "missing":
+            assert isinstance(result, UserError) and "cannot be read" in str(result)
+            continue
+        alone = found["alone"][id]
+        np.testing.assert_allclose(result.prompt_logprobs, alone.prompt_logprobs, rtol=1e-6)
+        for one, other in zip(result.samples, alone.samples, strict=True):
+            assert one.tokens.tolist() == other.tokens.tolist() and one.stopped == other.stopped
+            np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-6)
+            assert (one.top is None) == (int(id) % 3 == 0)
+    # The first one is long: others come and go meanwhile.
+    assert found["order"].index("1") < found["order"].index("3") < found["order"].index("0")
+    assert found["messages"][:3] == [["0", "1"], ["2"], ["3"]]
+
+
 def kept(engine: Any, folder: Path) -> dict[str, Any]:
     engine.create_model("a", AdapterSettings(rank=4, seed=3))
     learn(engine, "a", 3)
