@@ -4,21 +4,20 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..planner.plan import Plan
 
 EPILOG = """\
-One process runs the teacher over every token of the datasets, on the device of the spec. Nothing is computed that is
-there already: an entry is named by the tokens, the teacher's weights, top, temperature and precision.
+The teacher runs over every token of the datasets, on the device of the spec, and on as many ranks as a machine of the
+run has: tp cuts it as it does the model, and over all others it is sharded, each computing rows of its own. Nothing is
+computed that is there already: an entry is named by the tokens, the teacher's weights, top, temperature and precision.
 
 examples:
   xtrain data teach specs/distill_cpu.xtrain
+  xtrain data teach specs/distill_cpu.xtrain --set parallel.fsdp=2
 """
-LINE_SECONDS = 10.0
 
 
 def add_teach(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -46,41 +45,30 @@ def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
         for name in nodes if arguments.dataset is None else (arguments.dataset,):
             _teach(plan, name, as_json=arguments.json)
     except KeyboardInterrupt:
-        print("xtrain data teach: interrupted; the same command begins this dataset anew", file=sys.stderr)
+        print("xtrain data teach: interrupted; the same command goes on", file=sys.stderr)
         return 130
     return 0
 
 
 def _teach(plan: "Plan", name: str, *, as_json: bool) -> None:
-    from ..planner.units import bytes_text, seconds_text
-    from ..runtime.data.loading.prepared import cache_of, prepared_from
+    from ..planner.units import bytes_text, plural, seconds_text
+    from ..runtime.data.loading.prepared import prepared_from
     from ..runtime.data.look import data_nodes, tokenizer_of
-    from ..runtime.data.stores.taught import TaughtKey, open_taught, store_taught
-    from ..runtime.input.teacher import TEACHERS
+    from ..runtime.generation.teaching_ranks import Lesson
     from .data_progress import shown
 
     with shown(name) as report:
         store = prepared_from(plan, data_nodes(plan)[name], tokenizer_of(plan), progress=report).store
-    node, cache, begun = plan.node(f"setup.teacher.{name}"), cache_of(plan) / TEACHERS, time.monotonic()
-    given = {each: node.args[each] for each in ("top", "temperature", "precision", "sequence")}
-    key = TaughtKey.of(store, Path(node.args["folder"]), cache, **given)
-    there = open_taught(cache, key, store.num_tokens) is not None
+    begun, ranks = time.monotonic(), plan.launch["ranks_per_node"]
+    lesson = Lesson.of(plan, name, store)
+    there = lesson.is_there
     if not there:
-        from ..runtime.generation.teaching import TeacherModel
-
-        teacher = TeacherModel.load(plan, node)
-        progress = _progress(name, store.num_tokens)
-        store_taught(
-            cache,
-            key,
-            store.num_tokens,
-            lambda columns: teacher.fill(columns, store, key.top, key.temperature, progress),
-        )
-    size = store.num_tokens * 4 * (2 * key.top + 1)
+        lesson.give(ranks)
+    size = store.num_tokens * 4 * (2 * lesson.key.top + 1)
     found = {
         "dataset": name,
-        "key": key.name,
-        "folder": str(cache / key.name),
+        "key": lesson.key.name,
+        "folder": str(lesson.cache / lesson.key.name),
         "state": "there" if there else "computed",
         "tokens": store.num_tokens,
         "bytes": size,
@@ -89,20 +77,6 @@ def _teach(plan: "Plan", name: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found), flush=True)
         return
-    done = "was there already" if there else f"computed in {seconds_text(found['seconds'])}"
+    together = f" by {plural(ranks, 'rank')}" if ranks > 1 else ""
+    done = "was there already" if there else f"computed in {seconds_text(found['seconds'])}{together}"
     print(f"{name}: {store.num_tokens:,} tokens, {bytes_text(size)}, {done}: {found['folder']}", flush=True)
-
-
-def _progress(name: str, tokens: int) -> Callable[[int], None]:
-    """Writes a line now and then."""
-    begun = said = time.monotonic()
-
-    def report(done: int) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said >= LINE_SECONDS:
-            said = now
-            pace = done / (now - begun)
-            print(f"{name}: {done / tokens:.0%}, {pace:,.0f} tokens/s", file=sys.stderr, flush=True)
-
-    return report

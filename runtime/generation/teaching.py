@@ -1,16 +1,19 @@
-"""What a teacher holds probable in the place of each token of a store: the model of a folder in one process, its logits
-made piece by piece.
+"""What a teacher holds probable in the place of each token of a store: the model of a folder, in one process or cut
+over ranks, its logits made piece by piece.
 
 Shapes: B rows, S positions, T positions that hold tokens, D dim of the teacher, V vocabulary, K tokens that are stored.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from attrs import evolve, frozen
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from ...dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from ...planner.load import plan_from_text
@@ -24,22 +27,28 @@ from ..data.errors import DataError
 from ..data.loading.feeding import RowFeeder
 from ..data.packing.pack import pack_rows
 from ..data.stores.store import TokenStore
+from ..data.stores.taught import TaughtEntry
 from ..input.reading_process import chain_of
 from ..models.batch import ModelBatch
-from ..models.loss import cap_logits
+from ..models.loss import cap_logits, gathered
+from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
 from ..models.transformer import Transformer
+from ..ops import load_ops, op_of
+from ..parallel.tensor import column_parallel_input
 from ..state import Rank
 from .trained import alone, whole_model
 
-CHUNK_BYTES = 2**28
-Report = Callable[[int], None]
-"""Is told how many tokens are done."""
+CHUNK_BYTES: Final = 2**28
+SAVED_EVERY = 64  # microbatches between two writes of how far it has come
+Report = Callable[[int, int], None]
+"""Is told how many microbatches are done, and how many there are."""
 
 
 @frozen(eq=False)
 class TeacherModel:
-    """A model in one process. rows: of a microbatch."""
+    """A model, whole or cut over ranks: of tp, whose ranks compute the same rows, and of fsdp, whose ranks compute rows
+    of their own. rows: of a microbatch."""
 
     plan: Plan
     model: Transformer
@@ -47,64 +56,79 @@ class TeacherModel:
     rows: int
 
     @classmethod
-    def load(cls, plan: Plan, node: Node) -> "TeacherModel":
-        """The teacher of a `setup.teacher` node of a plan. Raises DataError where it cannot be read."""
-        args, rows = node.args, plan.node("setup.loader").args["micro"]
-        device = plan.node("setup.bootstrap").args["device"]
-        source = plan.node("setup.tokenizer").args["source"]
-        text = teacher_text(
-            args["folder"], source, sequence=args["sequence"], rows=rows, precision=args["precision"], device=device
-        )
-        compiled = plan_from_text(text, NAME, world=1)
-        if compiled.plan is None:
-            first = compiled.diagnostics.errors[0]
-            raise DataError(f"the teacher {args['folder']}: {first.message}", remedy=first.hint)
-        own = compiled.plan
+    def load(cls, plan: Plan, node: Node, number: int = 0, world: int = 1) -> "TeacherModel":
+        """The teacher of a `setup.teacher` node of a plan. number: of this rank, among `world`, which are a process
+        group then; tp is that of the plan where that cuts the teacher. Raises DataError where it cannot be read."""
+        args = node.args
+        own = _own_plan(plan, node, world)
         if own.architecture.vocab != plan.architecture.vocab:
             theirs, ours = own.architecture.vocab, plan.architecture.vocab
             raise DataError(f"the teacher {args['folder']} has a vocabulary of {theirs:,}, and the model of {ours:,}")
-        chosen = choose_device(device, local_rank=0)
-        use_threads(None, local_world=1)
+        chosen = choose_device(plan.node("setup.bootstrap").args["device"], local_rank=number)
+        use_threads(None, local_world=world)
         set_matmul(plan.node("setup.bootstrap").args["matmul"], chosen)
-        rank = alone(chosen)
-        model = whole_model(own, rank)
+        rank = alone(chosen) if world == 1 else _rank_of(own, number, chosen)
+        model = whole_model(own, rank) if world == 1 else _cut(own, rank)
         with torch.no_grad():
             files = planned_files(**own.node("setup.read_weights").args)
             with WeightReader(files, assign(own.architecture, files), lambda done: None) as reader:
                 reader.read([each for each in model_tensors(model, "").items() if reader.has(each[0])])
         model.train(False)
-        return cls(own, model.whole, rank, rows)
+        return cls(own, model.whole, rank, plan.node("setup.loader").args["micro"])
 
-    def fill(
-        self, columns: Mapping[str, np.ndarray], store: TokenStore, top: int, temperature: float, report: Report
-    ) -> None:
+    def fill(self, entry: TaughtEntry, store: TokenStore, report: Report) -> None:
         """Write [tokens, K] ids, the most probable one first, and [tokens, K + 1] log-probabilities of them and of all
         others together, at every token but the first of a document. Documents longer than a row are cut as in training:
-        into rows of their own, each of which begins anew."""
-        done = 0
-        for batch, real_T, targets in self._microbatches(store):
+        into rows of their own, each of which begins anew. Collective."""
+        columns, group = entry.columns(), self.rank.data_ranks
+        feeder = self._feeder(store)
+        count = -(-feeder.rows.num_rows // self.rows)
+        for first in range(entry.done, count, group):
+            place = first + self.rank.data_rank
+            # Each rank computes as often; what there is no microbatch for is not written.
+            batch, real_T, targets = self._microbatch(feeder, min(place, count - 1))
             with torch.no_grad():
-                hidden_TD = self.model.hidden(batch).flatten(0, 1)[real_T]
-                for part, (ids_tK, logprobs_tK1) in self._distributions(hidden_TD, top, temperature):
-                    columns[TEACHER_IDS][targets[part]] = ids_tK.to(torch.int32).cpu().numpy()
-                    columns[TEACHER_LOGPROBS][targets[part]] = logprobs_tK1.float().cpu().numpy()
-            done += len(targets)
-            report(done)
+                hidden_TD = self._hidden(batch)[real_T]
+                for part, (ids_tK, logprobs_tK1) in self._distributions(
+                    hidden_TD, entry.key.top, entry.key.temperature
+                ):
+                    if place < count and self.rank.is_tp_first:
+                        columns[TEACHER_IDS][targets[part]] = ids_tK.to(torch.int32).cpu().numpy()
+                        columns[TEACHER_LOGPROBS][targets[part]] = logprobs_tK1.float().cpu().numpy()
+            done = min(first + group, count)
+            if done == count or done // SAVED_EVERY > first // SAVED_EVERY:
+                self._save(entry, columns, done)
+            report(done, count)
 
-    def _microbatches(self, store: TokenStore) -> Iterator[tuple[ModelBatch, Tensor, np.ndarray]]:
-        """Each with its positions that hold tokens, int64 [T], and which token of the store is predicted at each."""
+    def _save(self, entry: TaughtEntry, columns: Mapping[str, np.memmap], done: int) -> None:
+        """What all ranks have written is on the disk before it is said to be."""
+        for column in columns.values():
+            column.flush()
+        if self.rank.world_size > 1:
+            dist.barrier()
+        if self.rank.is_first:
+            entry.went_on(done)
+
+    def _feeder(self, store: TokenStore) -> RowFeeder:
         plain = evolve(store, columns={}, values={})
         sequence = self.plan.node("setup.loader").args["sequence"]
         rows = pack_rows(store.lengths(), sequence, "split")
         documents = np.arange(store.num_documents, dtype=np.int64)
-        collate = chain_of(self.plan, self.rank)
-        feeder = RowFeeder(store=plain, documents=documents, rows=rows, collate=collate)
-        for first in range(0, rows.num_rows, self.rows):
-            numbers = np.arange(first, min(first + self.rows, rows.num_rows), dtype=np.int64)
-            batch = feeder.microbatch(numbers)
-            real_T = batch.real_BS.flatten().nonzero()[:, 0]
-            targets = [self._predicted(feeder, number) for number in numbers.tolist()]
-            yield ModelBatch.of(batch, self.rank.device), real_T.to(self.rank.device), np.concatenate(targets)
+        return RowFeeder(store=plain, documents=documents, rows=rows, collate=chain_of(self.plan, self.rank))
+
+    def _microbatch(self, feeder: RowFeeder, place: int) -> tuple[ModelBatch, Tensor, np.ndarray]:
+        """A microbatch with its positions that hold tokens, int64 [T], and which token of the store is predicted at
+        each."""
+        first = place * self.rows
+        numbers = np.arange(first, min(first + self.rows, feeder.rows.num_rows), dtype=np.int64)
+        batch = feeder.microbatch(numbers)
+        real_T = batch.real_BS.flatten().nonzero()[:, 0]
+        targets = [self._predicted(feeder, number) for number in numbers.tolist()]
+        return ModelBatch.of(batch, self.rank.device), real_T.to(self.rank.device), np.concatenate(targets)
+
+    def _hidden(self, batch: ModelBatch) -> Tensor:
+        """[B · S, D] of whole rows, on every rank of tp."""
+        return column_parallel_input(self.model.hidden(batch), self.model.axes.tensor).flatten(0, 1)
 
     @staticmethod
     def _predicted(feeder: RowFeeder, number: int) -> np.ndarray:
@@ -120,14 +144,69 @@ class TeacherModel:
         self, hidden_TD: Tensor, top: int, temperature: float
     ) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
         """Of a piece of the positions after another, the ids [t, K] and the log-probabilities [t, K + 1]."""
-        weight_VD, head = self.model.head_weight(), self.model.head
+        weight_VD, head = self.model.head_weight(), evolve(self.model.head, tensor=self.model.axes.tensor)
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         tokens = max(1, CHUNK_BYTES // (4 * head.vocabulary))
         for first in range(0, len(hidden_TD), tokens):
             part = slice(first, first + tokens)
             logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
             cap_logits(logits_tV, head, slope=False)
+            logits_tV = logits_tV if head.tensor is None else gathered(logits_tV, head)
             yield part, largest(logits_tV.div_(temperature), top)
+
+
+def _own_plan(plan: Plan, node: Node, world: int) -> Plan:
+    """Of the teacher alone, on so many ranks. Raises DataError where there is none."""
+    args, rows = node.args, plan.node("setup.loader").args["micro"]
+    device, source = plan.node("setup.bootstrap").args["device"], plan.node("setup.tokenizer").args["source"]
+    wanted = plan.mesh.size("tp")
+    problem = None
+    for tp in dict.fromkeys((wanted if world % wanted == 0 else 1, 1)):
+        text = teacher_text(
+            args["folder"],
+            source,
+            sequence=args["sequence"],
+            rows=rows * (world // tp),
+            precision=args["precision"],
+            device=device,
+            tp=tp,
+        )
+        compiled = plan_from_text(text, NAME, world=world)
+        if compiled.plan is not None:
+            return compiled.plan
+        problem = problem or compiled.diagnostics.errors[0]
+    assert problem is not None
+    raise DataError(f"the teacher {args['folder']}: {problem.message}", remedy=problem.hint)
+
+
+def _rank_of(plan: Plan, number: int, device: torch.device) -> Rank:
+    mesh = plan.mesh
+    return Rank(
+        rank=number,
+        local_rank=number,
+        world_size=mesh.world_size,
+        data_rank=mesh.data_rank(number),
+        data_ranks=mesh.data_ranks,
+        device=device,
+        pipeline_ranks=1,
+        coordinates=mesh.coordinates(number),
+    )
+
+
+def _cut(plan: Plan, rank: Rank) -> ModelParts:
+    """The model as its plan spreads it over ranks, with memory that holds nothing yet."""
+    load_ops()
+    resources: dict[str, Any] = {"plan": plan, "rank": rank}
+    for node in plan.nodes:
+        if node.op in ("setup.mesh", "setup.build_model", "setup.weights") or node.op.startswith("setup.parallel."):
+            found = op_of(node)
+            result = found.bind(node, resources)()
+            if found.gives:
+                resources[found.gives] = result
+    model: ModelParts = resources["model"]
+    if isinstance(model.whole, FSDPModule):
+        register_fsdp_forward_method(model.whole, "hidden")
+    return model
 
 
 def largest(logits_TV: Tensor, top: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@ learns."""
 
 import pytest
 from attrs import evolve
+from forked_ranks import Mutation
 from projects import records
 from teachers import make_sparse_teacher, make_teacher
 from topologies import BY_NAME
@@ -76,3 +77,17 @@ def test_a_layout_learns_what_one_process_does(here: Laboratory, loss: str, teac
     for mine, other in zip(*(records(one.directory, "metrics") for one in (outcome, alone)), strict=True):
         assert [mine[name] for name in NAMES] == pytest.approx([other[name] for name in NAMES], rel=limit)
         assert other["distill/divergence"] > 0
+
+
+FAULTS = (
+    ("jsd", "small", "tp 2, uneven vocabulary (dense)", "own_divergence"),
+    ("reverse", "small", "fsdp 2, three microbatches (dense)", "own_tokens"),
+)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("loss", "teacher", "layout", "fault"), FAULTS)
+def test_a_fault_is_noticed(here: Laboratory, loss: str, teacher: str, layout: str, fault: str):
+    trial = trial_of(here, loss, teacher, layout)
+    outcome = here.run(trial, BY_NAME[layout].layout, mutation=Mutation(fault), saves=False)
+    assert gaps(outcome, here.alone(trial)).worst > 1e3 * TOLERANCE["fp64"]

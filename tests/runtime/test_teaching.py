@@ -13,13 +13,16 @@ from xtrain.planner.load import plan_from_path
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.prepared import prepared_from
 from xtrain.runtime.data.look import data_nodes, tokenizer_of
+from xtrain.runtime.data.packing.pack import pack_rows
+from xtrain.runtime.data.stores.taught import TaughtEntry
+from xtrain.runtime.generation.teaching_ranks import Lesson
 from xtrain.runtime.input.teacher import read_teacher
 
 SPEC = """experiment student {{ seed = 1, budget = 4 steps }}
 model qwen3 {{ dim = 16, layers = 1, heads = 2 }}
 tokenizer bytes
 dataset lines {{ source = jsonl("data.jsonl"), holdout = 10% }}
-batch {{ sequence = {sequence}, rows = 2, micro = 2 }}
+batch {{ sequence = {sequence}, rows = 4, micro = 2 }}
 loss distill {{ teacher = "teacher", {settings} }}
 optimizer adamw {{ lr = 1e-3 }}
 precision {{ params = {params} }}
@@ -40,9 +43,9 @@ def write(folder, texts):
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
-def plan_of(folder, settings="top = 5", *, sequence=64, params="fp64"):
+def plan_of(folder, settings="top = 5", *, sequence=64, params="fp64", more=""):
     spec = folder / "student.xtrain"
-    spec.write_text(SPEC.format(settings=settings, sequence=sequence, params=params))
+    spec.write_text(SPEC.format(settings=settings, sequence=sequence, params=params) + more)
     compiled = plan_from_path(spec)
     assert compiled.plan is not None, compiled.diagnostics.render()
     return compiled.plan
@@ -125,23 +128,81 @@ def test_without_an_entry_or_without_a_teacher_it_is_said_what_to_do(folder):
             act(plan)
 
 
-def test_a_command_that_ends_early_leaves_no_entry(folder, monkeypatch):
+def columns_of(plan):
+    columns = opened(plan).columns
+    return [columns[name].tobytes() for name in (TEACHER_IDS, TEACHER_LOGPROBS)]
+
+
+def test_a_command_that_ends_early_leaves_no_entry_and_is_gone_on_with(folder, monkeypatch):
     from xtrain.runtime.generation import teaching
 
     plan = plan_of(folder)
+    taught(plan, folder)
+    wanted = columns_of(plan)
+    shutil.rmtree(folder / "runs" / "cache" / "teachers")
     whole = teaching.largest
     calls = []
 
     def failing(logits_TV, top):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 6:
             raise KeyboardInterrupt
         return whole(logits_TV, top)
 
+    monkeypatch.setattr(teaching, "SAVED_EVERY", 2)
     monkeypatch.setattr(teaching, "largest", failing)
     assert taught(plan, folder) == 130
     with pytest.raises(DataError, match="nothing of its teacher"):
         opened(plan)
+    assert taught(plan, folder) == 0
+    # The first attempt has computed five microbatches, of which four are known to be written.
+    assert len(calls) == 6 + microbatches(plan) - 4
+    assert columns_of(plan) == wanted
+    names = {path.name for path in (folder / "runs" / "cache" / "teachers").glob("*/*")}
+    assert names == {"meta.json", f"{TEACHER_IDS}.bin", f"{TEACHER_LOGPROBS}.bin"}
+
+
+def microbatches(plan):
+    """Of two rows of 64 positions each, into which the documents are cut."""
+    store = prepared_from(plan, data_nodes(plan)["lines"], tokenizer_of(plan)).store
+    return -(-pack_rows(store.lengths(), 64, "split").num_rows // 2)
+
+
+def test_two_commands_at_once_are_refused(folder):
+    plan = plan_of(folder)
+    lesson = Lesson.of(plan, "lines", prepared_from(plan, data_nodes(plan)["lines"], tokenizer_of(plan)).store)
+    entry = TaughtEntry(lesson.cache, lesson.key, lesson.store.num_tokens, 2)
+    with entry.begin(), pytest.raises(DataError, match="another process computes it"):
+        taught(plan, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "exact"), [("fsdp 2", True), ("tp 2", False)])
+def test_ranks_store_what_one_process_does(folder, layout, exact):
+    """Ranks of fsdp compute the same numbers, those of tp sums of parts."""
+    taught(plan_of(folder), folder)
+    wanted = columns_of(plan_of(folder))
+    shutil.rmtree(folder / "runs" / "cache" / "teachers")
+    plan = plan_of(folder, more=f"parallel {{ {layout} }}")
+    assert plan.mesh.world_size == 2
+    assert taught(plan, folder) == 0
+    found = columns_of(plan)
+    if exact:
+        assert found == wanted
+    else:
+        assert found[0] == wanted[0]
+        numbers = [np.frombuffer(each[1], dtype=np.float32) for each in (found, wanted)]
+        np.testing.assert_allclose(*numbers, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_rank_says_what_is_wrong(folder, capfd):
+    plan = plan_of(folder, more="parallel { fsdp 2 }")
+    config = folder / "teacher" / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"mamba"'))
+    with pytest.raises(SystemExit) as ended:
+        taught(plan, folder)
+    assert ended.value.code == 3 and "mamba" in capfd.readouterr().err
 
 
 def test_a_damaged_entry_is_none(folder):

@@ -113,6 +113,19 @@ def own_rest() -> None:
 
 
 @mutation
+def own_divergence() -> None:
+    """A rank takes the divergence over its piece of the vocabulary for that over all of it."""
+    from xtrain.runtime.models import whole_distillation
+
+    original = whole_distillation.all_reduce
+
+    def reduced(value: Any, group: Any, how: str = "sum") -> Any:
+        return value if how == "sum" and len(value) < 3 else original(value, group, how)
+
+    vars(whole_distillation)["all_reduce"] = reduced
+
+
+@mutation
 def numbers_without_labels() -> None:
     """What stands where no loss is taken counts too, as a prompt that the reference has judged."""
     from xtrain.runtime.models import transformer, unit_losses

@@ -5,23 +5,28 @@ Shapes: K tokens that the teacher holds most probable, the first most of all.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
-from attrs import asdict, frozen
+from attrs import asdict, define, frozen
 
 from ....dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from ....planner.canonical import DATA, digest
 from ....planner.weights.files import CONFIG, WeightsUnreadable, read_weight_files
+from ...errors import EnvironmentFault
+from ...files.durable import write
+from ...files.locks import hold
 from ..errors import DataError
-from .cache_folder import make_folder
+from .cache_folder import PARTIAL, STALE_SECONDS, publish, sweep
 from .digests import FileDigests, file_digest, remembering
 from .store import META, TokenStore
 
 FORMAT: Final = 1
 INDEX: Final = "files.json"
+PROGRESS: Final = "progress.json"
+LOCK: Final = ".lock"
 COLUMNS: Final = {TEACHER_IDS: np.int32, TEACHER_LOGPROBS: np.float32}
 # What of a key a person can change, and what each is called where it differs.
 NAMED: Final = {
@@ -121,24 +126,81 @@ def _covers(meta: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def store_taught(cache: Path, key: TaughtKey, tokens: int, fill: Callable[[Mapping[str, np.ndarray]], None]) -> None:
-    """Make an entry that `fill` writes into; it is there as a whole or not at all. What is not written is 0.
+@define(eq=False)
+class TaughtEntry:
+    """An entry that is made, by one process or by ranks that write into it together; what is not written is 0. One that
+    was ended early goes on where its progress was written last.
 
-    Raises DataError where the cache cannot be written.
+    micro: rows of a microbatch. done: microbatches, the first ones, that are complete.
     """
 
-    def write(folder: Path) -> None:
-        widths = {TEACHER_IDS: key.top, TEACHER_LOGPROBS: key.top + 1}
-        columns = {
-            name: np.memmap(folder / f"{name}.bin", dtype=kind, mode="w+", shape=(tokens, widths[name]))
+    cache: Path
+    key: TaughtKey
+    tokens: int
+    micro: int
+    done: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """In which it is made. Swept as others that are abandoned."""
+        return self.cache / f"{PARTIAL}{self.key.name}"
+
+    def begin(self) -> IO[str]:
+        """Make its files, or go on with those that are there; what is returned is open for as long as nobody else is to
+        write to them. Raises DataError where they cannot be written, or another process does that."""
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            sweep(self.cache, f"{PARTIAL}*", STALE_SECONDS)
+            self.folder.mkdir(exist_ok=True)
+            lock = hold(self.folder, LOCK)
+            self.done = self._known()
+            if not self.done:
+                for name, kind in COLUMNS.items():
+                    size = self.tokens * self._widths[name] * np.dtype(kind).itemsize
+                    (self.folder / f"{name}.bin").unlink(missing_ok=True)
+                    with (self.folder / f"{name}.bin").open("wb") as file:
+                        file.truncate(size)
+        except EnvironmentFault as fault:
+            raise DataError("another process computes it", remedy="Wait until that ends.", path=self.folder) from fault
+        except OSError as error:
+            raise DataError(f"cannot be written: {error.strerror}", path=self.cache) from error
+        return lock
+
+    def columns(self) -> dict[str, np.memmap]:
+        """What ranks write into."""
+        return {
+            name: np.memmap(self.folder / f"{name}.bin", dtype=kind, mode="r+", shape=(self.tokens, self._widths[name]))
             for name, kind in COLUMNS.items()
         }
-        fill(columns)
-        for column in columns.values():
-            column.flush()
-        (folder / META).write_text(json.dumps({"format": FORMAT, "tokens": tokens, "covers": asdict(key)}))
 
-    try:
-        make_folder(cache / key.name, write, lambda folder: open_taught(folder.parent, key, tokens) is not None)
-    except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror}", path=cache) from error
+    def went_on(self, done: int) -> None:
+        """So many microbatches are on the disk."""
+        self.done = done
+        write(self.folder / PROGRESS, json.dumps({"micro": self.micro, "done": done, "covers": asdict(self.key)}))
+
+    def complete(self) -> None:
+        """Put it where it is found. Raises DataError."""
+        try:
+            for name in (PROGRESS, LOCK):
+                (self.folder / name).unlink(missing_ok=True)
+            meta = {"format": FORMAT, "tokens": self.tokens, "covers": asdict(self.key)}
+            write(self.folder / META, json.dumps(meta))
+            intact = lambda folder: open_taught(folder.parent, self.key, self.tokens) is not None  # noqa: E731
+            publish(self.folder, self.cache / self.key.name, intact)
+        except OSError as error:
+            raise DataError(f"cannot be written: {error.strerror}", path=self.cache) from error
+
+    @property
+    def _widths(self) -> dict[str, int]:
+        return {TEACHER_IDS: self.key.top, TEACHER_LOGPROBS: self.key.top + 1}
+
+    def _known(self) -> int:
+        """Microbatches that are complete in what another process has left."""
+        try:
+            found = json.loads((self.folder / PROGRESS).read_bytes())
+            fits = found["micro"] == self.micro and found["covers"] == asdict(self.key)
+            sizes = {name: (self.folder / f"{name}.bin").stat().st_size for name in COLUMNS}
+            whole = {name: self.tokens * self._widths[name] * np.dtype(COLUMNS[name]).itemsize for name in COLUMNS}
+            return int(found["done"]) if fits and sizes == whole else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
