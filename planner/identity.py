@@ -168,7 +168,15 @@ def _mixture(run: Resolved) -> dict[str, Any]:
     spec = run.spec
     if len(run.training) == 1 and not spec.phases:
         return {}
-    phases = {name: [_json(phase.from_), _mix(spec, phase), phase.lr_scale] for name, phase in spec.phases.items()}
+    phases = {
+        name: [
+            _json(phase.from_),
+            _mix(spec, phase),
+            phase.lr_scale,
+            *([phase.mtp_weight] if phase.mtp_weight is not None else []),
+        ]
+        for name, phase in spec.phases.items()
+    }
     return {"mixture": _mix(spec, None), "phases": phases, "drawn": list(run.training)}
 
 

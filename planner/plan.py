@@ -128,7 +128,8 @@ class PlanPhase:
     shares: of every dataset that is trained on, of the rows; they add up to 1. lr_scale: factor of the learning rate.
     passes: where weights are in epochs, how often an epoch of this mixture takes all rows of each dataset; `shares`
     then are empty until rows are counted (`passes.counted`). exact_rows: of so many rows, those of a step, each dataset
-    has exactly its share; None: shares hold for longer stretches.
+    has exactly its share; None: shares hold for longer stretches. mtp_weight: of further tokens; None: that of the
+    model.
     """
 
     name: str
@@ -139,6 +140,7 @@ class PlanPhase:
     passes: dict[str, float] | None = None
     epochs: float | None = None
     exact_rows: int | None = None
+    mtp_weight: float | None = None
 
     @property
     def amounts(self) -> dict[str, float]:

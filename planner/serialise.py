@@ -45,7 +45,7 @@ OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "trac
 # Fields that are written only where they say something: plans that were made before there were any keep their ids.
 LATER: dict[type, tuple[str, ...]] = {
     PlanTick: ("epochs", "fraction"),
-    PlanPhase: ("passes", "epochs", "exact_rows"),
+    PlanPhase: ("passes", "epochs", "exact_rows", "mtp_weight"),
     Timeline: ("stop_at_amount", "stop_after_amount", "stretches"),
     Work: ("windows",),
     ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),

@@ -168,6 +168,18 @@ def router_rows(model: ModelParts, rank: Rank) -> StepCall:
     return run
 
 
+@op("step.mtp_weight")
+def weigh_further(model: ModelParts, feed: Feed, weight: float) -> StepCall:
+    """Let further tokens count what the phase of the step says, or `weight`."""
+
+    def run(step: Step) -> None:
+        chosen = feed.phase(step.index).mtp_weight
+        for part in model.parts:
+            part.further_weight = weight if chosen is None else chosen
+
+    return run
+
+
 @op("step.forward_backward")
 def forward_backward(
     model: ModelParts,

@@ -237,6 +237,13 @@ class Phase:
         example="{ web: 0.3, code: 0.7 }",
     )
     lr_scale: float = setting("factor on the learning rate of the scheduler", default=1.0, check=positive)
+    mtp_weight: float | None = setting(
+        "weight of the losses of further tokens in this phase; none: that of the model",
+        default=None,
+        check=not_negative,
+        example="0.1",
+        added=True,
+    )
 
 
 @frozen

@@ -82,14 +82,14 @@ def _holds(phases: list[tuple[int, PlanPhase]], step: int) -> tuple[Any, ...]:
     *before, (first, phase) = [pair for pair in phases if pair[0] <= step]
     mixed = _mixed(phase)
     if len(mixed) == 1:
-        return [*mixed], phase.lr_scale
+        return [*mixed], phase.lr_scale, phase.mtp_weight
     if phase.passes is None:
-        return list(mixed.items()), phase.lr_scale, first, phase.exact_rows or phase.name
+        return list(mixed.items()), phase.lr_scale, phase.mtp_weight, first, phase.exact_rows or phase.name
     for earlier, each in reversed(before):
         if each.passes is None or list(_mixed(each).items()) != list(mixed.items()):
             break
         first = earlier
-    return list(mixed.items()), phase.lr_scale, first, "epochs"
+    return list(mixed.items()), phase.lr_scale, phase.mtp_weight, first, "epochs"
 
 
 def _mixed(phase: PlanPhase) -> dict[str, float]:
@@ -118,6 +118,7 @@ def _path(phase: PlanPhase, plan: Plan) -> str:
 def phase_text(phase: PlanPhase, plan: Plan) -> str:
     """`web 80%, code 20%, learning rate × 0.5 from step 181`."""
     scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
+    scale += f", further tokens × {phase.mtp_weight:g}" if phase.mtp_weight is not None else ""
     return f"{mix_text(phase)}{scale} {_start(phase, plan)}"
 
 
@@ -129,6 +130,9 @@ def _changes(old: PlanPhase, new: PlanPhase, a: Plan, b: Plan) -> list[str]:
         changes.append(f"{mix_text(old)} → {mix_text(new)}")
     if old.lr_scale != new.lr_scale:
         changes.append(f"learning rate × {old.lr_scale:g} → × {new.lr_scale:g}")
+    if old.mtp_weight != new.mtp_weight:
+        weights = ["as in the model" if one is None else f"× {one:g}" for one in (old.mtp_weight, new.mtp_weight)]
+        changes.append(f"further tokens {weights[0]} → {weights[1]}")
     return changes
 
 

@@ -294,6 +294,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "rollout.compare": {"replay_routing": None},
     "step.zero_gradients": {},
     "step.router_rows": {},
+    "step.mtp_weight": {"weight": None},
     "step.forward_backward": {
         "accumulate": None,
         "sync": Rule("parallel.fsdp.sync", "rounding", "gradients of microbatches are added up on one rank or on all"),

@@ -94,6 +94,10 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     if batch.ramp and run.architecture.is_moe:
         does = f"losses of routers are means over the rows of the step: weights × {batch.rows:,} / its rows"
         then("step.router_rows", does)
+    if run.architecture.mtp and any(phase.mtp_weight is not None for phase in run.phases):
+        weight = spec.model.mtp_weight
+        each = [f"{weight if one.mtp_weight is None else one.mtp_weight:g} in {one.name}" for one in run.phases]
+        then("step.mtp_weight", f"losses of further tokens count {', '.join(each)}", {"weight": weight})
     share = estimates.flops_per_step / run.layout.mesh.world_size
     does = f"{microbatches_text(batch)}, loss summed and divided by the {unit}s of the whole step"
     op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}

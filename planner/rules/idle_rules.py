@@ -57,8 +57,12 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
     """Of the model, its averages and its number formats."""
     model, ema = spec.model, spec.ema
     drawn = shape.weights is not None and draws_head(shape.architecture, shape.weights)
+    for name in spec.phases if not model.mtp else ():
+        _warn(spec, f"phase.{name}.mtp_weight", "no module predicts further tokens", "remove it", found)
     for name, (why, hint) in model.idle().items():
         if name == "init_std" and drawn:  # the head of rewards is drawn by it
+            continue
+        if name == "mtp" and any(phase.mtp_weight for phase in spec.phases.values()):
             continue
         _warn(spec, f"model.{name}", why, hint, found)
     if spec.loss.head == "reward":

@@ -90,12 +90,16 @@ def _check_exact(spec: Spec, phases: tuple[PlanPhase, ...], batch: Arithmetic, f
         found.passed(rule, "every dataset has whole rows in every step")
 
 
+def _learned_by(phase: PlanPhase) -> tuple[object, ...]:
+    return phase.shares, phase.passes, phase.lr_scale, phase.mtp_weight
+
+
 def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> None:
     """Warn of a phase in which nothing is other than before it."""
     if found.failed or not trainable(spec):
         return
     for before, phase in pairwise(phases):
-        if (before.shares, before.passes) == (phase.shares, phase.passes) and before.lr_scale == phase.lr_scale:
+        if _learned_by(before) == _learned_by(phase):
             message = f"phase {phase.name} changes nothing: shares and learning rate are those of {before.name}"
             hint = "give it a `mix` or an `lr_scale`, or remove it"
             found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)

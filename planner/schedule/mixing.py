@@ -105,6 +105,7 @@ def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> PlanPhase:
         lr_scale=phase.lr_scale if phase is not None else 1.0,
         passes=found if in_passes else None,
         epochs=float(start.value) if start is not None and start.unit == "epochs" else None,
+        mtp_weight=phase.mtp_weight if phase is not None else None,
     )
 
 

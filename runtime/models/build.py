@@ -54,7 +54,7 @@ def build_model(
 
 
 @op("setup.mtp")
-def weigh_further(model: ModelParts, modules: int, weight: float) -> None:
+def begin_further(model: ModelParts, modules: int, weight: float) -> None:
     """Let the mean of the losses of modules that predict further tokens count `weight`."""
     for part in model.parts:
         if part.arch.mtp != modules:

@@ -251,6 +251,7 @@ def test_the_object_of_a_spec_says_all_of_it():
         "from": "100 steps",
         "mix": {"web": 0.8, "c++": 0.0, "chat": 0.5},
         "lr_scale": 1.0,
+        "mtp_weight": None,
     }
     assert "mixture" not in as_json(DATA / "quickstart.xtrain")  # whose only dataset needs no weight
     assert GOOD["parallel"]["pp"]["layers"] == [2, 2] and GOOD["parallel"]["pp"]["embedding_cost"] == "auto"

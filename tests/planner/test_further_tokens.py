@@ -80,6 +80,24 @@ def test_what_counts_nothing_is_said(model: str, setting: str):
     assert warning.code == "W401" and warning.span is not None and setting in warning.message
 
 
+LATE = "phase late {{ from = 4 steps, mtp_weight = {} }}"
+
+
+def test_a_phase_may_weigh_further_tokens_otherwise():
+    plain, plan = plan_of(", mtp = 1"), plan_of(", mtp = 1", LATE.format(0.1))
+    node = plan.node("step.mtp_weight")
+    assert node.args == {"weight": 0.3} and "0.3 in train, 0.1 in late" in node.does
+    assert "step.mtp_weight" not in {each.op for each in plain.nodes}
+    assert [phase.mtp_weight for phase in plan.timeline.phases] == [None, 0.1]
+    assert from_json(json.loads(dumps(plan))) == plan and "mtp_weight" not in dumps(plain).partition('"phases"')[2]
+    other = plan_of(", mtp = 1", LATE.format(0.2))
+    assert len({plain.config_id, plan.config_id, other.config_id}) == 3
+    (reason,) = resumable(plan, other).reasons
+    assert reason.path == "phase.late" and "further tokens × 0.1 → × 0.2" in reason.text
+    assert plan_of(", mtp = 1, mtp_weight = 0", LATE.format(0.2)).node("step.mtp_weight").args == {"weight": 0.0}
+    assert {warning.code for warning in compiled("", LATE.format(0.1)).diagnostics.warnings} == {"W401"}
+
+
 REFUSED = [
     ("loss cross_entropy { focal = 2.0 }", "", "the loss is cross_entropy"),
     ("parallel { pp 2 }", "", "stages of a pipeline"),

@@ -159,19 +159,27 @@ def test_later_tokens_are_those_of_the_same_document():
 def test_a_run_measures_each_module_and_goes_on_and_its_model_is_without_them(tmp_path: Path, monkeypatch):
     """Evaluations count the next token alone; what is exported is the model that transformers knows."""
     monkeypatch.chdir(tmp_path)
-    text = SPEC.format(tied="false") + "every 1 step eval made\nevery 1 step checkpoint\n"
+    text = (
+        SPEC.format(tied="false")
+        + "every 1 step eval made\nevery 1 step checkpoint\nphase late { from = 2 steps, mtp_weight = 0.1 }\n"
+    )
     Path("small.xtrain").write_text(text)
     assert main(["run", "small.xtrain", "--world", "1", "--set", "workspace.root=runs"]) == 0
     (directory,) = (path.parent for path in Path("runs").rglob("plan.json"))
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "objective" in line]
     assert len(steps) == 3
-    for line in steps:
-        assert line["objective"] == pytest.approx(line["loss"] + WEIGHT * (line["mtp/1"] + line["mtp/2"]) / 2)
+    for line, weight in zip(steps, (WEIGHT, WEIGHT, 0.1), strict=True):
+        assert line["objective"] == pytest.approx(line["loss"] + weight * (line["mtp/1"] + line["mtp/2"]) / 2)
     assert steps[-1]["mtp/1"] < steps[0]["mtp/1"]
     assert main(["generate", str(directory), "--prompt", "a", "--tokens", "3"]) == 0
     assert main(["export", str(directory), "--to", "out"]) == 0
-    plain = plan_from_text(text.replace(f"mtp = {MODULES}, mtp_weight = {WEIGHT}, ", ""), "small.xtrain").plan
+    plain = plan_from_text(
+        text.replace("phase late { from = 2 steps, mtp_weight = 0.1 }", "").replace(
+            f"mtp = {MODULES}, mtp_weight = {WEIGHT}, ", ""
+        ),
+        "small.xtrain",
+    ).plan
     assert plain is not None
     exported = load_file("out/model.safetensors")
     assert {name.removeprefix("model.") for name in exported} == {each.name for each in plain.parameters.tensors}
