@@ -336,7 +336,7 @@ PAGES: Final = (
     CodePage("X708", "no checkpoint yet", """
         The run has not saved a checkpoint that can be used.
         """),
-    CodePage("X709", "an environment variable is not set", """
+    CodePage("X709", "an environment variable is not set, or has no keys", """
         `env("NAME")` without a default needs the variable. Give a default as the second argument.
         """, 'workspace { root = env("NO_SUCH_VARIABLE") }', 'workspace { root = env("NO_SUCH_VARIABLE", "runs") }'),
     CodePage("X710", "the spec has changed since the plan was made", """

@@ -261,7 +261,17 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.serve": {
         **{
             name: Rule(f"serve.{name}", "none", _STAYS)
-            for name in ("adapters", "host", "key", "max_tokens", "port", "queue", "rows")
+            for name in (
+                "adapters",
+                "certificate",
+                "host",
+                "key",
+                "max_tokens",
+                "port",
+                "private_key",
+                "queue",
+                "rows",
+            )
         },
         "model_name": Rule("serve.model", "none", _STAYS),
         "idle_seconds": Rule("serve.idle", "none", _STAYS),
