@@ -48,18 +48,6 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "model.frozen": ("model.*", "adapter.*", "tokenizer.source", "loss.kind"),
     "model.adapter": ("model.*", "adapter", "adapter.*", "tokenizer.source", "loss.kind"),
-    "model.mtp": (
-        "model.*",
-        "adapter.*",
-        "task",
-        "loss.*",
-        "rollout.*",
-        "step.*",
-        "parallel.pp.size",
-        "compile.mode",
-        "checkpoint.pretrained",
-        "checkpoint.from",
-    ),
     "model.tasks": (
         "task",
         "task.*",

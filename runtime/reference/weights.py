@@ -110,12 +110,12 @@ class ReferenceWeights:
 
         task: with whose adapter, of several. Collective; raises what reading weights raises.
         """
-        if reference == INITIAL:
+        if reference == INITIAL and not self._begins_with_a_part:
             if self._goes_on:
                 self._begin((*OF_MODEL, *OF_ADAPTER))
             with self.model.with_adapter_of(task):
                 yield
-        elif reference == ADAPTER_OFF:
+        elif reference in (INITIAL, ADAPTER_OFF):
             # What an adapter of a folder has beside its matrices has taken the place of parts of the model.
             changed = self._goes_on or bool(begun_by(self.plan, ("setup.read_adapter",)))
             if changed:
@@ -129,6 +129,12 @@ class ReferenceWeights:
             with self.model.without_adapter():
                 yield
             self._begin((*OF_MODEL, *OF_ADAPTER))
+
+    @property
+    def _begins_with_a_part(self) -> bool:
+        """Whether the adapter begins with a part of the matrices, which is not taken out of them before the references
+        are computed: without it the model is what it begins with."""
+        return bool(begun_by(self.plan, ("setup.decompose",)))
 
     @property
     def _goes_on(self) -> bool:

@@ -139,6 +139,17 @@ def test_log_probabilities_are_those_of_transformers(desk: Desk, reference: str,
     assert loss == desk.run("own", desk.plan("loss simpo {}")).curve[0][1]
 
 
+@pytest.mark.parametrize("reference", ["initial", "adapter_off"])
+def test_an_adapter_that_begins_with_a_part_of_the_matrices_is_no_other_model(desk: Desk, reference: str):
+    """PiSSA: with its first values in it, and with the matrices still whole, the model would have that part twice."""
+    adapter = f"adapter lora {{ rank = 4, init = pissa }}\nloss dpo {{ reference = {reference} }}"
+    plan, plain = desk.plan(adapter), desk.plan("loss dpo { reference = initial }")
+    ours, theirs = desk.run(f"pissa-{reference}", plan), desk.run(f"pissa-plain-{reference}", plain)
+    assert np.array_equal(desk.column(ours, plan), desk.column(theirs, plain), equal_nan=True)
+    first = json.loads((ours.directory / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["objective"] == pytest.approx(np.log(2), abs=1e-6)  # the policy begins as its reference
+
+
 def test_a_computed_reference_gives_the_losses_of_one_that_data_bring(desk: Desk):
     """A policy that is held near a reference: log-probabilities from a file, and of the same weights."""
     random = np.random.default_rng(0)
