@@ -34,4 +34,6 @@ def default_text(path: str) -> str | None:
         default = attribute.default
         if blocks.is_block(attribute.type):
             block = attribute.type
-    return None if default is NOTHING or isinstance(default, Factory) else spell(default)  # type: ignore[arg-type]
+    if default is NOTHING or default == "auto" or isinstance(default, Factory):  # auto: what it means is derived
+        return None
+    return spell(default)

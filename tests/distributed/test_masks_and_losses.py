@@ -21,6 +21,7 @@ pytestmark = pytest.mark.distributed
 MIXED = """
 dataset talks {
   source = jsonl("talks.jsonl"), messages = "messages", template = "chatml", train_on = assistant, holdout = 10%
+  oversized = split
 }
 mixture { lines = 1, talks = 2 }
 on finish eval talks { batches = none }
