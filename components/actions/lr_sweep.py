@@ -28,11 +28,11 @@ SKIPPED_SHARE = 0.1
 # What a sweep decides itself, wherever the spec says something else, and of that what it sets.
 OWN = (
     "experiment.budget", "optimizer.lr", "scheduler", "batch.ramp", "phase", "every", "on", "ema", "checkpoint",
-    "launch.stop_at", "launch.stop_after", "workspace.lineage", "workspace.run",
+    "launch.stop_at", "launch.stop_after", "workspace.lineage", "workspace.run", "alerts.loss_spike",
 )  # fmt: skip
 SET = (
     "experiment.budget", "optimizer.lr", "scheduler.kind", "scheduler.start", "every.0", "every.0.every", "on.0",
-    "on.0.event", "checkpoint.enabled", "checkpoint.resume", "workspace.lineage",
+    "on.0.event", "checkpoint.enabled", "checkpoint.resume", "workspace.lineage", "alerts.loss_spike",
 )  # fmt: skip
 
 
@@ -64,7 +64,8 @@ class LrSweep(Action):
 
 def swept(spec: Spec, *, low: float, high: float, steps: int) -> Spec:
     """The spec of a sweep: `spec` with its rate growing from `low` to `high` in `steps` steps, without phases, ramps,
-    averages, checkpoints, and what it does between steps and at events. Rates of groups grow in proportion."""
+    averages, checkpoints, alerts of losses that rise, and what it does between steps and at events. Rates of groups
+    grow in proportion."""
     name = spec.workspace.lineage or spec.experiment.name
     kept = {path: origin for path, origin in spec.origins.items() if not path.startswith(OWN)}
     groups = _scaled(spec.groups, high / spec.optimizer.lr)
@@ -82,6 +83,7 @@ def swept(spec: Spec, *, low: float, high: float, steps: int) -> Spec:
         ticks=(Tick(actions=(LrSweep(),), every=Quantity(1, "steps")),),
         events=(OnEvent(event="nan", actions=(Skip(),)),),
         checkpoint=evolve(spec.checkpoint, enabled=False, resume=False, from_=None, best=None),
+        alerts=evolve(spec.alerts, loss_spike=None),
         launch=evolve(spec.launch, stop_at=None, stop_after=None),
         workspace=evolve(spec.workspace, lineage=f"{name}-find-lr", run=None),
         origins=origins,

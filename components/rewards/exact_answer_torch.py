@@ -47,4 +47,4 @@ def equal(found: str, wanted: str, compare: str) -> bool:
         ours, theirs = (Decimal(text.replace(",", "")) for text in (found, wanted))
     except InvalidOperation:
         return False
-    return ours.is_finite() and ours == theirs
+    return ours.is_finite() and theirs.is_finite() and ours == theirs  # a signalling NaN cannot be compared

@@ -134,6 +134,7 @@ def test_the_plan_of_a_sweep_is_a_spec_of_its_own(spec, tmp_path):
     sweeps = [tick for tick in timeline.ticks if "tick.lr_sweep" in tick.nodes]
     assert [tick.steps for tick in sweeps] == [1] and "tick.checkpoint" not in {node.id for node in plan.nodes}
     assert plan.workspace["lineage"] == "tiny-find-lr"
+    assert changed.alerts.loss_spike is None  # a sweep ends where the loss diverges
     (tmp_path / "again.xtrain").write_text(plan.spec_text)
     assert load_spec(tmp_path / "again.xtrain").require() == changed
 

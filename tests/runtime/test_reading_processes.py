@@ -223,16 +223,16 @@ def test_a_step_at_which_readers_always_die_fails(plan, loader, monkeypatch):
 
 def test_real_processes_one_of_which_is_killed(plan, loader):
     warned: list = []
-    reading = processes(plan, loader, 1, warned).reads(17, 30)
+    reading = processes(plan, loader, 2, warned).reads(17, 30)
     assert_same(next(reading), loader.microbatches(17))
     before = children()
-    assert len(before) == 1
+    assert len(before) == 2
     os.kill(before[0], signal.SIGKILL)
     for step in range(18, 30):
         assert_same(next(reading), loader.microbatches(step))
     assert len(warned) == 1 and "signal 9" in warned[0][1]
     after = children()
-    assert len(after) == 1 and before[0] not in after
+    assert len(after) == 2 and before[0] not in after
     # Signals to a whole job are for the ranks.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(after[0], number)

@@ -217,7 +217,12 @@ def test_the_answer_in_a_text(text, pattern, found):
 def test_answers_are_compared_as_texts_or_as_numbers():
     assert equal("7", "7", "text") and not equal("7.0", "7", "text")
     assert equal("1,000", "1000.0", "number") and equal("-0.5", "-.50", "number")
-    assert not equal("seven", "7", "number") and not equal("nan", "nan", "number") and not equal("7", "8", "number")
+    assert (
+        not equal("seven", "7", "number")
+        and not equal("nan", "nan", "number")
+        and not equal("7", "sNaN", "number")
+        and not equal("7", "8", "number")
+    )
 
 
 def test_completions_are_scored_in_their_order():

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 from ...records.end_status import EndStatus
+from ...records.step_events import LrSweepEvent
 from ..event_text import failed
 from ..state import RunState
 from ..words import printable
@@ -29,6 +30,10 @@ def command_of_model(state: RunState, directory: Path) -> tuple[str, str, str]:
 
 def going_on(state: RunState) -> str:
     """How a run goes on that stopped before its end, or has nothing to go on with."""
+    sweep = next((each for each in reversed(state.ticks) if isinstance(each, LrSweepEvent)), None)
+    if sweep is not None and not state.failures:
+        rate = sweep.steepest or sweep.minimum_tenth
+        return "the loss falls at no rate" if rate is None else f"train with --set optimizer.lr={rate:.2g}"
     if state.status == EndStatus.DONE and not _saved(state):
         if state.export is not None:
             return f"what was trained is in {printable(state.export.path)}"

@@ -10,8 +10,9 @@ from read_records import typed
 from xtrain.records.events import event_of
 from xtrain.records.metrics import StepMetrics
 from xtrain.tui.lines.jsonlines import JsonView
+from xtrain.tui.lines.next_steps import going_on
 from xtrain.tui.lines.plain import PlainView, event_lines, step_line
-from xtrain.tui.state import RunState, reduce
+from xtrain.tui.state import RunState, reduce, reduce_all
 from xtrain.tui.words import count, decimal, duration, printable, size, took
 
 GOLDEN = """\
@@ -202,3 +203,12 @@ def test_a_model_that_gives_rewards_is_exported_and_not_asked_to_write(event) ->
     saved = event("checkpoint", 1, 40, path="p")
     said = plain([start, saved, event("run_end", 2, 41, status="complete")])
     assert said.splitlines()[-1] == "next  xtrain export runs/x --to FOLDER"
+
+
+@pytest.mark.parametrize(
+    ("steepest", "said"), [(3.2e-3, "train with --set optimizer.lr=0.0032"), (None, "the loss falls at no rate")]
+)
+def test_behind_a_search_for_a_rate_stands_the_rate(steepest, said):
+    sweep = {"event": "lr_sweep", "step": 40, "points": 40, "steepest": steepest, "minimum_tenth": None}
+    ended = {"event": "run_end", "step": 40, "status": "stopped", "loss": 4.0}
+    assert going_on(reduce_all(RunState(), [event_of(sweep), event_of(ended)])) == said
