@@ -34,6 +34,7 @@ def default_text(path: str) -> str | None:
         default = attribute.default
         if blocks.is_block(attribute.type):
             block = attribute.type
-    if default is NOTHING or default == "auto" or isinstance(default, Factory):  # auto: what it means is derived
+    # Of `auto` the meaning is derived.
+    if default is NOTHING or default == "auto" or isinstance(default, Factory):  # type: ignore[arg-type]
         return None
     return spell(default)
