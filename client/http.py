@@ -4,9 +4,9 @@ import itertools
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 BASE: Final = "/api/v1/"
 AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})  # statuses of what was not taken, and may be later
 REPLY: Final = 60.0  # seconds for an answer; the server holds a request for a result for less
+R = TypeVar("R")
 LONGEST_PAUSE: Final = 5.0  # seconds between two attempts
 
 
@@ -45,32 +46,35 @@ class HttpClient:
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON of the answer; None where it is empty. Raises ServerRefused and ServerUnreachable."""
         content = None if body is None else msgspec.json.encode(body)
-        raw = b"".join(self._answer(method, path, content))
+        raw = self._taken(method, path, content, HTTPResponse.read)
         return msgspec.json.decode(raw) if raw else None
 
     def download(self, path: str) -> Iterator[bytes]:
-        """The pieces of a file."""
-        return self._answer("GET", path, None)
+        """The pieces of a file. Raises ServerUnreachable where it ends too early."""
+        response = self._taken("GET", path, None, lambda found: found)
+        try:
+            while piece := response.read(2**20):
+                yield piece
+            if response.length:
+                raise HTTPException(f"{response.length} bytes are missing")
+        except (OSError, HTTPException) as error:
+            self._connections.open = None
+            raise ServerUnreachable(f"{self._host}:{self._port}: {type(error).__name__}: {error}") from error
 
-    def _answer(self, method: str, path: str, content: bytes | None) -> Iterator[bytes]:
-        response = self._taken(method, path, content)
-        while piece := response.read(2**20):
-            yield piece
-
-    def _taken(self, method: str, path: str, content: bytes | None) -> HTTPResponse:
-        """Send it until it is taken."""
+    def _taken(self, method: str, path: str, content: bytes | None, read: Callable[[HTTPResponse], R]) -> R:
+        """Send it until it is taken, and read the answer, which may break off."""
         until = time.monotonic() + self._patience
         for attempt in itertools.count():
             pause = min(0.1 * 2**attempt, LONGEST_PAUSE)
             try:
                 response = self._send(method, path, content)
+                if response.status < 300:
+                    return read(response)
+                message = _message(response.read())
             except (OSError, HTTPException) as error:
                 self._connections.open = None
                 problem: Exception = ServerUnreachable(f"{self._host}:{self._port}: {type(error).__name__}: {error}")
             else:
-                if response.status < 300:
-                    return response
-                message = _message(response.read())
                 if response.status not in AGAIN:
                     raise ServerRefused(response.status, message)
                 problem = ServerUnreachable(f"{message} (status {response.status})")

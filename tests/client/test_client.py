@@ -174,7 +174,8 @@ def test_mistakes_are_told(server: Server, url: str) -> None:
 
 
 class Unreliable(BaseHTTPRequestHandler):
-    """Hands requests on; of three it loses the first before, the second behind the server."""
+    """Hands requests on; of five it loses the first before, the second behind the server, and of the third and fourth
+    the answer breaks off: behind its head, and in its middle."""
 
     protocol_version = "HTTP/1.1"
     target, count = "", 0
@@ -184,7 +185,7 @@ class Unreliable(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers.get("content-length", "0")))
         with self.lock:
             Unreliable.count += 1
-            lost = Unreliable.count % 3
+            lost = Unreliable.count % 5
         if lost == 1:
             return self._busy()
         headers = {name: self.headers[name] for name in ("x-api-key", "content-type") if name in self.headers}
@@ -195,6 +196,10 @@ class Unreliable(BaseHTTPRequestHandler):
         self.send_response(found.status_code)
         self.send_header("Content-Length", str(len(found.content)))
         self.end_headers()
+        if lost in (3, 4):
+            self.wfile.write(found.content[: (lost - 3) * len(found.content) // 2])
+            self.close_connection = True
+            return None
         self.wfile.write(found.content)
         return None
 
