@@ -63,6 +63,7 @@ MODULES = (
     "hooks.calls",
     "hooks.bodies",
     "rollout.prompts",
+    "rollout.completions",
     "rollout.nodes",
     "rollout.reference",
     "rollout.scorer",

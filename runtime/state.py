@@ -155,6 +155,8 @@ class Step:
     microbatches: list[Microbatch] = field(factory=list)
     groups: "list[list[SampledGroup]]" = field(factory=list)
     """What was sampled for each of its microbatches, in a run with rollouts."""
+    sampled: bool = False
+    """Whether that was in this step, by the weights as they are, and not for several steps in one before."""
     valid_tokens: int = 0
     units: int = 0
     """What the loss is divided by: valid tokens, sequences or pairs of all ranks."""

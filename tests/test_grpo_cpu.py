@@ -59,13 +59,15 @@ every 1 step checkpoint
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_to_the_same_rewards(tmp_path: Path):
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_run_that_is_killed_goes_on_to_the_same_rewards(tmp_path: Path, steps: int):
     """By default distributed/test_rollouts.py resumes runs with rollouts, and test_survival.py kills a run."""
+    spec = SPEC.replace("temperature = 0.9", f"temperature = 0.9, steps = {steps}")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
         (folder / "sampled.py").write_text(PARTS)
-        (folder / "killed.xtrain").write_text(SPEC)
+        (folder / "killed.xtrain").write_text(spec)
     expected = run(whole, whole / "killed.xtrain")
     command = [sys.executable, "-m", "xtrain", "run", "killed.xtrain", "--ui", "plain"]
     process = subprocess.Popen(
@@ -78,8 +80,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_rewards(tmp_path: Path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     found = run(killed, killed / "killed.xtrain")
-    measured = ("reward_std", "tokens", "logprob_gap")
-    names = ("step", "reward", "loss", "grad_norm", "policy/reference_kl", *(f"rollout/{name}" for name in measured))
+    names = ("step", "reward", "loss", "grad_norm", "policy/ratio", "policy/clipped", "policy/reference_kl")
+    names += ("rollout/reward_std", "rollout/tokens", *(["rollout/logprob_gap"] if steps == 1 else []))
     assert len(expected) == 8 and len({record["reward"] for record in expected}) > 4
     assert [[record[name] for name in names] for record in found] == [
         [record[name] for name in names] for record in expected

@@ -33,7 +33,7 @@ METRICS: Final = {
     ),
     "rollout/logprob_gap": (
         "how far the log-probability that the sampler has recorded for a token is from that which the step computes "
-        "for it, mean over the sampled tokens of the step",
+        "for it, mean over the sampled tokens of the step; with `steps` in those that sample",
         "nats",
     ),
     "rollout/logprob_gap_max": ("the same, the largest of the step", "nats"),
@@ -75,6 +75,13 @@ class Rollout:
         "nothing is learned from completions that `max_tokens` has cut off (2503.14476); their rewards count in their "
         "group all the same",
         default=False,
+        added=True,
+    )
+    steps: int = setting(
+        "optimizer steps whose completions are sampled at once, by the weights before the first of them; each step "
+        "learns from its own",
+        default=1,
+        check=at_least(1),
         added=True,
     )
     show: Quantity | None = setting(

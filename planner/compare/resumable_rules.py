@@ -257,6 +257,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "unit": None,
     },
     "setup.temperature": {"temperature": None},
+    "setup.completions": {"steps": None},
     "setup.prompts": {"positions": None, "max_tokens": None},
     "setup.serve": {
         **{
@@ -290,6 +291,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "seed": None,
         "replay_routing": Rule("rollout.replay_routing", "learning", "tokens go to their experts by it from here on"),
         "show": Rule("rollout.show", "none", _STAYS),
+        "steps": Rule("rollout.steps", "learning", "completions are sampled for so many steps at once from here on"),
     },
     "rollout.advantages": {
         "scale": Rule("rollout.scale_rewards", "learning", "advantages are computed by it from here on"),

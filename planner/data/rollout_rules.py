@@ -4,7 +4,7 @@ from collections.abc import Iterator, Set
 
 from ...dsl.schema.collators import RowLink, row_link, usual_chain
 from ...dsl.schema.data import Dataset
-from ...dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, REF, PolicyLoss
+from ...dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, OLD, REF, PolicyLoss
 from ...dsl.schema.packings import PACKINGS
 from ...dsl.schema.rollout import MADE, Rollout
 from ...dsl.spec import Spec
@@ -75,6 +75,12 @@ def _loss(spec: Spec) -> Iterator[Problem]:
         message = "the first values of the adapter are computed from the weights of the model, which are others from "
         message += "there on: a run that goes on could not tell what its reference was"
         yield "loss.reference", "loss.kl", message, "write `kl = none`, or another `init` of the adapter"
+    if spec.rollout is not None and spec.rollout.steps > 1 and OLD not in loss.columns:
+        message = (
+            f"the loss {loss.kind} does not read `{OLD}`: it cannot know by how much the weights have moved since "
+        )
+        message += f"the completions of {spec.rollout.steps} steps were sampled"
+        yield "steps", "rollout.steps", message, "write `steps = 1`, or choose a loss such as `grpo`"
     for name in (each for each in loss.columns if each not in (*MADE, REF)):
         message = f"the loss {loss.kind} reads `{name}`, and a rollout makes {made}"
         yield f"loss.{name}", "loss.kind", message, "choose a loss without it"

@@ -24,6 +24,7 @@ from .data_nodes import add_data
 from .hook_nodes import add_hooks
 from .model_nodes import add_model
 from .nonfinite import on_nan
+from .rollout_nodes import COMPLETIONS
 from .saving import add_resume
 from .step_nodes import add_step
 from .timeline import Schedule, build_timeline
@@ -165,8 +166,10 @@ def _resume(
     args = {"peak_flops": None if isinstance(given, Auto) else given}
     does = "count steps, seconds and tokens from here on; say how long the run will take once 3 s of steps are measured"
     observe = graph.add("setup", "setup.observe", does, args=args, after=(ROOT,))
+    several = run.spec.rollout is not None and run.spec.rollout.steps > 1
     before: list[str | tuple[str, str]] = [
         (loader, "loader"),
+        *([(COMPLETIONS, "completions")] if several else []),
         (optimizer, "optimizer"),
         (scheduler, "scheduler"),
         *averages,

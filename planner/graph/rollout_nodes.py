@@ -7,7 +7,7 @@ from attrs import frozen
 from ...dsl.schema.rollout import Reward, Rollout
 from ..canonical import portable
 from ..mesh.mesh import AXES
-from ..model.sampling import completion_positions, longest_prompt, sampling_cache_bytes
+from ..model.sampling import completion_positions, kept_completions_bytes, longest_prompt, sampling_cache_bytes
 from ..model.scorer import scorer_of
 from ..plan import Estimates
 from ..resolved import Resolved, attention_kernels
@@ -17,6 +17,7 @@ from .sampling_time import sampling_seconds
 
 PROMPTS = "setup.prompts"
 SCORER = "setup.scorer"
+COMPLETIONS = "setup.completions"
 
 
 @frozen
@@ -47,6 +48,13 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
             args |= {"digest": scorer.digest, "architecture": scorer.architecture.to_json()}
             does += f", {scorer.architecture.title}, {bytes_text(scorer.bytes)} in {form}"
         graph.add("setup", SCORER, does, args=args, after=(loader,))
+    if rollout.steps > 1:
+        does = (
+            f"completions of {rollout.steps} steps, which are sampled at once, wait here: a checkpoint between these "
+        )
+        does += f"has those of the steps to come, at most {bytes_text(kept_completions_bytes(run, rollout))}, as the "
+        does += "weights that have sampled them are gone"
+        graph.add("setup", COMPLETIONS, does, args={"steps": rollout.steps}, axes=run.wide(*AXES), after=(loader,))
 
 
 def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Estimates) -> list[RolloutStep]:
@@ -60,14 +68,17 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
         **({"top_k": rollout.top_k} if rollout.top_k is not None else {}),
         **({"replay_routing": True} if rollout.replay_routing else {}),
         **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
+        **({"steps": rollout.steps} if rollout.steps > 1 else {}),
     }
     everyone, rows = run.wide(*AXES), run.wide("pp", "ring", "ulysses", "tp")
-    prompts = run.batch.rows // run.layout.mesh.data_ranks
+    prompts = rollout.steps * run.batch.rows // run.layout.mesh.data_ranks
     # Backwards compute twice what forwards do.
-    tokens = run.batch.rows * rollout.group * rollout.max_tokens
+    tokens = rollout.steps * run.batch.rows * rollout.group * rollout.max_tokens
     share = estimates.flops_per_token / 3 * tokens / run.layout.mesh.world_size
     cache = bytes_text(sampling_cache_bytes(run, rollout))
-    does = f"each data rank samples {plural(rollout.group, 'completion')} of each of {plural(prompts, 'prompt')}, "
+    several = f"for {rollout.steps} steps at once " if rollout.steps > 1 else ""
+    does = f"{several}each data rank samples {plural(rollout.group, 'completion')} of each of "
+    does += f"{plural(prompts, 'prompt')}, "
     does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "
     does += "experts of each token are recorded for the step; " if rollout.replay_routing else ""
     does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"

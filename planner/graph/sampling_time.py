@@ -15,7 +15,8 @@ from ..units import BYTES
 
 
 def sampling_seconds(run: Resolved, rollout: Rollout, estimates: Estimates) -> float | None:
-    """Of all completions of a step with `max_tokens` tokens each; None where a speed is not known."""
+    """Of all completions that are sampled at once, for a step or several, with `max_tokens` tokens each; None where a
+    speed is not known."""
     cluster = resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
     sheet = run.spec.cluster.sheet
     if cluster.flops is None or cluster.link is None or sheet is None or sheet.bandwidth is None:
@@ -32,4 +33,4 @@ def sampling_seconds(run: Resolved, rollout: Rollout, estimates: Estimates) -> f
     link = cluster.network if crosses and cluster.network is not None else cluster.link
     gathering = weights * (shards - 1) / shards / link if run.dense_fsdp else 0.0
     token = max(weights / sheet.bandwidth, products) + gathering
-    return run.batch.accumulate * rollout.max_tokens * token
+    return rollout.steps * run.batch.accumulate * rollout.max_tokens * token

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 # Copies of the logits of all completions: as they are, exact, as probabilities, and sorted or summed up.
 LOGITS = 4
+# Of a token that a checkpoint keeps, with its log-probability.
+TOKEN_BYTES = 16
 
 
 def completion_positions(run: "Resolved", rollout: Rollout) -> int:
@@ -27,6 +29,14 @@ def longest_prompt(run: "Resolved", rollout: Rollout) -> int:
 def sampling_cache_bytes(run: "Resolved", rollout: Rollout) -> int:
     """Of keys and values of the completions of a microbatch, on the rank with the most."""
     return cache_bytes(run, run.batch.micro * rollout.group, completion_positions(run, rollout))
+
+
+def kept_completions_bytes(run: "Resolved", rollout: Rollout) -> int:
+    """Of what a checkpoint behind the first of several steps, whose completions are sampled at once, holds of them, all
+    of full length; without texts."""
+    waiting = (rollout.steps - 1) * run.batch.rows * rollout.group
+    experts = completion_positions(run, rollout) * replayed_width(run) * BYTES["fp32"]
+    return waiting * (rollout.max_tokens * TOKEN_BYTES + experts)
 
 
 def replayed_width(run: "Resolved") -> int:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from attrs import frozen
 from torch import Tensor
@@ -27,7 +27,21 @@ from .layout import CheckpointEntry
 from .rollback_state import onward
 
 # The learning rate needs no place of its own: it is a closed form of the counters.
-ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "rng")
+ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "completions", "rng")
+
+
+class KeptFile(Protocol):
+    """What a checkpoint has in a file `name` of its own: that of some steps, and not of others."""
+
+    name: str
+
+    def packed(self, step: int) -> bytes | None:
+        """What a run goes on with behind `step` steps, on the first rank; None: nothing. Collective."""
+        ...
+
+    def take(self, content: bytes | None) -> None:
+        """Go on from what `packed` has given."""
+        ...
 
 
 @frozen(kw_only=True)
@@ -45,7 +59,8 @@ class Restored:
 @frozen(kw_only=True, eq=False)
 class FullState:
     """The live state of a run on this rank. ema: None where the plan keeps no average. base: the digest of what
-    checkpoints do not hold, None where they hold all."""
+    checkpoints do not hold, None where they hold all. completions: that later steps learn from, None where each step
+    samples its own."""
 
     plan: Plan
     rank: Rank
@@ -55,6 +70,7 @@ class FullState:
     feed: Feed
     progress: Progress
     base: str | None = None
+    completions: KeptFile | None = None
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -68,6 +84,11 @@ class FullState:
             **optimizer_tensors(self.model, self.optimizer, self.plan),
             **own,
         }
+
+    def files(self) -> dict[str, bytes]:
+        """Name → content of what is in no tensor, on the first rank. Collective."""
+        packed = self.completions.packed(self.progress.step) if self.completions is not None else None
+        return {self.completions.name: packed} if self.completions is not None and packed is not None else {}
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The weights for publishing under the names of a model, and what is said of them."""
@@ -143,6 +164,7 @@ class FullState:
             "optimizer": lambda: read(optimizer_tensors(self.model, self.optimizer, self.plan)),
             "loader": loader,
             "counters": counters,
+            "completions": lambda: self._restore_completions(entry),
             "rng": lambda: self._restore_streams(state, read),
         }
         groups = {name: put_back[name]() for name in ORDER}
@@ -158,6 +180,13 @@ class FullState:
         word = read(self.ema.tensors())
         self.ema.updates = saved["updates"]
         return word
+
+    def _restore_completions(self, entry: CheckpointEntry) -> str:
+        if self.completions is None:
+            return ""
+        file = entry.path / self.completions.name
+        self.completions.take(file.read_bytes() if file.exists() else None)
+        return "read" if file.exists() else ""
 
     def _restore_streams(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str]) -> str:
         """A rank's streams are its own in the same mesh alone: in another it stands for other rows, beside others."""

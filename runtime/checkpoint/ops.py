@@ -37,7 +37,7 @@ from .choice import choose, flaw_of
 from .chosen_weights import prefix, published
 from .file_saver import FileSaver
 from .file_snapshots import Snapshots
-from .full_state import FullState, Restored
+from .full_state import FullState, KeptFile, Restored
 from .layout import CheckpointEntry, CheckpointFolder
 from .model_check import check_base, check_model, check_origin
 from .model_folder import planned_adapter, planned_files
@@ -225,10 +225,19 @@ def resume(
     verify: Verify,
     ema: WeightAverages | None = None,
     base: str | None = None,
+    kept_completions: KeptFile | None = None,
 ) -> Beginning:
     """Take over the full state that the run begins with, if there is one: the one named, or the latest of the run."""
     state = FullState(
-        plan=plan, rank=rank, model=model, ema=ema, optimizer=optimizer, feed=feed, progress=progress, base=base
+        plan=plan,
+        rank=rank,
+        model=model,
+        ema=ema,
+        optimizer=optimizer,
+        feed=feed,
+        progress=progress,
+        base=base,
+        completions=kept_completions,
     )
     window.clear()
     collective = CollectiveErrors.of(rank)

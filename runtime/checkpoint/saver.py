@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from attrs import define
+from attrs import define, field
 
 from ...planner.graph.checkpoint_names import Pointer
 from ...planner.units import bytes_text
@@ -95,7 +95,7 @@ class Saver:
         if self.saved_step == step:
             return
         self.saved_step = step
-        job = SaveJob(node, step, self.folder.path(step), self._described(), begin)
+        job = SaveJob(node, step, self.folder.path(step), self._described(), begin, files=self.state.files())
         tensors = self.state.tensors()
         if must or not self.beside:
             failure = self._write(job, tensors)
@@ -203,7 +203,7 @@ class Saver:
         self.records.settle(job.step)
         pointers = self._pointers(job)
         try:
-            self.transaction.run(job.final, tensors, job.state, pointers)
+            self.transaction.run(job.final, tensors, job.state, pointers, job.files)
         except StorageFailed as failure:
             self._report(job, failure)
             return failure
@@ -285,7 +285,8 @@ class Saver:
 
 @define(eq=False)
 class SaveJob:
-    """A save under way. began: when it was asked for; blocked: seconds for which training stood still."""
+    """A save under way. began: when it was asked for; blocked: seconds for which training stood still. files: what is
+    written beside tensors, on the first rank."""
 
     node: str
     step: int
@@ -293,3 +294,4 @@ class SaveJob:
     state: dict[str, Any]
     began: float
     blocked: float | None = None
+    files: dict[str, bytes] = field(factory=dict)

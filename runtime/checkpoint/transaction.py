@@ -4,15 +4,19 @@ Order: an empty folder under another name → shards and metadata → checksums,
 pointers → retention. Whatever fails before the name leaves what was there before.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from attrs import field, frozen
 
 from ...planner.graph.checkpoint_names import Pointer
+from ..files import durable
 from ..parallel.collective_errors import CollectiveErrors
 from .backend import Backend, write_tensors
+from .checksums import file_checksums
 from .layout import CheckpointEntry
 from .publish import Publisher, partial_of
 from .save_planner import CachedSavePlanner
@@ -28,8 +32,16 @@ class Transaction:
     backend: Backend = "dcp"
     _planner: CachedSavePlanner = field(factory=CachedSavePlanner, init=False)
 
-    def run(self, final: Path, tensors: dict[str, Any], state: dict[str, Any], pointers: tuple[Pointer, ...]) -> None:
-        """Save `tensors` as `final`; on return it is durable and named. Collective.
+    def run(
+        self,
+        final: Path,
+        tensors: dict[str, Any],
+        state: dict[str, Any],
+        pointers: tuple[Pointer, ...],
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Save `tensors`, and on the first rank `files` by their names, as `final`; on return it is durable and named.
+        Collective.
 
         Raises StorageFailed on all ranks alike; what was written so far is then removed as far as the disk allows.
         """
@@ -37,7 +49,9 @@ class Transaction:
         try:
             collective.first(lambda: publisher.begin(final))
             checksums = write_tensors(self.backend, tensors, partial_of(final), collective, self._planner)
-            collective.first(lambda: publisher.publish(final, state, checksums, pointers))
+            collective.first(
+                lambda: publisher.publish(final, state, checksums | _written(files, partial_of(final)), pointers)
+            )
         except BaseException:
             if collective.rank == 0:
                 with suppress(OSError):
@@ -50,3 +64,10 @@ class Transaction:
         Raises StorageFailed on all ranks alike.
         """
         return self.collective.first(lambda: [path.name for path in self.publisher.retain(self.keep, begun=begun)])
+
+
+def _written(files: Mapping[str, bytes], folder: Path) -> dict[str, str]:
+    """Name → checksum of files that are on the disk when it returns. Raises OSError."""
+    for name, content in files.items():
+        durable.write(folder / name, content)
+    return file_checksums(folder / name for name in files)

@@ -28,6 +28,7 @@ from ..parallelize.fsdp import reshard
 from ..parallelize.pipeline import PipelineSchedule
 from ..reporting.records import Records
 from ..state import NonFinite, Rank, Step
+from .completions import KeptCompletions
 from .groups import Prompt, SampledGroup, advantages_of
 from .prompts import PromptReader
 from .row_ranks import RowRanks
@@ -53,14 +54,18 @@ def generate(
     top_k: int | None = None,
     replay_routing: bool = False,
     show: int | None = None,
+    steps: int = 1,
+    feed: Feed | None = None,
+    kept_completions: KeptCompletions | None = None,
     pipeline: PipelineSchedule | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
     """Sample `group` completions of each prompt, by the microbatches that will be made of them.
 
     What is drawn follows from the seed, the place of the prompt in the run, the number of the completion and the
-    position, whatever ranks there are. show: every so many steps those of the first prompt are recorded. Raises
-    NonFinite, on all ranks alike, where no token can be chosen.
+    position, whatever ranks there are. show: every so many steps those of the first prompt are recorded. steps: those
+    whose numbers it divides sample for all up to the next one. Raises NonFinite, on all ranks alike, where no token can
+    be chosen.
     """
     author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -83,13 +88,27 @@ def generate(
         parts = (completions[first : first + group] for first in range(0, len(each), group))
         return [SampledGroup(prompt, part) for prompt, part in zip(microbatch, parts, strict=True)]
 
+    def of_step(step: Step) -> list[list[SampledGroup]]:
+        if kept_completions is None:
+            step.sampled = True
+            return [sampled(microbatch) for microbatch in prompts.of_step(step.index)]
+        assert feed is not None
+        kept_completions.find(step.index, prompts, group=group, most=max_tokens, experts=replay_routing)
+        if kept_completions.of(step.index) is None:
+            step.sampled = True
+            for number in range(step.index, min((step.index // steps + 1) * steps, feed.steps)):
+                kept_completions.keep(number, [sampled(microbatch) for microbatch in prompts.of_step(number)])
+        found = kept_completions.of(step.index)
+        assert found is not None
+        return found
+
     def run(step: Step) -> None:
         begin = time.perf_counter()
         model.train(False)
         try:
             # Rows of one token, and of prompts: a block that is compiled for the rows of a step is of no use for them.
             with torch.compiler.set_stance("force_eager"):
-                step.groups = [sampled(microbatch) for microbatch in prompts.of_step(step.index)]
+                step.groups = of_step(step)
         except LogitsNotFinite as problem:
             nan = float("nan")
             raise NonFinite(step.index + 1, nan, nan, f"step {step.index + 1}: {problem}") from problem
@@ -154,8 +173,8 @@ def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
 
 @op("rollout.compare")
 def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> StepCall:
-    """How far the log-probabilities of the sampler are from those that the step has computed; with `replay_routing`
-    also how many experts the step would have chosen otherwise."""
+    """How far the log-probabilities of the sampler are from those that the step has computed, in steps that have
+    sampled; with `replay_routing` also how many experts the step would have chosen otherwise."""
     routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
 
     def differing() -> float:
@@ -170,6 +189,9 @@ def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> Step
         return other / replayed
 
     def run(step: Step) -> None:
+        step.metrics |= {"rollout/routing_differs": differing()} if replay_routing else {}
+        if not step.sampled:  # the weights have moved since
+            return
         total = torch.zeros((), dtype=torch.float64, device=rank.device)
         largest = torch.zeros_like(total)
         for gap_T in gaps(step.batches):
@@ -180,8 +202,8 @@ def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> Step
         if rank.world_size > 1:
             dist.all_reduce(total)
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        found = {"rollout/logprob_gap": total.item() / step.valid_tokens, "rollout/logprob_gap_max": largest.item()}
-        step.metrics |= found | ({"rollout/routing_differs": differing()} if replay_routing else {})
+        gap = total.item() / step.valid_tokens
+        step.metrics |= {"rollout/logprob_gap": gap, "rollout/logprob_gap_max": largest.item()}
 
     return run
 

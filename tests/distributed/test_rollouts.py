@@ -102,6 +102,40 @@ def test_a_run_goes_on_with_the_same_completions(lab: Laboratory, name: str):
     assert measured(later)[-1] == measured(whole)[-1]
 
 
+SEVERAL = {
+    "fsdp": ("fsdp", ""),
+    "tp": ("tp", ""),
+    "ring": ("ring", ""),
+    "pp with experts": ("pp with experts", REPLAYED),
+    "fsdp and ep": ("fsdp and ep", REPLAYED),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "fsdp" else pytest.mark.matrix) for name in SEVERAL]
+)
+def test_completions_of_several_steps_are_sampled_by_the_weights_before_them(lab: Laboratory, name: str):
+    """And a run that goes on between them, on the same ranks or as one process, learns from the same ones."""
+    layout, more = LAYOUTS[SEVERAL[name][0]], SEVERAL[name][1]
+    trial = evolve(sampled_trial(lab, layout, more=f"{more}, steps = 3"), steps=4)
+    slug = name.replace(" ", "-")
+    whole, later = lab.resumed(trial, layout.layout, f"several-{slug}", step=2)
+    assert samples(later) == samples(whole)[2:] and measured(later)[1:] == measured(whole)[2:]
+    saving = evolve(trial, more=f"every 2 steps eval lines {{ batches = 1 }} then checkpoint\n{trial.more}")
+    one, limit = lab.alone(saving), TOLERANCE["fp64"]
+    assert samples(whole) == samples(one) and gaps(whole, one).worst < limit
+    # One rank goes on with what several have saved.
+    plan = lab.plan(saving, (), alone=True)
+    lab.take_checkpoint(whole, 2, f"several-{slug}-alone")
+    moved = lab.ranks.run(plan, lab.folder, name=f"several-{slug}-alone")
+    alike = evolve(moved, curve=whole.curve, evals=whole.evals, routing=whole.routing)
+    assert samples(moved) == samples(whole)[2:] and gaps(alike, whole).worst < limit
+    ratios = [each["policy/ratio"] for each in measured(whole)]
+    # Steps 1 and 4 sample; 2 and 3 learn from completions of weights that have moved since.
+    assert [abs(ratio - 1) < 1e-6 for ratio in ratios] == [True, False, False, True]
+    assert ["rollout/logprob_gap" in each for each in measured(whole)] == [True, False, False, True]
+
+
 def test_the_reference_is_the_model_that_the_run_begins_with(lab: Laboratory):
     """Under an adapter that adds nothing at first that is the model without it, which is computed another way."""
     trial = sampled_trial(lab, Topology())

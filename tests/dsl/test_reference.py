@@ -131,7 +131,7 @@ def is_a_set(field):
         ("1f1b", ["choice parallel.pp.schedule"]),
         ("adamw", ["choice optimizer.kind"]),
         ("min", ["function min(a, b, …)", "unit 10 min"]),
-        ("steps", ["unit 10 steps"]),
+        ("steps", ["unit 10 steps", "Field rollout.steps"]),
         ("%", ["unit 10%"]),
         ("Ki", ["multiplier 8Ki"]),
         ("let", ["statement let name = expression"]),

@@ -11,7 +11,7 @@ from xtrain.dsl.schema.rollout import Rollout
 from xtrain.dsl.schema.setting import Role
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.units import seconds_text
+from xtrain.planner.units import bytes_text, seconds_text
 
 BLOCKS = {
     "dataset": 'dataset code { source = jsonl("a/*.jsonl"), prompt = "q", response = "a", template = "plain"\n'
@@ -77,6 +77,23 @@ def test_how_long_sampling_takes_is_said_where_the_machines_are_known(make_plan,
     both = make_plan(**BLOCKS, cluster="cluster h100 { efficiency = 50% }", world=2)
     seconds = 2 * 20 * (weights + 4 * alone.parameters.total / 2 / 450e9)
     assert f"about {seconds_text(seconds)} at full length" in both.node("rollout.generate").does
+
+
+def test_completions_of_several_steps_are_sampled_at_once(make_plan, plan):
+    blocks = BLOCKS | {"cluster": "cluster h100 { efficiency = 50% }"}
+    one = make_plan(**blocks)
+    several = make_plan(**blocks | {"rollout": "rollout { group = 4, max_tokens = 20, steps = 3 }"})
+    assert "steps" not in plan.node("rollout.generate").args and several.node("rollout.generate").args["steps"] == 3
+    assert "of each of 24 prompts" in several.node("rollout.generate").does
+    assert "of each of 8 prompts" in one.node("rollout.generate").does
+    seconds = [float(each.node("rollout.generate").does.rsplit("about ")[1].split()[0]) for each in (several, one)]
+    assert seconds[0] == pytest.approx(3 * seconds[1], rel=0.02)
+    kept = several.node("setup.completions")
+    # Two steps of eight prompts with four completions of 20 tokens, 16 bytes each.
+    assert kept.args == {"steps": 3} and bytes_text(2 * 8 * 4 * 20 * 16) in kept.does
+    edges = {(edge.before, edge.after) for edge in several.edges}
+    assert {("setup.loader", kept.id), (kept.id, "setup.resume")} < edges
+    assert not [node for node in plan.nodes if node.op == "setup.completions"]
 
 
 def test_experts_of_sampled_tokens_are_a_column_of_the_step(make_plan):
@@ -163,6 +180,18 @@ def test_a_reward_is_a_node_and_part_of_the_experiment(make_plan, plan, tmp_path
     user = own.node("rollout.score").args["user"]
     assert (user["module"], user["function"], user["arguments"]) == ("mine.py", "short", {"most": 7})
     assert own.config_id != plan.config_id
+
+
+def test_a_loss_without_the_samplers_log_probabilities_learns_from_what_it_has_just_sampled(compiled, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "from xtrain import loss\n@loss(columns=['advantages'])\ndef plain(logprob_T, advantages):\n"
+        "    return -logprob_T * advantages\n"
+    )
+    blocks = BLOCKS | {"loss": 'use "mine.py"\nloss plain { }'}
+    assert compiled(**blocks).plan is not None
+    found = compiled(**blocks | {"rollout": "rollout { group = 4, max_tokens = 20, steps = 2 }"})
+    (error,) = found.diagnostics.errors
+    assert error.code == "X528" and "does not read `logprobs`" in error.message and "steps = 1" in error.hint
 
 
 # (blocks, setting, part of the message, part of the hint)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.checkpoint import full_state
@@ -75,11 +76,15 @@ def entry_of(said: dict[str, Any]) -> Any:
 
 
 def test_model_then_averages_then_optimizer_then_loader_then_counters_and_random_numbers_last(calls):
-    state = state_with(calls)
+    taken: list[bytes | None] = []
+    own: Any = SimpleNamespace(name="own.npz", take=taken.append)
+    state = evolve(state_with(calls), completions=own)
     said = {**state.described(), "step": 4, "tokens": 8}
     restored = state.restore(entry_of(said), None)  # pyright: ignore[reportArgumentType]
-    assert calls == list(ORDER) == ["model", "ema", "optimizer", "loader", "counters", "rng"]
-    assert list(restored.groups) == list(ORDER) and restored.groups["rng"] == "own"
+    others = [name for name in ORDER if name != "completions"]
+    assert calls == others == ["model", "ema", "optimizer", "loader", "counters", "rng"] and ORDER[5] == "completions"
+    # There is no file of them in this checkpoint.
+    assert list(restored.groups) == others and taken == [None] and restored.groups["rng"] == "own"
     assert (state.progress.step, state.progress.tokens) == (4, 8)
     assert state.ema is not None and state.ema.updates == 7
 
