@@ -6,9 +6,9 @@ Of the clients of a model one trains it (a pass and a step in flight, weights fo
 sample from its newest weights, two samples of eight tokens a request. A client asks its next request once it has the
 result of the one before. Without --url it starts `xtrain serve` with a model of 32 dims on one CPU rank; with it, it
 asks any server that speaks the protocol of the Tinker SDK; token ids are below 48. Prints a JSON line every 30 s and
-one at the end: requests (with their retrievals) a second, milliseconds from sending to result by kind, memory of the
-started server. `together`: trained tokens a second where passes of all models are sent at once, over those where each
-is sent when the one before has its result. Exit code 1 if any request has failed.
+one at the end: requests (with their retrievals) a second, milliseconds from sending to result by kind, MiB of the
+started server and of each of its ranks. `together`: trained tokens a second where passes of all models are sent at
+once, over those where each is sent when the one before has its result. Exit code 1 if any request has failed.
 """
 
 import argparse
@@ -207,17 +207,16 @@ def together(to: Connection, models: list[Model]) -> dict[str, float]:
     return {"at_once": round(at_once, 1), "one_by_one": round(alone, 1), "ratio": round(at_once / alone, 2)}
 
 
-def memory(pid: int | None) -> int | None:
-    """MiB of a process and those that it has started."""
-    if pid is None:
-        return None
-    total, pids = 0, [pid]
+def memory(pid: int | None) -> list[int]:
+    """MiB of a process and of each of those that it has started."""
+    sizes, pids = [], [] if pid is None else [pid]
     while pids:
-        one = pids.pop()
+        one = pids.pop(0)
         with suppress(OSError):
-            total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            pages = int(Path(f"/proc/{one}/statm").read_text().split()[1])
+            sizes.append(pages * os.sysconf("SC_PAGE_SIZE") // 2**20)
             pids += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
-    return total // 2**20
+    return sizes
 
 
 def load(url: str, key: str, clients: int, count: int, seconds: float, pid: int | None) -> int:

@@ -61,11 +61,16 @@ def _fail(store: Store, works: list[QueuedWork], why: str, category: str = "serv
 def _drop_results(memory: ModelsInMemory) -> None:
     """Those that are too old; where there are too many, those that were fetched, the oldest first."""
     state, now, limits = memory.store.state, memory.store.clock(), memory.limits
+    fetched: list[tuple[float, QueuedWork]] = []
     for work in list(state.works.values()):
-        if work.result is None:
-            continue
-        fetched = work.fetched is not None and (now - work.fetched > limits.fetched or state.results > limits.results)
-        if fetched or now - work.result.time > limits.unfetched:
+        if work.fetched is not None:
+            fetched.append((work.fetched, work))
+        elif work.result is not None and now - work.result.time > limits.unfetched:
+            state.drop(work)
+    fetched.sort(key=lambda each: each[0])
+    for place, (time, work) in enumerate(fetched):
+        many = len(fetched) - place > limits.answered or state.results > limits.results
+        if many or now - time > limits.fetched:
             state.drop(work)
 
 

@@ -10,12 +10,17 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from attrs import define
+
 _HEAD: Final = struct.Struct("<II")
 _PATTERN: Final = "journal-*.bin"
+
+PIECE: Final = 2**20  # bytes that are copied at a time
 
 # Called once a frame lasts: True; or will never: False.
 Then = Callable[[bool], None]
@@ -69,11 +74,11 @@ class RequestJournal:
 
     # reading
 
-    def frames(self) -> Iterator[tuple[int, bytes]]:
-        """Position and content of every frame, up to the first that is not whole."""
+    def frames(self, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """Position and content of every frame, up to a position, and to the first that is not whole."""
         at = 0
         with self._path.open("rb") as file:
-            while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            while (end is None or at < end) and len(head := file.read(_HEAD.size)) == _HEAD.size:
                 length, checksum = _HEAD.unpack(head)
                 content = file.read(length) if length <= _left(file) else b""
                 if len(content) != length or zlib.crc32(content) != checksum:
@@ -115,34 +120,36 @@ class RequestJournal:
             if self._lasting < last:
                 raise JournalFailed("the disk has refused a frame")
 
-    def rewrite(self, contents: Iterable[bytes]) -> list[int]:
-        """Replace the file by one with these frames, and give their positions; a crash leaves the old or the new one.
+    # another file in its place
 
-        Nothing may be appended meanwhile. Raises OSError where there is no room for it: all is as it was then.
-        """
-        self.settle()
+    @contextmanager
+    def successor(self) -> Iterator["NextJournal"]:
+        """A file that may replace this one by `follow`; otherwise it is removed. Raises OSError."""
         path = self._path_of(self._number + 1)
         partial = path.with_suffix(".partial")
-        positions, end = [], 0
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            for content in contents:
-                positions.append(end)
-                frame = _frame(content)
-                _write(fd, frame)
-                end += len(frame)
-            os.fsync(fd)
-            partial.rename(path)
-        except BaseException:
-            os.close(fd)
-            partial.unlink()
+            yield NextJournal(partial, fd, self._path)
+        finally:
+            if partial.exists():
+                os.close(fd)
+                partial.unlink()
+
+    def follow(self, new: "NextJournal") -> None:
+        """Go on in another file. All that was appended must last, and nothing may be appended meanwhile; a crash leaves
+        the old or the new file. Raises OSError: all is as it was then."""
+        path = self._path_of(self._number + 1)
+        new.sync()
+        new.path.rename(path)
+        try:
+            _sync_folder(self._folder)
+        except OSError:
+            path.rename(new.path)
             raise
-        _sync_folder(self._folder)
         os.close(self._fd)
         self._path.unlink()
-        self._fd, self._path, self._number = fd, path, self._number + 1
-        self.size = self._on_disk = end
-        return positions
+        self._fd, self._path, self._number = new.fd, path, self._number + 1
+        self.size = self._on_disk = new.size
 
     def close(self) -> None:
         """Make everything last, and end the thread."""
@@ -158,24 +165,64 @@ class RequestJournal:
                 self._changed.wait_for(lambda: self._written or self._closing)
                 if not self._written:
                     return
-                batch, self._written = self._written, []
-            content = b"".join(frame for frame, _ in batch)
-            try:
-                _write(self._fd, content)
-                os.fsync(self._fd)
-            except OSError as error:
-                with self._changed:
-                    self._broken = True
-                    batch, self._written = batch + self._written, []
-                    self._changed.notify_all()
-                _call(batch, False)
-                self._failed(error)
+            if not self._write_all():
                 return
-            _call(batch, True)
+
+    def _write_all(self) -> bool:
+        """Make what was appended last; False where the disk refuses."""
+        with self._changed:
+            batch, self._written = self._written, []
+        content = b"".join(frame for frame, _ in batch)
+        try:
+            _write(self._fd, content)
+            os.fsync(self._fd)
+        except OSError as error:
             with self._changed:
-                self._lasting += len(batch)
-                self._on_disk += len(content)
+                self._broken = True
+                batch, self._written = batch + self._written, []
                 self._changed.notify_all()
+            _call(batch, False)
+            self._failed(error)
+            return False
+        _call(batch, True)
+        with self._changed:
+            self._lasting += len(batch)
+            self._on_disk += len(content)
+            self._changed.notify_all()
+        return True
+
+
+@define(eq=False)
+class NextJournal:
+    """A file that is to replace the one of a journal. fd: at its end. of: the file that it replaces."""
+
+    path: Path
+    fd: int
+    of: Path
+    size: int = 0
+
+    def append(self, content: bytes) -> int:
+        """Add a frame, and give its position."""
+        at, frame = self.size, _frame(content)
+        _write(self.fd, frame)
+        self.size += len(frame)
+        return at
+
+    def copy(self, begin: int) -> int:
+        """Add what the other file has from a position on, which must last, and give where that ends."""
+        with self.of.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            file.seek(begin)
+            for _ in range(begin, end, PIECE):
+                piece = file.read(min(PIECE, end - file.tell()))
+                _write(self.fd, piece)
+                self.size += len(piece)
+        self.sync()
+        return end
+
+    def sync(self) -> None:
+        """Make all of it last."""
+        os.fsync(self.fd)
 
 
 def _call(batch: list[tuple[bytes, Then | None]], lasting: bool) -> None:

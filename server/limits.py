@@ -7,9 +7,10 @@ from attrs import frozen
 class ServerLimits:
     """body: of a request, also unpacked. rows: of a request, as clients are asked to cut what is larger. tokens: of the
     rows of a request. samples: of a request. queue, queue_bytes: requests that wait; beyond that clients are asked to
-    come later (429). results: bytes of results that are kept. sessions: that are connected. connections: with or
-    without a request. samplers: of a session; beyond that the oldest unnamed weights are removed. checkpoints: with a
-    name, of an owner. free: of the disk, which are left. together: tokens of one engine call.
+    come later (429). results: bytes of results that are kept, on the disk. answered: results that are kept after they
+    were fetched; of more, the newest are. sessions: that are connected. connections: with or without a request.
+    samplers: of a session; beyond that the oldest unnamed weights are removed. checkpoints: with a name, of an owner.
+    free: of the disk, which are left. together: tokens of one engine call.
 
     silence: how long a connection may be there without a request. poll: how long `retrieve_future` waits. gap: how long
     a request waits for those before it. idle: after which a session without heartbeats frees the memory of its models.
@@ -25,6 +26,7 @@ class ServerLimits:
     queue: int = 1024
     queue_bytes: int = 512 * 2**20
     results: int = 2**30
+    answered: int = 2**14
     sessions: int = 256
     connections: int = 4096
     samplers: int = 64

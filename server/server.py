@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..records.server_status import ServerStatus
 from .engine import Capabilities, Engine
-from .entries import Accepted, ModelEntry, SamplerEntry, SavedEntry, Session
+from .entries import Accepted, Done, ModelEntry, SamplerEntry, SavedEntry, Session
 from .execution import Execution
 from .housekeeping import keep_house
 from .kinds import Kind
@@ -29,7 +29,7 @@ from .refusal import Refusal
 from .requests import CreateSamplingSession, CreateSession, plain_text
 from .sampling_kind import SampleKind
 from .saving_kinds import SaveForSamplerKind, SaveWeightsKind, sampler_id
-from .state import QueuedWork, Result
+from .state import QueuedWork
 from .store import Store, fulfils
 from .training_kinds import ForwardBackwardKind, OptimStepKind
 
@@ -205,7 +205,7 @@ class TrainingServer:
     def change(self, *changes: Any) -> "Future[None]":
         """Change what exists; fulfilled once it lasts."""
         lasting: Future[None] = Future()
-        self.store.change(*changes, then=fulfils(lasting, None))
+        self.store.change(*changes, then=fulfils(lasting))
         return lasting
 
     # requests that are executed
@@ -266,11 +266,12 @@ class TrainingServer:
         if shutil.disk_usage(self.store.folder).free < limits.free:
             raise Refusal(429, "the disk of the server is full", LATER)
 
-    async def result(self, owner: str, id: str) -> Result | None:
-        """What came of a request; None: not yet, after `poll` seconds."""
+    async def result(self, owner: str, id: str) -> Done | None:
+        """What came of a request; None: not yet, after `poll` seconds. It is read from the journal, however often."""
         work = self.store.state.works.get(id)
+        unknown = Refusal(404, "there is no such request, or its result is no longer kept")
         if work is None or work.entry.owner != owner:
-            raise Refusal(404, "there is no such request, or its result is no longer kept")
+            raise unknown
         woken: Future[None] = Future()
         self._pollers.add(woken)
         work.promise.add_done_callback(lambda _: _wake(woken))
@@ -281,8 +282,11 @@ class TrainingServer:
         self._pollers.discard(woken)
         if not work.promise.done():
             return None
+        work.promise.result()  # raises JournalFailed where it never will last
+        if (found := await asyncio.to_thread(self.store.result, work)) is None:
+            raise unknown
         work.fetched = work.fetched or self._clock()
-        return work.promise.result()
+        return found
 
     @property
     def queue_state(self) -> str:

@@ -1,9 +1,10 @@
 """Everything that a server knows, as the entries of its journal leave it, and which of them are still needed."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from .entries import (
     Accepted,
@@ -19,13 +20,21 @@ from .entries import (
 )
 
 
-@frozen
-class Result:
-    """failed: an error, which is a result as well."""
+def _fulfilled() -> "Future[None]":
+    found: Future[None] = Future()
+    found.set_result(None)
+    return found
 
-    failed: bool
-    media: str
-    body: bytes
+
+LASTS: Final = _fulfilled()
+
+
+@frozen(kw_only=True)
+class ResultPlace:
+    """Where a result is: the position of its entry in the journal; bytes of its body; when it was made."""
+
+    at: int
+    size: int
     time: float
 
 
@@ -45,20 +54,21 @@ class WorkDone:
 class QueuedWork:
     """A request that was accepted. at: position of its entry in the journal. request: what was read from its body, as
     long as it waits. size: of its body. lasting: fulfilled once the journal has it. result: None until it is done;
-    promise: fulfilled once that lasts. started: it is executed now.
-    attempts: how often an engine was lost during it. measured: what it has done."""
+    promise: fulfilled once that lasts. Both are LASTS from then on: what is done takes little memory. fetched: when
+    its result was given for the first time. started: it is executed now. attempts: how often an engine was lost during
+    it. measured: what it has done, until it is done."""
 
     entry: Accepted
     at: int
     request: Any = None
-    result: Result | None = None
+    result: ResultPlace | None = None
     fetched: float | None = None
     started: bool = False
     attempts: int = 0
     size: int = 0
     measured: WorkDone | None = None
     lasting: "Future[None]" = field(factory=Future)
-    promise: "Future[Result]" = field(factory=Future)
+    promise: "Future[None]" = field(factory=Future)
 
     @property
     def id(self) -> str:
@@ -67,6 +77,12 @@ class QueuedWork:
     @property
     def key(self) -> tuple[str, int]:
         return self.entry.queue, self.entry.seq
+
+    def is_lasting(self) -> None:
+        self.lasting = LASTS
+
+    def is_done(self) -> None:
+        self.promise = LASTS
 
 
 @define
@@ -92,16 +108,16 @@ class State:
         elif isinstance(entry, Accepted):
             self.accept(QueuedWork(entry, at, size=len(entry.body)))
         elif (work := self.works.get(entry.id)) is not None:
-            self.finish(work, entry)
+            self.finish(work, entry, at)
             if not entry.kept:
                 self.drop(work)
 
     def accept(self, work: QueuedWork) -> None:
         self.works[work.id] = self.keys[work.key] = self.waiting[work.id] = work
 
-    def finish(self, work: QueuedWork, done: Done) -> None:
-        """What came of a work; its promise is not fulfilled by that."""
-        work.result, work.request = Result(done.failed, done.media, done.body, done.time), None
+    def finish(self, work: QueuedWork, done: Done, at: int) -> None:
+        """What came of a work; its promise is not fulfilled by that. at: position of the entry."""
+        work.result, work.request = ResultPlace(at=at, size=len(done.body), time=done.time), None
         self.waiting.pop(work.id, None)
         self.results += len(done.body)
         for change in done.changes:
@@ -135,8 +151,17 @@ class State:
     def drop(self, work: QueuedWork) -> None:
         """Forget a work whose result is no longer kept. What its model has become stays in `history`."""
         del self.works[work.id]
-        self.results -= len(work.result.body) if work.result is not None else 0
+        self.results -= work.result.size if work.result is not None else 0
         self.keys.pop(work.key, None)
+
+    def moved(self, place: Callable[[int], int]) -> None:
+        """The journal was rewritten. place: where an entry is that was at a position."""
+        for work in self.works.values():
+            work.at = place(work.at)
+            if work.result is not None:
+                work.result = evolve(work.result, at=place(work.result.at))
+        for history in self.history.values():
+            history.update({seq: (place(at), size) for seq, (at, size) in history.items()})
 
     def folders(self) -> set[str]:
         """Folders of weights that something refers to."""

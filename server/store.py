@@ -5,16 +5,16 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from .entries import Accepted, Change, ChangedEntry, Done, decoded, encoded
 from .journal import JournalFailed, RequestJournal, Then
-from .state import QueuedWork, Result, State
+from .state import LASTS, QueuedWork, State
 
 LOG = logging.getLogger(__name__)
 
@@ -22,15 +22,17 @@ LOG = logging.getLogger(__name__)
 GROWTH: Final = 4
 LEAST: Final = 64 * 2**20
 
-T = TypeVar("T")
+# Bytes of what has come meanwhile, which are copied while nothing can be appended.
+REST: Final = 2**20
 
 
-def fulfils(promise: "Future[T]", value: T) -> Then:
+def fulfils(promise: "Future[None]", after: Callable[[], None] = lambda: None) -> Then:
     """Fulfils a promise once a frame lasts; where it never will whoever waits gets JournalFailed."""
 
     def then(lasting: bool) -> None:
         if lasting:
-            promise.set_result(value)
+            promise.set_result(None)
+            after()
         else:
             promise.set_exception(JournalFailed("the disk has refused a frame"))
 
@@ -78,11 +80,13 @@ class Store:
                 self._journal.close()
                 raise StoreUnreadable(f"{folder / 'journal'}, byte {at}: {error}") from error
         for work in self.state.works.values():
-            work.lasting.set_result(None)
+            work.lasting = LASTS
             if work.result is not None:
-                work.promise.set_result(work.result)
+                work.promise = LASTS
                 work.entry.body = b""
         self._least = max(LEAST, GROWTH * self._journal.size)
+        self._closing = False
+        self._rewriting = threading.Thread(target=self._rewrite_or_say)
         for unused in self.unused_weights():
             self.remove_weights(unused.name)
 
@@ -115,7 +119,7 @@ class Store:
         """Take a request that is to be done."""
         with self.changed:
             work = QueuedWork(entry, 0, request, size=len(entry.body))
-            work.at = self._journal.append(encoded(entry), fulfils(work.lasting, None))
+            work.at = self._journal.append(encoded(entry), fulfils(work.lasting, work.is_lasting))
             entry.body = b""  # from here on it is read from the journal
             self.state.accept(work)
             self.changed.notify_all()
@@ -124,15 +128,24 @@ class Store:
     def finish(self, work: QueuedWork, done: Done) -> None:
         """What came of a work. Its promise is fulfilled once that lasts."""
         with self.changed:
-            result = Result(done.failed, done.media, done.body, done.time)
-            self._journal.append(encoded(done), fulfils(work.promise, result))
-            self.state.finish(work, done)
+            at = self._journal.append(encoded(done), fulfils(work.promise, work.is_done))
+            self.state.finish(work, done, at)
             self._finished(work, done)
+            work.measured = None
             self.changed.notify_all()
+
+    def result(self, work: QueuedWork) -> Done | None:
+        """What came of a work whose promise is fulfilled, as the journal has it; None: it is no longer kept."""
+        with self.changed:  # a journal that is rewritten has it elsewhere
+            if self.state.works.get(work.id) is not work or work.result is None:
+                return None
+            entry = decoded(self._journal.read(work.result.at))
+        assert isinstance(entry, Done)
+        return entry
 
     def done(self, model: str, seq: int) -> Accepted:
         """A request that has changed a model since its snapshot, as the journal has it."""
-        with self.changed:  # a journal that is rewritten has it elsewhere
+        with self.changed:  # as above
             at, _ = self.state.history[model][seq]
             entry = decoded(self._journal.read(at))
         assert isinstance(entry, Accepted)
@@ -145,53 +158,65 @@ class Store:
     # the size of the journal
 
     def rewrite_if_large(self) -> None:
-        with self.changed:
-            if self._journal.size > self._least:
-                try:
-                    self.rewrite()
-                except OSError as error:  # it goes on as it is, and is tried again when it is larger
-                    LOG.warning("the journal cannot be rewritten: %s", error.strerror)
-                self._least = max(LEAST, GROWTH * self._journal.size)
+        """Begin to, in a thread of its own, unless that is done already."""
+        if self._journal.size > self._least and not self._rewriting.is_alive():
+            self._rewriting = threading.Thread(target=self._rewrite_or_say, name="rewriting", daemon=True)
+            self._rewriting.start()
+
+    def _rewrite_or_say(self) -> None:
+        try:
+            self.rewrite()
+        except OSError as error:  # it goes on as it is, and is tried again when it is larger
+            LOG.warning("the journal cannot be rewritten: %s", error.strerror)
+        except JournalFailed:  # the server ends
+            return
+        self._least = max(LEAST, GROWTH * self._journal.size)
 
     def rewrite(self) -> None:
-        """Leave out of the journal what is not needed any more."""
-        with self.changed:
-            self._journal.settle()
-            entries: list[Accepted | None] = []
-            positions = self._journal.rewrite(self._contents(entries))
-            moved = {entry.id: at for entry, at in zip(entries, positions, strict=True) if entry is not None}
-            for work in self.state.works.values():
-                work.at = moved[work.id]
-            for entry, at in zip(entries, positions, strict=True):
-                history = self.state.history.get(entry.queue, {}) if entry is not None else {}
-                if entry is not None and entry.seq in history:
-                    history[entry.seq] = (at, history[entry.seq][1])
+        """Leave out of the journal what is not needed any more.
 
-    def _contents(self, entries: list[Accepted | None]) -> Iterator[bytes]:
-        """Frames of the rewritten journal; into `entries` goes for each the request that it has, if it has one."""
-        state = self.state
-        entries.append(None)
-        yield encoded(state.entities())
-        repeated = {at for history in state.history.values() for at, _ in history.values()}
-        kept: set[str] = set()
-        for at, content in self._journal.frames():
-            entry = decoded(content)
-            if isinstance(entry, Accepted):
-                work = state.works.get(entry.id)
-                if work is None and at not in repeated:
-                    continue
-                kept.add(entry.id)
-                if at not in repeated and (work is None or work.result is not None):
-                    entry.body = b""
-                entries.append(entry)
-                yield encoded(entry)
-            elif isinstance(entry, Done) and entry.id in kept:
-                entry.changes = []
-                if entry.id not in state.works:
-                    entry.body, entry.kept = b"", False
-                entries.append(None)
-                yield encoded(entry)
+        Requests are taken and done meanwhile: what they append is copied as it is, and for the last of it alone they
+        wait. Raises OSError and JournalFailed; all is as it was then.
+        """
+        with self.changed:
+            end, entities = self._journal.size, encoded(self.state.entities())
+            waiting = {work.at for work in self.state.works.values() if work.result is None}
+            done = {work.at for work in self.state.works.values()} - waiting
+            repeated = {at for history in self.state.history.values() for at, _ in history.values()}
+        self._journal.settle()
+        moved: dict[int, int] = {}
+        with self._journal.successor() as new:
+            new.append(entities)
+            kept: dict[str, bool] = {}  # id: whether its result is
+            for at, content in self._journal.frames(end):
+                if self._closing:
+                    return
+                entry = decoded(content)
+                if isinstance(entry, Accepted) and at in waiting | repeated:
+                    kept[entry.id] = at in done | waiting
+                    moved[at] = new.append(content)
+                elif isinstance(entry, Accepted) and at in done:
+                    kept[entry.id], entry.body = True, b""
+                    moved[at] = new.append(encoded(entry))
+                elif isinstance(entry, Done) and entry.id in kept:
+                    entry.changes = []
+                    if not kept[entry.id]:
+                        entry.body, entry.kept = b"", False
+                    moved[at] = new.append(encoded(entry))
+            copied = end
+            while self._journal.size - copied > REST:
+                self._journal.settle()
+                copied = new.copy(copied)
+            with self.changed:
+                self._journal.settle()
+                new.copy(copied)
+                shift = new.size - self._journal.size
+                self._journal.follow(new)
+                self.state.moved(lambda at: moved[at] if at < end else at + shift)
 
     def close(self) -> None:
+        self._closing = True
+        if self._rewriting.is_alive():
+            self._rewriting.join()
         self._journal.close()
         self._lock.close()

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,6 +177,23 @@ def test_results_are_kept_for_a_while(tmp_path: Path) -> None:
             "is past"
             in served.call("POST", "optim_step", json={"model_id": client.id, "seq_id": 1, "adam_params": {}}).text
         )
+
+
+def test_of_many_results_that_were_fetched_the_newest_are_kept(tmp_path: Path) -> None:
+    with Served(tmp_path, limits=ServerLimits(poll=0.5, answered=2)) as served:
+        client = served.model()
+        passes = [client.pass_([row(number)], forward=True) for number in range(5)]
+        for promise in passes[:4]:
+            served.later(1)
+            client.result(promise)
+        served.later(10)
+
+        def status(promise: dict[str, str]) -> int:
+            return served.call("POST", "retrieve_future", json={"request_id": promise["request_id"]}).status_code
+
+        while status(passes[1]) != 404:
+            time.sleep(0.01)
+        assert [status(promise) for promise in (passes[0], *passes[2:])] == [404, 200, 200, 200]
 
 
 def test_the_engine_is_closed_with_the_server(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """What a server promises survives it: power failures at any moment, lost engines, journals of all lengths."""
 
+import gc
 import os
 import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -428,6 +430,98 @@ def test_a_journal_is_not_rewritten_while_a_request_is_read(tmp_path: Path, monk
     store.close()
 
 
+def test_requests_are_taken_while_a_journal_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes meanwhile, what is done and what is dropped: all is as without, also after the next start."""
+    monkeypatch.setattr("xtrain.server.store.REST", 100)  # more comes than is copied under the lock
+    store, works = stored(tmp_path, 4)
+    with store.changed:  # what is left out moves all that is behind it
+        store.state.drop(works[0])
+        del store.state.history["m"][1]
+    begun, free, frames = threading.Event(), threading.Event(), store._journal.frames
+
+    def slow(end: int | None = None) -> Iterator[tuple[int, bytes]]:
+        begun.set()
+        assert free.wait(20)
+        yield from frames(end)
+
+    monkeypatch.setattr(store._journal, "frames", slow)
+    store._least = 0
+    store.rewrite_if_large()
+    assert begun.wait(20)
+    store.finish(works[3], Done(works[3].id, 0.0, False, "", b"fourth", repeated=True))
+    late = [store.accept(accepted("m", seq, bytes([seq]) * 60), None) for seq in (5, 6)]
+    store.finish(late[0], Done(late[0].id, 0.0, False, "", b"fifth", repeated=True))
+    with store.changed:
+        store.state.drop(works[1])
+    late[1].lasting.result(20)
+    free.set()
+    store._rewriting.join()
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["journal-000002.bin"]
+    seventh = store.accept(accepted("m", 7, b"seventh"), None)
+
+    def check(store: Store, ids: set[str]) -> None:
+        state = store.state
+        assert ids <= set(state.works) and set(state.waiting) == {late[1].id, seventh.id}
+        bodies = {id: found.body for id in ids - set(state.waiting) if (found := store.result(state.works[id]))}
+        assert bodies == {"m/3": b"result", "m/4": b"fourth", "m/5": b"fifth"}
+        assert [store.done("m", seq).body for seq in (2, 3, 4, 5)] == [
+            bytes([seq]) * (60 if seq == 5 else seq) for seq in range(2, 6)
+        ]
+        assert state.models["m"].next == 6
+
+    ids = {work.id for work in (*works[2:], *late, seventh)}
+    check(store, ids)
+    store.close()
+    again = Store(tmp_path)
+    assert [work.entry.body for work in again.state.waiting.values()] == [b"\6" * 60, b"seventh"]
+    check(again, ids)
+    again.rewrite()
+    check(again, ids)
+    again.close()
+
+
+def test_a_store_is_closed_while_its_journal_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = stored(tmp_path, 3)
+    begun, frames = threading.Event(), store._journal.frames
+
+    def slow(end: int | None = None) -> Iterator[tuple[int, bytes]]:
+        begun.set()
+        while not store._closing:
+            time.sleep(0.001)
+        yield from frames(end)
+
+    monkeypatch.setattr(store._journal, "frames", slow)
+    store._least = 0
+    store.rewrite_if_large()
+    assert begun.wait(20)
+    store.close()
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["journal-000001.bin"]
+    again = Store(tmp_path)
+    assert len(again.state.works) == 3
+    again.close()
+
+
+def test_what_is_done_takes_no_memory_for_its_result(tmp_path: Path) -> None:
+    """However large it is: it is read from the journal, as often as somebody asks."""
+    large = b"x" * 2**20
+    store, works = stored(tmp_path, 2)
+    tracemalloc.start()
+    try:
+        store.finish(works[1], Done(works[1].id, 0.0, False, "", large, repeated=True))
+        works[1].promise.result(20)
+        store.settle()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 2**18
+        for _ in range(2):
+            found = store.result(works[1])
+            assert found is not None and found.body == large
+    finally:
+        tracemalloc.stop()
+    assert works[1].lasting is works[1].promise is works[0].promise  # no lock for each
+    store.close()
+
+
 def test_a_result_that_is_no_longer_kept_is_not_there_after_a_restart(tmp_path: Path) -> None:
     store, works = stored(tmp_path, 3)
     with store.changed:
@@ -454,6 +548,7 @@ def test_a_journal_without_room_to_be_rewritten_stays(tmp_path: Path, monkeypatc
         patch.setattr(journal, "_write", full)
         store._least = 0
         store.rewrite_if_large()
+        store._rewriting.join()
     assert [path.name for path in (tmp_path / "journal").iterdir()] == ["journal-000001.bin"]
     assert store.done("m", 2).body == b"\2\2"
     store.accept(accepted("m", 4), None)
