@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -209,6 +209,10 @@ class Step:
         """Forget what it was computed of."""
         self.microbatches, self.loss_sums, self.row_losses = [], None, []
         self.groups, self.batches = [], []
+
+
+StepCall = Callable[[Step], None]
+"""What a node of the loop is once its op is bound: it runs on the step under way."""
 
 
 class Halt(Exception):

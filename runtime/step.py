@@ -6,7 +6,6 @@ optimizer and its topology need.
 """
 
 import time
-from collections.abc import Callable
 from math import isfinite
 
 import torch
@@ -33,12 +32,10 @@ from .parallelize.outline import Outlines
 from .parallelize.pipeline import PipelineSchedule
 from .parallelize.wrapped import WrappedModel
 from .reporting.records import Records
-from .state import NothingLearned, Progress, Rank, SkipStep, Step
+from .state import NothingLearned, Progress, Rank, SkipStep, Step, StepCall
 from .training.observe import Window
 from .training.optimizer import MovesWeights, SeveralOptimizers
 from .training.scheduler import Schedule
-
-StepCall = Callable[[Step], None]
 
 
 @op("step.fetch")

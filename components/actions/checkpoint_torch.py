@@ -1,14 +1,12 @@
 """`tick.checkpoint`: the full state, saved."""
 
-from collections.abc import Callable
-
 from ...runtime.checkpoint.saver import Saver
 from ...runtime.ops import op
-from ...runtime.state import Step
+from ...runtime.state import Step, StepCall
 
 
 @op("tick.checkpoint")
-def checkpoint(saver: Saver, node_id: str, must: bool) -> Callable[[Step], None]:
+def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
     """Save, unless this very step is saved already. must: the run may end with it, so that it has to succeed.
 
     Before the first step there is nothing that another start would not make as well.

@@ -6,7 +6,6 @@ removes. Nobody ever has the whole model in memory.
 
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from ...runtime.parallel.collective_errors import CollectiveErrors
 from ...runtime.parallelize.fsdp import reshard
 from ...runtime.provenance.metadata import written_by
 from ...runtime.reporting.records import Records
-from ...runtime.state import Rank, Step
+from ...runtime.state import Rank, Step, StepCall
 
 SHARDS = "export" + durable.PARTIAL  # in the directory of the run
 
@@ -48,7 +47,7 @@ def export(
     adapter: bool = False,
     task: str | None = None,
     beat: HeartbeatWriter | None = None,
-) -> Callable[[Step], None]:
+) -> StepCall:
     """Export the weights as they are, averaged ones if `ema { publish }` says so and there are any. adapter: that
     alone, for PEFT; task: of several that of one.
 

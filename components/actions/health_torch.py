@@ -1,7 +1,6 @@
 """`tick.health`: one small sum over all ranks, timed. Says which rank comes last, and how long a sum takes."""
 
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -10,13 +9,13 @@ from ...records.step_events import HealthEvent
 from ...runtime.monitoring.heartbeat import HeartbeatWriter
 from ...runtime.ops import op
 from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step
+from ...runtime.state import Progress, Rank, Step, StepCall
 
 
 @op("tick.health")
 def probe(
     rank: Rank, records: Records, progress: Progress, beat: HeartbeatWriter, node_id: str, limit_seconds: float
-) -> Callable[[Step], None]:
+) -> StepCall:
     """Let all ranks meet, and meet again. Whoever waits least in the first sum was last; the second is the network's.
 
     Durations are compared, and never times: clocks of machines differ. A rank that does not come within the limit is

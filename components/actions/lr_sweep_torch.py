@@ -2,7 +2,6 @@
 the rate."""
 
 import json
-from collections.abc import Callable
 from math import isfinite
 
 from ...records.paths import LR_SWEEP_FILE
@@ -11,14 +10,12 @@ from ...runtime.files import durable
 from ...runtime.input.feed import Feed
 from ...runtime.ops import op
 from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step
+from ...runtime.state import Progress, Rank, Step, StepCall
 from .lr_sweep import RunningAverage, result
 
 
 @op("tick.lr_sweep")
-def sweep(
-    feed: Feed, rank: Rank, records: Records, progress: Progress, times: float, smoothing: float
-) -> Callable[[Step], None]:
+def sweep(feed: Feed, rank: Rank, records: Records, progress: Progress, times: float, smoothing: float) -> StepCall:
     """Every rank knows the loss of the step, and so all of them stop behind the same one."""
     points: list[tuple[float, float]] = []
     average, least = RunningAverage(smoothing), float("inf")

@@ -1,7 +1,5 @@
 """`tick.memory_snapshot`: what a rank holds."""
 
-from collections.abc import Callable
-
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
@@ -12,10 +10,8 @@ from ...runtime.profiling.found import planned_of
 from ...runtime.profiling.snapshot import Snapshot
 from ...runtime.profiling.under_way import UnderWay
 from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step
+from ...runtime.state import Progress, Rank, Step, StepCall
 from ...runtime.training.ema import WeightAverages
-
-StepCall = Callable[[Step], None]
 
 
 @op("tick.memory_snapshot")

@@ -6,7 +6,6 @@ fp64, and made on the host in the order of the model, so that equal states give 
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -20,10 +19,9 @@ from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
 from ...runtime.parallelize.gradients import copies_of
 from ...runtime.reporting.records import Records
-from ...runtime.state import Rank, Step
+from ...runtime.state import Rank, Step, StepCall
 from .norms import WHOLE, group_of
 
-StepCall = Callable[[Step], None]
 # Under which the copies are for the tick.
 TAKEN = "tick.norms"
 KEYS = {"parameters": "param_norm", "gradients": "grad_norm", "updates": "update_norm"}

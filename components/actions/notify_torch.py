@@ -1,14 +1,12 @@
 """`tick.notify`: a command because of an event, or because a tick is due."""
 
-from collections.abc import Callable
-
 from ...runtime.monitoring.notify import Notifier
 from ...runtime.ops import op
-from ...runtime.state import Rank, Step
+from ...runtime.state import Rank, Step, StepCall
 
 
 @op("tick.notify")
-def notify(notifier: Notifier, rank: Rank, node_id: str, command: str, limit_seconds: float) -> Callable[[Step], None]:
+def notify(notifier: Notifier, rank: Rank, node_id: str, command: str, limit_seconds: float) -> StepCall:
     """Run a command because of the event that the node is of, or of its tick."""
     kind = node_id.split(".")[1] if node_id.startswith("event.") else "tick"
 

@@ -1,6 +1,5 @@
 """`tick.profile` and `event.profile`: some steps, looked at closely."""
 
-from collections.abc import Callable
 from typing import Any
 
 from ...records.control_words import ControlState
@@ -11,9 +10,7 @@ from ...runtime.ops import op
 from ...runtime.profiling.profile import Profile, Subject
 from ...runtime.profiling.under_way import UnderWay
 from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step
-
-StepCall = Callable[[Step], None]
+from ...runtime.state import Progress, Rank, Step, StepCall
 
 
 @op("tick.profile")

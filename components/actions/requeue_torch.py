@@ -2,18 +2,17 @@
 
 import os
 import subprocess
-from collections.abc import Callable
 
 from ...records.run_events import RequeueEvent
 from ...runtime.ops import op
 from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step
+from ...runtime.state import Progress, Rank, Step, StepCall
 
 PATIENCE_SECONDS = 60
 
 
 @op("event.requeue")
-def requeue(rank: Rank, records: Records, progress: Progress) -> Callable[[Step], None]:
+def requeue(rank: Rank, records: Records, progress: Progress) -> StepCall:
     """`scontrol requeue` with the id of this job, by the first rank; where that cannot be, a warning says why."""
 
     def run(step: Step) -> None:

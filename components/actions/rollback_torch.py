@@ -6,7 +6,6 @@ the failure are left out, those of the checkpoint's next step are the first that
 """
 
 import time
-from collections.abc import Callable
 
 from ...planner.plan import Plan
 from ...records.step_events import RollbackEvent
@@ -20,11 +19,9 @@ from ...runtime.models.router import ExpertRouter
 from ...runtime.ops import op
 from ...runtime.profiling.under_way import UnderWay
 from ...runtime.reporting.records import Records
-from ...runtime.state import BadSteps, NonFinite, Progress, Step
+from ...runtime.state import BadSteps, NonFinite, Progress, Step, StepCall
 from ...runtime.training.nonfinite import bad_steps_text
 from ...runtime.training.observe import Window
-
-StepCall = Callable[[Step], None]
 
 
 @op("event.rollback")

@@ -4,8 +4,8 @@ from ...runtime.ops import op
 from ...runtime.parallel.mesh import Meshes
 from ...runtime.rollout.row_ranks import RowRanks
 from ...runtime.rollout.scorer import Scorer
-from ...runtime.rollout.scoring import StepCall, scoring
-from ...runtime.state import Rank
+from ...runtime.rollout.scoring import scoring
+from ...runtime.state import Rank, StepCall
 
 
 @op("rollout.score.model")

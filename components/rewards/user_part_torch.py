@@ -10,8 +10,8 @@ from ...runtime.ops import op
 from ...runtime.parallel.mesh import Meshes
 from ...runtime.rollout.groups import Prompt
 from ...runtime.rollout.row_ranks import RowRanks
-from ...runtime.rollout.scoring import StepCall, by_text, scoring
-from ...runtime.state import Rank
+from ...runtime.rollout.scoring import by_text, scoring
+from ...runtime.state import Rank, StepCall
 
 
 @op("rollout.score.user")

@@ -28,7 +28,7 @@ from ..ops import op
 from ..parallel.collective_errors import CollectiveErrors
 from ..provenance.metadata import written_by
 from ..reporting.records import Records
-from ..state import Progress, Rank, Step
+from ..state import Progress, Rank, Step, StepCall
 from ..timers import Clocks
 from ..training.ema import WeightAverages
 from ..training.observe import Window
@@ -50,7 +50,6 @@ from .stored_weights import WeightReader
 from .transaction import Transaction
 from .whole_tensors import WholeTensors
 
-StepCall = Callable[[Step], None]
 Verify = Literal["content", "sizes"]
 # What is worth a warning of what became of a group.
 WORDS: Final = {

@@ -5,11 +5,9 @@ from collections.abc import Callable
 from ...planner.plan import Command
 from ...records.control_words import ControlState, ControlWord
 from ..errors import StorageFailed
-from ..state import Step
+from ..state import Step, StepCall
 from ..timers import Clocks
 from .inbox import Inbox, Order
-
-StepCall = Callable[[Step], None]
 
 
 class Control:

@@ -1,7 +1,6 @@
 """`event.pause`: what a command does that nothing else in a plan does: wait."""
 
 import time
-from collections.abc import Callable
 
 from ...records.control_words import ControlState
 from ...records.run_events import PausedEvent
@@ -9,11 +8,10 @@ from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..profiling.under_way import UnderWay
 from ..reporting.records import Records
-from ..state import Progress, Step
+from ..state import Progress, Step, StepCall
 from .agreement import Agreement
 from .commands import Control
 
-StepCall = Callable[[Step], None]
 # Between two looks of ranks that wait: nobody notices a fifth of a second, and nothing is busy meanwhile.
 WAIT_SECONDS = 0.2
 

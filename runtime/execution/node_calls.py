@@ -1,6 +1,5 @@
 """The callables of a plan's nodes on this rank: made once, with the hooks around them and a mark of progress before."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,11 +10,9 @@ from ...planner.plan import Node, Plan, PlanTick
 from ..errors import EnvironmentFault
 from ..monitoring.heartbeat import LASTING, HeartbeatWriter
 from ..ops import OPS, op_of
-from ..state import Progress, Resources, Step
+from ..state import Progress, Resources, Step, StepCall
 from ..timers import Clocks
 from .node_order import DueTick
-
-StepCall = Callable[[Step], None]
 
 
 @define(eq=False)

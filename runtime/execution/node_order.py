@@ -8,10 +8,8 @@ from attrs import define, field, frozen
 from ...planner.plan import Node, Plan, PlanTick
 from ...planner.schedule.counts import passes
 from ...planner.schedule.step_sizes import StepSizes
-from ..state import Progress, Step
+from ..state import Progress, StepCall
 from ..timers import Clocks
-
-StepCall = Callable[[Step], None]
 
 
 @frozen

@@ -1,7 +1,6 @@
 """The loop: steps as flat lists of calls, what is due behind each, and what becomes of a step that is left out."""
 
 import time
-from collections.abc import Callable
 from typing import Final
 
 from attrs import define, evolve
@@ -26,13 +25,12 @@ from ..monitoring.waits import WAITS
 from ..profiling.under_way import UnderWay
 from ..provenance.start import first_step
 from ..reporting.records import Records
-from ..state import Halt, NonFinite, NothingLearned, Progress, SkipStep, Step
+from ..state import Halt, NonFinite, NothingLearned, Progress, SkipStep, Step, StepCall
 from ..timers import Clocks
 from ..training.observe import Window
 from .node_calls import NodeCalls
 from .node_order import DueTicks, nodes_due
 
-StepCall = Callable[[Step], None]
 STATUS_OF_EVENT: Final = {
     "sigint": EndStatus.INTERRUPTED,
     **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at"), EndStatus.STOPPED),

@@ -14,7 +14,7 @@ from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallelize.wrapped import WrappedModel
-from ..state import Rank, Resources, Step
+from ..state import Rank, Resources, Step, StepCall
 from .calls import STEP, HookCall
 from .context import RunContext
 
@@ -64,7 +64,7 @@ def user_body(
     resources: Resources,
     wrapped: WrappedModel | None = None,
     beat: HeartbeatWriter | None = None,
-) -> Callable[[Step], None]:
+) -> StepCall:
     """Call the function with the microbatches of each step. Raises PartFailed where it leaves some of them out."""
     wrapped = wrapped or WrappedModel.of(model)
     call = HookCall.of("step", plan, user, resources, place=STEP)

@@ -16,7 +16,7 @@ from ..input.feed import Feed
 from ..models.parts import ModelParts
 from ..ops import op
 from ..reporting.records import Records
-from ..state import Progress, Rank, Resources, Step
+from ..state import Progress, Rank, Resources, Step, StepCall
 from .context import RunContext
 
 STEP = "in place of the forward and backward"
@@ -143,7 +143,7 @@ def event_hook(
 @op("step.hook")
 def step_hook(
     plan: Plan, node_id: str, user: dict[str, Any], place: str, changes: str, feed: Feed, resources: Resources
-) -> Callable[[Step], None]:
+) -> StepCall:
     """A hook in every step, or where a phase begins or has ended."""
     call = event_hook(plan, node_id, user, place, changes, resources)
     if place == "before_phase":

@@ -1,16 +1,12 @@
 """What all ranks do together about an alert: they hear of it where they agree, and act behind the step."""
 
 import threading
-from collections.abc import Callable
 
 from attrs import define, field
 
 from ...dsl.schema.actions import action_of
 from ...planner.plan import Node, Plan, Trigger
-from ..state import Step
 from ..timers import Clocks
-
-StepCall = Callable[[Step], None]
 
 
 def informs(node: Node) -> bool:

@@ -5,7 +5,7 @@ rest.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.fake import numbers
 from ..parallel.mesh import Meshes
-from ..state import Rank, Step
+from ..state import Rank, Step, StepCall
 
 TIED = "embed_tokens.weight"
 
@@ -92,7 +92,7 @@ def copies_of_parameter(parameter: Tensor, ranks: int) -> int:
 
 
 @op("step.tensor_grad_sync")
-def sum_partial(model: ModelParts, axes: list[str]) -> Callable[[Step], None]:
+def sum_partial(model: ModelParts, axes: list[str]) -> StepCall:
     """Sum the gradients that every tensor-parallel rank has one summand of; fsdp, where it is, does that itself."""
     assert axes == ["tp"]
 
@@ -107,7 +107,7 @@ def sum_partial(model: ModelParts, axes: list[str]) -> Callable[[Step], None]:
 
 
 @op("step.context_grad_sync")
-def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> Callable[[Step], None]:
+def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> StepCall:
     """Sum dense gradients over the context axes that fsdp does not cover: each rank saw other positions."""
     experts = {p for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
     dense = [parameter for parameter in model.parameters() if parameter not in experts]
@@ -122,7 +122,7 @@ def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> Call
 
 
 @op("step.tied_grad_sync")
-def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> Callable[[Step], None]:
+def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> StepCall:
     """Sum the gradient of an embedding that is also the head over the two stages that hold a copy of it."""
     assert axes == ["pp"]
     parameters = dict(model.named_parameters())

@@ -13,12 +13,11 @@ from ..generation.continuation import TextEnds
 from ..generation.sampling import Sampling
 from ..generation.text_generator import TextGenerator
 from ..ops import op_of
-from ..state import Rank, Resources, Step
+from ..state import Rank, Resources, Step, StepCall
 from .groups import SampledGroup
 from .prompts import check_prompts, ends_of, prompt_of
 from .row_ranks import RowRanks
 from .sampler import Sampler
-from .scoring import StepCall
 
 
 @frozen(kw_only=True, eq=False)

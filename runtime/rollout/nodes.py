@@ -4,7 +4,7 @@ Shapes: T positions of a microbatch that this rank holds.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -27,14 +27,12 @@ from ..parallel.mesh import Meshes
 from ..parallelize.fsdp import reshard
 from ..parallelize.pipeline import PipelineSchedule
 from ..reporting.records import Records
-from ..state import NonFinite, Rank, Step
+from ..state import NonFinite, Rank, Step, StepCall
 from .completions import KeptCompletions
 from .groups import Prompt, SampledGroup, advantages_of
 from .prompts import PromptReader
 from .row_ranks import RowRanks
 from .sampler import Sampler
-
-StepCall = Callable[[Step], None]
 
 
 @op("rollout.generate")

@@ -1,6 +1,6 @@
 """`setup.rollout_reference` and `rollout.reference`: what a reference model makes of completions, step by step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -23,7 +23,7 @@ from ..parallelize.pipeline import PipelineSchedule, forwarded
 from ..reference.compute import weights_before, weights_now
 from ..reference.weights import ReferenceWeights
 from ..reporting.records import Records
-from ..state import Rank, Resources, Step
+from ..state import Rank, Resources, Step, StepCall
 
 
 @frozen(kw_only=True, eq=False)
@@ -102,7 +102,7 @@ def keep_reference(
 @op("rollout.reference")
 def refer(
     model: ModelParts, rank: Rank, kept_reference: KeptReference, pipeline: PipelineSchedule | None = None
-) -> Callable[[Step], None]:
+) -> StepCall:
     """Give the microbatches of a step the log-probabilities of the reference."""
 
     @torch.no_grad()

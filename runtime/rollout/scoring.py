@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..state import Step
+from ..state import Step, StepCall
 from .groups import Prompt, SampledGroup
 from .row_ranks import RowRanks
 
-StepCall = Callable[[Step], None]
 Score = Callable[[SampledGroup], Sequence[float]]
 """From a group to the rewards of its completions."""
 

@@ -6,7 +6,7 @@ the weights a run begins with have no share in it. As a recursion, a_k = a_(k-1)
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from ..models.tensors import model_tensors, saved_tensors
 from ..ops import op
 from ..parallel.tensor import local
 from ..parallelize.fsdp import reshard
-from ..state import Step
+from ..state import Step, StepCall
 
 if TYPE_CHECKING:
     from ..checkpoint.saver import Saver  # which holds an Ema itself
@@ -170,7 +170,7 @@ def keep_average(
 
 
 @op("step.ema")
-def average(ema: WeightAverages) -> Callable[[Step], None]:
+def average(ema: WeightAverages) -> StepCall:
     """Take the weights after every n-th step into the average."""
 
     def run(step: Step) -> None:

@@ -5,7 +5,6 @@ reaches the weights. It is counted, as the data and the learning rate are closed
 else of it stays: neither gradients, which the next step releases, nor its losses, nor what routers have counted.
 """
 
-from collections.abc import Callable
 from math import isfinite
 
 import torch
@@ -16,9 +15,7 @@ from ..models.parts import ModelParts
 from ..models.router import ExpertRouter
 from ..monitoring.alerts import AlertMonitor
 from ..ops import op
-from ..state import BadSteps, NonFinite, Progress, SkipStep, Step
-
-StepCall = Callable[[Step], None]
+from ..state import BadSteps, NonFinite, Progress, SkipStep, Step, StepCall
 
 
 @op("step.check_finite")

@@ -3,8 +3,6 @@
 Shapes: N layers of the whole model, E experts.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from attrs import frozen
@@ -14,7 +12,7 @@ from ...planner.plan import Plan
 from ..models.parts import ModelParts
 from ..models.router import ExpertRouter
 from ..ops import op
-from ..state import Rank, Step
+from ..state import Rank, Step, StepCall
 
 
 class RouterCounts:
@@ -48,7 +46,7 @@ def routers(model: ModelParts) -> dict[int, ExpertRouter]:
 
 
 @op("step.router_bias")
-def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> Callable[[Step], None]:
+def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> StepCall:
     """Move the bias of every expert by `speed`, up if it got less than its share of the step's tokens, down if more.
 
     DeepSeek-V3 (arXiv 2412.19437) §2.1.2. Loads are whole numbers over all ranks, so all ranks move alike.

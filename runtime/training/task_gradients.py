@@ -6,7 +6,7 @@ Shapes: T tasks.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ..ops import op
 from ..parallel.fake import numbers
 from ..parallelize.gradients import clip_factor, copies_of, local_gradient, squares_of
 from ..reporting.records import Records
-from ..state import NonFinite, Progress, Rank, Step
+from ..state import NonFinite, Progress, Rank, Step, StepCall
 
 
 @frozen(kw_only=True)
@@ -101,7 +101,7 @@ def task_gradients(
     tasks: dict[str, dict[str, Any]],
     limit: int,
     records: Records | None = None,
-) -> Callable[[Step], None]:
+) -> StepCall:
     """Bring the gradients of each task to the loss over its own valid tokens, and clip them to its own norm.
 
     tasks: of each its `datasets`, and `max_norm` if it clips. A task without a valid token leaves the step out, and

@@ -17,10 +17,9 @@ from xtrain.runtime.models import tasks
 from xtrain.runtime.ops import OPS, load_ops, op_named
 from xtrain.runtime.parallel.tensor import local
 from xtrain.runtime.parallelize import fsdp, gradients
-from xtrain.runtime.state import Step
+from xtrain.runtime.state import Step, StepCall
 from xtrain.runtime.training import task_gradients
 
-StepCall = Callable[[Step], None]
 MUTATIONS: dict[str, Callable[..., None]] = {}
 
 
