@@ -61,6 +61,17 @@ def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateW
     return found
 
 
+def cuts_along(run: "Resolved", parameter: ParameterSpec) -> list[tuple[str, int]]:
+    """The axes that cut a parameter, and which dim."""
+    cuts = run.cuts
+    if parameter.expert:
+        return [("ep_fsdp", cuts.expert_dimension)] if cuts.ep_fsdp > 1 else []
+    found = [(" · ".join(run.wide(*run.shard_axes)), 0)] if cuts.fsdp > 1 else []
+    if (dim := cuts.tensor_dim(parameter)) is not None:
+        found.append(("tp", dim))
+    return found
+
+
 def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec]) -> int:
     """Bytes of the numbers of some rows in the format of the update, which is fp32, or finer where weights are, and of
     what says which of them decay. args: of the optimizer."""

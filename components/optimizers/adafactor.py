@@ -96,14 +96,14 @@ class Adafactor(Optimizer):
         """Three sums along every axis that cuts matrices: of squares of weights, and of gradients by rows and columns;
         of these by rows; of squares of updates."""
         from ...planner.costs.op_trace import CollectiveCall
-        from ...planner.update_work import UpdateWork
+        from ...planner.update_work import UpdateWork, cuts_along
 
         sums: Counter[tuple[str, int]] = Counter()
         for parameter in parameters:
             shape = run.cuts.shape(parameter)
             matrices = shape[0] if parameter.expert else 1
             rows, columns = len(shape) - 2, len(shape) - 1
-            for axis, dim in _cuts(run, parameter):
+            for axis, dim in cuts_along(run, parameter):
                 if parameter.expert and dim == 0:
                     continue  # whole matrices of a stack
                 sums[axis, 0] += matrices
@@ -123,14 +123,3 @@ class Adafactor(Optimizer):
 def is_factored(parameter: "ParameterSpec") -> bool:
     """Whether it is a matrix, or of experts a stack of them."""
     return len(parameter.shape) == (3 if parameter.expert else 2)
-
-
-def _cuts(run: "Resolved", parameter: "ParameterSpec") -> list[tuple[str, int]]:
-    """The axes that cut a parameter, and which dim."""
-    cuts = run.cuts
-    if parameter.expert:
-        return [("ep_fsdp", cuts.expert_dimension)] if cuts.ep_fsdp > 1 else []
-    found = [(" · ".join(run.wide(*run.shard_axes)), 0)] if cuts.fsdp > 1 else []
-    if (dim := cuts.tensor_dim(parameter)) is not None:
-        found.append(("tp", dim))
-    return found

@@ -1,14 +1,11 @@
 """`setup.optimizer` of adafactor: torch's formula, over matrices of which each rank has a piece."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor
-from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
@@ -19,6 +16,7 @@ from ...runtime.parallel.tensor import local
 from ...runtime.state import Progress, Rank
 from ...runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
 from ...runtime.training.optimizer import groups_of, updated
+from ...runtime.training.sums_over_pieces import SumsOverPieces
 from .adafactor import Adafactor
 from .adamw8bit import pattern_of
 
@@ -35,7 +33,7 @@ class CutMatrices:
     parameter: Tensor
     stacked: bool
     factored: bool
-    cuts: dict[str, int]
+    cuts: dict[str, int] = field(init=False)
     group: dict[str, Any] = field(init=False)
     weights_M: Tensor = field(init=False)
     rows_MR: Tensor = field(init=False)
@@ -96,17 +94,12 @@ class AdafactorOptimizer(Optimizer):
     ) -> None:
         """found: all parameters of the groups. device: where sums are sent from. states: format of the averages."""
         super().__init__(params, {"lr": lr, "weight_decay": 0.0})
-        self._found, self._device = found, device
+        self._found, self._sums = found, SumsOverPieces(device)
         self._beta2_decay, self._eps1, self._eps2, self._largest = beta2_decay, eps1, eps2, largest
         self._states, self._storage = states, storage or Storage()
         group_of = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
-        self._axes: dict[str, ProcessGroup] = {}
         for each in found:
-            each.group = group_of[id(each.parameter)]
-            if isinstance(each.parameter, DTensor):
-                mesh = each.parameter.device_mesh
-                names = mesh.mesh_dim_names or ()
-                self._axes |= {axis: mesh.get_group(names.index(axis)) for axis in each.cuts}
+            each.group, each.cuts = group_of[id(each.parameter)], self._sums.cuts_of(each.parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -116,21 +109,21 @@ class AdafactorOptimizer(Optimizer):
             self._begin(each)
             self._sum_squares(each)
         matrices = [each for each in used if each.factored]
-        self._sum_up(
-            [(each.weights_M, each, each.dims) for each in used]
-            + [(each.rows_MR, each, each.dims[-1:]) for each in matrices]
-            + [(each.columns_MC, each, each.dims[-2:-1]) for each in matrices]
+        self._sums.sum_up(
+            [(each.weights_M, each.cuts, each.dims) for each in used]
+            + [(each.rows_MR, each.cuts, each.dims[-1:]) for each in matrices]
+            + [(each.columns_MC, each.cuts, each.dims[-2:-1]) for each in matrices]
         )
         for each in matrices:
             self._average(each)
-        self._sum_up([(each.mean_M, each, each.dims[-2:-1]) for each in matrices])
+        self._sums.sum_up([(each.mean_M, each.cuts, each.dims[-2:-1]) for each in matrices])
         for each in matrices:
             each.mean_M.div_(each.parameter.shape[-2]).clamp_(min=self._eps1)
         for each in used:
             each.updates_M = torch.zeros_like(each.weights_M)
             for rows, among, along in each.parts():
                 each.updates_M[among] += self._update(each, rows, among, along).square().flatten(1).sum(1)
-        self._sum_up([(each.updates_M, each, each.dims) for each in used])
+        self._sums.sum_up([(each.updates_M, each.cuts, each.dims) for each in used])
         for each in used:
             self._write(each)
 
@@ -199,29 +192,11 @@ class AdafactorOptimizer(Optimizer):
             weights.sub_((update * scale).view(stored.shape))
             self._storage.write(each.parameter, rows.start, stored, weights)
 
-    def _sum_up(self, wanted: Iterable[tuple[Tensor, CutMatrices, Collection[int]]]) -> None:
-        """Over the ranks that share a dim of each, in one call along each axis."""
-        wanted = list(wanted)
-        for axis, group in self._axes.items():
-            tensors = [tensor for tensor, each, dims in wanted if each.cuts.get(axis) in dims]
-            if not tensors:
-                continue
-            sums = torch.cat([tensor.flatten() for tensor in tensors]).to(self._device)
-            dist.all_reduce(sums, group=group)
-            for tensor, total in zip(tensors, sums.split([tensor.numel() for tensor in tensors]), strict=True):
-                tensor.copy_(total.view(tensor.shape))
-
 
 def matrices_of(name: str, parameter: Tensor, *, expert: bool) -> CutMatrices:
     """expert: it is a stack of the experts' own."""
-    cuts: dict[str, int] = {}
-    if isinstance(parameter, DTensor):
-        mesh = parameter.device_mesh
-        for axis, placement in enumerate(parameter.placements):
-            if mesh.size(axis) > 1 and not placement.is_replicate():
-                cuts[(mesh.mesh_dim_names or ())[axis]] = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
     factored = parameter.dim() == (3 if expert else 2)
-    return CutMatrices(name=name, parameter=parameter, stacked=expert, factored=factored, cuts=cuts)
+    return CutMatrices(name=name, parameter=parameter, stacked=expert, factored=factored)
 
 
 @op("setup.optimizer.adafactor", gives="optimizer")

@@ -7,6 +7,7 @@ row-wise one after it leaves partial sums. Shapes: B rows, S positions, D dim.
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
+from ...planner.mesh.sharding import piece
 from .axes import TensorAxis
 from .collectives import gather, scatter_sum, shared, total
 
@@ -20,6 +21,22 @@ def local(parameter: Tensor, *, partial: bool = False) -> Tensor:
     if not isinstance(parameter, DTensor):
         return parameter
     return parameter.to_local(grad_placements=[Partial()] * parameter.device_mesh.ndim if partial else None)
+
+
+def start_of(parameter: Tensor) -> tuple[int, ...]:
+    """Where this rank's piece of a parameter begins, along each dim."""
+    start, extent = [0] * parameter.dim(), list(parameter.shape)
+    if not isinstance(parameter, DTensor):
+        return tuple(start)
+    mesh, cuts = parameter.device_mesh, list(enumerate(parameter.placements))
+    # What is cut twice is strided: the axes of FSDP, which stand first in a mesh, cut what the others have left.
+    strided = any(hasattr(placement, "split_factor") for placement in parameter.placements)
+    for axis, placement in reversed(cuts) if strided else cuts:
+        if (dim := getattr(placement, "dim", None)) is not None:
+            place, parts = mesh.get_local_rank(axis), mesh.size(axis)
+            start[dim] += sum(piece(extent[dim], parts, each) for each in range(place))
+            extent[dim] = piece(extent[dim], parts, place)
+    return tuple(start)
 
 
 def column_parallel_input(x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:

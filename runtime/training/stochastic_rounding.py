@@ -10,10 +10,9 @@ from math import prod
 import torch
 from attrs import define, field
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..models.splitmix import shifted, splitmix64, stream_of
+from ..parallel.tensor import start_of
 from ..state import Progress
 
 
@@ -27,7 +26,7 @@ class StochasticRounding:
     _places: dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._places = {id(each): (name, tuple(each.shape), _start(each)) for name, each in self.parameters}
+        self._places = {id(each): (name, tuple(each.shape), start_of(each)) for name, each in self.parameters}
 
     def write(self, parameter: Tensor, first: int, piece: Tensor, value: Tensor) -> None:
         """Round `value`, in fp32, into `piece`: rows of this rank's piece of a parameter, from its row `first` on."""
@@ -54,11 +53,3 @@ def _places(shape: tuple[int, ...], start: tuple[int, ...], extent: torch.Size, 
         along = torch.arange(begin, begin + length, device=device) * prod(shape[dim + 1 :])
         found = found + along.view(-1, *(1 for _ in range(len(shape) - dim - 1)))
     return found
-
-
-def _start(parameter: Tensor) -> tuple[int, ...]:
-    """Where this rank's piece of a parameter begins."""
-    if not isinstance(parameter, DTensor):
-        return (0,) * parameter.dim()
-    shape, mesh, placements = parameter.shape, parameter.device_mesh, parameter.placements
-    return tuple(compute_local_shape_and_global_offset(shape, mesh, placements)[1])

@@ -26,6 +26,8 @@ OPTIMIZERS = {
     "muon in bf16": "muon { lr = 0.01, adamw_lr = 0.1, states = bf16",
     "adamw8bit": "adamw8bit { lr = 1e-2, eps = 1e-3, block = 16",
     "adafactor": "adafactor { lr = 0.02, weight_decay = 0.1, eps1 = 1e-3",
+    "adam_mini": "adam_mini { lr = 1e-2, eps = 1e-3",
+    "adam_mini in bf16": "adam_mini { lr = 1e-2, eps = 1e-3, states = bf16",
     "schedule_free": "schedule_free { lr = 1e-2, eps = 1e-3",
     "rounded muon": "muon { lr = 0.01, adamw_lr = 0.1, stochastic_rounding = true",
     "plain muon": "muon { lr = 0.01, nesterov = false, scale = original, routers = true, heads = true",
@@ -58,6 +60,7 @@ LAYOUTS = (
 MOVES = {
     "schedule_free": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)")),
     "adafactor": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "replicate 2 · fsdp 2 (dense)")),
+    "adam_mini": (("fsdp 4 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)")),
     "adamw in bf16": (("tp 2 (dense)", "fsdp 2 (dense)"), ("tp 2 (dense)", "fsdp 2 · tp 2 (dense)")),
     "adamw8bit": (("fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "fsdp 4 (dense)")),
     "groups": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)")),
@@ -108,6 +111,8 @@ def test_a_layout_updates_as_one_process_does(lab: Laboratory, trained: Runs, na
         pytest.param("muon", "own_pieces", "tp 2 (dense)", marks=pytest.mark.matrix),
         ("adafactor", "own_means", "fsdp 2 (dense)"),
         pytest.param("adafactor", "own_means", "fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
+        pytest.param("adam_mini", "own_means", "fsdp 4 (dense)", marks=pytest.mark.matrix),
+        pytest.param("adam_mini", "own_means", "tp 2 (dense)", marks=pytest.mark.matrix),
     ],
 )
 def test_faults_of_optimizers_are_seen(lab: Laboratory, name: str, fault: str, layout: str):

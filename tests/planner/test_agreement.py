@@ -213,8 +213,9 @@ def test_modules_that_predict_further_tokens_cost_what_the_plan_says(modules, na
         *(
             pytest.param(name, optimizer, marks=pytest.mark.matrix)
             for name in ("fsdp 4 · ep 2 (moe)", "pp 2 · fsdp 2 · tp 2 (dense)")
-            for optimizer in ("muon", "adafactor")
+            for optimizer in ("muon", "adafactor", "adam_mini")
         ),
+        pytest.param("fsdp 2 · tp 2 (dense)", "adam_mini", marks=pytest.mark.matrix),
     ],
 )
 def test_an_optimizer_of_whole_matrices_costs_what_the_plan_says(name, optimizer, tmp_path, monkeypatch):

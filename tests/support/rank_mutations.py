@@ -268,10 +268,10 @@ def own_pieces() -> None:
 
 @mutation
 def own_means() -> None:
-    """Adafactor takes the sums over the pieces of a rank for those of whole matrices."""
-    from xtrain.components.optimizers.adafactor_torch import AdafactorOptimizer
+    """An optimizer takes sums over the pieces of a rank for those over whole parameters."""
+    from xtrain.runtime.training.sums_over_pieces import SumsOverPieces
 
-    AdafactorOptimizer._sum_up = lambda self, wanted: None
+    SumsOverPieces.sum_up = lambda self, wanted: None
 
 
 @mutation
@@ -279,7 +279,7 @@ def own_places() -> None:
     """Weights are rounded as if the piece of a rank began where the whole parameter does."""
     from xtrain.runtime.training import stochastic_rounding
 
-    vars(stochastic_rounding)["_start"] = lambda parameter: (0,) * parameter.dim()
+    vars(stochastic_rounding)["start_of"] = lambda parameter: (0,) * parameter.dim()
 
 
 @mutation

@@ -399,6 +399,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "muon in bf16": (),
     "adamw8bit": (),
     "adafactor": ("fsdp 2 · ep 2 (moe)",),
+    "adam_mini": (),
+    "adam_mini in bf16": (),
     "schedule_free": (),
     "plain muon": (),
     "cautious muon": (),

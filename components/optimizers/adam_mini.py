@@ -1,0 +1,169 @@
+"""`optimizer adam_mini { … }`: Adam-mini (Zhang et al. 2024, arXiv 2406.16793)."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import momentum_pair, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
+from ...dsl.schema.training import (
+    OPTIMIZERS,
+    Optimizer,
+    States,
+    clip_norm,
+    clip_spikes,
+    clip_value,
+    decoupled_decay,
+    learning_rate,
+    random_rounding,
+    scheduled_decay,
+    state_format,
+)
+from ...planner.units import BYTES, plural
+from .adamw8bit import pattern_of
+
+if TYPE_CHECKING:
+    from ...planner.architecture import ParameterSpec
+    from ...planner.resolved import Resolved
+    from ...planner.update_work import UpdateWork
+
+NODE: Final = "step.optimizer"
+QUERIES_AND_KEYS: Final = ("q_proj", "k_proj")
+
+Blocks = Literal["heads", "rows", "columns", "whole", "elements"]
+NAMED: Final[tuple[Blocks, ...]] = ("heads", "rows", "columns", "whole")  # by arguments of the node
+"""Which numbers of a parameter share an average: the rows of a head; a row; a column of each matrix of a stack; all
+of it, of experts that of each; each number has one of its own."""
+
+
+@OPTIMIZERS.register()
+@frozen
+class AdamMini(Optimizer):
+    """`optimizer adam_mini { … }`: AdamW with one average of squares for many gradients: for each head of queries and
+    keys, each output of other matrices, each token of embedding and head, each vector. Sums over what ranks share are
+    sent."""
+
+    kind: str = named("adam_mini")
+    lr: float = learning_rate()
+    betas: tuple[float, ...] = setting(
+        "exponential decay of the momentum and of the averages of squares", default=(0.9, 0.95), check=momentum_pair
+    )
+    eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
+    weight_decay: float = decoupled_decay(0.1)
+    scheduled_decay: bool = scheduled_decay()
+    clip: float | None = clip_norm()
+    clip_spikes: float | None = clip_spikes()
+    clip_value: float | None = clip_value()
+    states: States = state_format()
+    stochastic_rounding: bool = random_rounding()
+
+    counts: ClassVar[bool] = True
+    temporaries: ClassVar[int] = 2
+    resuming: ClassVar[Mapping[str, str]] = {
+        "betas": "the optimizer takes it from the plan, and the averages follow within some steps"
+    }
+
+    def arguments(self, run: "Resolved") -> dict[str, Any]:
+        """heads: the names of queries and keys, with `*` for the layer, and how many heads each has. rows, columns,
+        whole: those of other parameters with such blocks; the others have an average for each number. averages: the
+        format of these, where it is not that of the parameters."""
+        heads = heads_of(run)
+        found = {pattern_of(each.name): blocks_of(heads, each) for each in run.inventory.tensors}
+        kinds = {kind: sorted(name for name, own in found.items() if own == kind) for kind in NAMED[1:]}
+        averages = {"averages": "fp32"} if run.formats.params == "bf16" else {}
+        return {**super().arguments(run), "heads": heads, **kinds, **averages}
+
+    def does(self, number_format: str) -> str:
+        return (
+            f"adam_mini, a momentum in {self.stored(number_format)}, and an average of squares for each head of "
+            "queries and keys, each output of other matrices and each vector; matrices "
+            f"{self.decayed(self.weight_decay)}"
+        )
+
+    @classmethod
+    def title(cls, args: Mapping[str, Any]) -> str:
+        blocks = sum(len(args[kind]) for kind in NAMED)
+        return super().title({**args, "kind": f"{args['kind']} of blocks in {plural(blocks, 'parameter')}"})
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
+        """The average of a head stands once for each of its rows, and that of a vector for each number: so it is cut
+        as the parameter is, wherever that may be."""
+        single = {"heads": -1, "rows": -1, "columns": -2}.get(blocks_in(args, name), 0)
+        return (
+            StateTensor("exp_avg", args.get("states", "")),
+            StateTensor("block_avg_sq", args.get("averages", ""), single=single),
+        )
+
+    @classmethod
+    def converts(cls, args: Mapping[str, Any]) -> bool:
+        return True
+
+    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
+        """One sum along every axis that cuts blocks."""
+        from ...planner.costs.op_trace import CollectiveCall
+        from ...planner.update_work import UpdateWork, cuts_along
+
+        sums: Counter[str] = Counter()
+        heads = heads_of(run)
+        for parameter in parameters:
+            shape, blocks = run.cuts.shape(parameter), blocks_of(heads, parameter)
+            dims = summed_dims(blocks, len(shape), parameter.expert)
+            numbers = prod(extent for dim, extent in enumerate(shape) if dim not in dims)
+            if blocks == "heads":
+                numbers = heads[pattern_of(parameter.name)]
+            for axis, dim in cuts_along(run, parameter):
+                sums[axis] += numbers if dim in dims else 0
+        width = max(BYTES[run.formats.params], BYTES["fp32"])
+        return UpdateWork(
+            calls=tuple(
+                CollectiveCall(axis, "all_reduce", NODE, count * width) for axis, count in sums.items() if count
+            )
+        )
+
+
+def heads_of(run: "Resolved") -> dict[str, int]:
+    """The names of the matrices of queries and keys, with `*` for the layer, and how many heads each has."""
+    arch = run.architecture
+    return {
+        f"layers.*.{parameter.name}": parameter.heads
+        for kind in arch.kinds
+        for parameter in kind.block.parameters(arch)
+        if parameter.owner.rpartition(".")[2] in QUERIES_AND_KEYS
+        and not parameter.adapter
+        and parameter.is_matrix
+        and parameter.shape[0] == parameter.heads * arch.head_dim
+    }
+
+
+def blocks_of(heads: Mapping[str, int], parameter: "ParameterSpec") -> Blocks:
+    if pattern_of(parameter.name) in heads:
+        return "heads"
+    if parameter.name.endswith("bias"):
+        return "elements"
+    if len(parameter.shape) == (3 if parameter.expert else 2):
+        return "columns" if parameter.expert else "rows"
+    return "whole"
+
+
+def blocks_in(args: Mapping[str, Any], name: str) -> Blocks:
+    """Those of a parameter. args: of the node."""
+    for kind in NAMED:
+        if pattern_of(name) in args[kind]:
+            return kind
+    return "elements"
+
+
+def summed_dims(blocks: Blocks, dims: int, expert: bool) -> tuple[int, ...]:
+    """The dims of a parameter along which a block lies. dims: how many it has."""
+    return {
+        "heads": (0, 1),
+        "rows": (dims - 1,),
+        "columns": (dims - 2,),
+        "whole": tuple(range(1 if expert else 0, dims)),
+        "elements": (),
+    }[blocks]

@@ -1,0 +1,197 @@
+"""`setup.optimizer` of adam_mini: the formula of its authors' library, over blocks of which each rank has a piece."""
+
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...planner.plan import Plan
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.tensors import first_state
+from ...runtime.ops import op
+from ...runtime.parallel.tensor import local, start_of
+from ...runtime.state import Progress, Rank
+from ...runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
+from ...runtime.training.optimizer import groups_of, updated
+from ...runtime.training.sums_over_pieces import SumsOverPieces
+from .adam_mini import AdamMini, Blocks, blocks_in, summed_dims
+from .adamw8bit import pattern_of
+
+
+@define(eq=False, kw_only=True)
+class BlockedParameter:
+    """A parameter, and which of its numbers share an average.
+
+    heads: of queries or keys, else 1. expert: it is a stack of the experts' own. cuts: the axes along which others have
+    the rest: name → dim. sums: of the squares of this step's gradients, one for each block.
+    """
+
+    name: str
+    parameter: Tensor
+    blocks: Blocks
+    heads: int
+    expert: bool
+    group: dict[str, Any] = field(init=False)
+    cuts: dict[str, int] = field(init=False)
+    sums: Tensor = field(init=False)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Along which a block lies."""
+        return summed_dims(self.blocks, self.parameter.dim(), self.expert)
+
+    @property
+    def numbers(self) -> int:
+        """Of a block, on all ranks."""
+        return prod(self.parameter.shape[dim] for dim in self.dims) // self.heads
+
+    def head_R(self) -> Tensor:
+        """Of which head each row of this rank is."""
+        own = local(self.parameter)
+        rows = torch.arange(own.shape[0], device=own.device) + start_of(self.parameter)[0]
+        return rows // (self.parameter.shape[0] // self.heads)
+
+    def sum_squares(self) -> None:
+        """Of the pieces of this rank. Of queries and keys there is room for all heads: it may have rows of some."""
+        own = local(self.parameter)
+        like = wide(own[:0], self.parameter)
+        if self.blocks == "heads":
+            self.sums, head_R = like.new_zeros(self.heads), self.head_R()
+            for rows in row_ranges(own):
+                self.sums.index_add_(0, head_R[rows], self.squares(rows).sum(1))
+            return
+        self.sums = like.new_zeros([1 if dim in self.dims else extent for dim, extent in enumerate(own.shape)])
+        for rows in row_ranges(own):
+            self.sums[slice(None) if 0 in self.dims else rows] += self.squares(rows).sum(self.dims, keepdim=True)
+
+    def gradients(self, rows: slice) -> Tensor:
+        """In the format of an update."""
+        assert self.parameter.grad is not None
+        return wide(local(self.parameter.grad)[rows], self.parameter)
+
+    def squares(self, rows: slice) -> Tensor:
+        return self.gradients(rows).square()
+
+    def means(self, rows: slice) -> Tensor:
+        """What the averages of some rows take in."""
+        if self.blocks == "elements":
+            return self.squares(rows)
+        means = self.sums / self.numbers
+        if self.blocks == "heads":
+            return means[self.head_R()[rows], None]
+        return means if 0 in self.dims else means[rows]
+
+
+class AdamMiniOptimizer(Optimizer):
+    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) · mean of g² over a block; w ← (1 − lr · decay) w − lr · m̂ / (√v̂ +
+    eps), with m̂ and v̂ corrected for their start at 0.
+
+    Collective: sums go over the ranks that share a block.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        found: Iterable[BlockedParameter],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        device: torch.device,
+        args: Mapping[str, Any],
+        storage: Storage | None = None,
+    ) -> None:
+        """found: all parameters of the groups. device: where sums are sent from. args: of the node, as `state` reads
+        them."""
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0})
+        self._found, self._sums = tuple(found), SumsOverPieces(device)
+        self._betas, self._eps = betas, eps
+        self._args, self._storage = args, storage or Storage()
+        group_of = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
+        for each in self._found:
+            each.group, each.cuts = group_of[id(each.parameter)], self._sums.cuts_of(each.parameter)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters. closure: not used."""
+        used = [each for each in self._found if each.parameter.grad is not None]
+        averaged = [each for each in used if each.blocks != "elements"]
+        for each in averaged:
+            each.sum_squares()
+        self._sums.sum_up((each.sums, each.cuts, each.dims) for each in averaged)
+        for each in used:
+            self._update(each)
+
+    def _begin(self, each: BlockedParameter) -> dict[str, Tensor]:
+        state = self.state[each.parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=each.parameter.device)
+            for tensor in AdamMini.state(self._args, each.name):
+                state[tensor.name] = first_state(each.parameter, tensor)
+        state["step"] += 1
+        return state
+
+    def _update(self, each: BlockedParameter) -> None:
+        state, (stays, stays_squared) = self._begin(each), self._betas
+        count, lr = state["step"].double(), each.group["lr"]
+        of_momentum, of_squares = 1 - stays**count, 1 - stays_squared**count
+        for rows in row_ranges(local(each.parameter)):
+            stored = local(each.parameter)[rows]
+            weights = wide(stored, each.parameter)
+            momentum = self._moved(each, "exp_avg", rows, each.gradients(rows), 1 - stays)
+            squares = self._moved(each, "block_avg_sq", rows, each.means(rows), 1 - stays_squared)
+            if each.group["weight_decay"]:
+                weights.mul_(1 - lr * each.group["weight_decay"])
+            # A single number of fp64 leaves the format of the others as it is.
+            size = squares.sqrt().div_(of_squares.sqrt()).add_(self._eps).mul_(of_momentum)
+            weights.sub_((momentum / size).mul_(lr))
+            self._storage.write(each.parameter, rows.start, stored, weights)
+
+    def _moved(self, each: BlockedParameter, name: str, rows: slice, new: Tensor, share: float) -> Tensor:
+        """Rows of an average, in the format of an update, after it has taken in a share of what is new."""
+        stored = local(self.state[each.parameter][name])
+        own = stored[rows]
+        value = wide(own, each.parameter)
+        value.lerp_(new.expand_as(value), share)
+        if value is not own:
+            own.copy_(value)
+        return value
+
+
+@op("setup.optimizer.adam_mini", gives="optimizer")
+def build_adam_mini(
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    progress: Progress,
+    lr: float,
+    betas: list[float],
+    eps: float,
+    weight_decay: float,
+    heads: dict[str, int],
+    rows: list[str],
+    columns: list[str],
+    whole: list[str],
+    averages: str = "",
+    states: str = "",
+    stochastic_rounding: bool = False,
+) -> Optimizer:
+    """The plan says of every parameter whether it decays, and which of its numbers share an average."""
+    args = {"heads": heads, "rows": rows, "columns": columns, "whole": whole, "averages": averages, "states": states}
+    experts = {each.name for each in plan.parameters.tensors if each.expert}
+    found = (
+        BlockedParameter(
+            name=name,
+            parameter=parameter,
+            blocks=blocks_in(args, name),
+            heads=heads.get(pattern_of(name), 1),
+            expert=name in experts,
+        )
+        for name, parameter in updated(plan, model)
+    )
+    groups = groups_of(plan, model, weight_decay)
+    storage = storage_of(plan, model, progress, states, stochastic_rounding)
+    return AdamMiniOptimizer(groups, found, lr, (betas[0], betas[1]), eps, rank.device, args, storage)
