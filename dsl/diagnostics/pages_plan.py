@@ -154,7 +154,8 @@ PAGES: Final = (
     CodePage("X447", "a server that cannot be", """
         A server trains adapters, so a spec with `serve` has `adapter`: the largest that a client may ask for. It
         listens on the machine itself; any other address needs `key`, the name of an environment variable with what
-        clients must show. Its ranks have whole texts and all layers: it is spread by fsdp, tp and ep.
+        clients must show. fsdp alone sums its gradients: over ranks of cp too, and not those of an embedding that is
+        the head on another stage of a pipeline.
         """, 'serve { host = "0.0.0.0" }', 'serve { host = "0.0.0.0", key = "XTRAIN_KEY" }'),
     CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.

@@ -44,6 +44,9 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
         _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or remove it", found)
     if spec.serve is not None and spec.serve.mode == "full":
         _warn(spec, "serve.adapters", "clients train the model itself", "remove it", found)
+    if spec.serve is not None and layout.size("pp") > 1:
+        why = "a server computes the forwards of some microbatches, and then their backwards"
+        _warn(spec, "parallel.pp.schedule", why, "remove it", found)
     if spec.activation.mode == "none":
         for name in ("every", "save"):
             _warn(spec, f"activation.{name}", "nothing is recomputed", "use mode full or selective", found)

@@ -11,10 +11,9 @@ from ..plan import Estimates, PlanPhase, Timeline
 from ..resolved import Resolved
 from ..units import bytes_text, flops_text, plural
 from .fit import slot_bytes
-from .slots import slot_names
+from .slots import microbatches, slot_names
 
 SETUP: Final = "setup.serve"
-TURNS: Final = 2  # microbatches of one request: then it is another client's turn
 WHOLE: Final = 0  # the rank of a server that trains the model itself
 FEWEST: Final = 16  # texts that a request may have at least
 TIMELINE: Final = Timeline(
@@ -57,8 +56,10 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
         "max_rank": run.spec.tasks[slot_names(1)[0]].adapter.largest if run.spec.tasks else WHOLE,
         "max_tokens": serve.max_tokens,
         "rows": serve.rows,
-        "texts": max(FEWEST, TURNS * serve.rows * run.layout.mesh.data_ranks),
+        "texts": max(FEWEST, microbatches(run.spec) * serve.rows * run.layout.mesh.data_ranks),
     }
+    if run.size("pp") > 1:
+        args["microbatches"] = microbatches(run.spec)
     each = bytes_text(slot_bytes(run))
     does = f"{plural(serve.adapters, 'slot')} for adapters, {each} each on a rank with gradients and moments; "
     if not run.spec.tasks:
@@ -77,6 +78,10 @@ def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -
     everyone, data = run.wide(*AXES), run.layout.mesh.data_ranks
     rows, token = plural(run.batch.micro, "text"), flops_text(estimates.flops_per_token)
     spread = f"each of {plural(data, 'data rank')} computes {rows} at a time" if data > 1 else f"{rows} at a time"
+    if run.size("pp") > 1:
+        spread += f", forwards of {microbatches(run.spec)} microbatches before their backwards"
+    if spread_over := run.wide("ring", "ulysses"):
+        spread += f", each text over {run.product(spread_over)}"
     last = after
 
     def then(op: str, does: str) -> None:

@@ -6,6 +6,7 @@ from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..findings import Findings
 from ..mesh.layout import Layout
+from ..mesh.sharding import folded_axes
 
 CODE: Final = "X447"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
@@ -13,7 +14,7 @@ LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
     """An adapter that can be trained, losses that are those of clients alone, an address that is not open to everybody,
-    and a mesh on which every rank has whole texts and the whole depth of the model."""
+    and a mesh over which fsdp alone sums gradients."""
     serve = spec.serve
     assert serve is not None
     if serve.mode == "full":
@@ -45,14 +46,17 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
         given, other = ("certificate", "private_key") if serve.certificate else ("private_key", "certificate")
         message = f"a server with TLS needs both files, and there is no {other}"
         found.fail("serve.tls", CODE, f"serve.{given}", message, f'write `{other} = "FILE.pem"` beside it')
-    for axis, path in (("pp", "parallel.pp.size"), ("ring", "parallel.cp.size"), ("ulysses", "parallel.cp.size")):
-        if layout.size(axis) > 1:
-            name = path.split(".")[1]
-            message = f"a server has no {name}: every rank computes whole texts with all layers"
-            found.fail("serve.mesh", CODE, path, message, f"use {name} 1, and fsdp or tp")
-            return
+    if any(layout.size(axis) > 1 for axis in ("ring", "ulysses") if axis not in folded_axes(spec.parallel)):
+        message = "a server sums gradients over ranks of cp by fsdp"
+        found.fail("serve.mesh", CODE, "parallel.cp.fold", message, "use fold all")
+        return
+    if layout.size("pp") > 1 and arch.tie_embeddings and serve.mode == "full":
+        message = "a server with pp has the embedding twice where it is the head, and does not train both copies"
+        found.fail("serve.mesh", CODE, "parallel.pp.size", message, "use pp 1, or train adapters")
+        return
     if not spec.parallel.execution.uses_fsdp:
         message = f"stack {spec.parallel.stack} sums gradients of all adapters in every backward"
         found.fail("serve.mesh", CODE, "parallel.stack", message, "use stack parallel")
         return
-    found.passed("serve.mesh", "every rank has whole texts and all layers")
+    whole = all(layout.size(axis) == 1 for axis in ("pp", "ring", "ulysses"))
+    found.passed("serve.mesh", "every rank has whole texts and all layers" if whole else "fsdp sums gradients")

@@ -12,7 +12,8 @@ from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..plan import Plan
 
-LEAST_MICROBATCHES: Final = 2  # gradients of the one before are there while the next is computed
+TURNS: Final = 2  # microbatches that are computed in a row: then it is another client's turn
+SCHEDULE: Final = "gpipe"  # all forwards, then all backwards: texts of any length, sends that wait for no other
 UPDATES: Final = "adamw"  # what the protocol has, whose settings come with every request
 
 
@@ -27,14 +28,22 @@ def slots_of(plan: Plan) -> tuple[str, ...]:
     return tuple(adapter.tasks) if isinstance(adapter, TaskAdapters) else ()
 
 
+def microbatches(spec: Spec) -> int:
+    """That are computed in a row; in a pipeline so many that most of its stages are busy most of the time."""
+    pp = spec.parallel.pp.size
+    return TURNS * pp if isinstance(pp, int) else TURNS
+
+
 def as_training(spec: Spec) -> Spec:
     """The spec of a server as that of a training run whose microbatches and optimizer are those of the server."""
     serve = spec.serve
     assert serve is not None
-    batch = Batch(sequence=serve.max_tokens, micro=serve.rows, accumulate=LEAST_MICROBATCHES)
+    # Of several microbatches gradients of the one before are there while the next is computed.
+    batch = Batch(sequence=serve.max_tokens, micro=serve.rows, accumulate=microbatches(spec))
+    parallel = evolve(spec.parallel, pp=evolve(spec.parallel.pp, schedule=SCHEDULE))
     # How fast is what clients say with every update; what counts is what it keeps.
     chosen: Any = OPTIMIZERS[UPDATES]
-    return evolve(spec, batch=batch, optimizer=chosen(lr=1e-4))
+    return evolve(spec, batch=batch, parallel=parallel, optimizer=chosen(lr=1e-4))
 
 
 def with_slots(spec: Spec) -> Spec:

@@ -4,7 +4,7 @@ What stages pass on is the residual stream [B, S, D]. Everything else of a batch
 rank has itself, in the inbox of its parts.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from inspect import signature
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor
 from torch.distributed import pipelining
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
 from ...planner.mesh.pipeline import SINGLE, ZERO_BUBBLE
@@ -123,6 +124,43 @@ class PipelineSchedule:
         # The loss is divided by the tokens of the whole step already: nothing is to be averaged over microbatches.
         return SCHEDULES[self.schedule](stage, count, loss_fn=_unset, scale_grads=False)
 
+    def add_gradients(self, batches: Sequence[ModelBatch], *, reduce: bool) -> None:
+        """Forward of all batches, then backward of their objectives, of any shapes; gradients are added up.
+
+        All forwards come first (GPipe, arXiv 1811.06965): two ranks then send to each other in one order, so that no
+        send can wait for another. reduce: FSDP sums them over ranks in the last backward. Collective.
+        """
+        ((part, stage),) = zip(self.model.parts, self.own, strict=True)
+        sent: list[tuple[dist.Work, Tensor]] = []
+        done: list[tuple[Tensor | None, Tensor]] = []
+        for batch in batches:
+            given = None if stage == 0 else self._received(None, stage, batch).requires_grad_()
+            output: Tensor = part(given, batch)
+            if stage < self.stages - 1:
+                self._send(output.detach(), stage + 1, stage, sent)
+            done.append((given, output))
+        for number, (given, output) in enumerate(reversed(done), start=1):
+            slope = torch.ones_like(output)
+            if stage < self.stages - 1:
+                dist.recv(slope, group=self.group, group_src=self._owner(stage + 1), tag=stage)
+            if isinstance(part, FSDPModule):
+                part.set_requires_gradient_sync(reduce and number == len(done))
+            if output.requires_grad:
+                output.backward(slope)
+            if given is not None:
+                grad = torch.zeros_like(given) if given.grad is None else given.grad
+                self._send(grad, stage - 1, stage - 1, sent)
+        for work, _ in sent:
+            work.wait()
+
+    def _send(self, tensor: Tensor, stage: int, tag: int, sent: list[tuple[dist.Work, Tensor]]) -> None:
+        """Begin to; it is kept until it has arrived."""
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, group=self.group, group_dst=self._owner(stage), tag=tag)
+        assert work is not None
+        sent[:] = [(earlier, kept) for earlier, kept in sent if not earlier.is_completed()]
+        sent.append((work, tensor))
+
     @torch.no_grad()
     def forward(self, batches: Iterable[ModelBatch]) -> Iterator[tuple[ModelBatch, Tensor | None]]:
         """Forward every batch through all stages; each with the last stage's output, on its rank. Collective.
@@ -135,10 +173,7 @@ class PipelineSchedule:
             for part, stage in zip(self.model.parts, self.own, strict=True):
                 output: Tensor = part(None if stage == 0 else self._received(given, stage, batch), batch)
                 if stage < self.stages - 1 and stage + 1 not in self.own:
-                    work = dist.isend(output, group=self.group, group_dst=self._owner(stage + 1), tag=stage)
-                    assert work is not None
-                    sent = [(earlier, tensor) for earlier, tensor in sent if not earlier.is_completed()]
-                    sent.append((work, output))
+                    self._send(output, stage + 1, stage, sent)
                 given = output
             yield batch, given if self.has_last else None
         for work, _ in sent:

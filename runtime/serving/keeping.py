@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ...planner.architecture import ParameterSpec
 from ...planner.plan import Plan
 from ...planner.weights.files import WeightsUnreadable
 from ..errors import ExportFailed
@@ -69,9 +70,10 @@ def keep_adapter(rank: Rank, slots: Slots) -> Handle:
         slot = slots.of_model[message.values["model"]]
         assert slot.shape is not None
         tensors = whole_values(slots, slot, slot.shape)
-        for name in list(tensors) if slot.moments else ():
+        for spec in slots.trained(slot.shape) if slot.step else ():
             for moment in MOMENTS:
-                tensors[f"{name}/{moment}"] = _cut(whole(slot.moments[name][moment]), tensors[name])
+                own = slot.moments.get(spec.name, {}).get(moment)
+                tensors[f"{spec.name}/{moment}"] = _put_together(slots, slot, spec, own)
         state = KeptState(shape=slot.shape, step=slot.step, tensors=tensors)
         _first_writes(rank, lambda: keep(Path(message.values["folder"]), state))
         return RankMessage(name=message.name)
@@ -142,22 +144,32 @@ def _take(slot: AdapterSlot, state: KeptState, *, optimizer: bool) -> None:
 
 
 def whole_values(slots: Slots, slot: AdapterSlot, shape: AdapterShape) -> dict[str, Tensor]:
-    """The parameters of an adapter, put together, as a run that trains it alone has them. Collective."""
-    found = {}
-    for spec in slots.trained(shape):
-        value = whole(slot.parameters[spec.name])
-        found[spec.name] = value[tuple(slice(length) for length in spec.shape)].contiguous()
-    return found
+    """The parameters of an adapter, put together, as a run that trains it alone has them, on the first rank; empty
+    ones may be on others. Collective."""
+    return {
+        spec.name: _put_together(slots, slot, spec, slot.parameters.get(spec.name)) for spec in slots.trained(shape)
+    }
+
+
+def _put_together(slots: Slots, slot: AdapterSlot, spec: ParameterSpec, own: Tensor | None) -> Tensor:
+    """A parameter, or what is beside it, as large as that of the client's adapter. own: None on ranks of other stages
+    of a pipeline, which send theirs to the first rank. Collective."""
+    rank, whole_shape = slots.rank, slots.specs[spec.name].shape
+    found = None if own is None else whole(own)
+    source = slots.stages[spec.name] * (rank.world_size // rank.pipeline_ranks)
+    if source and rank.rank == source:
+        assert found is not None
+        dist.send(found, dst=0)
+    elif source and rank.is_first:
+        found = torch.empty(whole_shape, dtype=next(iter(slot.parameters.values())).dtype)
+        dist.recv(found, src=source)
+    return torch.empty(0) if found is None else found[tuple(slice(length) for length in spec.shape)].contiguous()
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, on the CPU. Collective."""
     found = tensor.detach()
     return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
-
-
-def _cut(value: Tensor, like: Tensor) -> Tensor:
-    return value[tuple(slice(length) for length in like.shape)].contiguous()
 
 
 def _first_writes(rank: Rank, write: Any) -> None:

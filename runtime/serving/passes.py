@@ -12,15 +12,17 @@ from torch import Tensor
 
 from ...planner.plan import Plan
 from ...planner.serving.graph import SETUP
+from ..models.batch import ModelBatch
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallelize.fsdp import reshard
+from ..parallelize.pipeline import PipelineSchedule
 from ..parallelize.wrapped import WrappedModel
 from ..state import Rank
 from .losses import LOSSES, TARGETS
 from .messages import RankMessage
-from .rows import TextRow, microbatch, shares
+from .rows import RowCut, TextRow, microbatch, put_losses, shares
 from .slots import Slots
 
 Handle = Callable[[RankMessage], RankMessage]
@@ -100,16 +102,23 @@ def unpack(message: RankMessage, slots: Slots) -> list[WirePass]:
 
 @op("request.forward_backward")
 def forward_backward(
-    plan: Plan, model: ModelParts, rank: Rank, slots: Slots, beat: HeartbeatWriter, wrapped: WrappedModel | None = None
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    slots: Slots,
+    beat: HeartbeatWriter,
+    wrapped: WrappedModel | None = None,
+    pipeline: PipelineSchedule | None = None,
 ) -> Handle:
     """The log-probability of every target, and of each pass its loss; gradients are added to those of the slots.
 
     All that is alike of several adapters is computed together. Every rank has the same message.
     """
     wrapped = wrapped or WrappedModel.of(model)
-    rows = plan.node(SETUP).args["rows"]
-    tensor, routing = model.axes.tensor, model.axes.tasks
-    multiple = tensor.size if tensor is not None and tensor.sequence else 1
+    args = plan.node(SETUP).args
+    rows, turn = args["rows"], args.get("microbatches", 1)
+    routing, cut = model.axes.tasks, RowCut.of(rank, model.axes)
+    counts = rank.is_tp_first and (pipeline is None or pipeline.has_last)
 
     def compute(like: WirePass, texts: Sequence[TextRow], logprobs: Tensor) -> None:
         """Fill in this rank's own of `logprobs`, which are of all targets of the message. like: a pass with the loss
@@ -118,24 +127,29 @@ def forward_backward(
         model.minimise(loss.term(like.settings))
         if routing is not None:
             routing.part = frozenset(text.slot for text in texts)
-        batches = list(shares(texts, rows, rank.data_rank, rank.data_ranks))
-        for number, own in enumerate(batches, start=1):
+        spare = texts[0].slot if routing is not None else None
+        own = list(shares(texts, rows, rank.data_rank, rank.data_ranks))
+        for first in range(0, len(own), turn):
             beat.mark()
-            wrapped.sync_gradients(number == len(batches))
-            batch = microbatch(
-                own, loss.columns, multiple, rank.device, spare=texts[0].slot if routing is not None else None
-            )
-            with torch.set_grad_enabled(not like.forward_only):
-                objective = wrapped.forward(None, batch).sum()
-            if like.forward_only:
-                reshard(model)  # what the root has gathered would stay as it is now
-            else:
-                objective.backward()
-            assert batch.losses_BS is not None
-            if rank.is_tp_first:
-                for row, text in enumerate(own):
-                    found = batch.losses_BS[row, : len(text.tokens)].detach().flatten()
-                    logprobs[text.start : text.start + text.targets] = -found.double().cpu()
+            part = own[first : first + turn]
+            batches = [microbatch(each, loss.columns, rank.device, cut, spare) for each in part]
+            forward_and_backward(batches, like.forward_only, last=first + turn >= len(own))
+            for batch, each in zip(batches, part, strict=True) if counts else ():
+                put_losses(batch, each, logprobs)
+
+    def forward_and_backward(batches: Sequence[ModelBatch], forward_only: bool, *, last: bool) -> None:
+        if pipeline is not None and forward_only:
+            for _ in pipeline.forward(batches):
+                beat.mark()
+        elif pipeline is not None:
+            pipeline.add_gradients(batches, reduce=last)
+        elif forward_only:
+            with torch.no_grad():
+                wrapped.forward(None, batches[0])
+            reshard(model)  # what the root has gathered would stay as it is now
+        else:
+            wrapped.sync_gradients(last)
+            wrapped.forward(None, batches[0]).sum().backward()
 
     def run(message: RankMessage) -> RankMessage:
         passes = unpack(message, slots)

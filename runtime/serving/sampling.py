@@ -26,13 +26,14 @@ from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallel.tensor import local
 from ..parallelize.fsdp import reshard
+from ..parallelize.pipeline import PipelineSchedule, forwarded
 from ..state import Rank
 from .files import read_exported
 from .keeping import UNREADABLE, RequestRefused, agree
 from .losses import TARGETS
 from .messages import RankMessage
 from .passes import Handle
-from .rows import TextRow, microbatch
+from .rows import TextRow, microbatch, put_losses
 from .slots import AdapterSlot, Slots
 from .writing import DrawnRow, WrittenRows
 
@@ -115,14 +116,17 @@ class ServedSampler:
                 if not rows.rows:
                     return
 
-    def add(self, rows: Sequence[DrawnRow], logits_BV: Tensor, refused: dict[str, str]) -> None:
+    def add(self, rows: Sequence[DrawnRow], logits_BV: Tensor | None, refused: dict[str, str]) -> None:
         """Give every row its next token."""
+        top = max(row.values["sample_top"] for row in rows)
+        tops = self.likeliest(logits_BV, len(rows), top) if top else None
         for place, (row, (token, logprob)) in enumerate(zip(rows, self.drawn(rows, logits_BV), strict=True)):
             if math.isnan(logprob):
                 refused[row.request] = "no token can be chosen: logits of the model are NaN or infinite"
                 continue
-            if row.values["sample_top"]:
-                row.top.append(_top(logits_BV[place], row.values["sample_top"]))
+            if tops is not None and (count := row.values["sample_top"]):
+                tokens, logprobs = tops[place].tolist()
+                row.top.append(([int(each) for each in tokens[:count]], logprobs[:count]))
             row.add(int(token), logprob, self.tokenizer)
 
     @contextmanager
@@ -182,43 +186,62 @@ class ServedSampler:
         """The log-probabilities of the tokens of a prompt, and the likeliest ones in their places, if asked for."""
         found: dict[str, np.ndarray] = {}
         if values["prompt_logprobs"]:
-            scores = np.full(len(prompt), np.nan, np.float32)
+            found[f"prompt_logprobs.{id}"] = np.full(len(prompt), np.nan, np.float32)
             if len(prompt) > 1:
-                text = TextRow(tokens=prompt[:-1], inputs={TARGETS: prompt[1:]}, slot=0, start=0)
-                tensor = self.model.axes.tensor
-                multiple = tensor.size if tensor is not None and tensor.sequence else 1
-                batch = microbatch([text], (), multiple, self.rank.device)
-                self.model.whole(None, batch)
-                assert batch.losses_BS is not None
-                scores[1:] = -batch.losses_BS[0, : len(prompt) - 1].float().cpu().numpy()
-            found[f"prompt_logprobs.{id}"] = scores
+                found[f"prompt_logprobs.{id}"][1:] = self.scores(prompt)
         if (count := values["prompt_top"]) and len(prompt) > 1:
-            tops = [_top(logits_BV[0], count) for logits_BV in self.read(prompt[:-1])]
-            found[f"prompt_top_tokens.{id}"] = np.array([each for each, _ in tops], np.int32)
-            found[f"prompt_top_logprobs.{id}"] = np.array([each for _, each in tops], np.float32)
+            tops = torch.cat([self.likeliest(logits_BV, 1, count) for logits_BV in self.read(prompt[:-1])])
+            found[f"prompt_top_tokens.{id}"] = tops[:, 0].int().numpy()
+            found[f"prompt_top_logprobs.{id}"] = tops[:, 1].float().numpy()
         return found
 
-    def read(self, tokens: np.ndarray) -> Iterator[Tensor]:
-        """Logits [1, V] behind every token of a text, one after the other."""
+    def scores(self, prompt: np.ndarray) -> np.ndarray:
+        """The log-probability of every token of a prompt but the first. Collective."""
+        text = TextRow(tokens=prompt[:-1], inputs={TARGETS: prompt[1:]}, slot=0, start=0)
+        logprobs = torch.zeros(text.targets, dtype=torch.float64)
+        with self.model.axes.uncut_rows():
+            batch = microbatch([text], (), self.rank.device)
+            for _ in forwarded(self.model, self.author.pipeline, iter([batch])):
+                pass
+        if batch.losses_BS is not None:
+            put_losses(batch, [text], logprobs)
+        return self.shared(logprobs).numpy()
+
+    def shared(self, numbers: Tensor) -> Tensor:
+        """What the first rank with the head has in a tensor, on all. Collective."""
+        if self.rank.world_size > 1:
+            dist.broadcast(numbers, src=self.head_rank)
+        return numbers
+
+    @property
+    def head_rank(self) -> int:
+        return 0 if self.author.pipeline is None else self.author.pipeline.last_rank
+
+    def likeliest(self, logits_BV: Tensor | None, rows: int, count: int) -> Tensor:
+        """float64 [rows, 2, count]: tokens and their log-probabilities, the likeliest first. Collective."""
+        count = min(count, self.model.parts[0].arch.vocab)
+        found = torch.zeros(rows, 2, count, dtype=torch.float64)
+        if logits_BV is not None:
+            best = logits_BV.double().log_softmax(-1).topk(count)
+            found = torch.stack((best.indices.double(), best.values), 1).cpu()
+        return self.shared(found)
+
+    def read(self, tokens: np.ndarray) -> Iterator[Tensor | None]:
+        """Logits [1, V] behind every token of a text, one after the other; None where the head is on another stage."""
         with self.model.axes.uncut_rows():
             rows = Prompts.of([[int(tokens[0])]], len(tokens), self.rank.device)
-            logits_BV = self.author.logits(rows.first())
+            yield self.author.logits(rows.first())
             for token in tokens[1:]:
-                assert logits_BV is not None
-                yield logits_BV
-                logits_BV = self.author.logits(rows.next([int(token)]))
-            assert logits_BV is not None
-            yield logits_BV
+                yield self.author.logits(rows.next([int(token)]))
 
-    def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor) -> list[list[float]]:
-        """The next token of every row and its log-probability; NaN where logits are not finite."""
+    def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor | None) -> list[list[float]]:
+        """The next token of every row and its log-probability; NaN where logits are not finite. Collective."""
         found = torch.zeros(len(rows), 2, dtype=torch.float64)
-        if self.rank.is_first:
+        if self.rank.rank == self.head_rank:
+            assert logits_BV is not None
             for place, row in enumerate(rows):
                 found[place] = torch.tensor(_draw(row, logits_BV[place]))
-        if self.rank.world_size > 1:
-            dist.broadcast(found, src=0)
-        return found.tolist()
+        return self.shared(found).tolist()
 
 
 def _draw(row: DrawnRow, logits_V: Tensor) -> tuple[float, float]:
@@ -241,16 +264,17 @@ def _draw(row: DrawnRow, logits_V: Tensor) -> tuple[float, float]:
     return token, (weights_BN[0, place] / whole).log().item()
 
 
-def _top(logits_V: Tensor, count: int) -> tuple[list[int], list[float]]:
-    """The likeliest tokens and their log-probabilities."""
-    found = logits_V.double().log_softmax(-1).topk(min(count, len(logits_V)))
-    return found.indices.tolist(), found.values.tolist()
-
-
 @op("request.sample")
-def sample(model: ModelParts, rank: Rank, slots: Slots, tokenizer: TextTokenizer, beat: HeartbeatWriter) -> Handle:
+def sample(
+    model: ModelParts,
+    rank: Rank,
+    slots: Slots,
+    tokenizer: TextTokenizer,
+    beat: HeartbeatWriter,
+    pipeline: PipelineSchedule | None = None,
+) -> Handle:
     """Texts that follow prompts; those of each sampler are written together."""
-    author = TextGenerator(model=model, rank=rank, beat=beat)
+    author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
     return ServedSampler(model, rank, slots, tokenizer, author).answer
 
 

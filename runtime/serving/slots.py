@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...dsl.schema.adapters import Adapter, TaskAdapters
 from ...planner.architecture import Architecture, ParameterSpec, parameters
 from ...planner.blocks.adapted import adapted_matrices, alone_name
+from ...planner.mesh.placement import local_shapes
 from ...planner.plan import Plan
 from ...planner.serving.slots import slots_of
 from ..models.adapted import first_values
@@ -99,7 +100,9 @@ def put(parameter: Tensor, value: Tensor | None) -> None:
 class Slots:
     """All slots, and the clients' names of the adapters in them.
 
-    copies: of each parameter of a slot, by its name, how many ranks have the same elements. sampled: by folder, the
+    specs: of all that a slot has in the whole model, by the names without slots; stages: by the same names, the
+    pipeline coordinate that has it. copies: of each parameter of a slot, by its name, how many ranks have the same
+    elements. sampled: by folder, the
     rank and the values of exported adapters that were sampled from. most_sampled: how many of these stay in memory.
     begun: where the model itself is trained, this rank's pieces of what it began as, in the memory of the machine.
     """
@@ -109,6 +112,8 @@ class Slots:
     rank: Rank
     model: ModelParts
     slots: tuple[AdapterSlot, ...]
+    specs: dict[str, ParameterSpec]
+    stages: dict[str, int]
     copies: dict[str, int]
     attends: frozenset[str]
     of_model: dict[str, AdapterSlot] = field(factory=dict)
@@ -128,7 +133,7 @@ class Slots:
     def trained(self, shape: AdapterShape) -> tuple[ParameterSpec, ...]:
         """The parameters of an adapter, as a run that trains it alone has them; or what is trained of the model."""
         if self.adapter is None:
-            return tuple(self.slots[0].specs.values())
+            return tuple(self.specs.values())
         found = (each for each in parameters(self.shaped(shape.rank)) if each.adapter)
         return tuple(each for each in found if self.has(each.name, shape))
 
@@ -145,7 +150,8 @@ class Slots:
             slot.shape = shape
             return
         args, device, kind = self.adapter.args(), self.rank.device, type(_matrix(self.architecture))
-        slot.put({each.name: first_values(kind, each, shape.seed, device, args) for each in self.trained(shape)})
+        own = [each for each in self.trained(shape) if each.name in slot.parameters]
+        slot.put({each.name: first_values(kind, each, shape.seed, device, args) for each in own})
         slot.shape = shape
         self.scale(slot, shape.rank)
 
@@ -203,16 +209,18 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
                 modules=list(_modules_of(model, name)),
             )
         )
-    first = slots[0]
     attends = frozenset(attending(arch.base))
+    one = {alone_name(spec): spec for spec in specs.values() if spec.task == names[0]}
     found = Slots(
         architecture=arch,
         adapter=arch.adapter.tasks[names[0]],
         rank=rank,
         model=model,
         slots=tuple(slots),
-        copies={name: copies_of_parameter(p, rank.world_size) for name, p in first.parameters.items()},
-        attends=frozenset(name for name, spec in first.specs.items() if spec.adapter in attends),
+        specs=one,
+        stages=_stages(plan, one),
+        copies=_copies(slots[0], rank),
+        attends=frozenset(name for name, spec in one.items() if spec.adapter in attends),
     )
     for slot in slots:
         slot.clear()
@@ -223,7 +231,7 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
 def _whole_model(plan: Plan, model: ModelParts, rank: Rank) -> Slots:
     """The model itself in the one slot: what is trained of it."""
     own = dict(model.trained())
-    specs = {each.name: each for each in plan.parameters.tensors}
+    specs = {each.name: each for each in plan.parameters.tensors if each.trained}
     slot = AdapterSlot(number=0, name="", parameters=own, specs={name: specs[name] for name in own}, modules=[])
     model.train(True)
     return Slots(
@@ -232,11 +240,26 @@ def _whole_model(plan: Plan, model: ModelParts, rank: Rank) -> Slots:
         rank=rank,
         model=model,
         slots=(slot,),
-        copies={name: copies_of_parameter(p, rank.world_size) for name, p in own.items()},
+        specs=specs,
+        stages=_stages(plan, specs),
+        copies=_copies(slot, rank),
         attends=frozenset(),
         most_sampled=1,
         begun={name: local(p).detach().to("cpu", copy=True) for name, p in own.items()},
     )
+
+
+def _copies(slot: AdapterSlot, rank: Rank) -> dict[str, int]:
+    ranks = rank.world_size // rank.pipeline_ranks
+    return {name: copies_of_parameter(parameter, ranks) for name, parameter in slot.parameters.items()}
+
+
+def _stages(plan: Plan, specs: Mapping[str, ParameterSpec]) -> dict[str, int]:
+    """The pipeline coordinate that has each of these."""
+    size = plan.mesh.size("pp")
+    firsts = range(0, plan.mesh.world_size, plan.mesh.world_size // size)
+    place = {name: pp for pp, first in enumerate(firsts) for name in local_shapes(plan, first)}
+    return {alone: place[spec.name] for alone, spec in specs.items()}
 
 
 def _modules_of(model: ModelParts, task: str) -> Iterator[nn.Module]:

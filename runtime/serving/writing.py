@@ -92,9 +92,10 @@ class WrittenRows:
     def unfinished(self) -> bool:
         return bool(self.rows or self.waiting)
 
-    def grow(self, most: int) -> Iterator[tuple[Tensor, Sequence[DrawnRow]]]:
-        """Logits [B, V] of the next token of rows, twice: of those that join, and of all that are there then. Whoever
-        asks gives the rows their tokens, and lets those that are done leave, before the next ones come.
+    def grow(self, most: int) -> Iterator[tuple[Tensor | None, Sequence[DrawnRow]]]:
+        """Logits [B, V] of the next token of rows, twice: of those that join, and of all that are there then; None
+        where the head is on another stage. Whoever asks gives the rows their tokens, and lets those that are done
+        leave, before the next ones come.
 
         most: rows that there may be; one may always be. Collective.
         """
@@ -105,7 +106,7 @@ class WrittenRows:
         if self.rows:
             assert self._prompts is not None
             batch = self._prompts.next([row.tokens[-1] for row in self.rows])
-            yield self._logits(batch), list(self.rows)
+            yield self.author.logits(batch), list(self.rows)
 
     def leave(self, refused: Container[str]) -> None:
         """Rows that are done, or whose requests are refused, make room."""
@@ -114,20 +115,15 @@ class WrittenRows:
         if len(kept) < len(self.rows):
             self._lay_out([self.rows[place] for place in kept], kept)
 
-    def _logits(self, batch: Any) -> Tensor:
-        logits_BV = self.author.logits(batch)
-        assert logits_BV is not None
-        return logits_BV
-
-    def _joining(self, new: Sequence[DrawnRow]) -> Tensor:
+    def _joining(self, new: Sequence[DrawnRow]) -> Tensor | None:
         """Compute the prompts of new rows, each once, and put them beside the others."""
         place_of = {row.request: place for place, row in enumerate({row.request: row for row in new}.values())}
         prompts = list({row.request: row.prompt.tolist() for row in new}.values())
         first = Prompts.of(prompts, max(map(len, prompts)), self.device)
         places = [place_of[row.request] for row in new]
-        logits_BV = self._logits(first.first())[torch.tensor(places, device=self.device)]
+        logits_PV = self.author.logits(first.first())
         self._lay_out([*self.rows, *new], range(len(self.rows)), first, places)
-        return logits_BV
+        return None if logits_PV is None else logits_PV[torch.tensor(places, device=self.device)]
 
     def _lay_out(
         self, rows: list[DrawnRow], kept: Sequence[int], first: Prompts | None = None, places: Sequence[int] = ()

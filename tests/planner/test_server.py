@@ -147,8 +147,8 @@ def test_the_resolved_text_is_the_same_server(tmp_path: Path):
     "sets",
     [
         ("serve.host=0.0.0.0",),
-        ("parallel.pp=3",),
-        ("parallel.cp=2",),
+        ("parallel.cp=2", "parallel.cp.fold=none"),
+        ("parallel.pp=2", "serve.mode=full", "model.tie_embeddings=true"),
         ("parallel.stack=ddp",),
         ('serve.certificate="tls.pem"',),
         ('serve.private_key="tls.key"',),
@@ -157,6 +157,17 @@ def test_the_resolved_text_is_the_same_server(tmp_path: Path):
 )
 def test_what_a_server_cannot_be(sets: tuple[str, ...]):
     assert "X447" in codes(*sets)
+
+
+def test_a_pipeline_computes_forwards_before_backwards():
+    found = plan("parallel.pp=3")
+    assert found.node("setup.parallel.pp").args["schedule"] == "gpipe"
+    assert found.node("setup.serve").args["microbatches"] == 6
+    assert "forwards of 6 microbatches before their backwards" in found.node("request.forward_backward").does
+    sets = ("parallel.pp=3", "parallel.pp.schedule=zbv")
+    assert [each.code for each in plan_from_spec(SPEC, sets, None).diagnostics] == ["W401"]
+    ring = plan("parallel.cp=2", "parallel.cp.ring=2")
+    assert "each text over ring=2" in ring.node("request.forward_backward").does
 
 
 def test_another_address_needs_a_key():

@@ -61,7 +61,7 @@ def _serve(rank: int, world: int, text: str, script: Script, folder: Path, args:
         data_rank=plan.mesh.data_rank(rank),
         data_ranks=plan.mesh.data_ranks,
         device=torch.device("cpu"),
-        pipeline_ranks=1,
+        pipeline_ranks=plan.mesh.size("pp"),
         coordinates=plan.mesh.coordinates(rank),
     )
     resources: dict[str, Any] = {

@@ -67,7 +67,13 @@ def test_a_client_with_the_texts_of_a_run_trains_as_the_run(
         ("parallel.fsdp=2",),
         *(
             pytest.param(sets, marks=pytest.mark.matrix)
-            for sets in ((), ("parallel.tp=2",), ("parallel.fsdp=2", "parallel.tp=2"))
+            for sets in (
+                (),
+                ("parallel.tp=2",),
+                ("parallel.fsdp=2", "parallel.tp=2"),
+                ("parallel.pp=2",),
+                ("parallel.cp=2", "parallel.cp.ring=2"),
+            )
         ),
     ],
     ids=str,

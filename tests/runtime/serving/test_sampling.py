@@ -80,7 +80,15 @@ def sampled(engine: Any, folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("sets", [(), ("parallel.fsdp=2",), ("parallel.tp=2",)], ids=["one", "fsdp", "tp"])
+PP, RING = ("parallel.pp=2",), ("parallel.cp=2", "parallel.cp.ring=2")
+ULYSSES = pytest.param(("parallel.cp=2", "parallel.cp.ulysses=2"), marks=pytest.mark.matrix)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [(), ("parallel.fsdp=2",), ("parallel.tp=2",), PP, RING, ULYSSES],
+    ids=["one", "fsdp", "tp", "pp", "ring", "ulysses"],
+)
 def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_path: Path):
     found = served(server_plan(tmp_path, *sets), sampled, tmp_path / "run")
     adapted, base = found["first"]
@@ -163,8 +171,12 @@ def joined(engine: Any, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("model", "sets"),
-    [("", ()), (WINDOWED, ()), pytest.param("", ("parallel.tp=2",), marks=pytest.mark.slow)],
-    ids=["llama", "window", "tp"],
+    [
+        ("", ()),
+        (WINDOWED, ()),
+        *(pytest.param("", sets, marks=pytest.mark.slow) for sets in (("parallel.tp=2",), PP, RING)),
+    ],
+    ids=["llama", "window", "tp", "pp", "ring"],
 )
 def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets: tuple[str, ...], tmp_path: Path):
     plan = server_plan(tmp_path, *sets, **({"model": model} if model else {}))
@@ -232,7 +244,7 @@ def kept(engine: Any, folder: Path) -> dict[str, Any]:
     return refused
 
 
-@pytest.mark.parametrize("sets", [(), ("parallel.fsdp=2",)], ids=["one", "fsdp"])
+@pytest.mark.parametrize("sets", [(), ("parallel.fsdp=2",), PP], ids=["one", "fsdp", "pp"])
 def test_what_is_kept_goes_on_exactly(sets: tuple[str, ...], tmp_path: Path):
     refused = served(server_plan(tmp_path, *sets), kept, tmp_path / "run")
     six, again, fresh = (read_kept(tmp_path / "run" / name) for name in ("six", "again", "fresh"))

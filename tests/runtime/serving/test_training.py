@@ -136,10 +136,23 @@ LAYOUTS = {
     "fsdp": (("parallel.fsdp=2",), 3),
     "tp": (("parallel.tp=2",), 7),
     "fsdp, tp": (("parallel.fsdp=2", "parallel.tp=2"), 3),
+    "pp": (("parallel.pp=2",), 3),
+    "ring": (("parallel.cp=2", "parallel.cp.ring=2"), 3),
+    "ulysses": (("parallel.cp=2", "parallel.cp.ulysses=2"), 1),
+    "pp, fsdp": (("parallel.pp=2", "parallel.fsdp=2"), 1),
+    "pp, tp": (("parallel.pp=2", "parallel.tp=2"), 3),
+    "ring, ulysses": (("parallel.cp=4", "parallel.cp.ring=2"), 7),
+    "pp, ring": (("parallel.pp=2", "parallel.cp=2", "parallel.cp.ring=2"), 3),
+    "ring, tp": (("parallel.cp=2", "parallel.cp.ring=2", "parallel.tp=2"), 1),
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+DEFAULT = ("one", "fsdp", "tp", "fsdp, tp", "pp", "ring")
+
+
+@pytest.mark.parametrize(
+    "layout", [each if each in DEFAULT else pytest.param(each, marks=pytest.mark.matrix) for each in LAYOUTS]
+)
 def test_adapters_are_trained_as_plain_torch_trains_them(layout: str, tmp_path: Path):
     sets, calls = LAYOUTS[layout]
     plan = server_plan(tmp_path, *sets)
