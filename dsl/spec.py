@@ -10,6 +10,7 @@ from .evaluation.values import Value
 from .schema.actions import OnEvent, Tick
 from .schema.adapters import Adapter
 from .schema.alerts import Alerts
+from .schema.checkpoint import Checkpoint
 from .schema.cluster import CLUSTERS, Cluster
 from .schema.collators import Link, usual_chain
 from .schema.component import UserComponent
@@ -19,12 +20,16 @@ from .schema.experiment import Experiment, Launch, Workspace
 from .schema.fault_tolerance import FaultTolerance
 from .schema.hooks import EvaluationBody, Hook, StepBody
 from .schema.log import Log
-from .schema.model import Model, Precision, Tokenizer
+from .schema.losses import LOSSES, Loss
+from .schema.model import Model
+from .schema.optimizers import Optimizer, ParameterGroup
 from .schema.parallel import Activation, Compile, Parallel
+from .schema.precision import Precision
 from .schema.rollout import Reward, Rollout
+from .schema.schedules import SCHEDULERS, Scheduler
 from .schema.serving import Serve
 from .schema.tasks import AdapterTask
-from .schema.training import LOSSES, SCHEDULERS, Checkpoint, Loss, Optimizer, ParameterGroup, Scheduler
+from .schema.tokenizers import Tokenizer
 
 
 @frozen

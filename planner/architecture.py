@@ -11,9 +11,9 @@ import attrs
 from attrs import field, frozen
 
 from ..dsl.schema.adapters import Adapter, adapter_of
+from ..dsl.schema.losses import HeadKind
 from ..dsl.schema.model import FAMILIES, Model, ModelEnds
 from ..dsl.schema.rope import Rope
-from ..dsl.schema.training import HeadKind
 
 if TYPE_CHECKING:
     from .blocks.block import BlockPiece

@@ -12,10 +12,10 @@ from ..dsl.quantity import Quantity
 from ..dsl.schema.adapters import TaskAdapters
 from ..dsl.schema.component import Component, UserComponent
 from ..dsl.schema.data import Batch, Dataset, Phase
+from ..dsl.schema.optimizers import ParameterGroup
 from ..dsl.schema.setting import Role, is_unspoken, settings_of
 from ..dsl.schema.tasks import AdapterTask
 from ..dsl.schema.tokenizers import tokenizer_kind
-from ..dsl.schema.training import ParameterGroup
 from ..dsl.spec import Spec
 from ..dsl.user_parts.places import NOTHING
 from .canonical import PLAN, digest_of_amounts, portable, whole_numbers

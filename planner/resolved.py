@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ..dsl.schema.collators import row_link
-from ..dsl.schema.model import Precision
 from ..dsl.schema.parallel import Activation, Parallel
+from ..dsl.schema.precision import Precision
 from ..dsl.schema.setting import Auto
 from ..dsl.schema.stacks import Stack
 from ..dsl.schema.state_tensors import StateTensor

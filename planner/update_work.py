@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
 
-from ..dsl.schema.training import OPTIMIZERS
+from ..dsl.schema.optimizers import OPTIMIZERS
 from .architecture import ParameterSpec
 from .model.groups import optimizers_of
 from .units import BYTES

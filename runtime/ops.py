@@ -20,9 +20,11 @@ from ..dsl.schema.adapters import ADAPTERS
 from ..dsl.schema.collators import LINKS
 from ..dsl.schema.component import Component
 from ..dsl.schema.log import tracker_of
+from ..dsl.schema.losses import LOSSES
+from ..dsl.schema.optimizers import OPTIMIZERS
 from ..dsl.schema.rollout import REWARDS
+from ..dsl.schema.schedules import SCHEDULERS
 from ..dsl.schema.stacks import stack_of_node
-from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.architecture import Architecture
 from ..planner.plan import Node
 from .errors import EnvironmentFault

@@ -13,8 +13,8 @@ from attrs import evolve, frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
+from ...dsl.schema.optimizers import ParameterGroup
 from ...dsl.schema.setting import at_least, proper_fraction, setting
-from ...dsl.schema.training import ParameterGroup
 from ...dsl.spec import Origin, Spec
 from ...planner.graph.action_node import ActionNode, ActionPlace
 from ..schedules.exponential import Exponential

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from attrs import asdict, evolve, frozen
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, LINKS, MICROBATCH, RowLink
+from ...dsl.schema.losses import WideColumn
 from ...dsl.schema.packings import PACKINGS, Packing
 from ...dsl.schema.rollout import EXPERTS
 from ...dsl.schema.setting import AUTO, Auto, at_least, setting
-from ...dsl.schema.training import WideColumn
 from ...planner.units import plural
 
 if TYPE_CHECKING:

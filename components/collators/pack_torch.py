@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
-from ...dsl.schema.losses import LATER, LATER_LABELS
+from ...dsl.schema.losses import LATER, LATER_LABELS, WideColumn
 from ...dsl.schema.packings import PACKINGS
-from ...dsl.schema.training import WideColumn
 from ...runtime.data.collate.batch import IGNORE_INDEX, Microbatch, whole_positions
 from ...runtime.data.collate.collators import PackStage, Sample, Samples, Stage, known_or_none, longest_padding, no_room
 from ...runtime.data.collate.units import Units

@@ -6,9 +6,8 @@ from typing import ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import PAIR_METRICS, RewardLoss
+from ...dsl.schema.losses import LOSSES, PAIR_METRICS, RewardLoss, Unit
 from ...dsl.schema.setting import not_negative, setting
-from ...dsl.schema.training import LOSSES, Unit
 
 
 @LOSSES.register()

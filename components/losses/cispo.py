@@ -6,9 +6,9 @@ from typing import ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import ADVANTAGES, OLD, TokenPolicyLoss
-from ...dsl.schema.setting import not_negative, positive, setting
-from ...dsl.schema.training import LOSSES, Misfit
+from ...dsl.schema.losses import ADVANTAGES, LOSSES, OLD
+from ...dsl.schema.policy_losses import TokenPolicyLoss
+from ...dsl.schema.setting import Conflict, not_negative, positive, setting
 
 
 @LOSSES.register()
@@ -22,11 +22,11 @@ class Cispo(TokenPolicyLoss):
 
     resuming: ClassVar[Mapping[str, str]] = {"ratio_high": "ratios are clipped by it from here on"}
 
-    def misfits(self) -> Iterator[Misfit]:
-        yield from super().misfits()
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
         if self.ratio_low >= self.ratio_high:
             message = f"it lies below `ratio_high`, which is {self.ratio_high:g}"
-            yield Misfit("ratio_low", message, f"write less than {self.ratio_high:g}")
+            yield Conflict("ratio_low", message, f"write less than {self.ratio_high:g}")
 
     def does(self) -> str:
         text = f"minimise −ρA · log π of each token, ρ = π / e^`{OLD}` a weight in {self.ratio_low:g} … "

@@ -7,9 +7,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import PairLoss, beta_setting
-from ...dsl.schema.setting import Range, not_negative, setting
-from ...dsl.schema.training import LOSSES, Misfit, logits_chunk
+from ...dsl.schema.losses import LOSSES, PairLoss, beta_setting, logits_chunk
+from ...dsl.schema.setting import Conflict, Range, not_negative, setting
 
 
 @LOSSES.register()
@@ -32,10 +31,10 @@ class Cpo(PairLoss):
 
     resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}
 
-    def misfits(self) -> Iterator[Misfit]:
+    def conflicts(self) -> Iterator[Conflict]:
         if self.label_smoothing and self.form != "sigmoid":
             hint = "remove it, or write `form = sigmoid`"
-            yield Misfit("label_smoothing", f"form {self.form} has no labels that are smoothed", hint)
+            yield Conflict("label_smoothing", f"form {self.form} has no labels that are smoothed", hint)
 
     def does(self) -> str:
         text = f"minimise {self.form} of both answers' log-probabilities of each pair, and {self.alpha:g} · the mean "

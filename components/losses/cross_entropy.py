@@ -8,9 +8,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import WEIGHTS
+from ...dsl.schema.losses import LOSSES, WEIGHTS, Loss, logits_chunk, z_weight
 from ...dsl.schema.setting import Range, not_negative, setting
-from ...dsl.schema.training import LOSSES, Loss, logits_chunk, z_weight
 
 
 @LOSSES.register(default=True)

@@ -2,18 +2,35 @@
 reverse KL or the divergence between them (Agarwal et al. 2024, arXiv 2306.13649)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import DISTILLED, TEACHER_IDS, TEACHER_LOGPROBS
+from ...dsl.schema.losses import (
+    LOSSES,
+    TEACHER_IDS,
+    TEACHER_LOGPROBS,
+    Loss,
+    Teacher,
+    WideColumn,
+    logits_chunk,
+    z_weight,
+)
 from ...dsl.schema.names import file_path
-from ...dsl.schema.setting import Range, at_least, positive, setting
-from ...dsl.schema.training import LOSSES, Loss, Misfit, Teacher, WideColumn, logits_chunk, z_weight
+from ...dsl.schema.setting import Conflict, Range, at_least, positive, setting
 
 HALF = 0.5
+
+METRICS: Final = {
+    "distill/divergence": (
+        "divergence of the student from its teacher, as `form` of the loss has it, of logits / temperature; mean over "
+        "the valid tokens of the step",
+        "nats a token",
+    ),
+    "distill/agreement": ("valid tokens whose most probable next token is that of the teacher", "share, 0 to 1"),
+}
 
 
 @LOSSES.register()
@@ -56,7 +73,7 @@ class Distill(Loss):
     z_loss: float = z_weight()
     chunk: Quantity = logits_chunk()
 
-    metrics: ClassVar[Mapping[str, tuple[str, str]]] = DISTILLED
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = METRICS
     resuming: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("teacher", "form", "beta", "temperature", "mix", "top", "live"), "the divergence is taken by it from here on"
     )
@@ -75,9 +92,9 @@ class Distill(Loss):
         if self.live:
             yield "top", "nothing is stored of a teacher that is live"
 
-    def misfits(self) -> Iterator[Misfit]:
+    def conflicts(self) -> Iterator[Conflict]:
         if self.form != "jsd" and self.beta != HALF:
-            yield Misfit("beta", f"`beta` is for jsd, and form is {self.form}", "remove it, or write `form = jsd`")
+            yield Conflict("beta", f"`beta` is for jsd, and form is {self.form}", "remove it, or write `form = jsd`")
 
     def args(self) -> dict[str, Any]:
         left_out = ("teacher", "top") if self.live else ("teacher", "top", "live")

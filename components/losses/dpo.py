@@ -7,9 +7,17 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import REF, PairLoss, Reference, ReferredLoss, beta_setting, reference_setting
-from ...dsl.schema.setting import Range, setting
-from ...dsl.schema.training import LOSSES, Misfit, logits_chunk
+from ...dsl.schema.losses import (
+    LOSSES,
+    REF,
+    PairLoss,
+    Reference,
+    ReferredLoss,
+    beta_setting,
+    logits_chunk,
+    reference_setting,
+)
+from ...dsl.schema.setting import Conflict, Range, setting
 
 
 @LOSSES.register()
@@ -38,15 +46,15 @@ class Dpo(ReferredLoss, PairLoss):
     def columns(self) -> tuple[str, ...]:
         return (REF,)
 
-    def misfits(self) -> Iterator[Misfit]:
+    def conflicts(self) -> Iterator[Conflict]:
         if self.label_smoothing and self.form in ("ipo", "hinge"):
             hint = "remove it, or write `form = robust`"
-            yield Misfit("label_smoothing", f"form {self.form} has no labels that are smoothed", hint)
+            yield Conflict("label_smoothing", f"form {self.form} has no labels that are smoothed", hint)
         if self.form == "robust" and not self.label_smoothing:
             hint = "add `label_smoothing = 0.1`, or write `form = sigmoid`"
-            yield Misfit("form", "robust corrects for `label_smoothing`, and that is 0", hint)
+            yield Conflict("form", "robust corrects for `label_smoothing`, and that is 0", hint)
         if self.length_normalised and self.form == "ipo":
-            yield Misfit("length_normalised", "ipo is of means over tokens already", "remove it")
+            yield Conflict("length_normalised", "ipo is of means over tokens already", "remove it")
 
     def does(self) -> str:
         of = "means over their tokens" if self.length_normalised or self.form == "ipo" else "sums over their tokens"

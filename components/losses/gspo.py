@@ -6,9 +6,9 @@ from typing import ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import ADVANTAGES, OLD, POLICY, REFERENCE_KL, PolicyLoss
+from ...dsl.schema.losses import ADVANTAGES, LOSSES, OLD, Unit
+from ...dsl.schema.policy_losses import POLICY, REFERENCE_KL, PolicyLoss
 from ...dsl.schema.setting import Range, not_negative, setting
-from ...dsl.schema.training import LOSSES, Unit
 
 
 @LOSSES.register()

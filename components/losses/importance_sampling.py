@@ -3,8 +3,8 @@
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import ADVANTAGES, OLD, TokenPolicyLoss
-from ...dsl.schema.training import LOSSES
+from ...dsl.schema.losses import ADVANTAGES, LOSSES, OLD
+from ...dsl.schema.policy_losses import TokenPolicyLoss
 
 
 @LOSSES.register()

@@ -7,9 +7,17 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import REF, Reference, ReferredLoss, beta_setting, reference_setting
+from ...dsl.schema.losses import (
+    LOSSES,
+    REF,
+    Reference,
+    ReferredLoss,
+    Unit,
+    beta_setting,
+    logits_chunk,
+    reference_setting,
+)
 from ...dsl.schema.setting import not_negative, positive, setting
-from ...dsl.schema.training import LOSSES, Unit, logits_chunk
 
 
 @LOSSES.register()

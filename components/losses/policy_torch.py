@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...dsl.schema.losses import ADVANTAGES, OLD, POLICY, REF, REFERENCE_KL
+from ...dsl.schema.losses import ADVANTAGES, OLD, REF
+from ...dsl.schema.policy_losses import POLICY, REFERENCE_KL
 from ...runtime.models.batch import SHARE
 from ...runtime.models.loss import Term
 

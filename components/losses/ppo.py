@@ -3,8 +3,8 @@
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import ClippedPolicyLoss
-from ...dsl.schema.training import LOSSES
+from ...dsl.schema.losses import LOSSES
+from ...dsl.schema.policy_losses import ClippedPolicyLoss
 
 
 @LOSSES.register()

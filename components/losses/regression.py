@@ -6,8 +6,7 @@ from typing import ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import RewardLoss
-from ...dsl.schema.training import LOSSES, Unit
+from ...dsl.schema.losses import LOSSES, RewardLoss, Unit
 
 
 @LOSSES.register()

@@ -7,9 +7,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.losses import PairLoss, beta_setting
+from ...dsl.schema.losses import LOSSES, PairLoss, beta_setting, logits_chunk
 from ...dsl.schema.setting import not_negative, setting
-from ...dsl.schema.training import LOSSES, logits_chunk
 
 
 @LOSSES.register()

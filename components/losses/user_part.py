@@ -7,8 +7,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import UserComponent, named
-from ...dsl.schema.losses import Reference, ReferredLoss, reference_setting
-from ...dsl.schema.training import LOSSES, Misfit, Unit, logits_chunk, z_weight
+from ...dsl.schema.losses import LOSSES, Reference, ReferredLoss, Unit, logits_chunk, reference_setting, z_weight
+from ...dsl.schema.setting import Conflict
 from ...dsl.user_parts.kinds import COUNTS, STATISTICS
 
 
@@ -60,11 +60,11 @@ class UserLoss(OwnLoss):
     def base_of(cls, declared: Any) -> type:
         return UserLoss if declared.options["unit"] in (None, "token") else UserUnitLoss
 
-    def misfits(self) -> Iterator[Misfit]:
+    def conflicts(self) -> Iterator[Conflict]:
         wrong = [*self.values, *((COUNTS,) if COUNTS in self.filled else ())]
         if wrong:
             hint = 'write `@loss(unit="sequence")` or `"pair"` above it'
-            yield Misfit("kind", f"a loss of tokens has no `{wrong[0]}`, which is of a sequence", hint)
+            yield Conflict("kind", f"a loss of tokens has no `{wrong[0]}`, which is of a sequence", hint)
 
 
 @frozen

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import Range, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import (
+from ...dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     clip_norm,
@@ -21,6 +19,8 @@ from ...dsl.schema.training import (
     random_rounding,
     scheduled_decay,
 )
+from ...dsl.schema.setting import Range, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
 from ...planner.units import BYTES, plural
 from .adamw8bit import pattern_of
 

@@ -6,11 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from attrs import evolve, frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import at_least, momentum_pair, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import (
+from ...dsl.schema.optimizers import (
     OPTIMIZERS,
-    Misfit,
     Optimizer,
     cautious_decay,
     clip_norm,
@@ -21,6 +18,8 @@ from ...dsl.schema.training import (
     random_rounding,
     scheduled_decay,
 )
+from ...dsl.schema.setting import Conflict, at_least, momentum_pair, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
 from ...planner.units import plural
 
 if TYPE_CHECKING:
@@ -94,11 +93,11 @@ class AdamW8bit(Optimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def misfits(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Misfit]:
+    def conflicts(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Conflict]:
         from ...planner.mesh.sharding import cuts_of
         from ...planner.model.inventory import parameters
 
-        yield from super().misfits(spec, architecture, layout)
+        yield from super().conflicts(spec, architecture, layout)
         cuts, tensors = cuts_of(spec.parallel, layout.mesh, architecture), list(parameters(architecture))
         if (cut := self._cut(cuts, tensors)) is None:
             return
@@ -108,7 +107,7 @@ class AdamW8bit(Optimizer):
         )
         smaller = (2**power for power in range(9, 2, -1) if 2**power < self.block)
         fitting = next((size for size in smaller if evolve(self, block=size)._cut(cuts, tensors) is None), None)
-        yield Misfit("block", message, f"use block {fitting}" if fitting else "use fewer ranks for tp")
+        yield Conflict("block", message, f"use block {fitting}" if fitting else "use fewer ranks for tp")
 
     def _cut(self, cuts: "Cuts", tensors: "Sequence[ParameterSpec]") -> "ParameterSpec | None":
         """A tensor of which a block would lie on two ranks."""

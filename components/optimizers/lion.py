@@ -6,9 +6,7 @@ from typing import Any
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import momentum_pair, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import (
+from ...dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
@@ -22,6 +20,8 @@ from ...dsl.schema.training import (
     scheduled_decay,
     state_format,
 )
+from ...dsl.schema.setting import momentum_pair, setting
+from ...dsl.schema.state_tensors import StateTensor
 
 
 @OPTIMIZERS.register()

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import (
+from ...dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
@@ -23,6 +21,8 @@ from ...dsl.schema.training import (
     scheduled_decay,
     state_format,
 )
+from ...dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
 from ...planner.units import BYTES, plural
 
 if TYPE_CHECKING:

@@ -7,11 +7,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import momentum_pair, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import (
+from ...dsl.schema.optimizers import (
     OPTIMIZERS,
-    Misfit,
     Optimizer,
     clip_norm,
     clip_spikes,
@@ -19,6 +16,8 @@ from ...dsl.schema.training import (
     decoupled_decay,
     learning_rate,
 )
+from ...dsl.schema.setting import Conflict, momentum_pair, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
 
 
 @OPTIMIZERS.register()
@@ -64,22 +63,22 @@ class ScheduleFree(Optimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def misfits(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Misfit]:
+    def conflicts(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Conflict]:
         from ...planner.graph.nonfinite import on_nan
 
         if spec.scheduler.falls(spec.optimizer.lr):
             message = (
                 f"`{self.kind}` averages weights in place of a learning rate that falls, as {spec.scheduler.kind} does"
             )
-            yield Misfit("kind", message, "use scheduler constant, with a warm-up")
+            yield Conflict("kind", message, "use scheduler constant, with a warm-up")
         if not self.betas[0]:
-            yield Misfit("betas", "gradients would be taken without the average", "use betas [0.9, 0.95]")
+            yield Conflict("betas", "gradients would be taken without the average", "use betas [0.9, 0.95]")
         if spec.precision.params == "bf16":
             message = "an average of weights takes in small shares of new ones, which bf16 has no room for"
-            yield Misfit("kind", message, "use precision { params = fp32, compute = bf16 }")
+            yield Conflict("kind", message, "use precision { params = fp32, compute = bf16 }")
         each_step = (tick.actions for tick in spec.ticks if tick.every == Quantity(1, "steps"))
         policy = on_nan(spec)
         if policy.bears and not any(action.ends_at_bad for actions in each_step for action in actions):
             message = "a step that is left out would leave the weights where its gradients were taken"
             instead = "write `on nan rollback`" if policy.action.goes_back else "leave out `on nan … skip`"
-            yield Misfit("kind", message, f"{instead}, or use optimizer adamw")
+            yield Conflict("kind", message, f"{instead}, or use optimizer adamw")

@@ -6,9 +6,7 @@ from typing import Any
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import Range, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import (
+from ...dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
@@ -16,11 +14,12 @@ from ...dsl.schema.training import (
     clip_spikes,
     clip_value,
     learning_rate,
-    not_negative,
     random_rounding,
     scheduled_decay,
     state_format,
 )
+from ...dsl.schema.setting import Range, not_negative, setting
+from ...dsl.schema.state_tensors import StateTensor
 
 
 @OPTIMIZERS.register()

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from ...dsl.schema.component import UserComponent, named
+from ...dsl.schema.optimizers import OPTIMIZERS, Optimizer, clip_norm, learning_rate
 from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, learning_rate
 
 
 @OPTIMIZERS.user

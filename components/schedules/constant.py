@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, warm_up
+from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler, warm_up
 from ...planner.schedule.closed_form import length_in_steps
 
 

@@ -4,7 +4,7 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.training import SCHEDULERS, floor_of_peak, warm_up
+from ...dsl.schema.schedules import SCHEDULERS, floor_of_peak, warm_up
 from ...planner.schedule.closed_form import DecayingScheduler
 
 

@@ -8,8 +8,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
+from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler
 from ...dsl.schema.setting import positive, setting
-from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler
 
 
 @SCHEDULERS.register()

@@ -7,8 +7,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
+from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
 from ...dsl.schema.setting import positive, setting
-from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
 from ...planner.schedule.closed_form import closed_form, decay_text, idle_floor, length_in_steps
 
 

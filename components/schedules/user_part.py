@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import UserComponent, named
-from ...dsl.schema.training import SCHEDULERS, Scheduler
+from ...dsl.schema.schedules import SCHEDULERS, Scheduler
 
 
 @SCHEDULERS.user

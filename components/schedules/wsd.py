@@ -7,8 +7,8 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
+from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
 from ...dsl.schema.setting import setting, share
-from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
 from ...planner.schedule.closed_form import decay_text, length_in_steps, warmup_and_decay
 
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from .losses import Loss
 from .parallel import Pp
-from .training import Loss
 
 KINDS: Final = ("sweep",)
 ACTIONS: Final = ()

@@ -1,4 +1,4 @@
-"""What losses of one family have in common: those of preferences, and those of policies."""
+"""`loss`: what is minimised; and what losses of pairs and those with a reference model have in common."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
@@ -6,9 +6,11 @@ from typing import Any, ClassVar, Final, Literal
 from attrs import frozen
 
 from ..quantity import Quantity
+from .component import Component, Registry
 from .names import file_path
-from .setting import Range, not_negative, positive, setting
-from .training import HeadKind, Loss, Misfit, Unit, logits_chunk
+from .setting import Conflict, Role, not_negative, positive, setting, settings_of
+
+LOSSES: Final = Registry["Loss"]("loss", "losses")
 
 WEIGHTS: Final = "weights"
 """The column of how much labels count."""
@@ -35,43 +37,149 @@ def further_metrics(modules: int) -> tuple[str, ...]:
     return tuple(f"{FURTHER}/{number}" for number in range(1, modules + 1))
 
 
-_REWARD: Final = "nats"
-PAIR_METRICS: Final = {
-    "rewards/chosen": ("reward of preferred answers, mean over the pairs of the step", _REWARD),
-    "rewards/rejected": ("the same of rejected answers", _REWARD),
-    "rewards/margin": ("their difference", _REWARD),
-    "rewards/accuracy": ("pairs whose preferred answer has the higher reward", "share, 0 to 1"),
-}
-POLICY: Final = {
-    "policy/ratio": (
-        "probability of a label now, divided by that when it was sampled; mean over the valid tokens of the step",
-        "",
-    ),
-    "policy/clipped": ("valid tokens whose loss has no gradient, as their ratio is clipped", "share, 0 to 1"),
-    "policy/kl": (
-        "divergence of the policy from that which has sampled: mean over valid tokens of ρ − 1 − log ρ, ρ the ratio",
-        "nats a token",
-    ),
-    "policy/entropy": ("entropy of the next token, mean over the valid tokens of the step", "nats a token"),
-}
-DISTILLED: Final = {
-    "distill/divergence": (
-        "divergence of the student from its teacher, as `form` of the loss has it, of logits / temperature; mean over "
-        "the valid tokens of the step",
-        "nats a token",
-    ),
-    "distill/agreement": ("valid tokens whose most probable next token is that of the teacher", "share, 0 to 1"),
-}
-REFERENCE_KL: Final = {
-    "policy/reference_kl": ("divergence of the policy from the reference, as `kl` of the loss has it", "nats a token")
-}
-
-Normalise = Literal["token", "sequence", "dr_grpo"]
+Unit = Literal["token", "sequence", "pair"]
+TAKEN_ELSEWHERE: Final = ("z_loss", "chunk", "reference")
+"""Settings of losses that nodes of the model and of the data take."""
+HeadKind = Literal["vocabulary", "reward"]
+"""What the head of a model gives: logits of the next token at each position, or one number at the last one of a
+sequence."""
 
 
-def beta_setting(default: float, what: str = "how much a difference of log-probabilities counts: β") -> Any:
-    """The setting `beta` of losses of preferences."""
-    return setting(what, default=default, check=positive)
+def z_weight() -> Any:
+    """The setting `z_loss` that every loss has."""
+    return setting("weight of the mean squared log-sum-exp of the logits", default=0.0, check=not_negative)
+
+
+def logits_chunk() -> Any:
+    """The setting `chunk` that every loss has."""
+    return setting(
+        "logits are computed in chunks of at most this size in fp32",
+        default=Quantity(2**30, "bytes"),
+        units=("bytes",),
+        check=positive,
+        role=Role.EXECUTION,
+    )
+
+
+@frozen
+class WideColumn:
+    """Numbers of tokens of which each token has several. format: `int32` or `float32`."""
+
+    width: int
+    format: Literal["int32", "float32"]
+
+
+@frozen
+class Teacher:
+    """A model that a loss learns from: by what `xtrain data teach` has stored of it, or live, as it computes each
+    microbatch beside the model. folder: of the model. top: tokens whose log-probabilities are stored of each
+    distribution. temperature: what its logits are divided by before."""
+
+    folder: str
+    top: int
+    temperature: float
+    live: bool = False
+
+
+@LOSSES.base
+class Loss(Component):
+    """`loss NAME { … }`: what is minimised: its mean over all valid tokens of the step, or its sequences or pairs, on
+    all ranks together."""
+
+    z_loss: float = 0.0
+    chunk: Quantity
+    across: ClassVar[bool] = False
+    """Whether it is computed from sums over the tokens of each sequence: what is left of the head's product is then one
+    number a token, and the backward computes the product a second time."""
+    head: ClassVar[HeadKind] = "vocabulary"
+    """The head that the model has for it."""
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """What it measures at each step → what that is, and its unit. Means over tokens, or over units if it is `across`
+    these."""
+    resuming: ClassVar[Mapping[str, str]] = {}
+    """Argument of its node → what becomes of a run that is resumed with another value, as a clause."""
+    may_read: ClassVar[Mapping[str, str]] = {}
+    """Column that it reads only with certain settings → these settings, as a spec has them."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the cross-entropy of each token, which the model gives by itself: a plan has no node for it."""
+        return False
+
+    @property
+    def unit(self) -> Unit:
+        """What it is divided by the number of."""
+        return "token"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Numbers of tokens that it reads, by the names that datasets give them."""
+        return ()
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """Those of its columns that the run computes before the first step, whatever datasets have."""
+        return ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The same of numbers of documents."""
+        return ()
+
+    @property
+    def wide(self) -> Mapping[str, WideColumn]:
+        """Columns that it reads beside those, which no dataset has but its teacher gives, by name."""
+        return {}
+
+    @property
+    def learns_from(self) -> Teacher | None:
+        """The model that it learns from, if there is one."""
+        return None
+
+    def of_data(self) -> tuple[str, ...]:
+        """Settings of a dataset whose records have fields, as a spec has them, that give what it reads; none where any
+        dataset does."""
+        found = ('chosen = "chosen"', 'rejected = "rejected"') if self.unit == "pair" else ()
+        found += ("oversized = skip",) if self.unit == "sequence" else ()
+        given = tuple(name for name in self.columns if name not in self.computed)
+        for name, read in (("columns", given), ("values", self.values)):
+            fields = ", ".join(f'{each}: "{each}"' for each in read)
+            found += (f"{name} = {{ {fields} }}",) if read else ()
+        return found
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Those of its metrics that it has with these settings."""
+        return tuple(self.metrics)
+
+    @property
+    def summed(self) -> int:
+        """If it is `across` tokens, how many numbers of each of them are summed: log-probabilities, and what it
+        reads."""
+        return 1 + len(self.columns) + len(self.reads(self.args()))
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Settings that do not fit the others."""
+        return iter(())
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """The settings that change nothing beside the others, and why."""
+        return iter(())
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node beside `kind`: all of its settings but those that other nodes take."""
+        values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
+        return {name: value for name, value in values.items() if name not in TAKEN_ELSEWHERE}
+
+    def does(self) -> str:
+        """What its node does, in words."""
+        raise NotImplementedError
+
+    @classmethod
+    def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        """What it is computed from beside the log-probability of each label, of `user_parts.kinds.STATISTICS`. args: of
+        its node."""
+        return ()
 
 
 # Reference models ----------------------------------------------------------------------------------------------------
@@ -114,6 +222,22 @@ class ReferredLoss(Loss):
             yield "reference", f"the loss does not read `{REF}`"
 
 
+# Pairs and rewards -------------------------------------------------------------------------------------------------
+
+_REWARD: Final = "nats"
+PAIR_METRICS: Final = {
+    "rewards/chosen": ("reward of preferred answers, mean over the pairs of the step", _REWARD),
+    "rewards/rejected": ("the same of rejected answers", _REWARD),
+    "rewards/margin": ("their difference", _REWARD),
+    "rewards/accuracy": ("pairs whose preferred answer has the higher reward", "share, 0 to 1"),
+}
+
+
+def beta_setting(default: float, what: str = "how much a difference of log-probabilities counts: β") -> Any:
+    """The setting `beta` of losses of preferences."""
+    return setting(what, default=default, check=positive)
+
+
 class PairLoss(Loss):
     """A loss of pairs of a preferred and a rejected answer."""
 
@@ -130,115 +254,3 @@ class RewardLoss(Loss):
     """A loss of rewards: numbers that the head of the model gives sequences, each at the last token."""
 
     head: ClassVar[HeadKind] = "reward"
-
-
-# Policies ------------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class PolicyLoss(ReferredLoss):
-    """A loss of tokens that a policy has sampled, with the advantage of each: of the ratio ρ of their probabilities now
-    and then."""
-
-    kl: Literal["none", "k1", "k2", "k3"] = setting(
-        "estimate, for each token, of the divergence from the reference (column `ref_logprobs`) that is added to the "
-        "loss; with d = log of reference / policy: k1: −d; k2: d²/2; k3: e^d − d − 1",
-        default="none",
-    )
-    kl_weight: float = setting("weight of `kl`", default=0.0, check=not_negative)
-    reference: Reference = reference_setting()
-    chunk: Quantity = logits_chunk()
-
-    may_read: ClassVar[Mapping[str, str]] = {REF: "kl = k3, kl_weight = 0.04"}
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (OLD, ADVANTAGES, *((REF,) if self.kl != "none" else ()))
-
-    @property
-    def measured(self) -> tuple[str, ...]:
-        return tuple(name for name in self.metrics if self.kl != "none" or name not in REFERENCE_KL)
-
-    def misfits(self) -> Iterator[Misfit]:
-        if self.kl == "none" and self.kl_weight:
-            yield Misfit("kl_weight", "`kl_weight` is the weight of `kl`, and that is none", "add `kl = k3`")
-        if self.kl != "none" and not self.kl_weight:
-            yield Misfit("kl", f"kl {self.kl} counts nothing, as `kl_weight` is 0", "add `kl_weight = 0.04`")
-
-    def penalty(self) -> str:
-        """What is added for the reference, in words."""
-        return "" if self.kl == "none" else f" + {self.kl_weight:g} · {self.kl} of the reference"
-
-    @classmethod
-    def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("entropy_T",)
-
-
-def normalise_setting(default: str) -> Any:
-    """The setting `normalise` of losses of single tokens of a policy."""
-    return setting(
-        "token: the mean over all tokens of the step; sequence: the mean over sequences of the mean over the tokens of "
-        "each; dr_grpo: the mean over sequences of the sum over their tokens divided by `max_tokens` (2503.20783)",
-        default=default,
-    )
-
-
-@frozen
-class TokenPolicyLoss(PolicyLoss):
-    """One of single tokens."""
-
-    normalise: Normalise = normalise_setting("token")
-    max_tokens: int | None = setting(
-        "what `normalise = dr_grpo` divides the sum of a sequence by", default=None, check=positive
-    )
-
-    metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL
-
-    @property
-    def unit(self) -> Unit:
-        return "token" if self.normalise == "token" else "sequence"
-
-    def misfits(self) -> Iterator[Misfit]:
-        yield from super().misfits()
-        if self.normalise == "dr_grpo" and self.max_tokens is None:
-            hint = "add `max_tokens = 1024`, the most tokens of an answer"
-            yield Misfit("normalise", "dr_grpo divides by `max_tokens`, and that is not given", hint)
-        if self.normalise != "dr_grpo" and self.max_tokens is not None:
-            hint = "remove it, or write `normalise = dr_grpo`"
-            yield Misfit("max_tokens", f"`max_tokens` is for dr_grpo, and normalise is {self.normalise}", hint)
-
-    def mean(self) -> str:
-        """What it is the mean of, in words."""
-        return {
-            "token": "mean over all tokens of the step",
-            "sequence": "mean over sequences of the means over their tokens",
-            "dr_grpo": f"mean over sequences of the sums over their tokens divided by {self.max_tokens}",
-        }[self.normalise]
-
-
-@frozen
-class ClippedPolicyLoss(TokenPolicyLoss):
-    """One that clips ratios as PPO does."""
-
-    clip_low: float = setting("ratios are clipped at 1 − this", default=0.2, check=Range(low=0, below=1))
-    clip_high: float = setting("ratios are clipped at 1 + this", default=0.2, check=not_negative)
-    dual_clip: float | None = setting(
-        "of negative advantages ratios count at most so much (arXiv 1912.09729); none: as much as they are",
-        default=None,
-        check=Range(above=1),
-        example="3.0",
-    )
-
-    resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by it from here on"}
-
-    def misfits(self) -> Iterator[Misfit]:
-        yield from super().misfits()
-        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
-            hint = f"write more than {1 + self.clip_high:g}"
-            yield Misfit("dual_clip", f"it lies above 1 + `clip_high`, which is {1 + self.clip_high:g}", hint)
-
-    def does(self) -> str:
-        dual = "" if self.dual_clip is None else f", of A < 0 at most {self.dual_clip:g}"
-        clips = f"clipped to {1 - self.clip_low:g} … {1 + self.clip_high:g}{dual}"
-        text = f"minimise −ρA of each token, ρ = π / e^`{OLD}` {clips}, A = `{ADVANTAGES}`{self.penalty()}"
-        return f"{text}; {self.mean()}"

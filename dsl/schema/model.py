@@ -1,4 +1,4 @@
-"""What is trained: `model` and its `router`, `tokenizer`, `precision`."""
+"""What is trained: `model` and its `router`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Literal
@@ -6,10 +6,8 @@ from typing import Any, ClassVar, Final, Literal
 import attrs
 from attrs import frozen
 
-from .bases import BASES, Base
 from .component import Component, Registry
 from .model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig
-from .names import file_path
 from .rope import Rope
 from .setting import (
     AUTO,
@@ -18,7 +16,6 @@ from .setting import (
     at_least,
     between,
     is_unspoken,
-    label,
     not_negative,
     positive,
     setting,
@@ -420,30 +417,3 @@ class MixedTransformer(ExpertTransformer):
 def expert_families() -> list[str]:
     """The families whose blocks have experts."""
     return [name for name, family in FAMILIES.items() if "experts" in settings_of(family)]
-
-
-@frozen
-class Tokenizer:
-    """`tokenizer bytes` or `tokenizer "folder"`: turns text into token ids."""
-
-    source: str = label(check=file_path)
-
-
-@frozen
-class Precision:
-    """`precision { … }`: number formats."""
-
-    params: Literal["fp32", "fp64", "bf16"] = setting("format of parameters and optimizer state", default="fp32")
-    compute: Literal["auto", "fp32", "fp64", "bf16"] = setting(
-        "format of forward and backward; auto: that of the parameters", default="auto"
-    )
-    base: Base = setting(
-        "how matrices of blocks that are not trained are stored",
-        default=attrs.Factory(lambda: BASES.default()),
-        added=True,
-    )
-    matmul: Literal["auto", "highest", "high", "medium"] = setting(
-        "fp32 matmul precision; auto: the fastest setting that keeps fp32 accuracy in a test on the device",
-        default="auto",
-        role=Role.EXECUTION,
-    )

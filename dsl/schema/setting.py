@@ -274,3 +274,12 @@ def between(low: float, high: float) -> Range:
 
 # Of ranks: beyond what any machine has, and few enough to try them one by one.
 rank_count: Final = between(1, 1_000_000)
+
+
+@attrs.frozen
+class Conflict:
+    """A setting that does not fit the rest of a spec. setting: its name. hint: what to write."""
+
+    setting: str
+    message: str
+    hint: str

@@ -7,8 +7,8 @@ from attrs import frozen
 
 from .adapters import Adapter
 from .names import TextCheck
+from .optimizers import OF_STEP, Optimizer
 from .setting import label, setting
-from .training import OF_STEP, Optimizer
 
 # What is done with all gradients alike, and not for each task.
 _SHARED: Final = tuple(name for name in OF_STEP if name != "clip")

@@ -3,9 +3,20 @@
 from pathlib import Path
 from typing import ClassVar, Final
 
+from attrs import frozen
+
 from .component import Component, Registry
+from .names import file_path
+from .setting import label
 
 TOKENIZERS: Final = Registry["TokenizerKind"]("tokenizer", "tokenizers", call="{}")
+
+
+@frozen
+class Tokenizer:
+    """`tokenizer bytes` or `tokenizer "folder"`: turns text into token ids."""
+
+    source: str = label(check=file_path)
 
 
 @TOKENIZERS.base

@@ -10,8 +10,7 @@ from typing import Any, Final, get_args
 from attrs import frozen
 
 from ...dsl.schema.log import OP as TRACKER
-from ...dsl.schema.losses import PRECOMPUTED, REF
-from ...dsl.schema.training import LOSSES
+from ...dsl.schema.losses import LOSSES, PRECOMPUTED, REF
 from ..data.chain import call_text
 from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches, resuming, setting_path

@@ -10,9 +10,9 @@ from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS
 from ...dsl.schema.log import OP as TRACKER
+from ...dsl.schema.optimizers import OPTIMIZERS
 from ...dsl.schema.rollout import REWARDS
 from ...dsl.schema.stacks import stack_of_node
-from ...dsl.schema.training import OPTIMIZERS
 from ..model.groups import OP as GROUP
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]

@@ -7,8 +7,7 @@ from attrs import NOTHING, fields
 from ...dsl.schema.collators import LABELLED_SAMPLES
 from ...dsl.schema.component import UserComponent
 from ...dsl.schema.data import Dataset
-from ...dsl.schema.losses import WEIGHTS
-from ...dsl.schema.training import LOSSES, Loss
+from ...dsl.schema.losses import LOSSES, WEIGHTS, Loss
 from ...dsl.spec import Spec
 from ..findings import Findings
 

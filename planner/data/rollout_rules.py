@@ -4,8 +4,9 @@ from collections.abc import Iterator, Set
 
 from ...dsl.schema.collators import RowLink, row_link, usual_chain
 from ...dsl.schema.data import Dataset
-from ...dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, OLD, REF, PolicyLoss
+from ...dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, OLD, REF
 from ...dsl.schema.packings import PACKINGS
+from ...dsl.schema.policy_losses import PolicyLoss
 from ...dsl.schema.rollout import MADE, Rollout
 from ...dsl.spec import Spec
 from ..architecture import Architecture

@@ -3,8 +3,8 @@
 from typing import Any
 
 from ...dsl.schema.data import Dataset
+from ...dsl.schema.losses import Loss
 from ...dsl.schema.setting import AUTO
-from ...dsl.schema.training import Loss
 from ..canonical import portable
 
 # The last token of a document is read, and not only predicted.

@@ -5,7 +5,7 @@ import math
 from typing import Any, Final
 
 from ...dsl.schema.adapters import TaskAdapters
-from ...dsl.schema.training import Loss
+from ...dsl.schema.losses import Loss
 from ..canonical import portable
 from ..mesh.mesh import AXES
 from ..model.inventory import quantised_bytes

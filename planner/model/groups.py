@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
+from ...dsl.schema.optimizers import OPTIMIZERS, Optimizer, ParameterGroup
 from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import OPTIMIZERS, Optimizer, ParameterGroup
 from ...dsl.spec import Spec
 from ..architecture import Architecture, parameters, task_in
 from ..findings import Findings

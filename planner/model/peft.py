@@ -17,7 +17,7 @@ from ...dsl.checking.strict_json import STRICT
 from ...dsl.schema.model import FAMILIES
 from ..architecture import HEAD, Architecture, ParameterSpec, parameters
 from ..weights.files import WeightFiles, WeightsUnreadable, read_file
-from ..weights.fit import Assignment, misfits
+from ..weights.fit import Assignment, wrong_tensors
 from ..weights.stored import EMBEDDING_WEIGHT, StoredNames, StoredPart
 from ..weights.written import WrittenFile, WrittenTensor
 from .targets import all_matrices
@@ -153,7 +153,7 @@ def assign_peft(arch: Architecture, trained: tuple[ParameterSpec, ...], files: W
         if embedding.name not in missing and not _alike(files, embedding.name, head.name):
             raise ValueError(f"`{head.name}` is not `{embedding.name}`, and the model has one tensor for both")
         surplus.remove(head.name)
-    if problems := misfits(files, used, missing, surplus):
+    if problems := wrong_tensors(files, used, missing, surplus):
         raise ValueError("; ".join(problems))
     return Assignment(parts)
 

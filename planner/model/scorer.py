@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import frozen
 
 from ...dsl.load import load_spec
-from ...dsl.schema.training import LOSSES
+from ...dsl.schema.losses import LOSSES
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..findings import Findings

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from ...dsl.diagnostics.suggest import did_you_mean
 from ...dsl.schema.adapters import TaskAdapters
-from ...dsl.schema.training import Optimizer
+from ...dsl.schema.optimizers import Optimizer
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..findings import Findings

@@ -15,12 +15,12 @@ from ...dsl.load import load_spec
 from ...dsl.schema.actions import ACTIONS, saving
 from ...dsl.schema.component import Registry, members_of, registry_of
 from ...dsl.schema.log import Tracker
-from ...dsl.schema.losses import PolicyLoss
-from ...dsl.schema.model import Precision
+from ...dsl.schema.losses import LOSSES
+from ...dsl.schema.policy_losses import PolicyLoss
+from ...dsl.schema.precision import Precision
 from ...dsl.schema.setting import Role, Setting, settings_of, spelled
 from ...dsl.schema.sources import SOURCES
 from ...dsl.schema.stacks import STACKS
-from ...dsl.schema.training import LOSSES
 from ...dsl.spec import Spec
 from ..data.rollout_rules import rows_of_prompts
 from ..graph.provenance import AXIS_BLOCKS

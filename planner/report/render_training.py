@@ -5,7 +5,7 @@ from typing import Any
 from ...dsl.schema.actions import action_of
 from ...dsl.schema.log import OP as TRACKER
 from ...dsl.schema.log import tracker_of
-from ...dsl.schema.training import SCHEDULERS
+from ...dsl.schema.schedules import SCHEDULERS
 from ..costs.disk import disk_of
 from ..costs.headroom import no_times
 from ..graph.averaging import average_args

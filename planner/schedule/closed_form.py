@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ...dsl.quantity import Quantity
-from ...dsl.schema.training import Rate, Scheduler
+from ...dsl.schema.schedules import Rate, Scheduler
 
 SHAPES: dict[str, Callable[[float, float], float]] = {
     "cosine": lambda p, r: r + 0.5 * (1 - r) * (1 + math.cos(math.pi * p)),

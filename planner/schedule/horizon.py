@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve
 
-from ...dsl.schema.training import SCHEDULERS
+from ...dsl.schema.schedules import SCHEDULERS
 from ...dsl.spec import Spec
 from ..plan import Plan, PlanPhase, PlanTick, Timeline, Uncounted
 from .arithmetic import Arithmetic, arithmetic_of

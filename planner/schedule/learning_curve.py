@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...dsl.schema.training import SCHEDULERS, Rate
+from ...dsl.schema.schedules import SCHEDULERS, Rate
 from ..plan import PlanPhase
 from .phases import phase_at
 

@@ -5,8 +5,8 @@ from typing import Any
 from attrs import evolve, fields_dict
 
 from ...dsl.quantity import Quantity
+from ...dsl.schema.schedules import Scheduler
 from ...dsl.schema.setting import settings_of
-from ...dsl.schema.training import Scheduler
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..units import plural

@@ -6,8 +6,8 @@ from attrs import evolve
 
 from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.data import Batch
+from ...dsl.schema.optimizers import OPTIMIZERS
 from ...dsl.schema.tasks import AdapterTask
-from ...dsl.schema.training import OPTIMIZERS
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..plan import Plan

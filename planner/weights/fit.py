@@ -58,12 +58,12 @@ def assign(arch: Architecture, files: WeightFiles) -> Assignment:
         for name in files.tensors
         if name not in used and name not in unused and not names.is_ignored(name, arch, files.tensors)
     ]
-    if problems := misfits(files, used, missing, surplus):
+    if problems := wrong_tensors(files, used, missing, surplus):
         raise ValueError("; ".join(problems))
     return Assignment(found, twin)
 
 
-def misfits(
+def wrong_tensors(
     files: WeightFiles, used: Mapping[str, tuple[int, ...]], missing: Sequence[str], surplus: Sequence[str]
 ) -> list[str]:
     """What is wrong, in words. used: tensor → its shape in the model. missing: those of them that no file has; surplus:

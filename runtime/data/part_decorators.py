@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 from attrs import field, frozen
 
 from ...dsl.schema.collators import KINDS, may_give
-from ...dsl.schema.training import Unit
+from ...dsl.schema.losses import Unit
 from ...dsl.user_parts.kinds import UNITS, Kind, names_of
 from ...dsl.user_parts.places import CHANGES, PLACES, Place, may_change
 

@@ -108,7 +108,7 @@ def load_adapter(rank: Rank, slots: Slots) -> Handle:
         state: KeptState | None = None
         try:
             state = read_kept(folder)
-            problem = _misfit(state, slots, slot.shape)
+            problem = _mismatch(state, slots, slot.shape)
         except UNREADABLE as error:
             problem = f"what was saved cannot be read: {error}"
         agree(rank, problem)
@@ -119,7 +119,7 @@ def load_adapter(rank: Rank, slots: Slots) -> Handle:
     return run
 
 
-def _misfit(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
+def _mismatch(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
     """Why what was kept is not of an adapter of this shape; empty where it is. The seed is of no account."""
     for what in ("rank", "attn", "mlp"):
         kept, own = getattr(state.shape, what), getattr(shape, what)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...dsl.schema.training import Rate
+from ...dsl.schema.schedules import Rate
 from ...planner.schedule.horizon import counted_rate, waits_with
 from ...planner.schedule.learning_curve import learning_rate
 from ..input.feed import Feed

@@ -18,13 +18,15 @@ from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import Component, Offer, Registry, named, variants
 from xtrain.dsl.schema.log import TRACKERS, Tracker
+from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, learning_rate
 from xtrain.dsl.schema.packings import PACKINGS
+from xtrain.dsl.schema.schedules import SCHEDULERS
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.schema.stacks import STACKS, Stack, stack_of_node
 from xtrain.dsl.schema.tokenizers import TOKENIZERS
-from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.ops import code_of
 

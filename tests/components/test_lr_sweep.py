@@ -14,7 +14,7 @@ from xtrain.cli.main import main
 from xtrain.components.actions.lr_sweep import RunningAverage, result, suggestions, swept
 from xtrain.components.actions.lr_sweep_torch import sweep
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.training import SCHEDULERS
+from xtrain.dsl.schema.schedules import SCHEDULERS
 from xtrain.dsl.spec_text import resolved_text
 from xtrain.planner.compile import compile_plan
 from xtrain.records.paths import LR_SWEEP_FILE

@@ -3,7 +3,7 @@
 
 import pytest
 
-from xtrain.dsl.schema.training import SCHEDULERS
+from xtrain.dsl.schema.schedules import SCHEDULERS
 
 
 @pytest.mark.parametrize("warmup", [0, 7])

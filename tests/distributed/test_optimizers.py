@@ -13,7 +13,7 @@ from projects import worst
 from topologies import BY_NAME, ELSEWHERE, SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
-from xtrain.dsl.schema import training
+from xtrain.dsl.schema import optimizers
 
 pytestmark = pytest.mark.distributed
 
@@ -212,7 +212,7 @@ CLIPPED = "none, clip_spikes = 0.1, clip_value = 2e-3"
 def test_spikes_and_elements_are_clipped_alike_on_layouts(lab: Laboratory, monkeypatch: pytest.MonkeyPatch, name: str):
     """Statistics are those of all ranks, and a run goes on with them: the norm of the second step is a spike against
     that of the first."""
-    monkeypatch.setattr(training, "SPIKE_STEPS", 1)
+    monkeypatch.setattr(optimizers, "SPIKE_STEPS", 1)
     trial = Trial(optimizer="sgd { lr = 1e-4", clip=CLIPPED, steps=3, settings=SHALLOW)
     layout = BY_NAME[name].layout
     whole = lab.run(trial, layout)

@@ -14,9 +14,9 @@ from xtrain.dsl.quantity import UNITS, Quantity
 from xtrain.dsl.schema import later, parallel
 from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import variants
+from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.schema.sources import SOURCES
-from xtrain.dsl.schema.training import LOSSES
 from xtrain.dsl.spec import Spec
 
 

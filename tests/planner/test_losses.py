@@ -168,7 +168,7 @@ def test_of_other_documents_evaluations_measure_the_cross_entropy(make_plan, com
 
 
 # (settings, the one that is wrong, part of the hint)
-MISFITS = [
+CONFLICTS = [
     ("dpo { form = ipo, label_smoothing = 0.1 }", "label_smoothing", "robust"),
     ("dpo { form = robust }", "form", "label_smoothing = 0.1"),
     ("dpo { form = ipo, length_normalised = true }", "length_normalised", "remove"),
@@ -182,7 +182,7 @@ MISFITS = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "wrong", "hint"), MISFITS)
+@pytest.mark.parametrize(("settings", "wrong", "hint"), CONFLICTS)
 def test_settings_that_exclude_each_other_are_reported(settings, wrong, hint, tmp_path):
     columns = 'columns = { logprobs: "l", advantages: "a", ref_logprobs: "r" }, oversized = skip'
     dataset = f"{PAIRS if settings.startswith(('dpo', 'cpo')) else ANSWERS}, {columns} }}"

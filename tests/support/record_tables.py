@@ -15,8 +15,8 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgspec
 
 from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.rollout import METRICS as ROLLOUT
-from xtrain.dsl.schema.training import LOSSES
 from xtrain.records.events import EVENT_TYPES
 from xtrain.records.heartbeat import Heartbeat
 from xtrain.records.metrics import FREE_NAMES, RankMetrics, StepMetrics

@@ -1,0 +1,29 @@
+"""`precision`: the number formats that a run computes in and stores."""
+
+from typing import Literal
+
+import attrs
+from attrs import frozen
+
+from .bases import BASES, Base
+from .setting import Role, setting
+
+
+@frozen
+class Precision:
+    """`precision { … }`: number formats."""
+
+    params: Literal["fp32", "fp64", "bf16"] = setting("format of parameters and optimizer state", default="fp32")
+    compute: Literal["auto", "fp32", "fp64", "bf16"] = setting(
+        "format of forward and backward; auto: that of the parameters", default="auto"
+    )
+    base: Base = setting(
+        "how matrices of blocks that are not trained are stored",
+        default=attrs.Factory(lambda: BASES.default()),
+        added=True,
+    )
+    matmul: Literal["auto", "highest", "high", "medium"] = setting(
+        "fp32 matmul precision; auto: the fastest setting that keeps fp32 accuracy in a test on the device",
+        default="auto",
+        role=Role.EXECUTION,
+    )
