@@ -20,3 +20,17 @@ def ranks(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number of ranks; use 1 or more")
     return int(text)
+
+
+def add_node(parser: argparse.ArgumentParser) -> None:
+    """`--node I --meet HOST:PORT`: which machine of several this is."""
+    parser.add_argument(
+        "--node", type=_index, metavar="I", help="which of several machines this is, from 0; under srun it is known"
+    )
+    parser.add_argument("--meet", metavar="HOST:PORT", help="where the machines meet: a free port of the first one")
+
+
+def _index(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is not the number of a machine; use 0 or more")
+    return int(text)

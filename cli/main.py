@@ -5,8 +5,8 @@ import sys
 from importlib import import_module
 
 VERBS = (
-    "init", "check", "fmt", "plan", "diff", "run", "serve", "find-lr", "watch", "control", "data", "checkpoint",
-    "generate", "export", "merge", "docs", "schema", "explain",
+    "init", "check", "fmt", "plan", "diff", "doctor", "run", "serve", "find-lr", "watch", "control", "data",
+    "checkpoint", "generate", "export", "merge", "docs", "schema", "explain",
 )  # fmt: skip
 
 

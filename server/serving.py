@@ -40,8 +40,7 @@ class Address:
 
 def check_serving(address: Address, keys: Keys) -> None:
     """Raises CannotServe for what is wrong before anything was started."""
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise CannotServe(f"the server needs {' and '.join(missing)}: pip install 'xtrain[serve]'")
+    check_installed()
     if (why := refused_address(address.host, keys)) is not None:
         raise CannotServe(why)
     if address.certificate is not None:
@@ -54,6 +53,12 @@ def check_serving(address: Address, keys: Keys) -> None:
             raise CannotServe(
                 f"{address.certificate} and {address.private_key} cannot be used for TLS: {why}"
             ) from None
+
+
+def check_installed() -> None:
+    """Raises CannotServe where a package is missing."""
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise CannotServe(f"the server needs {' and '.join(missing)}: pip install 'xtrain[serve]'")
 
 
 def _no_passphrase() -> str:

@@ -392,6 +392,41 @@ PAGES: Final = (
         it has no averaged weights, a value is NaN, or too large for the number format. Nothing is left under the name
         of the folder. What an export that was killed has left beside it, `….partial`, is removed by the next one.
         """),
+    CodePage("X730", "a disk has too little room for the checkpoints of a run", """
+        `xtrain doctor` compares what is free below `workspace.root` with the checkpoints that the run keeps at the same
+        time, without those that it has already. `xtrain plan` shows how much that is.
+        """),
+    CodePage("X731", "the locks of a file system do not work", """
+        A run directory is locked, so that no two processes write to it. Below `workspace.root` the file system refuses
+        locks, or gives the same one to two processes. Mount it with locks, or set `workspace.root` to another one.
+        """),
+    CodePage("X732", "machines do not reach each other", """
+        `xtrain doctor` was started on several machines, and one of them does not answer another, or no number can be
+        summed over all of them with gloo or NCCL. Ranks connect to each other on ports that the kernel chooses: all TCP
+        ports have to be open between the machines, on the network that `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`
+        name, or that the names of the machines lead to.
+        """),
+    CodePage("X733", "the driver is too old for torch", """
+        Each release of CUDA needs a driver of NVIDIA that is not older than a certain one, and torch is built for one
+        release. Install a newer driver, or a torch that is built for an older CUDA.
+        """),
+    CodePage("X734", "the tokenizer does not fit the model", """
+        The tokenizer has more ids than the model of the plan, so that it is not the one that was planned with; or the
+        weights that the run begins with come with a tokenizer that gives other ids to the same text.
+        """),
+    CodePage("X735", "machines have different versions", """
+        Torch, xtrain, Python or the driver differ between the machines of a run. Ranks that exchange tensors have to
+        compute the same: install the same on all of them.
+        """),
+    CodePage("X736", "shared memory (/dev/shm) is too small", """
+        NCCL exchanges tensors between devices of a machine through `/dev/shm` where these do not reach each other
+        directly. Containers have 64 MiB there unless they are started with more, such as `--shm-size=1g`.
+        """),
+    CodePage("X737", "a machine has too little memory for its ranks", """
+        On CPUs, ranks take all of their memory from the machine; on GPUs, what is offloaded, and copies of checkpoints
+        that are being written. It is compared with what the kernel has to give and with the limit of the job's control
+        group, as a scheduler or a container sets it.
+        """),
     CodePage("W401", "a setting that changes nothing here", """
         Because of other settings this setting has no effect: for instance, it concerns an axis of size 1, gradient
         reduction where nothing is sharded, saving where nothing is saved, the width of a layer that the model does not
@@ -479,5 +514,13 @@ PAGES: Final = (
         """),
     CodePage("W707", "the machine is not the planned one", """
         The plan can run here, but its estimates were made for other devices.
+        """),
+    CodePage("W708", "the clocks of machines differ", """
+        The records of ranks are put in the order of their times. Have the clocks of all machines set by a time server.
+        """),
+    CodePage("W709", "a disk is slow for the checkpoints of a run", """
+        A run that is asked to stop has `launch.stop_deadline` for its last checkpoint. At the speed that
+        `xtrain doctor` has measured, with one process that writes, a checkpoint takes longer. Several ranks may write
+        faster together.
         """),
 )  # fmt: skip

@@ -34,3 +34,14 @@ def read_vocabulary(source: str) -> dict[str, int]:
     if not found:
         raise TokenizerUnreadable(f"{path.as_posix()} has no vocabulary")
     return found
+
+
+def differing_token(ours: str, theirs: str) -> str | None:
+    """The first token that two tokenizers have under other ids, in words; None where there is none. Raises
+    TokenizerUnreadable."""
+    own, other = read_vocabulary(ours), read_vocabulary(theirs)
+    apart = {token for token, _ in other.items() ^ own.items()}
+    if not apart:
+        return None
+    token = min(apart)
+    return f"token {json.dumps(token)} is {other.get(token, 'absent')} there and {own.get(token, 'absent')} in {ours}"

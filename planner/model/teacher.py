@@ -11,7 +11,7 @@ from ...dsl.schema.tokenizers import TOKENIZERS
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..data.tokenizer_folder import TokenizerUnreadable
-from ..data.vocabulary import read_vocabulary
+from ..data.vocabulary import differing_token
 from ..findings import Findings
 from ..weights.files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
@@ -118,13 +118,7 @@ def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: 
         return f"the {who} {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
     source = spec.tokenizer.source
     try:
-        its = read_vocabulary(folder)
-        ours = read_vocabulary(source)
+        apart = differing_token(source, folder)
     except TokenizerUnreadable:  # one of them is no file of tokens, or says what it is elsewhere
         return None
-    apart = {token for token, _ in its.items() ^ ours.items()}
-    if not apart:
-        return None
-    token = min(apart)
-    where = f"{its.get(token, 'absent')} there and {ours.get(token, 'absent')} in {source}"
-    return f"the tokenizer of the {who} {folder} is another one: token {json.dumps(token)} is {where}"
+    return apart and f"the tokenizer of the {who} {folder} is another one: {apart}"

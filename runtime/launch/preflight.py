@@ -54,7 +54,8 @@ def find_devices(plan: Plan, local_ranks: int) -> Devices:
     count = torch.cuda.device_count()
     if count < local_ranks:
         message = f"{local_ranks} ranks need a CUDA device each, and this machine has {count}"
-        raise EnvironmentFault("X702", f"{message}; use --world {count}, or launch.device = cpu")
+        fewer = f"use --world {count}, or " if count else "use "
+        raise EnvironmentFault("X702", f"{message}; {fewer}launch.device = cpu")
     devices = [torch.cuda.get_device_properties(index) for index in range(local_ranks)]
     least = min(devices, key=lambda device: device.total_memory)
     return Devices(kind="cuda", name=least.name, memory=least.total_memory)

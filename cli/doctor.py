@@ -1,0 +1,119 @@
+"""`xtrain doctor [SPEC|PLAN|RUN]`: what of this machine, or of all machines of a job, does not fit a plan."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..planner.units import plural
+from .arguments import add_node, add_sets, ranks
+from .counting import counted
+
+if TYPE_CHECKING:
+    from ..planner.plan import Plan
+    from ..runtime.doctor.unfit import Unfit
+
+EPILOG = """\
+examples:
+  xtrain doctor specs/two_ranks_cpu.xtrain
+  xtrain doctor runs/quickstart/<run> --json
+  srun --ntasks-per-node 1 xtrain doctor plan.json     once on each machine of a job
+  xtrain doctor plan.json --node 1 --meet n01:29500    the same without Slurm, on the second machine
+
+exit codes: 0 the run can work here, perhaps with warnings; 2 the spec is wrong; 3 it cannot
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="what of this machine does not fit a plan, and what to do about it",
+        description="Hold this machine, or all machines of a job, against a plan: devices, memory, disks, locks, "
+        "versions, data, and whether the machines reach each other. Takes seconds, and trains nothing. Without an "
+        "argument: what keeps any run from working in this folder.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("spec", metavar="SPEC", nargs="?", help="a spec, a saved plan (*.json) or a run directory")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what the spec asks for")
+    add_sets(parser)
+    add_node(parser)
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for other machines (default: 60)")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status, as the help says."""
+    from ..planner.load import plan_from_path
+
+    began = time.perf_counter()
+    if arguments.spec is None:
+        return _report(_without_plan(), arguments, None, began)
+    path = Path(arguments.spec)
+    compiled = plan_from_path(path / "plan.json" if path.is_dir() else path, arguments.sets, arguments.world, counted)
+    if compiled.plan is None:
+        compiled.report_to(sys.stderr)
+        if arguments.json:
+            print(json.dumps({"diagnostics": [each.to_json() for each in compiled.diagnostics]}))
+        return 2
+    return _report(_with_plan(compiled.plan, arguments), arguments, compiled.plan, began)
+
+
+def _without_plan() -> "list[Unfit]":
+    from ..runtime.doctor.examine import examine_without_plan
+
+    return examine_without_plan()
+
+
+def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
+    from ..runtime.doctor.checks import of_fault
+    from ..runtime.doctor.examine import examine
+    from ..runtime.errors import EnvironmentFault
+    from ..runtime.launch.node_place import node_place
+
+    try:
+        place = node_place(plan, arguments.node, arguments.meet)
+    except EnvironmentFault as fault:
+        return [of_fault(fault), *examine(plan, None, arguments.wait)]
+    return examine(plan, place, arguments.wait)
+
+
+def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | None", began: float) -> int:
+    seconds = time.perf_counter() - began
+    code = 3 if any(each.stops for each in found) else 0
+    # Of several machines the first one has the findings of all, and prints them.
+    first = not arguments.node and not _later_task()
+    if arguments.json:
+        if first:
+            content = {"plan": plan.id if plan else None, "seconds": round(seconds, 3), "exit_code": code}
+            print(json.dumps({**content, "findings": [each.to_json() for each in found]}, ensure_ascii=False, indent=1))
+        return code
+    if first or any(each.code == "X716" for each in found):
+        for each in found:
+            print(each)
+        print(f"{_looked_at(plan, arguments)}: {_counts(found)}, {seconds:.1f} s")
+    return code
+
+
+def _later_task() -> bool:
+    return os.environ.get("SLURM_NODEID", "0") != "0"
+
+
+def _looked_at(plan: "Plan | None", arguments: argparse.Namespace) -> str:
+    if plan is None:
+        return f"this machine in {Path.cwd()}, without a plan"
+    nodes, alone = plan.launch["nodes"], arguments.node is None and "SLURM_STEP_ID" not in os.environ
+    of = f"plan {plan.id}, {plural(plan.mesh.world_size, 'rank')} on {plural(nodes, 'machine')}"
+    return f"{of}, of which this is one" if nodes > 1 and alone else of
+
+
+def _counts(found: "list[Unfit]") -> str:
+    errors = sum(each.stops for each in found)
+    if not found:
+        return "nothing found"
+    return f"{plural(errors, 'error')}, {plural(len(found) - errors, 'warning')}"

@@ -1,0 +1,49 @@
+"""All that does not fit a plan: of this machine alone, or of all machines of the plan, where each runs this."""
+
+from pathlib import Path
+
+from attrs import evolve
+
+from ...planner.plan import Plan
+from ..launch.node_place import NodePlace
+from .checks import check_machine_facts, of_driver, of_folder
+from .disk import look_at_disk
+from .machine import look_at_machine
+from .unfit import Unfit
+
+
+def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
+    """place: of this machine among several; the first of them then has what all have found, and the others nothing but
+    the errors that they end with. seconds: to wait for the others."""
+    machine, root = look_at_machine(), Path(plan.workspace["root"])
+    found = check_machine_facts(plan, machine, look_at_disk(root))
+    if place is None:
+        return [evolve(each, host=machine.host) for each in found]
+    from .hosts import HostMeeting, HostsApart, find_between_hosts
+
+    try:
+        meeting = HostMeeting.join(place, plan.launch["nodes"], seconds)
+    except HostsApart as fault:
+        do = "start it once on every machine of the plan, and see whether each reaches the first one"
+        found.append(Unfit(code="X716", what=str(fault), do=do))
+        return [evolve(each, host=machine.host) for each in found]
+    found += find_between_hosts(meeting, machine, root, device_of(plan))
+    of_all = meeting.exchange("found", [evolve(each, host=machine.host).to_json() for each in found])
+    meeting.leave()
+    every = [Unfit(**each) for host in of_all for each in host]
+    return every if place.index == 0 else [each for each in every if each.stops]
+
+
+def examine_without_plan() -> list[Unfit]:
+    """Of this machine alone: what keeps any run from working here."""
+    machine = look_at_machine()
+    found = (*of_driver(machine), *of_folder(look_at_disk(Path.cwd())))
+    return [evolve(each, host=machine.host) for each in found]
+
+
+def device_of(plan: Plan) -> str:
+    """`cpu` or `cuda`, as ranks of this machine choose it."""
+    import torch
+
+    asked = plan.launch["device"]
+    return "cuda" if asked == "cuda" or (asked == "auto" and torch.cuda.is_available()) else "cpu"

@@ -1,0 +1,255 @@
+"""The machines of a run against each other, where the doctor is started once on each of them.
+
+every machine                                the first one
+listens, says where and what it has    →    (does the same)
+connects to every other, asks the time ←→   every other
+joins a process group and sums a number
+says what it has found                 →    collects, compares, has the last word
+leaves with the exit code              ←    that of all together
+"""
+
+import contextlib
+import json
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from attrs import asdict, frozen
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ..launch.node_place import NodePlace, own_address
+from .machine import MachineFacts
+from .unfit import Unfit
+
+# Seconds: to connect to another machine; for a number to be summed over all; for a new file to be seen elsewhere.
+CONNECT_SECONDS: Final = 5.0
+SUM_SECONDS: Final = 30.0
+FILE_SECONDS: Final = 10.0
+# Seconds by which clocks may differ: records of several ranks are read in the order of their times.
+CLOCKS: Final = 2.0
+_TIME: Final = struct.Struct("!d")
+
+
+@frozen(kw_only=True)
+class HostFacts:
+    """What a machine says of itself to the others. address, port: where it answers with its time."""
+
+    machine: MachineFacts
+    address: str
+    port: int
+
+    @classmethod
+    def of_json(cls, text: bytes | str) -> "HostFacts":
+        found = json.loads(text)
+        return cls(machine=MachineFacts(**found["machine"]), address=found["address"], port=found["port"])
+
+
+class HostsApart(Exception):
+    """Not all machines have come; the message says how many."""
+
+
+@frozen
+class HostMeeting:
+    """The machines of a plan, which have met in a store."""
+
+    place: NodePlace
+    nodes: int
+    store: Store
+
+    @classmethod
+    def join(cls, place: NodePlace, nodes: int, seconds: float) -> "HostMeeting":
+        """Raises HostsApart where they do not come within so many seconds."""
+        timeout = timedelta(seconds=seconds)
+        try:
+            store: Store = TCPStore(
+                place.host, place.port, is_master=place.index == 0, timeout=timeout, wait_for_workers=False
+            )
+            meeting = cls(place, nodes, PrefixStore("xtrain-doctor", store))
+            meeting._wait("here", seconds)
+        except (RuntimeError, OSError) as error:  # torch's errors of stores are RuntimeErrors
+            why = str(error).partition("\n")[0]
+            raise HostsApart(f"this machine does not reach the first one at {place.host}:{place.port}: {why}") from None
+        return meeting
+
+    def _wait(self, what: str, seconds: float) -> None:
+        """Until all have said this. Raises HostsApart."""
+        self.store.add(what, 1)
+        deadline = time.monotonic() + seconds
+        while (came := self.store.add(what, 0)) < self.nodes:
+            if time.monotonic() > deadline:
+                raise HostsApart(f"{came} of {self.nodes} machines have come within {seconds:g} s")
+            time.sleep(0.02)
+
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        """What every machine gives under this name, as JSON, in their order."""
+        self.store.set(f"{name}/{self.place.index}", json.dumps(value))
+        return [json.loads(self.store.get(f"{name}/{index}")) for index in range(self.nodes)]
+
+    def leave(self) -> None:
+        """The first machine keeps the store until all have read what they want."""
+        with contextlib.suppress(RuntimeError, HostsApart):
+            self._wait("left", CONNECT_SECONDS) if self.place.index == 0 else self.store.add("left", 1)
+
+
+def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path, device: str) -> list[Unfit]:
+    """What this machine finds of the others. folder: of runs. device: `cpu` or `cuda`, over which ranks exchange."""
+    found: list[Unfit] = []
+    with answering_time() as port:
+        own = HostFacts(machine=machine, address=own_address(meeting.place), port=port)
+        others = [HostFacts.of_json(json.dumps(each)) for each in meeting.exchange("facts", asdict(own))]
+        found += reach_others(others, meeting.place.index)
+        found += compare_versions(others[0].machine, machine)
+        found += _shares_folder(meeting, folder)
+        meeting.exchange("reached", True)  # before anybody stops to answer
+    # Where machines do not reach each other, a sum over all of them would only wait for its end.
+    unreached = meeting.exchange("unreached", any(each.code == "X732" for each in found))
+    if not any(unreached):
+        found += sum_over_hosts(meeting, device)
+    return found
+
+
+@contextlib.contextmanager
+def answering_time() -> Iterator[int]:
+    """Answer whoever connects with the time of this machine; the port."""
+    with socket.create_server(("", 0), backlog=1024) as server:
+        ended = threading.Event()
+
+        def serve() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(OSError):
+                    other, _ = server.accept()
+                    with other:
+                        other.sendall(_TIME.pack(time.time()))
+
+        server.settimeout(0.1)
+        thread = threading.Thread(target=serve, name="time for other machines", daemon=True)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            ended.set()
+            thread.join()
+
+
+def reach_others(hosts: Sequence[HostFacts], own: int) -> Iterator[Unfit]:
+    """Connect to all machines but this one; those that do not answer, and those whose clocks are apart from ours.
+
+    The clock of each pair is compared once, by the later of the two.
+    """
+    for index, host in enumerate(hosts):
+        if index == own:
+            continue
+        try:
+            apart, within = clock_of(host)
+        except OSError as error:
+            yield Unfit(
+                code="X732",
+                what=f"{host.machine.host} ({host.address}) cannot be reached from here: {error.strerror or error}",
+                do="open all TCP ports between the machines of a job, and see that names of machines lead to the "
+                "network that joins them (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
+            )
+            continue
+        if index < own and abs(apart) - within > CLOCKS:
+            yield Unfit(
+                code="W708",
+                what=f"the clock of {host.machine.host} is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} "
+                "that of this machine",
+                do="have both set by a time server (chrony, ntpd): records of ranks are put in order by their times",
+            )
+
+
+def clock_of(host: HostFacts) -> tuple[float, float]:
+    """How many seconds another machine's clock is ahead of ours, and within how many that is sure. Raises OSError."""
+    before = time.time()
+    with socket.create_connection((host.address, host.port), timeout=CONNECT_SECONDS) as other:
+        answer = b""
+        while len(answer) < _TIME.size:
+            part = other.recv(_TIME.size - len(answer))
+            if not part:
+                raise OSError("it closed the connection")
+            answer += part
+    after = time.time()
+    return _TIME.unpack(answer)[0] - (before + after) / 2, (after - before) / 2
+
+
+def compare_versions(first: MachineFacts, own: MachineFacts) -> Iterator[Unfit]:
+    """What this machine has in other versions than the first one."""
+    names = dict.fromkeys((*first.versions, *own.versions))
+    both = ((name, own.versions.get(name), first.versions.get(name)) for name in names)
+    apart = [f"{name} {here} here and {there} on {first.host}" for name, here, there in both if here != there]
+    if own.driver != first.driver:
+        apart.append(f"driver {own.driver or 'none'} here and {first.driver or 'none'} on {first.host}")
+    if apart:
+        yield Unfit(
+            code="X735",
+            what="; ".join(apart),
+            do="install the same on all machines, best as one container image or one environment that they share",
+        )
+
+
+def _shares_folder(meeting: HostMeeting, folder: Path) -> Iterator[Unfit]:
+    """Whether the folder of runs is the same everywhere: a file that the first machine makes, the others see."""
+    mark = None
+    if meeting.place.index == 0:
+        with contextlib.suppress(OSError):  # said by another check
+            folder.mkdir(parents=True, exist_ok=True)
+            mark = folder / f".xtrain-doctor-{secrets.token_hex(8)}"
+            mark.touch()
+    name = meeting.exchange("mark", mark.name if mark else "")[0]
+    seen = not name or _appears(folder / name)
+    meeting.exchange("seen", True)
+    if mark is not None:
+        mark.unlink(missing_ok=True)
+    if not seen:
+        yield Unfit(
+            code="X706",
+            what=f"{folder.absolute()} is not the same folder here as on the first machine",
+            do="set workspace.root to a folder on a file system that all machines share",
+        )
+
+
+def _appears(path: Path) -> bool:
+    deadline = time.monotonic() + FILE_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def sum_over_hosts(meeting: HostMeeting, device: str) -> Iterator[Unfit]:
+    """Sum a number over all machines as ranks do: with gloo, and on devices with NCCL as well."""
+    index, nodes = meeting.place.index, meeting.nodes
+    for backend in ("gloo", "nccl") if device == "cuda" else ("gloo",):
+        store = PrefixStore(f"sum-{backend}", meeting.store)
+        place = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
+        fault = ""
+        try:
+            dist.init_process_group(
+                backend, store=store, rank=index, world_size=nodes, timeout=timedelta(seconds=SUM_SECONDS)
+            )
+            total = torch.full((), float(index + 1), device=place)
+            dist.all_reduce(total)
+            if total.item() != nodes * (nodes + 1) / 2:
+                fault = f"the sum of 1 to {nodes} came out as {total.item():g}"
+        except RuntimeError as error:
+            fault = str(error).partition("\n")[0]
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        if fault:
+            name = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+            yield Unfit(
+                code="X732",
+                what=f"the machines cannot sum a number over {backend}: {fault}",
+                do=f"set {name} to the network interface that joins them, and open all TCP ports between them",
+            )

@@ -1,0 +1,89 @@
+"""What this machine has, as far as a run depends on it: looked up without starting anything."""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from ..provenance.metadata import versions
+
+# The oldest driver that runs a CUDA release, by the first number of that release (NVIDIA, CUDA Toolkit release notes,
+# "minimum required driver version for CUDA minor version compatibility", Linux).
+OLDEST_DRIVER: Final[Mapping[int, tuple[int, ...]]] = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
+
+
+@frozen(kw_only=True)
+class MachineFacts:
+    """host: its name. memory: bytes that processes may still take here, None where nobody knows. shared_memory: bytes
+    of `/dev/shm`, None where there is none. driver: of NVIDIA's kernel module, None without one. cuda: the release that
+    torch was built for, None for a build without. versions: of what computes."""
+
+    host: str
+    memory: int | None
+    shared_memory: int | None
+    driver: str | None
+    cuda: str | None
+    versions: Mapping[str, str]
+
+
+def look_at_machine(root: Path = Path("/")) -> MachineFacts:
+    """root: of the file system."""
+    import torch
+
+    return MachineFacts(
+        host=socket.gethostname(),
+        memory=_memory(root),
+        shared_memory=_shared_memory(root / "dev/shm"),
+        driver=_driver(root / "proc/driver/nvidia/version"),
+        cuda=torch.version.cuda,
+        versions=versions(),
+    )
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """`535.104.05` as numbers."""
+    return tuple(int(each) for each in re.findall(r"\d+", text))
+
+
+def _memory(root: Path) -> int | None:
+    """The least of what the kernel has to give and what is left to the control group of this process."""
+    found = []
+    if fields := re.search(r"^MemAvailable: +(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
+        found.append(int(fields[1]) * 1024)
+    # In version 2 of control groups the line is `0::/path`; in a container the path is that of its own root.
+    if group := re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE):
+        top, folder = root / "sys/fs/cgroup", root / "sys/fs/cgroup" / group[1]
+        for each in (folder, *folder.parents):
+            if not each.is_relative_to(top):
+                break
+            limit, used = _text(each / "memory.max").strip(), _text(each / "memory.current").strip()
+            if limit.isdecimal() and used.isdecimal():
+                # Pages of files that were read are given up where memory is asked for.
+                cached = re.search(r"^inactive_file (\d+)$", _text(each / "memory.stat"), re.MULTILINE)
+                found.append(max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0)))
+    return min(found, default=None)
+
+
+def _shared_memory(folder: Path) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks
+
+
+def _driver(path: Path) -> str | None:
+    """From `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  …`, also of the open one."""
+    found = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", _text(path), re.MULTILINE)
+    return found[1] if found else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
