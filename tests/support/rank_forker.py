@@ -188,6 +188,7 @@ def preload(*more: str) -> None:
     from xtrain.runtime.ops import load_ops
     from xtrain.runtime.provenance.metadata import versions
 
+    gc.disable()  # until all is there: hardly any of it is garbage
     for module in (*PRELOADED, *more):
         importlib.import_module(module)
     feed_once()
@@ -199,6 +200,7 @@ def preload(*more: str) -> None:
     # What is here stays: no rank has to look through it for garbage, and to copy the pages on which it lies.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def load_components() -> None:
