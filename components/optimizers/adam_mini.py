@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from attrs import frozen
 
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import momentum_pair, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.schema.training import (
+from ...dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
@@ -23,6 +21,8 @@ from ...dsl.schema.training import (
     scheduled_decay,
     state_format,
 )
+from ...dsl.schema.setting import momentum_pair, positive, setting
+from ...dsl.schema.state_tensors import StateTensor
 from ...planner.units import BYTES, plural
 from .adamw8bit import pattern_of
 
