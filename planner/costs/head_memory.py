@@ -24,13 +24,13 @@ class Ends:
 
     below: something before the last norm is trained, so that a gradient goes down from it. passes: so is something
     before the head. embedded: what the embedding keeps. embedding: its gradient. saved: what the last norm keeps beside
-    its input. loss: what the chunked loss leaves, of which `weight` are the head's gradient. forward: the most alive in
-    the head's forward beside its input, with what it leaves. backward: the same for the backward, beside what was left.
-    start: the most alive in the backward of the embedding beside the gradient that comes to it. product: operations of
-    the head's product; again: the same, where the backward computes that a second time. keeps: what the last norm is
-    given stays for its backward. further: the most alive in the forward and in the backward of the head of a module
-    that predicts further tokens, beside what that head reads, or what was left. teacher: a model that computes each
-    microbatch before the head does.
+    its input. loss: what the chunked loss leaves, of which `weight` are the head's gradient. trains: the head or the
+    last norm is trained. forward: the most alive in the head's forward beside its input, with what it leaves. backward:
+    the same for the backward, beside what was left. start: the most alive in the backward of the embedding beside the
+    gradient that comes to it. product: operations of the head's product; again: the same, where the backward computes
+    that a second time. keeps: what the last norm is given stays for its backward. further: the most alive in the
+    forward and in the backward of the head of a module that predicts further tokens, beside what that head reads, or
+    what was left. teacher: a model that computes each microbatch before the head does.
     """
 
     below: bool
@@ -40,6 +40,7 @@ class Ends:
     saved: int
     loss: int
     weight: int
+    trains: bool
     forward: int
     backward: int
     start: int
@@ -97,6 +98,7 @@ def ends_of(run: Resolved, local: Local, teacher: "StagePlay | None" = None) -> 
         saved=(local.between * local.exact if passes else 0) + numbers,
         loss=left,
         weight=weight,
+        trains=weight > 0 or "norm.weight" in trained,
         forward=forward,
         backward=backward,
         keeps=passes,
@@ -136,6 +138,7 @@ def _ends_of_rewards(
         saved=saved,
         loss=0,
         weight=weight,
+        trains=weight > 0 or "norm.weight" in trained,
         forward=saved + taken + 2 * exact,
         backward=(local.stream if below else 0) + 4 * exact,
         start=start,

@@ -272,7 +272,7 @@ class Piped:
         else:
             split = action.kind == "W"
             captured = stage.captured if split and stage.splits else 0
-            self.for_backward -= left + captured
+            self.for_backward -= left + captured - (stage.passed_values if split else 0)
             self.losses -= stage.loss - (stage.passed_loss if split else 0)
 
     def _add(self, played: Played) -> None:

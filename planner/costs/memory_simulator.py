@@ -6,7 +6,7 @@ gathers a unit into one buffer and from there into parameters, asks early for th
 the buffer of an exchange until the next one (torch.distributed.fsdp, `FSDPParamGroup`).
 """
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterable, Set
 from typing import Literal
 
 from attrs import define, field, frozen
@@ -53,9 +53,25 @@ class Played:
 def bytes_for_backward(trace: OpTrace, recompute: Recompute | None) -> int:
     """Bytes that a block leaves for its backward, its input included."""
     if recompute is None:
-        return sum({id(value): value.size for op in trace.ops for value in op.keeps}.values())
+        return kept_bytes(trace.ops)
     choices = trace.choices if recompute.choices else 0
-    return trace.input.size + choices + sum(value.size for value in _stored(trace, recompute))
+    return trace.input.size + choices + sum(value.size for value in stored(trace, recompute))
+
+
+def kept_bytes(ops: Iterable[TracedOp], but: Set[int] = frozenset()) -> int:
+    """Bytes that operations need in the backward, each value once. but: ids of values that do not count."""
+    return sum({id(value): value.size for op in ops for value in op.keeps if id(value) not in but}.values())
+
+
+def below_trained(trace: OpTrace) -> list[TracedOp]:
+    """The operations with trained parameters, and all that a gradient comes to through one of these."""
+    found: list[TracedOp] = []
+    reached: set[int] = set()
+    for op in reversed(trace.ops):
+        if op.runs_back and (op.weights or any(id(value) in reached for value in op.outputs)):
+            reached |= {id(value) for value in op.receivers}
+            found.append(op)
+    return found
 
 
 def keeps_input(trace: OpTrace) -> bool:
@@ -84,7 +100,7 @@ def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) 
     if recompute is None:
         stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
-        stays = {id(value) for value in _stored(trace, recompute)}
+        stays = {id(value) for value in stored(trace, recompute)}
     # The buffer that a unit was gathered in is there until the next one's has come; where there is a backward, it is
     # that which takes the most.
     buffer = unit.flat if unit is not None and not any(op.runs_back for op in trace.ops) else 0
@@ -115,7 +131,7 @@ def backward(
     player.gather_again(unit, inner or ahead)
     later = {id(trace.input)}  # freed at the end
     if recompute is not None:
-        later |= {id(value) for value in _stored(trace, recompute)}
+        later |= {id(value) for value in stored(trace, recompute)}
         stays = {id(value) for op in trace.ops for value in op.keeps} | later
         ops = _until_last_keeper(trace)
         player.run(ops, stays, known=later, again=True, follower=ahead, layers=trace.layers)
@@ -147,7 +163,7 @@ def scratch_of(piece: PieceTrace) -> tuple[int, int]:
     return there.peak, piece.wider * weights + back.peak - weights
 
 
-def _stored(trace: OpTrace, recompute: Recompute) -> list[TracedTensor]:
+def stored(trace: OpTrace, recompute: Recompute) -> list[TracedTensor]:
     """Results that selective recomputation keeps."""
     return [value for op in trace.ops if op.saved in recompute.saved for value in op.results]
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cached_property, partial
 
 from attrs import frozen
 
@@ -15,10 +15,13 @@ from .memory_simulator import (
     Played,
     Recompute,
     backward,
+    below_trained,
     bytes_for_backward,
     exchange,
     forward,
     keeps_input,
+    kept_bytes,
+    stored,
 )
 from .op_trace import FsdpUnit, OpTrace, TracedOp
 
@@ -58,6 +61,19 @@ class BlockPlay:
 
     def saved_bytes(self, again: bool) -> int:
         return bytes_for_backward(self.trace, self.recompute if again else None)
+
+    def passed_bytes(self, again: bool) -> int:
+        """Those of them that a backward no longer needs from the operations of trained parameters on."""
+        if again:  # whoever needs one value computes all from what is kept
+            return 0 if self.owners else self.saved_bytes(again)
+        return self.saved_bytes(again) - kept_bytes(below_trained(self.trace))
+
+    def lasting_bytes(self, ops: list[TracedOp]) -> int:
+        """What is left of a second run when one of the operations of trained parameters has taken what it needs: what
+        others of `ops` keep, and the block did not keep for it."""
+        assert self.recompute is not None
+        there = {id(value) for value in (self.trace.input, *stored(self.trace, self.recompute))}
+        return kept_bytes((op for op in ops if not op.weights), there)
 
     def forward(self, again: bool) -> Played:
         return forward(self.trace, self.units.dense, self.recompute if again else None)
@@ -166,25 +182,44 @@ class StagePlay:
         """What of the loss the first part of a split backward lets go: the second needs it for the head alone."""
         return self.loss if self.splits and not self.ends.weight else 0
 
+    @cached_property
+    def passed_values(self) -> int:
+        """The same of what else the forward has left: what lies above all that is trained."""
+        if not self.splits or (self.predicts and self.ends.trains):
+            return 0
+        passed = self.ends.saved + (self.local.stream if self.ends.keeps else 0) if self.predicts else 0
+        for block, again in reversed(self.blocks):
+            passed += block.passed_bytes(again)
+            if block.owners:
+                return passed
+        # What went in lies in a buffer.
+        return passed + self._kept_rotation - (self.local.stream if self._keeps_input else 0)
+
     def inputs_only(self, handling: Handling) -> Played:
-        """The first part of a split backward: everything stays that it meets, but for the loss above a head that is not
-        trained, and the gradient of what went in."""
-        passed = 0 if self.behind or self.embeds else self.local.stream
+        """The first part of a split backward: everything stays that it meets below something that is trained, and the
+        gradient of what went in."""
+        given = 0 if self.behind or self.embeds else self.local.stream
         if not self.splits:
-            return Played(passed, passed)
+            return Played(given, given)
         weights = sum(op.weights for block, _ in self.blocks for op in block.owners)
         peak = self.captured + max(0, self.backward(handling).peak - weights)
-        return Played(peak, self.captured + passed - self.passed_loss)
+        return Played(peak, self.captured + given - self.passed_loss - self.passed_values)
 
     def weights_only(self, handling: Handling) -> Played:
-        """The second part: it computes a block again for each of its matrices and norms, and keeps most of it."""
+        """The second part: a block is computed again for each operation with trained parameters, and what others would
+        need of that stays to the end; in the highest such block, whose last run is that of the backward, only what is
+        below these operations."""
         whole = self.backward(handling)
         if not self.splits:
             return whole
-        more = 0
-        for (block, again), count in self.counts.items():
-            more += count * again * (len(block.owners) - 3) * (block.saved_bytes(False) - block.trace.input.size)
-        return Played(max(0, whole.peak) + more, whole.net - self.captured + self.passed_loss)
+        more, highest = 0, True
+        for block, again in reversed(self.blocks):
+            if block.owners and again:
+                ops = below_trained(block.trace) if highest else block.trace.ops
+                more += (len(block.owners) - highest) * block.lasting_bytes(ops)
+            highest = highest and not block.owners
+        net = whole.net - self.captured + self.passed_loss + self.passed_values
+        return Played(max(0, whole.peak) + more, net)
 
     def forward(self) -> Played:
         """net: what one microbatch leaves for its backward, the loss included."""

@@ -250,6 +250,8 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
 
 
 LORA = adapted("rank = 4, alpha = 8")
+QUERIES = adapted('rank = 4, targets = ["q_proj"]')
+LOW = adapted('rank = 4, targets = ["layers.0"]')
 HIGH = adapted('rank = 4, targets = ["layers.2-3"], train = ["norm"]')
 DORA = adapted("rank = 4, alpha = 8, dora = true")
 DORA_EXPERTS = adapted('rank = 4, alpha = 8, dora = true, targets = ["experts", "o_proj"]')
@@ -262,6 +264,7 @@ FEW = [
     (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(tp=2, note="dora"), DORA),
     (Topology(fsdp=2, note="dropout"), DROPOUT),
+    (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="queries, zero_bubble"), QUERIES),
 ]
 MORE = [
     (Topology(fsdp=2, note="pissa"), PISSA),
@@ -305,6 +308,11 @@ MORE = [
     (Topology(pp=2, sets=ZBV, note="all, zbv"), LORA),
     (Topology(pp=2, sets=SCHEDULES["interleaved_1f1b"], note="all, interleaved_1f1b"), LORA),
     (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="all, zero_bubble"), LORA),
+    (Topology(pp=2, sets=ZBV, note="queries, zbv"), QUERIES),
+    (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="low, zero_bubble"), LOW),
+    (Topology(pp=2, sets=(*SCHEDULES["zero_bubble"], "activation.mode=full"), note="queries, full"), QUERIES),
+    (Topology(pp=2, sets=(*SCHEDULES["zero_bubble"], "activation.mode=full"), note="all, zero_bubble, full"), LORA),
+    (Topology(pp=2, sets=(*SCHEDULES["zero_bubble"], "activation.mode=selective"), note="queries, selective"), QUERIES),
     (Topology(fsdp=2, ep=2, model="moe", note="all"), LORA),
     (Topology(fsdp=4, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(tp=2, ep=2, model="moe", note="experts"), EXPERTS),
