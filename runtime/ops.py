@@ -69,6 +69,7 @@ MODULES = (
     "rollout.nodes",
     "rollout.reference",
     "rollout.scorer",
+    "reference.mismatched",
     "step",
     "training.nonfinite",
     "training.router_step",

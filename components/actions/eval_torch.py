@@ -25,6 +25,7 @@ from ...runtime.parallel.mesh import Meshes
 from ...runtime.parallelize.fsdp import reshard
 from ...runtime.parallelize.outline import Outlines
 from ...runtime.parallelize.pipeline import PipelineSchedule, forwarded
+from ...runtime.reference.mismatched import PointEstimate, ReferencePoint, exchanged_rows
 from ...runtime.reporting.records import Records
 from ...runtime.rollout.held_out import HeldOutPrompts
 from ...runtime.rollout.row_ranks import RowRanks
@@ -56,6 +57,7 @@ def evaluate(
     task: str | None = None,
     answers: str | None = None,
     resources: Resources | None = None,
+    reference_point: ReferencePoint | None = None,
 ):
     """What a `Measure` finds over the rows of all ranks.
 
@@ -99,6 +101,10 @@ def evaluate(
                 yield batch
 
         with weights.in_place() as which, model.with_adapter_of(task):
+            if reference_point is not None and reference_point.estimated and objective is not None:
+                estimate = PointEstimate(model=model, rank=rank, pipeline=pipeline, beat=beat)
+                others = exchanged_rows(loader.raw_rows(), loader.rows, feed.collate)
+                reference_point.value = estimate.of(others)
             if body is not None:
                 total = body(step, batches())
                 sums[0] += total if rank.is_tp_first else 0

@@ -1,7 +1,7 @@
 """`loss kto { … }`: answers that are good or bad by themselves (Ethayarajh et al. 2024, arXiv 2402.01306)."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Final, Literal
 
 from attrs import frozen
 
@@ -9,6 +9,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
 from ...dsl.schema.losses import (
     LOSSES,
+    PRECOMPUTED,
     REF,
     Reference,
     ReferredLoss,
@@ -17,7 +18,9 @@ from ...dsl.schema.losses import (
     logits_chunk,
     reference_setting,
 )
-from ...dsl.schema.setting import not_negative, positive, setting
+from ...dsl.schema.setting import Conflict, not_negative, positive, setting
+
+POINT: Final = "rewards/reference_point"
 
 
 @LOSSES.register()
@@ -30,9 +33,9 @@ class Kto(ReferredLoss):
     beta: float = beta_setting(0.1)
     desirable: float = setting("weight of answers whose `label` is true", default=1.0, check=positive)
     undesirable: float = setting("weight of the others", default=1.0, check=positive)
-    reference_point: float = setting(
-        "what log-ratios of answers are compared with: z; the paper estimates it from answers to other prompts, and "
-        "with 0 the loss is that of `apo_zero_unpaired` of TRL",
+    reference_point: float | Literal["estimated"] = setting(
+        "what log-ratios of answers are compared with: z; estimated: in each step from answers to other prompts, as in "
+        "the paper; with 0 the loss is that of `apo_zero_unpaired` of TRL",
         default=0.0,
         check=not_negative,
     )
@@ -41,6 +44,7 @@ class Kto(ReferredLoss):
 
     across: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        POINT: ("with `reference_point = estimated`: what log-ratios are compared with in the step", "nats"),
         "rewards/margin": ("reward of answers, negative of those that are undesirable; mean over sequences", "nats"),
         "rewards/accuracy": ("answers whose reward has the sign of their label", "share, 0 to 1"),
     }
@@ -58,7 +62,24 @@ class Kto(ReferredLoss):
     def values(self) -> tuple[str, ...]:
         return ("label",)
 
+    @property
+    def mismatched(self) -> bool:
+        return self.reference_point == "estimated"
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return tuple(name for name in self.metrics if name != POINT or self.mismatched)
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.mismatched and self.reference == PRECOMPUTED:
+            message = (
+                "`reference_point = estimated` needs what the reference makes of answers to other prompts, and no "
+            )
+            hint = "choose another `reference`, or write a number for `reference_point`"
+            yield Conflict("reference_point", f"{message}dataset has that", hint)
+
     def does(self) -> str:
-        text = f"minimise 1 − σ({self.beta:g} · (r − {self.reference_point:g})) of each answer, or with the other sign "
+        point = "z" if isinstance(self.reference_point, str) else f"{self.reference_point:g}"
+        text = f"minimise 1 − σ({self.beta:g} · (r − {point})) of each answer, or with the other sign "
         text += f"where its `label` is false, r the sum of log π − `{REF}`, weights {self.desirable:g} and "
         return f"{text}{self.undesirable:g}, mean over all sequences of the step; the head is computed twice"

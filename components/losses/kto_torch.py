@@ -7,17 +7,23 @@ from ...dsl.schema.losses import REF
 from ...runtime.models.parts import ModelParts
 from ...runtime.models.unit_losses import UnitSums, UnitTerm
 from ...runtime.ops import op
-from .kto import Kto
+from ...runtime.reference.mismatched import ReferencePoint
+from .kto import POINT, Kto
 
 
-@op("setup.loss.kto")
-def judge(model: ModelParts, beta: float, desirable: float, undesirable: float, reference_point: float) -> None:
+@op("setup.loss.kto", gives="reference_point")
+def judge(
+    model: ModelParts, beta: float, desirable: float, undesirable: float, reference_point: float | str
+) -> ReferencePoint:
     """Minimise a loss of labelled answers against a reference."""
-    model.minimise(judged(beta, desirable, undesirable, reference_point))
+    fixed = None if isinstance(reference_point, str) else reference_point
+    point = ReferencePoint(value=fixed or 0.0, estimated=fixed is None)
+    model.minimise(judged(beta, desirable, undesirable, point))
+    return point
 
 
-def judged(beta: float, desirable: float, undesirable: float, reference_point: float) -> UnitTerm:
-    """Arguments as the settings of `Kto`."""
+def judged(beta: float, desirable: float, undesirable: float, point: ReferencePoint) -> UnitTerm:
+    """Arguments as the settings of `Kto`; the point is that of the time when the loss is computed."""
 
     def loss(sequences: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
         (ratio_U,) = sequences.logprob_KU - sequences.sums[REF]
@@ -26,6 +32,8 @@ def judged(beta: float, desirable: float, undesirable: float, reference_point: f
         weight_U = desirable * good_U + undesirable * (1 - good_U)
         margin_U = sign_U * beta * ratio_U.detach()
         metrics = {"rewards/margin": margin_U, "rewards/accuracy": (margin_U > 0).double()}
-        return weight_U * torch.sigmoid(-sign_U * beta * (ratio_U - reference_point)), metrics
+        metrics |= {POINT: torch.full_like(margin_U, point.value)} if point.estimated else {}
+        return weight_U * torch.sigmoid(-sign_U * beta * (ratio_U - point.value)), metrics
 
-    return UnitTerm(loss, columns=(REF,), metrics=tuple(Kto.metrics))
+    names = tuple(name for name in Kto.metrics if name != POINT or point.estimated)
+    return UnitTerm(loss, columns=(REF,), metrics=names)

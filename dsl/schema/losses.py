@@ -16,6 +16,8 @@ WEIGHTS: Final = "weights"
 """The column of how much labels count."""
 REF: Final = "ref_logprobs"
 """The column of log-probabilities that the reference model gives labels."""
+MISMATCHED: Final = "mismatched_ref_logprobs"
+"""Those that it gives labels behind the prompt of another document, of the same row."""
 OLD: Final = "logprobs"
 """Those that the policy gave them which has sampled the tokens."""
 ADVANTAGES: Final = "advantages"
@@ -135,6 +137,11 @@ class Loss(Component):
     def learns_from(self) -> Teacher | None:
         """The model that it learns from, if there is one."""
         return None
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether each step needs to know how likely answers are behind the prompts of others."""
+        return False
 
     def of_data(self) -> tuple[str, ...]:
         """Settings of a dataset whose records have fields, as a spec has them, that give what it reads; none where any

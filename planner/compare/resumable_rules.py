@@ -208,7 +208,8 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
     },
     "setup.rollout_reference": dict.fromkeys(("reference", "bytes")),
-    "setup.reference": dict.fromkeys(("dataset", "reference", "digest", "format", "task", "parts")),
+    "setup.reference": dict.fromkeys(("dataset", "reference", "digest", "format", "task", "parts", "mismatched")),
+    "step.reference_point": {},
     "setup.tasks": {"tasks": Rule("task", "learning", "adapters are trained on other datasets")},
     "setup.observe": {"peak_flops": Rule("cluster.flops", "none", _STAYS)},
     "setup.alerts": {

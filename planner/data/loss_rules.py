@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from attrs import NOTHING, fields
 
-from ...dsl.schema.collators import LABELLED_SAMPLES
+from ...dsl.schema.collators import LABELLED_SAMPLES, row_link
 from ...dsl.schema.component import UserComponent
 from ...dsl.schema.data import Dataset
 from ...dsl.schema.losses import LOSSES, WEIGHTS, Loss
@@ -22,6 +22,8 @@ def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findi
     rewards = spec.loss.head == "reward"
     if rewards:
         _check_rewards(spec, evaluated, found)
+    if spec.loss.mismatched:
+        _check_mismatched(spec, found)
     if _is_remade(spec):
         return
     for name in (each for each in spec.datasets if each in trained | evaluated and spec.datasets[each].choices is None):
@@ -49,6 +51,17 @@ def _check_rewards(spec: Spec, evaluated: set[str], found: Findings) -> None:
         message = f"an evaluation of your own adds up losses of tokens, and with the loss {spec.loss.kind} the model "
         hint = "remove it: evaluations measure what is minimised"
         found.fail("data.rewards", "X442", "evaluation_step", f"{message}gives rewards", hint)
+
+
+def _check_mismatched(spec: Spec, found: Findings) -> None:
+    """Answers are exchanged between the documents of a row, and compared over all rows of a step."""
+    hint = "write a number for `reference_point`"
+    message = f"the loss {spec.loss.kind} compares with answers to other prompts of a row, and "
+    if row_link(spec.collate).packing.single:
+        found.fail("loss.mismatched", CODE, "collate", f"{message}with pack(single) it holds one", f"{hint}, or pack")
+    elif spec.tasks:
+        path = f"task.{next(iter(spec.tasks))}"
+        found.fail("loss.mismatched", CODE, path, f"{message}the rows of a step are of several tasks", hint)
 
 
 def is_measured(spec: Spec, name: str) -> bool:

@@ -67,6 +67,21 @@ def add_references(
             after=after,
         )
         found.append((id, "log-probabilities"))
+        if loss.mismatched:
+            does = (
+                f"the same of the labels {of} behind the prompts of other documents of their row: from the cache, or "
+            )
+            does += f"computed once, {cost}"
+            again = graph.add(
+                "setup",
+                OP,
+                does,
+                id=f"{OP}.{name}.mismatched",
+                args={"dataset": name, **args, **own, "parts": parts, "mismatched": True},
+                axes=run.wide(*AXES),
+                after=((id, "log-probabilities"),),
+            )
+            found.append((again, "log-probabilities"))
     return tuple(found)
 
 

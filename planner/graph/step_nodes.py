@@ -99,6 +99,10 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         each = [f"{weight if one.mtp_weight is None else one.mtp_weight:g} in {one.name}" for one in run.phases]
         then("step.mtp_weight", f"losses of further tokens count {', '.join(each)}", {"weight": weight})
     share = estimates.flops_per_step / run.layout.mesh.world_size
+    if spec.loss.mismatched:
+        does = "what log-ratios are compared with: their mean over answers behind the prompts of other documents of "
+        does += f"their row, and at least 0; a forward, {flops_text(share / 3)} a rank"
+        then("step.reference_point", does, axes=everyone)
     does = f"{microbatches_text(batch)}, loss summed and divided by the {unit}s of the whole step"
     op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}
     if run.size("pp") > 1:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ...dsl.schema.losses import REF
+from ...dsl.schema.losses import MISMATCHED, REF
 from ...planner.plan import Plan
 from ...records.start_events import ReferenceEvent
 from ..checkpoint.sources import starting_point
@@ -35,6 +35,7 @@ from ..parallelize.pipeline import PipelineSchedule, forwarded
 from ..reporting.records import Records
 from ..state import Rank, Resources
 from .column import column_key
+from .mismatched import exchanged_rows
 from .shared import Blocks, SharedColumn
 from .weights import ReferenceWeights, identity_of
 
@@ -58,13 +59,15 @@ def add_reference(
     digest: str = "",
     task: str | None = None,
     parts: Sequence[str] = ("training",),
+    mismatched: bool = False,
     pipeline: PipelineSchedule | None = None,
 ) -> dict[str, PreparedDataset]:
     """Give the store of a dataset the column of log-probabilities of the labels in its rows, from the cache or by a
     forward of these rows. parts: `training`, `hold-out` or both.
 
     reference: as of the loss; digest: of the files of a folder. task: with whose adapter, of several. format: of the
-    numbers. Raises EnvironmentFault if files are not those of the plan, DataError if the cache cannot be written.
+    numbers. mismatched: another column, of labels behind the prompts of other documents. Raises EnvironmentFault if
+    files are not those of the plan, DataError if the cache cannot be written.
     """
     data, begin = prepared[dataset], time.perf_counter()
     cache, readers = cache_of(plan), [data.parts[part] for part in parts]
@@ -77,7 +80,7 @@ def add_reference(
     before = weights_before(plan, records, dataset, model_named)
     covers: dict[str, Any] = {"weights": before or named(), "rows": _fingerprint(readers), "task": task}
     covers |= {"numbers": format, "matmul": plan.node("setup.bootstrap").args["matmul"]}
-    covers |= {"compute": compute_format(plan)}
+    covers |= {"compute": compute_format(plan), **({"mismatched": True} if mismatched else {})}
     key = column_key(covers)
     column = SharedColumn(rank=rank, folder=cache / "reference" / key, tokens=data.store.num_tokens, form=format)
     source = column.source()
@@ -107,12 +110,12 @@ def add_reference(
         weights = ReferenceWeights(plan=plan, model=model, rank=rank, records=records, beat=beat, resources=resources)
         forward = RowsForward(plan=plan, model=model, rank=rank, beat=beat, meshes=meshes, collate=collate)
         with weights.in_place(reference, digest, task):
-            column.write(covers, forward.of_all(readers, format, pipeline, report))
+            column.write(covers, forward.of_all(readers, format, pipeline, report, mismatched=mismatched))
     else:
         column.copy(covers, source)
     found = column.open_everywhere()
     report(count)
-    store = evolve(data.store, columns={**data.store.columns, REF: found.numbers})
+    store = evolve(data.store, columns={**data.store.columns, MISMATCHED if mismatched else REF: found.numbers})
     known = {"reference": model_named, "weights": covers["weights"]}
     return {**prepared, dataset: evolve(data, store=store, reference=known)}
 
@@ -168,20 +171,30 @@ class RowsForward:
         format: str,
         pipeline: PipelineSchedule | None,
         report: Callable[[int], None],
+        *,
+        mismatched: bool = False,
     ) -> Blocks:
         """As `blocks`, of several parts one behind the other."""
         before = 0
         for rows in readers:
-            yield from self.blocks(rows, format, pipeline, lambda done, before=before: report(before + done))
+            yield from self.blocks(
+                rows, format, pipeline, lambda done, before=before: report(before + done), mismatched=mismatched
+            )
             before += rows.rows.num_rows
 
     @torch.no_grad()
     def blocks(
-        self, rows: RowReader, format: str, pipeline: PipelineSchedule | None, report: Callable[[int], None]
+        self,
+        rows: RowReader,
+        format: str,
+        pipeline: PipelineSchedule | None,
+        report: Callable[[int], None],
+        *,
+        mismatched: bool = False,
     ) -> Blocks:
         """Of each batch of rows the tokens that are labels, [G, S], and their log-probabilities. Collective.
 
-        report: is told how many rows are done, every ten seconds.
+        report: is told how many rows are done, every ten seconds. mismatched: of rows whose answers are exchanged.
         """
         rank = self.rank
         micro = self.plan.node("setup.loader").args["micro"]
@@ -197,7 +210,8 @@ class RowsForward:
         outlines = Outlines.of(self.plan, self.collate, rank, self.meshes)
 
         def batches() -> Iterator[ModelBatch]:
-            for microbatch in outlines.completed(loader, len(loader)):
+            usual = outlines.completed(loader, len(loader))
+            for microbatch in exchanged_rows(loader.raw_rows(), rows.rows, self.collate) if mismatched else usual:
                 self.beat.mark()
                 batch = ModelBatch.of(microbatch, rank.device)
                 batch.each = True
@@ -210,7 +224,8 @@ class RowsForward:
             first = number * together
             logprob_GS = self._gathered(batch, together, rows.rows.capacity, format)
             numbers = range(first, first + together)
-            yield np.stack([rows.labels_at(n) if n < loader.num_rows else empty_S for n in numbers]), logprob_GS
+            places = [rows.labels_at(n, exchanged=mismatched) if n < loader.num_rows else empty_S for n in numbers]
+            yield np.stack(places), logprob_GS
             if time.perf_counter() - said > REPORT_SECONDS:
                 report(min(first + together, loader.num_rows))
                 said = time.perf_counter()

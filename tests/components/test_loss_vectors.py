@@ -19,6 +19,7 @@ from xtrain.runtime.data.collate.units import Units
 from xtrain.runtime.models.loss import IGNORE, Head, token_losses
 from xtrain.runtime.models.unit_losses import UnitTerm, unit_losses
 from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.reference.mismatched import ReferencePoint
 
 VECTORS = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())
 V = 5
@@ -106,6 +107,10 @@ def test_smoothed_dpo_is_its_formula():
     assert loss == pytest.approx((-0.8 * ell(d) - 0.2 * ell(-d)).mean().item(), rel=1e-12)
 
 
+def at(point):
+    return ReferencePoint(value=point, estimated=False)
+
+
 @pytest.mark.parametrize(("form", "step0"), [("sigmoid", 0.6931471805599453), ("ipo", 25.0), ("hinge", 1.0)])
 def test_a_policy_that_is_its_reference_loses_what_it_must_to_the_last_bit(form, step0):
     """Of the log-probabilities that the head itself gives."""
@@ -117,20 +122,20 @@ def test_a_policy_that_is_its_reference_loses_what_it_must_to_the_last_bit(form,
     assert loss == step0 and metrics["rewards/margin"] == metrics["rewards/chosen"] == 0.0
     answers = Rows(VECTORS["inputs"]["policy_logps"], {}, [[0, 1, 2, 3]], {"label": [1, 0, 1, 0]})
     answers.columns = {REF: -found.each_T}
-    assert answers.minimised(kto_torch.judged(0.1, 1.0, 1.0, 0.0), 4)[0] == 0.5
+    assert answers.minimised(kto_torch.judged(0.1, 1.0, 1.0, at(0.0)), 4)[0] == 0.5
 
 
 @pytest.mark.parametrize(("name", "point"), [("kto", 0.275), ("apo_zero_unpaired", 0.0)])
 def test_kto_is_that_of_trl(name, point):
     given = VECTORS["inputs"]
     rows = Rows(given["policy_logps"], {REF: given["reference_logps"]}, [[0, 1, 2, 3]], {"label": [1, 1, 0, 0]})
-    loss, metrics, slopes = rows.minimised(kto_torch.judged(0.1, 1.0, 1.0, point), 4)
+    loss, metrics, slopes = rows.minimised(kto_torch.judged(0.1, 1.0, 1.0, at(point)), 4)
     expected = VECTORS["kto"][name]
     assert loss == pytest.approx(expected["loss"], rel=1e-10)
     for ours, theirs in zip(slopes, expected["grad_per_sequence"], strict=True):
         assert ours == pytest.approx([theirs] * len(ours), rel=1e-10)
     assert metrics == {"rewards/margin": pytest.approx(0.05), "rewards/accuracy": 0.75}
-    weighted_loss, _, _ = rows.minimised(kto_torch.judged(0.1, 2.0, 2.0, point), 4)
+    weighted_loss, _, _ = rows.minimised(kto_torch.judged(0.1, 2.0, 2.0, at(point)), 4)
     assert weighted_loss == pytest.approx(2 * expected["loss"], rel=1e-10)
 
 

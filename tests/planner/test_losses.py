@@ -100,6 +100,42 @@ def test_a_dataset_must_have_what_the_loss_reads(loss, dataset, setting, message
         assert message in error.message and hint in error.hint and error.message.startswith("dataset code: the loss ")
 
 
+LABELLED = ANSWERS + ', label = "ok" }'
+
+
+def test_an_estimated_point_is_a_forward_in_each_step_and_numbers_of_a_reference(tmp_path):
+    plans = {}
+    for name, loss in (("fixed", "kto"), ("estimated", "kto { reference_point = estimated }")):
+        (tmp_path / "spec.xtrain").write_text(spec_text(dataset=LABELLED, loss=f"loss {loss}"))
+        plans[name] = plan_from_path(tmp_path / "spec.xtrain").plan
+    fixed, estimated = plans["fixed"], plans["estimated"]
+    assert fixed is not None and estimated is not None and fixed.config_id != estimated.config_id
+    more = {node.id for node in estimated.nodes} - {node.id for node in fixed.nodes}
+    assert more == {"step.reference_point", "setup.reference.code.mismatched"}
+    steps = [node.id for node in estimated.nodes if node.kind == "step"]
+    assert steps[steps.index("step.reference_point") + 1] == "step.forward_backward"
+    args = [estimated.node(f"setup.reference.code{each}").args for each in ("", ".mismatched")]
+    assert args[1] == {**args[0], "parts": ["training"], "mismatched": True}
+    assert resumable(fixed, estimated).kind == "safe"
+
+
+@pytest.mark.parametrize(
+    ("setting", "more", "code", "message"),
+    [
+        ("reference_point = estimated, reference = precomputed", "", "X439", "no dataset has that"),
+        ("reference_point = estimated", "to_tensor -> flatten -> shift_tokens -> pack(single)", "X527", "it holds one"),
+        ("reference_point = guessed", "", "X305", "guessed"),
+        ("reference_point = -1", "", "X304", "must not be negative"),
+    ],
+)
+def test_where_a_point_cannot_be_estimated(setting, more, code, message, tmp_path):
+    chain = f"collate = {more}" if more else ""
+    text = spec_text(dataset=LABELLED, loss=f"loss kto {{ {setting} }}", collate=chain)
+    (tmp_path / "spec.xtrain").write_text(text)
+    errors = plan_from_path(tmp_path / "spec.xtrain").diagnostics.errors
+    assert any(each.code == code and message in each.message for each in errors), errors
+
+
 TALKS = 'dataset code { source = jsonl("a/*.jsonl"), messages = "m", template = "plain", message_weight = "w"'
 # (loss, dataset, settings that give what is not read, part of the hint of the first)
 UNREAD = [

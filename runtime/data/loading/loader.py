@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..collate.batch import Microbatch
 from ..collate.collators import CollateChain
-from ..packing.row_reader import PADDING, UNKNOWN, RawRow
+from ..packing.row_reader import PADDING, UNKNOWN, RawRow, RowReader
 from ..packing.rows import Rows
 from ..stores.store import TokenStore
 from .curriculum import Curriculum
@@ -244,6 +244,12 @@ class EvalLoader:
         feeder = self._feeder()
         for indices in self._indices():
             yield feeder.microbatch(indices)
+
+    def raw_rows(self) -> Iterator[list[RawRow]]:
+        """The rows of each microbatch as they lie in the store."""
+        reader = RowReader(store=self.store, documents=self.documents, rows=self.rows)
+        for indices in self._indices():
+            yield [reader.row(index) for index in indices.tolist()]
 
     def _feeder(self) -> RowFeeder:
         return RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)

@@ -5,7 +5,7 @@ from hashlib import blake2b
 from typing import Final
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ..stores.store import TokenStore
 from .pairs import cut_sides, sides_of
@@ -64,14 +64,20 @@ class RowReader:
             position=position,
         )
 
-    def labels_at(self, index: int) -> np.ndarray:
-        """int64 [capacity]: which token of the store the label of each position of a row is; -1 where there is none."""
-        rows, trained = self.rows, self.store.trained
+    def labels_at(self, index: int, *, exchanged: bool = False) -> np.ndarray:
+        """int64 [capacity]: which token of the store the label of each position of a row is; -1 where there is none.
+        exchanged: in the row that `mismatched` makes of it."""
+        rows, trained, cuts = self.rows, self.store.trained, self._cuts(index)[1]
+        row = RawRow(
+            segments=[np.arange(cut.start, cut.stop) for cut in cuts],
+            trained=None if trained is None else [trained[cut] for cut in cuts],
+        )
+        row = mismatched(row, rows) if exchanged else row
         places = np.full(rows.capacity, -1, dtype=np.int64)
         filled = 0
-        for cut in self._cuts(index)[1]:
-            length = cut.stop - cut.start - 1
-            places[filled : filled + length] = np.arange(cut.start + 1, cut.stop)
+        for segment in row.segments:
+            length = len(segment) - 1
+            places[filled : filled + length] = segment[1:]
             filled += -(-length // rows.align) * rows.align
         if trained is not None:
             places[places >= 0] = np.where(trained[places[places >= 0]] > 0, places[places >= 0], -1)
@@ -113,3 +119,34 @@ class RowReader:
         digest = blake2b(f"{store} {self.rows.fingerprint()}".encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.documents, dtype=np.int64).data)
         return digest.hexdigest()
+
+
+def mismatched(row: RawRow, rows: Rows) -> RawRow:
+    """Its prompts, each with the answer of the document before it, and the first with that of the last: all from the
+    first token on that is to be predicted. Without segments where fewer than two documents have an answer.
+
+    rows: where it lies. What does not fit any more, as answers of other lengths are padded to other multiples, is cut
+    off; a column stays with the tokens of its answer.
+    """
+    trained = row.trained or [np.ones(len(segment), np.uint8) for segment in row.segments]
+    found = [(number, 1 + int(np.argmax(each[1:]))) for number, each in enumerate(trained) if each[1:].any()]
+    found = found if len(found) > 1 else []
+    taken: list[tuple[int, int, int, int, int]] = []
+    filled = 0
+    for (own, first), (other, begin) in zip(found, found[-1:] + found[:-1], strict=True):
+        answer = len(row.segments[other]) - begin
+        answer = min(answer, rows.capacity - filled + 1 - first)
+        if answer > 0:
+            taken.append((own, first, other, begin, begin + answer))
+            filled += -(-(first + answer - 1) // rows.align) * rows.align
+
+    def exchanged(of: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.concatenate((of[own][:first], of[other][begin:end])) for own, first, other, begin, end in taken]
+
+    return evolve(
+        row,
+        segments=exchanged(row.segments),
+        trained=exchanged(trained),
+        columns={name: exchanged(column) for name, column in row.columns.items()},
+        values={name: [value[own] for own, *_ in taken] for name, value in row.values.items()},
+    )
