@@ -12,12 +12,10 @@ from ...dsl.schema.packings import packing_of
 from ...dsl.schema.sources import SOURCES
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ..data.chain import changes_documents
+from ..data.source_args import BESIDE
 from ..plan import Node, Plan
 from ..units import plural
 from .resumable_rules import Reason
-
-# Settings of a dataset that name numbers beside the text.
-NUMBERS = ("columns", "values", "label", "message_weight")
 
 
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -137,7 +135,7 @@ def _reads(
             yield other(name, f"{change}: other tokens would be predicted", False)
         elif name == "template":
             yield other(name, f"{change}: rows would have other text, unless both templates write the same", False)
-        elif name in NUMBERS:
+        elif name in BESIDE and BESIDE[name].numbers:
             yield other(name, f"{change}: losses would read other numbers", True)
         else:
             yield other(name, f"{change}: rows would have the text of another field", True)

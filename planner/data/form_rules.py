@@ -7,6 +7,7 @@ from ...dsl.schema.sources import SOURCES
 from ...dsl.spec import Spec
 from ...dsl.spec_text import is_plain
 from ..findings import Findings
+from .source_args import BESIDE
 
 TEXT = "text"  # the field of plain text unless a spec names another
 CHAT = "messages"
@@ -15,15 +16,6 @@ QUESTIONS = ("choices", "question", "answer")
 ANSWERS = ("chosen", "rejected")
 TOKENS = "tokens"
 MESSAGE_KEYS = ("message_train", "message_weight")
-# What each of these settings is for, and how to say which records there are.
-_BESIDE = {
-    "label": ("pairs of `prompt` and `response`", ("response",)),
-    "input": ("pairs of `prompt` and `response`", ("response",)),
-    "mask": ("token ids (`tokens`)", (TOKENS,)),
-    "tools": ("conversations", (CHAT, "response", "chosen")),
-    "message_train": ("conversations in `messages`", (CHAT,)),
-    "message_weight": ("conversations in `messages`", (CHAT,)),
-}
 
 
 def check_forms(spec: Spec, found: Findings) -> None:
@@ -62,7 +54,7 @@ def _fields(dataset: Dataset) -> Problem | None:
     if source.records == "fields":
         return None
     named = [name for name in (CHAT, *PAIRS, QUESTIONS[0], *ANSWERS, TOKENS) if getattr(dataset, name) is not None]
-    named += [name for name in (*_BESIDE, "columns", "values") if getattr(dataset, name)]
+    named += [name for name in BESIDE if getattr(dataset, name)]
     named += [TEXT] if dataset.text != TEXT else []
     if not named:
         return None
@@ -86,7 +78,7 @@ def _questions(dataset: Dataset) -> Problem | None:
         message = f"{source.kind} gives fields of text, and `{choices}` is a list of texts"
         return "X517", choices, message, f"read questions by {known}, or by a source of your own"
     others = [name for name in (CHAT, *PAIRS, *ANSWERS, TOKENS) if getattr(dataset, name) is not None]
-    others += [name for name in (*_BESIDE, "columns", "values") if getattr(dataset, name)]
+    others += [name for name in BESIDE if getattr(dataset, name)]
     others += [TEXT] if dataset.text != TEXT else []
     others += ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
     others += ["oversized"] if dataset.oversized != "split" else []
@@ -129,11 +121,11 @@ def _tokens(dataset: Dataset) -> Problem | None:
 
 def _beside(dataset: Dataset) -> Problem | None:
     """What is read beside the text of a record belongs to its form."""
-    for name, (records, needed) in _BESIDE.items():
-        if getattr(dataset, name) is None:
+    for name, each in BESIDE.items():
+        if not each.needs or getattr(dataset, name) is None:
             continue
-        if all(getattr(dataset, other) is None for other in needed):
-            return "X516", name, f"`{name}` is for {records}", f"remove `{name}`, or name their field"
+        if all(getattr(dataset, other) is None for other in each.needs):
+            return "X516", name, f"`{name}` is for {each.records}", f"remove `{name}`, or name their field"
         if name in MESSAGE_KEYS and dataset.train_on == "all":
             message = f"`{name}` chooses among the turns of the assistant, and `train_on = all` takes every token"
             return "X516", name, message, f"leave out `train_on` or `{name}`"

@@ -1,6 +1,8 @@
 """A `dataset` → what a node of the plan says of its source and of how its records are read."""
 
-from typing import Any
+from typing import Any, Final
+
+from attrs import frozen
 
 from ...dsl.schema.data import Dataset
 from ...dsl.schema.losses import Loss
@@ -45,16 +47,29 @@ def reads(dataset: Dataset) -> dict[str, Any]:
     return {"form": "instruction", "prompt": dataset.prompt, "response": dataset.response, **common}
 
 
-# Settings that name what is read beside the text of a record, and what that is.
-BESIDE = {
-    "input": "further input in",
-    "tools": "tools in",
-    "mask": "mask in",
-    "label": "label in",
-    "message_train": "trained messages by",
-    "message_weight": "weights of messages by",
-    "columns": "numbers along the tokens:",
-    "values": "numbers of a record:",
+@frozen
+class Beside:
+    """A setting that names what is read beside the text of a record. words: what that is, as a plan says it. records:
+    of which records, and needs: the settings one of which says that records are such; none: of any. numbers: losses
+    read it."""
+
+    words: str
+    records: str = ""
+    needs: tuple[str, ...] = ()
+    numbers: bool = False
+
+
+_PAIRS = ("pairs of `prompt` and `response`", ("response",))
+_CHATS = ("conversations in `messages`", ("messages",))
+BESIDE: Final = {
+    "input": Beside("further input in", *_PAIRS),
+    "tools": Beside("tools in", "conversations", ("messages", "response", "chosen")),
+    "mask": Beside("mask in", "token ids (`tokens`)", ("tokens",)),
+    "label": Beside("label in", *_PAIRS, numbers=True),
+    "message_train": Beside("trained messages by", *_CHATS),
+    "message_weight": Beside("weights of messages by", *_CHATS, numbers=True),
+    "columns": Beside("numbers along the tokens:", numbers=True),
+    "values": Beside("numbers of a record:", numbers=True),
 }
 
 
@@ -66,7 +81,7 @@ def _beside(dataset: Dataset) -> dict[str, Any]:
 def form_text(reads: dict[str, Any]) -> str:
     """Of conversations, pairs and token ids: their fields, and what of them is trained on; of questions their fields;
     empty for plain text with nothing beside it."""
-    beside = [f"{words} {_fields_text(reads[name])}" for name, words in BESIDE.items() if name in reads]
+    beside = [f"{each.words} {_fields_text(reads[name])}" for name, each in BESIDE.items() if name in reads]
     beside += ["one eos more behind each, so that its last token is read"] if ENDED in reads else []
     return ", ".join(filter(None, [_content_text(reads), *beside]))
 

@@ -4,13 +4,17 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 
 import torch
-from attrs import evolve
+from attrs import evolve, fields
 from torch import Tensor
 
 from .batch import IGNORE_INDEX, Microbatch
 from .units import Units
+
+OF_ROWS: Final = tuple(each.name for each in fields(Microbatch) if each.name.endswith(("_B", "_BS")))
+"""The tensors of a microbatch whose first dim is its rows."""
 
 
 def split_rows(batch: Microbatch) -> list[Microbatch]:
@@ -21,21 +25,14 @@ def split_rows(batch: Microbatch) -> list[Microbatch]:
 
     def one(row: int, first: int, end: int) -> Microbatch:
         own = slice(row, row + 1)
-        labels_BS = _part(batch.labels_BS, own)
-        return Microbatch(
-            input_ids_BS=_part(batch.input_ids_BS, own),
-            labels_BS=labels_BS,
-            positions_BS=batch.positions_BS[own],
-            real_BS=batch.real_BS[own],
+        return evolve(
+            batch,
+            **{name: _part(getattr(batch, name), own) for name in OF_ROWS},
             cumulative_lengths=batch.cumulative_lengths[first : end + 1] - row * sequence,
             real_lengths=batch.real_lengths[first:end],
-            dataset_B=_part(batch.dataset_B, own),
-            place_B=_part(batch.place_B, own),
-            in_row_BS=_part(batch.in_row_BS, own),
-            text_BS=_part(batch.text_BS, own),
             columns={name: column_BS[own] for name, column_BS in batch.columns.items()},
             units=None if batch.units is None else batch.units.part(row, first, end),
-            num_valid=count_valid(labels_BS),
+            num_valid=count_valid(_part(batch.labels_BS, own)),
         )
 
     return [one(row, first, end) for row, (first, end) in enumerate(pairwise(cuts))]
@@ -48,16 +45,9 @@ def join_rows(rows: Sequence[Microbatch]) -> Microbatch:
     end = torch.tensor([len(rows) * sequence], dtype=rows[0].cumulative_lengths.dtype)
     return evolve(
         rows[0],
-        input_ids_BS=_all([row.input_ids_BS for row in rows]),
-        labels_BS=_all([row.labels_BS for row in rows]),
-        positions_BS=torch.cat([row.positions_BS for row in rows]),
-        real_BS=torch.cat([row.real_BS for row in rows]),
+        **{name: _all([getattr(row, name) for row in rows]) for name in OF_ROWS},
         cumulative_lengths=torch.cat([*bounds, end]),
         real_lengths=torch.cat([row.real_lengths for row in rows]),
-        dataset_B=_all([row.dataset_B for row in rows]),
-        place_B=_all([row.place_B for row in rows]),
-        in_row_BS=_all([row.in_row_BS for row in rows]),
-        text_BS=_all([row.text_BS for row in rows]),
         columns={name: torch.cat([row.columns[name] for row in rows]) for name in rows[0].columns},
         units=Units.joined(units) if (units := [row.units for row in rows if row.units is not None]) else None,
         num_valid=sum(row.num_valid for row in rows),
