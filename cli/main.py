@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 
 VERBS = (
-    "init", "check", "fmt", "plan", "diff", "doctor", "run", "serve", "find-lr", "watch", "control", "data",
+    "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "serve", "find-lr", "watch", "control", "data",
     "checkpoint", "generate", "export", "merge", "docs", "schema", "explain",
 )  # fmt: skip
 

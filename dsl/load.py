@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from attrs import field, frozen
 
 from .checking.structure import Structurer
-from .checking.user_parts import check_unused, read_uses
+from .checking.user_parts import DeclaredParts, check_unused, read_uses
 from .diagnostics.diagnostic import Diagnostics, SpecErrors
 from .diagnostics.source import SourceText
 from .evaluation.evaluate import Evaluator
@@ -23,6 +23,7 @@ class Loaded:
 
     draft: what can be understood of a spec with errors, for further checks; else the spec. Where something is wrong
     it has a default or any value, and `unknown_settings` has the paths of these (see `UnknownSettings`).
+    reading, parts: what was read on the way, with the places of all names; None if nothing could be read.
     """
 
     spec: Spec | None
@@ -30,6 +31,8 @@ class Loaded:
     sources: tuple[SourceText, ...] = field(repr=False)
     draft: Spec | None = field(default=None, repr=False)
     unknown_settings: frozenset[str] = frozenset()
+    reading: ReadStatements | None = field(default=None, repr=False)
+    parts: DeclaredParts = field(factory=DeclaredParts, repr=False)
 
     def resolved_text(self) -> str:
         """The spec with everything resolved, defaults included: itself a spec, and one that loads to an equal `Spec`.
@@ -76,8 +79,9 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mappin
         diagnostics.warning("W206", message, None, hint="update or uninstall the package")
     sources = tuple(reading.sources)
     if not diagnostics.has_errors:
-        return Loaded(spec, diagnostics, sources, spec)
-    return Loaded(None, diagnostics, sources, spec if settled else None, frozenset(structurer.unknown.paths))
+        return Loaded(spec, diagnostics, sources, spec, reading=reading, parts=parts)
+    unknown = frozenset(structurer.unknown.paths)
+    return Loaded(None, diagnostics, sources, spec if settled else None, unknown, reading, parts)
 
 
 def _check_unused(reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> None:

@@ -41,19 +41,20 @@ def plan_from_spec(
 
     Never raises for what a user wrote: it stands in the diagnostics, in source order.
     """
-    return _compiled(load_spec(path, sets), world, count)
+    return plan_from_loaded(load_spec(path, sets), world, count)
 
 
 def plan_from_text(text: str, name: str, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
     """The same for a spec that is no file, as the one a plan carries; `name` stands for its path in diagnostics."""
-    return _compiled(load_spec(name, sets, {name: text}), world)
+    return plan_from_loaded(load_spec(name, sets, {name: text}), world)
 
 
-def _compiled(loaded: Loaded, world: int | None, count: "Count | None" = None) -> "Compiled":
+def plan_from_loaded(loaded: Loaded, world: int | None = None, count: "Count | None" = None) -> "Compiled":
+    """Compile a spec that is loaded."""
     from .compile import Compiled, compile_plan
 
     if loaded.spec is None:
-        return Compiled(None, _said(loaded, world))
+        return Compiled(None, check_loaded(loaded, world))
     compiled = compile_plan(loaded.spec, world=world, spec_text=loaded.resolved_text(), count=count)
     merged = Diagnostics()
     merged.extend(loaded.diagnostics)
@@ -63,7 +64,16 @@ def _compiled(loaded: Loaded, world: int | None, count: "Count | None" = None) -
 
 def check_from_spec(path: str | Path, sets: Sequence[str] = (), texts: Mapping[str, str] | None = None) -> Diagnostics:
     """All that is to be said about the spec at `path`, from its syntax to its topology. texts: as in `load_spec`."""
-    return _said(load_spec(path, sets, texts), None)
+    return check_loaded(load_spec(path, sets, texts))
+
+
+def check_loaded(loaded: Loaded, world: int | None = None) -> Diagnostics:
+    """What the language has to say of a spec, and the rules of the planner as far as they can be checked."""
+    said = Diagnostics()
+    said.extend(loaded.diagnostics)
+    if loaded.draft is not None:
+        said.extend(check_spec(loaded.draft, world, loaded.unknown_settings))
+    return said
 
 
 def load_plan(path: str | Path) -> "Plan":
@@ -77,15 +87,6 @@ def load_plan(path: str | Path) -> "Plan":
     except ValueError as error:
         raise PlanError("X704", f"{path} is not JSON", "write one with `xtrain plan SPEC --out plan.json`") from error
     return from_json(content)
-
-
-def _said(loaded: Loaded, world: int | None) -> Diagnostics:
-    """What the language has to say of a spec, and the rules of the planner as far as they can be checked."""
-    said = Diagnostics()
-    said.extend(loaded.diagnostics)
-    if loaded.draft is not None:
-        said.extend(check_spec(loaded.draft, world, loaded.unknown_settings))
-    return said
 
 
 def _saved(path: Path, sets: Sequence[str], world: int | None) -> "Compiled":

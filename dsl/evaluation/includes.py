@@ -20,7 +20,8 @@ _DEEPEST: Final = 100  # files that include one another
 
 @define(eq=False)
 class ReadStatements:
-    """All files of a spec. statements: what they say, includes spliced in.
+    """All files of a spec. statements: what they say, includes spliced in. files, trees: the names and the syntax tree
+    of each of the sources.
 
     broken: something could not be read; unread: a file, or the end of one, that may hold anything.
     """
@@ -29,6 +30,7 @@ class ReadStatements:
     statements: list[tuple[s.Item, Names]] = field(factory=list)
     params: dict[str, Definition] = field(factory=dict)
     files: list[Names] = field(factory=list)
+    trees: list[s.File] = field(factory=list)
     broken: bool = False
     unread: bool = False
 
@@ -125,6 +127,7 @@ class _IncludeReader:
         names = Names(params=self.reading.params)
         self.reading.files.append(names)
         file = parse_file(source, self.diagnostics)
+        self.reading.trees.append(file)
         self.reading.broken |= file.broken
         self.reading.unread |= file.unread
         for item in file.items:

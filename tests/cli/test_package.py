@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("api", "cli", "client", "components", "dsl", "planner", "records", "runtime", "server", "tui")
+ROOMS = ("api", "cli", "client", "components", "dsl", "lsp", "planner", "records", "runtime", "server", "tui")
 
 
 def test_the_wheel_holds_every_module_and_all_data(tmp_path):

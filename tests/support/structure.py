@@ -9,7 +9,7 @@ from pathlib import Path
 import grimp
 import networkx
 
-ROOMS = ("cli", "api", "client", "components", "tui", "runtime", "server", "planner", "dsl", "records")
+ROOMS = ("cli", "api", "lsp", "client", "components", "tui", "runtime", "server", "planner", "dsl", "records")
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 BEGIN, END = "<!-- drawing: begin -->\n", "<!-- drawing: end -->\n"
 

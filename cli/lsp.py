@@ -1,0 +1,35 @@
+"""`xtrain lsp`: the language server, which an editor starts and speaks to over standard input and output."""
+
+import argparse
+import sys
+
+EPILOG = """\
+examples:
+  xtrain lsp                 (what an editor runs; docs/editors.md has the settings of VS Code, Neovim and Helix)
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "lsp",
+        help="serve an editor: mistakes as one types, completion, hover, rename",
+        description="Run the language server over standard input and output until the editor ends it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--stdio", action="store_true", help="the only way there is; some editors say so")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 the editor has ended it, 2 what it needs is not installed."""
+    try:
+        from ..lsp.server import make_server
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] not in ("pygls", "lsprotocol"):
+            raise
+        print('xtrain lsp: pygls is not installed; install it with `pip install "xtrain[lsp]"`', file=sys.stderr)
+        return 2
+    make_server().start_io()
+    return 0

@@ -1,0 +1,160 @@
+"""What is known of the specs that are open: each with its files, diagnostics and, on request, its plan."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from attrs import define, field
+
+from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
+from ..dsl.diagnostics.source import SourceText
+from ..dsl.load import Loaded, load_spec
+from ..dsl.spec import Spec
+from ..planner.load import check_loaded, plan_from_loaded
+from ..planner.plan import Plan
+from .place import Words
+from .scope import Scopes
+
+_INCLUDE: Final = re.compile(r'^\s*include\s+"([^"\n]+)"', re.MULTILINE)
+_SIBLINGS: Final = 200  # specs of a folder that are looked at for who includes a file
+
+
+@define(eq=False)
+class Analysis:
+    """A spec with everything that it includes, as the editor has them. root: the path of the spec."""
+
+    root: str
+    loaded: Loaded
+    diagnostics: Diagnostics
+    _words: dict[str, Words] = field(factory=dict)
+    _plan: list[Plan | None] = field(factory=list)
+    _planning: Any = field(factory=Lock, repr=False)
+
+    @classmethod
+    def of(cls, root: str, texts: Mapping[str, str]) -> "Analysis":
+        """Load and check the spec at `root`. texts: path → text of the files that are open."""
+        loaded = load_spec(root, (), texts)
+        return cls(root, loaded, check_loaded(loaded))
+
+    @property
+    def spec(self) -> Spec | None:
+        """The spec, or what can be understood of it."""
+        return self.loaded.spec or self.loaded.draft
+
+    @property
+    def scopes(self) -> Scopes:
+        return Scopes(self.loaded.parts)
+
+    def source(self, path: str) -> SourceText | None:
+        """The text of a file of the spec."""
+        return next((each for each in self.loaded.sources if each.path == path), None)
+
+    def words(self, path: str) -> Words | None:
+        """The tokens of a file of the spec."""
+        if path not in self._words:
+            source = self.source(path)
+            if source is None:
+                return None
+            self._words[path] = Words.of(source)
+        return self._words[path]
+
+    def plan(self) -> Plan | None:
+        """The plan; None of a spec with errors. It takes some tens of milliseconds the first time."""
+        with self._planning:
+            if not self._plan:
+                compiled = None if self.diagnostics.has_errors else plan_from_loaded(self.loaded)
+                self._plan.append(compiled.plan if compiled is not None else None)
+            return self._plan[0]
+
+    @property
+    def known_plan(self) -> Plan | None:
+        """The plan, if it has been made."""
+        return self._plan[0] if self._plan else None
+
+    def by_file(self) -> dict[str, list[Diagnostic]]:
+        """The diagnostics of every file of the spec; those without a place are of the spec itself."""
+        found: dict[str, list[Diagnostic]] = {self.root: [], **{each.path: [] for each in self.loaded.sources}}
+        for diagnostic in self.diagnostics:
+            path = diagnostic.span.source.path if diagnostic.span is not None else self.root
+            found.setdefault(path, []).append(diagnostic)
+        return found
+
+
+class OpenSpecs:
+    """The texts that are open, and an analysis of each spec among them, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self._analyses: dict[str, Analysis] = {}
+        self._on_disk: dict[str, tuple[int, list[str]]] = {}  # path → when it was changed, the files that it includes
+
+    def open(self, path: str, text: str) -> None:
+        """A file is open, or has another text."""
+        self.texts[path] = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        self._forget(path)
+
+    def close(self, path: str) -> None:
+        """A file is not open any more: what is on disk counts."""
+        self.texts.pop(path, None)
+        self._forget(path)
+
+    def changed_on_disk(self, path: str) -> None:
+        """A file that may not be open has changed."""
+        self._forget(path)
+
+    def analysis(self, path: str) -> Analysis:
+        """That of the spec that a file is part of: itself, unless another spec includes it."""
+        root = self.root(path)
+        if root not in self._analyses:
+            self._analyses[root] = Analysis.of(root, self.texts)
+        return self._analyses[root]
+
+    def roots(self) -> list[str]:
+        """The specs of all open files."""
+        return list(dict.fromkeys(self.root(path) for path in self.texts))
+
+    def root(self, path: str) -> str:
+        """The spec that a file is part of. Of several, one that is open, else the first of its folder."""
+        seen = [path]
+        while (above := next((each for each in self._includers(seen[-1]) if each not in seen), None)) is not None:
+            seen.append(above)
+        return seen[-1]
+
+    def _includers(self, path: str) -> Iterator[str]:
+        """The files that include one: of those that are open, and of its folder."""
+        beside = []
+        if os.path.isabs(path):  # noqa: PTH117
+            try:
+                beside = sorted(str(each) for each in Path(path).parent.glob("*.xtrain"))[:_SIBLINGS]
+            except OSError:
+                beside = []
+        for each in dict.fromkeys([*self.texts, *beside]):
+            if each != path and path in self._included(each):
+                yield each
+
+    def _included(self, path: str) -> list[str]:
+        """The files that a text names behind `include`."""
+        if path in self.texts:
+            return _targets(path, self.texts[path])
+        try:
+            changed = Path(path).stat().st_mtime_ns
+            if self._on_disk.get(path, (None,))[0] != changed:
+                self._on_disk[path] = changed, _targets(path, Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return []
+        return self._on_disk[path][1]
+
+    def _forget(self, path: str) -> None:
+        """Drop the analyses that a file is part of, or may be part of now."""
+        for root, analysis in list(self._analyses.items()):
+            parts = {root, *(source.path for source in analysis.loaded.sources)}
+            if path in parts or path.endswith(".py") or analysis.diagnostics.has_errors:
+                del self._analyses[root]
+
+
+def _targets(path: str, text: str) -> list[str]:
+    folder = os.path.dirname(path)  # noqa: PTH120
+    return [os.path.normpath(os.path.join(folder, target)) for target in _INCLUDE.findall(text)]  # noqa: PTH118

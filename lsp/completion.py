@@ -1,0 +1,349 @@
+"""What may be written at a place: blocks, settings, values, units, names of datasets, constants and files."""
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Literal, get_args, get_origin
+
+import attrs
+from attrs import frozen
+
+from ..dsl import blocks
+from ..dsl.metric import Metric
+from ..dsl.quantity import UNITS, Quantity
+from ..dsl.schema.actions import Tick
+from ..dsl.schema.collators import LINKS
+from ..dsl.schema.component import is_call, members_of, registry_of
+from ..dsl.schema.names import file_path
+from ..dsl.schema.setting import Auto, Setting, settings_of
+from ..dsl.schema.sources import SOURCES
+from ..dsl.syntax.tokens import Token
+from ..dsl.user_parts.kinds import PART_KINDS
+from .analysis import Analysis
+from .place import Place, place_at
+from .reference import field_of, field_text, page_of, page_text, word_line, words_of
+from .scope import WORDS, Scope, label_is_dataset, takes_datasets
+
+SuggestionKind = Literal["block", "setting", "value", "unit", "constant", "function", "statement", "file", "dataset"]
+_MOST_FILES: Final = 200
+
+
+@frozen(kw_only=True)
+class Suggestion:
+    """text: what is written between the offsets `start` and `end`. doc: Markdown. order: those with less come first."""
+
+    label: str
+    kind: SuggestionKind
+    text: str
+    start: int
+    end: int
+    detail: str = ""
+    doc: str = ""
+    order: int = 5
+
+
+def complete(analysis: Analysis, path: str, offset: int) -> list[Suggestion]:
+    """What may stand where the cursor is, the likeliest first; nothing inside a comment."""
+    words = analysis.words(path)
+    if words is None or words.in_comment(offset):
+        return []
+    place = place_at(words, offset)
+    text = words.source.text
+    if place.word is not None and place.word.text.startswith('"'):
+        return list(_Completion(analysis, path, place, place.word.start + 1, offset).in_string(text))
+    start = place.word.start if place.word is not None else offset
+    end = place.word.end if place.word is not None else offset
+    if place.word is not None and place.word.type == "NUMBER":
+        return []  # its digits are being typed
+    found = list(_Completion(analysis, path, place, start, end).run())
+    return sorted({each.label: each for each in reversed(found)}.values(), key=lambda each: (each.order, each.label))
+
+
+class _Completion:
+    def __init__(self, analysis: Analysis, path: str, place: Place, start: int, end: int) -> None:
+        self.analysis, self.path, self.place, self.start, self.end = analysis, path, place, start, end
+        self.scopes = analysis.scopes
+        self.scope = self.scopes.scope(place)
+
+    def run(self) -> Iterator[Suggestion]:
+        """Everything that may stand at the place."""
+        item, inner = self.place.item, self.place.inner
+        setting = self.scopes.setting(self.place)
+        if inner.kind == "map":
+            if not item:
+                yield from self._keys(setting)
+            elif setting is not None:
+                yield from self._values(*setting, item[2:] if item[1:] else ())
+            return
+        if inner.kind in ("call", "list"):
+            if inner.kind == "call" and not item and self.scopes.called(inner) is not None:
+                yield from self._settings(())
+            if setting is not None:
+                yield from self._values(*setting, item)
+            else:
+                yield from self._constants()
+            return
+        if not item:
+            yield from self._items()
+        elif item[0].type in ("EVERY", "ON"):
+            yield from self._reaction(item)
+        elif item[0].type in ("LET", "PARAM"):
+            if any(token.type == "_EQ" for token in item):
+                yield from self._constants()
+                yield from self._units(item, UNITS)
+        elif setting is not None:
+            yield from self._values(*setting, item[2:])
+        elif item[0].type in WORDS and len(item) == 1:
+            yield from self._labels(self.scopes.block_of(self.scope, item[0].text), item[0].text)
+
+    # Names ------------------------------------------------------------------------------------------------------------
+
+    def _items(self) -> Iterator[Suggestion]:
+        if self.scope.block is None and not self.scope.path:
+            for name in blocks.KINDS:
+                page = page_of(name, blocks.KINDS[name])
+                yield self._one(name, "block", detail=page.summary if page else "", doc=page_text(page) if page else "")
+            for name in ("let", "param", "include", "use", "every", "on"):
+                yield self._one(name, "statement", f"{name} ", detail=word_line("statement", name))
+            yield self._one("collate", "setting", "collate = ", detail=word_line("statement", "collate"))
+            return
+        yield from self._settings(self._given())
+        if self.scope.has_weights:
+            yield from self._datasets(" = ")
+
+    def _given(self) -> set[str]:
+        """The names that the block around the place gives already."""
+        words = self.analysis.words(self.path)
+        opener = self.place.inner.opener
+        if words is None or opener is None:
+            return set()
+        depth = opener.depth + 1
+        inside: set[str] = set()
+        for token in words.tokens:
+            if token.start <= opener.start:
+                continue
+            if token.depth < depth:
+                break
+            if token.starts_item and token.depth == depth and token is not self.place.word:
+                inside.add(token.text)
+        return inside
+
+    def _settings(self, given: Iterable[str]) -> Iterator[Suggestion]:
+        scope = self.scope
+        source = self.analysis.source(self.path)
+        behind = source.text[self.end :].lstrip(" \t")[:1] if source is not None else ""
+        for name, (attribute, meta) in scope.settings.items():
+            if name in given:
+                continue
+            is_block = blocks.is_block(attribute.type)
+            field = field_of(scope.path, scope.block, name, scope.label)
+            inner = page_of(f"{scope.path}.{name}", attribute.type) if is_block else None
+            doc = field_text(field) if field is not None else page_text(inner) if inner is not None else meta.doc
+            required = attribute.default is attrs.NOTHING or scope.label in meta.required_by
+            yield self._one(
+                name,
+                "block" if is_block else "setting",
+                name if behind in ("=", "{") and behind else f"{name} " if is_block else f"{name} = ",
+                detail=(inner.summary if inner is not None else field.kind if field is not None else "")
+                + (" (must be given)" if required and not is_block else ""),
+                doc=doc,
+                order=1 if required else 5,
+            )
+
+    def _labels(self, block: type | None, kind: str) -> Iterator[Suggestion]:
+        """The words that may follow the word which opens a block."""
+        if block is None:
+            return
+        label = blocks.label_of(block)
+        if label_is_dataset(block):
+            yield from self._datasets()
+        registry = registry_of(block)
+        for name in registry or ():
+            page_text_ = " ".join((registry[name].__doc__ or "").split()) if registry is not None else ""
+            yield self._one(name, "value", detail=page_text_)
+        if label is not None and registry is None:
+            yield from self._words(label.type, Setting(doc=""))
+            if int in get_args(label.type) or label.type is int:
+                yield from self._constants(functions=False)
+        yield from self._parts(lambda own: blocks.KINDS.get(own) is block)
+        if members_of(block) is not None:
+            return
+
+    def _reaction(self, item: tuple[Token, ...]) -> Iterator[Suggestion]:
+        """Behind `every` or `on`: a period or an event, then actions and their labels."""
+        at = self.scopes.action(item)
+        if at is not None:
+            name = item[at].text
+            if at == len(item) - 1:
+                yield from self._labels(self.scopes.parts.actions().get(name), name)
+            if self.place.word is not None or item[-1].span.end <= self.start:
+                yield self._one("then", "statement", "then ", detail="another action in the same step", order=8)
+            return
+        if len(item) == 1:
+            if item[0].type == "ON":
+                for event in words_of("event"):
+                    yield self._one(event.name, "value", f"{event.name} ", detail=event.meaning)
+            else:
+                yield self._one("step", "unit", "step ", detail="after every step")
+                yield from self._constants()
+            return
+        if item[-1].type == "NUMBER" and not isinstance(item[-1].value, Quantity):
+            yield from self._units(item, settings_of(Tick)["every"][1].units)
+        for name, action in self.scopes.parts.actions().items():
+            page = page_of(name, action)
+            yield self._one(name, "function", detail=page.summary if page else "", doc=page_text(page) if page else "")
+
+    def _keys(self, setting: tuple[Scope, str] | None) -> Iterator[Suggestion]:
+        if setting is not None and takes_datasets(self.scopes.attribute(*setting)):
+            yield from self._datasets(": ")
+
+    # Values -----------------------------------------------------------------------------------------------------------
+
+    def _values(self, scope: Scope, name: str, before: tuple[Token, ...]) -> Iterator[Suggestion]:
+        """The values of a setting. before: the tokens of its value that stand before the place."""
+        if scope.block is None and name == "collate":
+            for link in LINKS:
+                page = page_of(link, LINKS[link])
+                yield self._one(link, "function", detail=page.summary if page else "")
+            yield from self._parts_of("collator")
+            return
+        found = self.scopes.attribute(scope, name)
+        if found is None:
+            yield from self._constants()
+            return
+        attribute, meta = found
+        if before and before[-1].type == "NUMBER" and not isinstance(before[-1].value, Quantity):
+            yield from self._units(before, meta.units)
+            return
+        yield from self._words(attribute.type, meta)
+        yield from self._constants()
+
+    def _words(self, annotation: Any, meta: Setting) -> Iterator[Suggestion]:
+        """The fixed words, calls and names that are values of a type."""
+        choices = blocks.choices_of(annotation)
+        for word in meta.registry or choices:
+            text = word if word.isidentifier() or word == "1f1b" else f'"{word}"'
+            yield self._one(word, "value", text, order=2)
+        parts = (annotation, *get_args(annotation))
+        if bool in parts:
+            yield from (self._one(word, "value", order=2) for word in ("true", "false"))
+        if Auto in parts:
+            yield self._one("auto", "value", detail=word_line("constant", "auto"), order=2)
+        if type(None) in parts:
+            yield self._one("none", "value", detail=word_line("constant", "none"), order=2)
+        if Metric in parts:
+            for dataset in self._dataset_names():
+                yield self._one(f"eval.{dataset}.loss", "value", order=2)
+        if any(is_call(part) for part in parts):
+            for source in SOURCES:
+                page = page_of(source, SOURCES[source])
+                yield self._one(source, "function", f"{source}()", detail=page.summary if page else "", order=2)
+            yield from self._parts_of("source")
+        listed = next((part for part in parts if get_origin(part) is tuple), None)
+        if meta.example and not choices and (listed is not None or bool not in parts):
+            yield self._one(meta.example, "value", detail="an example", order=3)
+
+    def _units(self, before: tuple[Token, ...], units: Iterable[str]) -> Iterator[Suggestion]:
+        """The units that may follow a number."""
+        if not before or before[-1].type != "NUMBER" or isinstance(before[-1].value, Quantity):
+            return
+        stored = {UNITS[unit][0] if unit in UNITS else unit for unit in units}
+        for unit, (kind, _) in UNITS.items():
+            if kind in stored and unit.endswith("s") >= (kind in ("steps", "tokens", "epochs", "samples")):
+                yield self._one(unit, "unit", detail=word_line("unit", unit), order=2)
+
+    def _constants(self, *, functions: bool = True) -> Iterator[Suggestion]:
+        reading = self.analysis.loaded.reading
+        for source, names in zip(self.analysis.loaded.sources, reading.files if reading else (), strict=False):
+            if source.path == self.path:
+                for name, definition in names.all.items():
+                    yield self._one(name, "constant", detail=definition.expression.span.text, order=4)
+        for function in words_of("function") if functions else ():
+            yield self._one(function.name, "function", f"{function.name}(", detail=function.meaning, order=9)
+
+    def _dataset_names(self) -> list[str]:
+        spec = self.analysis.spec
+        return list(spec.datasets) if spec is not None else []
+
+    def _datasets(self, behind: str = "") -> Iterator[Suggestion]:
+        for name in self._dataset_names():
+            shown = name if name.isidentifier() else f'"{name}"'
+            yield self._one(name, "dataset", f"{shown}{behind}", detail="dataset", order=1)
+
+    def _parts_of(self, kind: str) -> Iterator[Suggestion]:
+        for name, part in self.scopes.parts.items():
+            if part.declared.kind == kind:
+                yield self._one(name, "function", part.form(), detail=part.declared.does, order=2)
+
+    def _parts(self, of_block: Any) -> Iterator[Suggestion]:
+        for name, part in self.scopes.parts.items():
+            if of_block(PART_KINDS[part.declared.kind].block):
+                yield self._one(name, "value", detail=part.declared.does, order=2)
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    def in_string(self, text: str) -> Iterator[Suggestion]:
+        """The files and folders that the string before the cursor may go on with, or the names of datasets."""
+        item = self.place.item
+        first = item[0].type if item else ""
+        folder = os.path.dirname(self.path)  # noqa: PTH120
+        written = text[self.start : self.end]
+        if first == "INCLUDE":
+            yield from self._files(written, folder, (".xtrain",))
+        elif first == "USE":
+            yield from self._files(written, folder, (".py",))
+        elif self._takes_path():
+            yield from self._files(written, os.curdir, ())
+        elif first in ("EVERY", "ON") and self._labels_dataset(item):
+            yield from (self._one(name, "dataset") for name in self._dataset_names())
+
+    def _labels_dataset(self, item: tuple[Token, ...]) -> bool:
+        at = self.scopes.action(item)
+        return at is not None and label_is_dataset(self.scopes.parts.actions().get(item[at].text))
+
+    def _takes_path(self) -> bool:
+        """Whether the string is a path: an argument of a source, or a label or setting that is one."""
+        called = self.scopes.called(self.place.inner) if self.place.inner.kind == "call" else None
+        setting = self.scopes.setting(self.place)
+        if called is not None and called.path in SOURCES and (setting is None or setting[0].path != called.path):
+            return bool(SOURCES[called.path].sample)
+        if setting is not None:
+            found = self.scopes.attribute(*setting)
+            if called is not None and called.path in SOURCES and setting[0].path != called.path:
+                return True
+            return found is not None and found[1].check is file_path
+        item = self.place.item
+        block = self.scopes.block_of(self.scope, item[0].text) if len(item) == 1 and item[0].type in WORDS else None
+        label = blocks.label_of(block) if block is not None else None
+        return block is blocks.KINDS["model"] or (label is not None and label.metadata.get("check") is file_path)
+
+    def _files(self, written: str, base: str, ends: tuple[str, ...]) -> Iterator[Suggestion]:
+        head, _, begun = written.rpartition("/")
+        folder = os.path.join(base, head + "/" if written.startswith("/") else head)  # noqa: PTH118
+        try:
+            with os.scandir(folder or os.curdir) as found:
+                entries = sorted(found, key=lambda entry: entry.name)[:_MOST_FILES]
+        except (OSError, ValueError):
+            return
+        start = self.end - len(begun)
+        for entry in entries:
+            if not entry.name.startswith(begun) or (entry.name.startswith(".") and not begun):
+                continue
+            is_folder = entry.is_dir()
+            if is_folder or not ends or entry.name.endswith(ends):
+                name = f"{entry.name}/" if is_folder else entry.name
+                yield Suggestion(label=name, kind="file", text=name, start=start, end=self.end)
+
+    def _one(
+        self,
+        label: str,
+        kind: SuggestionKind,
+        text: str | None = None,
+        *,
+        detail: str = "",
+        doc: str = "",
+        order: int = 5,
+    ) -> Suggestion:
+        text = label if text is None else text
+        return Suggestion(
+            label=label, kind=kind, text=text, start=self.start, end=self.end, detail=detail, doc=doc, order=order
+        )

@@ -1,0 +1,50 @@
+"""What `xtrain check --fix` would write, as changes of an editor: one for each diagnostic, and all that are certain."""
+
+from attrs import frozen
+
+from ..dsl.autofix import apply_fixes
+from ..dsl.diagnostics.diagnostic import Diagnostic
+from ..dsl.diagnostics.source import Span
+from ..planner.load import check_from_spec
+from .analysis import Analysis
+
+
+@frozen
+class Correction:
+    """title: for people. edits: texts in the place of spans. of: the diagnostic that is corrected; None: several."""
+
+    title: str
+    edits: tuple[tuple[Span, str], ...]
+    of: Diagnostic | None = None
+
+
+def corrections(analysis: Analysis, path: str, start: int, end: int) -> list[Correction]:
+    """The corrections of what is wrong between two offsets."""
+    found = []
+    for diagnostic in analysis.diagnostics:
+        span, fix = diagnostic.span, diagnostic.fix
+        if span is None or fix is None or span.source.path != path or span.start > end or span.end < start:
+            continue
+        found.append(Correction(_title(fix.span.text, fix.text), ((fix.span, fix.text),), diagnostic))
+    return found
+
+
+def all_corrections(analysis: Analysis) -> Correction | None:
+    """All corrections that `--fix` is certain of, in all files; None if there are none."""
+    if not any(diagnostic.fix for diagnostic in analysis.diagnostics):
+        return None
+    texts = {source.path: source.text for source in analysis.loaded.sources}
+    fixed = apply_fixes(lambda changed: check_from_spec(analysis.root, (), {**texts, **changed}))
+    edits = []
+    for source in analysis.loaded.sources:
+        text = fixed.texts.get(source.path, source.text)
+        if text != source.text:
+            edits.append((Span(source, 0, len(source.text)), text))
+    return Correction("Correct all that is certain", tuple(edits)) if edits else None
+
+
+def _title(old: str, new: str) -> str:
+    old, new = (" ".join(text.split()) for text in (old, new))
+    if not old:
+        return f"Add `{new}`"
+    return f"Write `{new}` in place of `{old}`" if new else f"Remove `{old}`"

@@ -1,0 +1,261 @@
+"""Every name of a user's own in a spec, with the places that it is written at: constants, datasets, functions.
+
+From these follow where a name is defined, where it is used, and what is changed to rename it.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import attrs
+from attrs import frozen
+
+from ..dsl import blocks
+from ..dsl.diagnostics.source import Span
+from ..dsl.evaluation.evaluate import Definition, Names
+from ..dsl.metric import Metric
+from ..dsl.schema.setting import open_setting, settings_of
+from ..dsl.spec_text import is_plain
+from ..dsl.syntax import tree as s
+from ..dsl.user_parts.reader import Declared
+from .analysis import Analysis
+from .scope import label_is_dataset, takes_datasets
+
+NameKind = Literal["let", "param", "dataset", "function"]
+RENAMED: Final = ("let", "param", "dataset")
+
+
+@frozen
+class Occurrence:
+    """A name where it is written. owner: the definition, or the function, it means; None of a dataset. defines: it is
+    where the name is defined. quoted: as a string, and `span` has the quotes."""
+
+    kind: NameKind
+    name: str
+    span: Span
+    owner: Definition | Declared | None = None
+    defines: bool = False
+    quoted: bool = False
+
+    def is_same(self, other: "Occurrence") -> bool:
+        """Whether both mean one thing."""
+        return self.kind == other.kind and self.name == other.name and self.owner is other.owner
+
+
+class RenameRefused(Exception):
+    """The name cannot be changed to that; the message says why."""
+
+
+def occurrences(analysis: Analysis) -> list[Occurrence]:
+    """All names of the user's own in all files of a spec."""
+    reading = analysis.loaded.reading
+    if reading is None:
+        return []
+    found: list[Occurrence] = []
+    for tree, names in zip(reading.trees, reading.files, strict=True):
+        found += _Reader(analysis, names).file(tree)
+    return found
+
+
+def occurrence_at(analysis: Analysis, path: str, offset: int) -> Occurrence | None:
+    """The name that a cursor touches."""
+    touching = [o for o in occurrences(analysis) if o.span.source.path == path and o.span.start <= offset <= o.span.end]
+    return min(touching, key=lambda each: each.span.end - each.span.start, default=None)
+
+
+def definitions(analysis: Analysis, path: str, offset: int) -> list[Span]:
+    """Where what a cursor touches is defined: a name, or the file of an `include` or `use`."""
+    found = occurrence_at(analysis, path, offset)
+    if found is None:
+        return _file_at(analysis, path, offset)
+    if isinstance(found.owner, Definition):
+        return [found.owner.name.span]
+    if found.owner is not None:
+        return [found.owner.span]
+    return [each.span for each in occurrences(analysis) if each.defines and each.is_same(found)]
+
+
+def references(analysis: Analysis, path: str, offset: int) -> list[Span]:
+    """Everywhere that the name a cursor touches is written."""
+    found = occurrence_at(analysis, path, offset)
+    return [] if found is None else [each.span for each in occurrences(analysis) if each.is_same(found)]
+
+
+def rename(analysis: Analysis, path: str, offset: int, name: str) -> list[tuple[Span, str]]:
+    """What to write in place of what, so that a constant or a dataset is called `name`. Raises RenameRefused.
+
+    The spec with the new name must have the same diagnostics as before, by their codes, and constants under another
+    name must give the same spec: else it is refused.
+    """
+    found = occurrence_at(analysis, path, offset)
+    if found is None or found.kind not in RENAMED:
+        raise RenameRefused("only the names of datasets, `let` and `param` are renamed")
+    every = occurrences(analysis)
+    if found.kind == "dataset" and name != found.name and any(o.kind == "dataset" and o.name == name for o in every):
+        raise RenameRefused(f"there is a `{name}` already")
+    if found.kind != "dataset" and not is_plain(name):
+        raise RenameRefused(f"`{name}` is not a name: use letters, digits and `_`")
+    quoted = '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    edits = []
+    for each in every:
+        if not each.is_same(found):
+            continue
+        if not is_plain(name) and _is_metric(each):
+            raise RenameRefused(f"`{name}` cannot stand in `{each.span.source.line(each.span.line).strip()}`")
+        edits.append((each.span, name if is_plain(name) else quoted))
+    texts = {source.path: source.text for source in analysis.loaded.sources}
+    for span, text in sorted(edits, key=lambda edit: edit[0].start, reverse=True):
+        before = texts[span.source.path]
+        texts[span.source.path] = before[: span.start] + text + before[span.end :]
+    after = Analysis.of(analysis.root, texts)
+    old, new = (sorted(d.code for d in each.diagnostics) for each in (analysis, after))
+    if old != new:
+        wrong = next((d.message for d in after.diagnostics if new.count(d.code) > old.count(d.code)), "it would change")
+        raise RenameRefused(f"with that name, {wrong}")
+    if found.kind != "dataset" and after.loaded.spec != analysis.loaded.spec:
+        raise RenameRefused(f"`{name}` means something else where it is used already")
+    return edits
+
+
+def _is_metric(each: Occurrence) -> bool:
+    text, start = each.span.source.text, each.span.start
+    return text[max(0, start - 5) : start] == "eval."
+
+
+def _file_at(analysis: Analysis, path: str, offset: int) -> list[Span]:
+    """The beginning of the file that the string of an `include` or `use` around an offset names."""
+    words = analysis.words(path)
+    token = words.at(offset) if words is not None else None
+    sources = [*analysis.loaded.sources, *(part.declared.span.source for part in analysis.loaded.parts.values())]
+    found = [each for each in sources if each.included_at is not None and token is not None]
+    there = [each for each in found if each.included_at and each.included_at.source.path == path]
+    return [Span(s_, 0, 0) for s_ in there if s_.included_at and s_.included_at.start <= offset <= s_.included_at.end][
+        :1
+    ]
+
+
+class _Reader:
+    """Reads the syntax tree of one file. names: the constants that it may use."""
+
+    def __init__(self, analysis: Analysis, names: Names) -> None:
+        self.names, self.parts = names, analysis.loaded.parts
+        spec = analysis.spec
+        self.datasets = set(spec.datasets) if spec is not None else set[str]()
+        self.actions = self.parts.actions()
+        self.found: list[Occurrence] = []
+
+    def file(self, tree: s.File) -> list[Occurrence]:
+        for item in tree.items:
+            self._item(item)
+        return self.found
+
+    def _item(self, item: s.Item) -> None:
+        match item:
+            case s.Let(name=name, value=value) | s.Param(name=name, value=value):
+                definition = self.names.find(name.text)
+                kind: Any = "let" if isinstance(item, s.Let) else "param"
+                self.found.append(Occurrence(kind, name.text, name.span, definition, defines=True))
+                self._expression(value)
+            case s.Assign(value=value):
+                self._expression(value)
+            case s.Every(period=period, actions=actions):
+                self._expression(period)
+                for action in actions:
+                    self._block(action, self.actions.get(action.kind.text))
+            case s.On(arguments=arguments, actions=actions):
+                self._arguments(arguments)
+                for action in actions:
+                    self._block(action, self.actions.get(action.kind.text))
+            case s.Block():
+                self._block(item, blocks.KINDS.get(item.kind.text), top=True)
+
+    def _block(self, item: s.Block, block: type | None, *, top: bool = False) -> None:
+        defines = top and item.kind.text == "dataset"
+        for label in item.labels:
+            self._label(label, defines=defines, dataset=defines or label_is_dataset(block))
+        self._arguments(item.arguments or ())
+        if item.body is None:
+            return
+        known = settings_of(block) if block is not None else {}
+        free = open_setting(block) if block is not None else None
+        weights = free is not None and free[1].names == "dataset"
+        for inner in item.body.items:
+            match inner:
+                case s.Assign(name=name, value=value):
+                    if weights and name.text not in known:
+                        self._dataset(name.text, name.span)
+                    self._expression(value, keys_are_datasets=takes_datasets(known.get(name.text)))
+                case s.Block(kind=kind):
+                    attribute: attrs.Attribute | None = known[kind.text][0] if kind.text in known else None
+                    nested = attribute.type if attribute is not None and blocks.is_block(attribute.type) else None
+                    self._block(inner, nested)
+                case _:
+                    self._item(inner)
+
+    def _label(self, label: s.Label, *, defines: bool, dataset: bool) -> None:
+        match label:
+            case s.Name(text=text, span=span) if dataset:
+                self._dataset(text, span, defines=defines)
+            case s.String(value=text, span=span) if dataset:
+                self._dataset(text, span, defines=defines, quoted=True)
+            case s.Name(text=text, span=span):
+                if text in self.parts:
+                    self.found.append(Occurrence("function", text, span, self.parts[text].declared))
+                elif (definition := self.names.find(text)) is not None:
+                    self._constant(text, span, definition)
+            case s.Call():
+                self._expression(label)
+
+    def _dataset(self, name: str, span: Span, *, defines: bool = False, quoted: bool = False) -> None:
+        self.found.append(Occurrence("dataset", name, span, None, defines, quoted))
+
+    def _constant(self, name: str, span: Span, definition: Definition) -> None:
+        kind: Any = definition.kind
+        self.found.append(Occurrence(kind, name, span, definition))
+
+    def _arguments(self, arguments: tuple[s.Argument, ...]) -> None:
+        for argument in arguments:
+            self._expression(argument.value)
+
+    def _expression(self, node: s.Expression, *, keys_are_datasets: bool = False) -> None:
+        for each in _within(node):
+            match each:
+                case s.Reference(text=text, span=span):
+                    self._reference(text, span)
+                case s.Call(function=function) if function.text in self.parts:
+                    self.found.append(
+                        Occurrence("function", function.text, function.span, self.parts[function.text].declared)
+                    )
+                case s.Map(entries=entries) if keys_are_datasets:
+                    for entry in entries:
+                        quoted = isinstance(entry.key, s.String)
+                        name = entry.key.value if isinstance(entry.key, s.String) else entry.key.text
+                        self._dataset(name, entry.key.span, quoted=quoted)
+
+    def _reference(self, text: str, span: Span) -> None:
+        metric = Metric.read(text)
+        if (definition := self.names.find(text)) is not None:
+            self._constant(text, span, definition)
+        elif text in self.parts:
+            self.found.append(Occurrence("function", text, span, self.parts[text].declared))
+        elif metric is not None and span.text == text and metric.dataset in self.datasets:
+            start = span.start + len("eval.")
+            self._dataset(metric.dataset, Span(span.source, start, start + len(metric.dataset)))
+
+
+def _within(node: s.Expression) -> Iterator[s.Expression]:
+    """An expression and all expressions in it; without recursion, as a text may nest deeper than Python calls."""
+    waiting: list[s.Expression] = [node]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        match each:
+            case s.Negative(operand=operand):
+                waiting.append(operand)
+            case s.Binary(left=left, right=right) | s.IntervalExpression(low=left, high=right):
+                waiting += [left, right]
+            case s.ListOf(items=items) | s.ChainExpression(links=items):
+                waiting += items
+            case s.Map(entries=entries):
+                waiting += [entry.value for entry in entries]
+            case s.Call(arguments=arguments):
+                waiting += [argument.value for argument in arguments]

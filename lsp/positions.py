@@ -1,0 +1,59 @@
+"""Offsets of a text, and the lines and columns that an editor counts in its own units."""
+
+from typing import Final, NamedTuple
+
+from ..dsl.diagnostics.source import SourceText, Span
+
+# Encoding of the protocol → code units of a character.
+_UNITS: Final = {
+    "utf-8": lambda c: len(c.encode(errors="surrogatepass")),
+    "utf-16": lambda c: 2 if ord(c) > 0xFFFF else 1,
+    "utf-32": lambda c: 1,
+}
+
+
+class TextPosition(NamedTuple):
+    """line and character as the protocol has them: from 0, the character in units of the encoding."""
+
+    line: int
+    character: int
+
+
+class Extent(NamedTuple):
+    """From a position up to, not including, another."""
+
+    start: TextPosition
+    end: TextPosition
+
+
+class Positions:
+    """Converts between offsets and positions. encoding: `utf-8`, `utf-16` or `utf-32`."""
+
+    def __init__(self, encoding: str = "utf-16") -> None:
+        self.units = _UNITS[encoding]
+
+    def position(self, source: SourceText, offset: int) -> TextPosition:
+        """Where an offset stands."""
+        line, column = source.position(offset)
+        start = source.line_start(line)
+        return TextPosition(line - 1, self.width(source.text[start : start + column - 1]))
+
+    def extent(self, span: Span) -> Extent:
+        """Where a span stands."""
+        return Extent(self.position(span.source, span.start), self.position(span.source, span.end))
+
+    def width(self, text: str) -> int:
+        """The units of a text."""
+        return len(text) if text.isascii() else sum(map(self.units, text))
+
+    def offset(self, source: SourceText, position: tuple[int, int]) -> int:
+        """The offset of a position; behind the end of a line, or of the text, that end."""
+        line, character = position
+        if line >= source.position(len(source.text))[0]:
+            return len(source.text)
+        text = source.line(line + 1)
+        column = 0
+        while column < len(text) and character > 0:
+            character -= self.units(text[column])
+            column += 1
+        return source.line_start(line + 1) + column

@@ -1,0 +1,89 @@
+"""The reference of the language, by path, and as Markdown for an editor's windows."""
+
+from functools import cache
+
+from ..dsl.diagnostics.codes import CODES
+from ..dsl.reference.reference import Field, ReferencePage, every_page
+from ..dsl.reference.topics import TopicWord, words
+
+
+@cache
+def _pages() -> dict[str, list[ReferencePage]]:
+    found: dict[str, list[ReferencePage]] = {}
+    for page in every_page():
+        found.setdefault(page.path, []).append(page)
+    return found
+
+
+@cache
+def _words() -> dict[tuple[str, str], TopicWord]:
+    return {(word.kind, word.name): word for word in words()}
+
+
+def read_reference() -> None:
+    """Make the reference, which takes some tenths of a second once."""
+    _pages()
+    _words()
+
+
+def page_of(path: str, block: type | None) -> ReferencePage | None:
+    """The page of a block, action, source or link; of several of one name, that of the class."""
+    pages = _pages().get(path, [])
+    return next(
+        (page for page in pages if block is not None and issubclass(block, page.block)), pages[0] if pages else None
+    )
+
+
+def field_of(path: str, block: type | None, name: str, label: str = "") -> Field | None:
+    """A setting of a block, as the component with this label has it."""
+    page = page_of(path, block)
+    found = [each for each in page.fields if each.name in (name, "NAME")] if page is not None else []
+    exact = [each for each in found if each.name == name] or found
+    return next((each for each in exact if label in each.only), exact[0] if exact else None)
+
+
+def field_text(field: Field) -> str:
+    """A setting: its type, range and default, and what it is for."""
+    facts = [field.kind, field.values, f"default `{field.default}`" if field.default is not None else "must be given"]
+    if field.only:
+        facts.append("only of " + ", ".join(field.only))
+    lines = [f"**{field.path}** · " + " · ".join(fact for fact in facts if fact), "", field.doc]
+    return "\n".join([*lines, *(["", f"`{field.usage}`"] if field.usage else [])])
+
+
+def page_text(page: ReferencePage) -> str:
+    """A block, action, source or link: how it is written, and what it is for."""
+    lines = [f"{page.written}: {page.summary}", *page.more[:1]]
+    names = [field.name for field in page.fields] + [inner.name for inner in page.inner]
+    if names:
+        lines.append("Settings: " + ", ".join(f"`{name}`" for name in names))
+    return "\n\n".join(lines)
+
+
+def word_text(kind: str, name: str) -> str | None:
+    """A word that has no page: a statement, function, unit, multiplier, constant or event."""
+    word = _words().get((kind, name))
+    return f"`{word.written}`\n\n{word.meaning}" if word is not None else None
+
+
+def word_line(kind: str, name: str) -> str:
+    """What such a word means, without how it is written."""
+    word = _words().get((kind, name))
+    return word.meaning if word is not None else ""
+
+
+def words_of(kind: str) -> list[TopicWord]:
+    """All such words of a kind."""
+    return [word for (of, _), word in _words().items() if of == kind]
+
+
+def code_page(code: str) -> str | None:
+    """The page of a code as Markdown."""
+    page = CODES.get(code)
+    if page is None:
+        return None
+    lines = [f"# {page.code}: {page.title}", *(" ".join(each.split()) for each in page.meaning.strip().split("\n\n"))]
+    for heading, text in (("Wrong", page.wrong), ("Right", page.right)):
+        if text:
+            lines.append(f"{heading}:\n\n```xtrain\n" + text.strip("\n") + "\n```")
+    return "\n\n".join(lines) + "\n"

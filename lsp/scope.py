@@ -1,0 +1,153 @@
+"""What the schema says of a place: which block it is in, which setting is given a value there, and what may stand."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from ..dsl import blocks
+from ..dsl.checking.user_parts import DeclaredParts
+from ..dsl.schema.collators import LINKS
+from ..dsl.schema.component import members_of, registry_of, variant
+from ..dsl.schema.data import Weight
+from ..dsl.schema.setting import Setting, open_setting, settings_of
+from ..dsl.schema.sources import SOURCES
+from ..dsl.syntax.tokens import Token
+from ..dsl.user_parts.kinds import PART_KINDS
+from .place import Bracket, Place
+
+WORDS = ("NAME", "HUB")
+OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")
+
+
+@frozen
+class Scope:
+    """A block, action, source or link that a place is in. path: of its page in the reference, empty of the whole text.
+    block: its class, None where that is not known; label: its label as it is written."""
+
+    path: str
+    block: type | None
+    label: str = ""
+
+    @property
+    def settings(self) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
+        """The settings that it has, with the bounds and defaults of its label."""
+        if self.block is None:
+            return {}
+        everything = settings_of(self.block)
+        chosen = variant(self.block, self.label) if self.label else self.block
+        of_label = settings_of(chosen) if chosen is not self.block else {}
+        known = {
+            name: of_label.get(name, found)
+            for name, found in everything.items()
+            if not found[1].only or not self.label or self.label in found[1].only
+        }
+        return known if self.label in (registry_of(self.block) or ()) or not self.label else {**known, **of_label}
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether its free names are those of datasets."""
+        free = open_setting(self.block) if self.block is not None else None
+        return free is not None and free[1].names == "dataset"
+
+
+class Scopes:
+    """Reads places with the functions of the user's own that a spec knows."""
+
+    def __init__(self, parts: DeclaredParts) -> None:
+        self.parts = parts
+
+    def scope(self, place: Place) -> Scope:
+        """The innermost block, or call with arguments, around a place."""
+        scope = Scope("", None)
+        for bracket in place.brackets[1:]:
+            if bracket.kind == "block":
+                scope = self._inside(scope, bracket)
+            elif bracket.kind == "call" and (called := self.called(bracket)) is not None:
+                scope = called
+        return scope
+
+    def setting(self, place: Place) -> tuple[Scope, str] | None:
+        """The block and name of the setting whose value a place is in, or None."""
+        scope = Scope("", None)
+        found: tuple[Scope, str] | None = None
+        for bracket, head in zip(place.brackets, (*(b.head for b in place.brackets[1:]), place.item), strict=True):
+            if bracket.kind == "block":
+                scope, found = (self._inside(scope, bracket) if bracket.opener else scope), None
+            elif bracket.kind == "call" and (called := self.called(bracket)) is not None:
+                scope, found = called, None
+            if len(head) > 1 and head[0].type in WORDS and head[1].type == "_EQ" and bracket.kind in ("block", "call"):
+                found = scope, head[0].text
+        return found
+
+    def attribute(self, scope: Scope, name: str) -> tuple[attrs.Attribute, Setting] | None:
+        """A setting of a block, or what its free names stand for."""
+        if not scope.path and scope.block is None and name == "collate":
+            return None
+        found = scope.settings.get(name)
+        if found is None and scope.block is not None:
+            return open_setting(scope.block)
+        return found
+
+    def action(self, item: tuple[Token, ...]) -> int | None:
+        """Where the last action of an `every` or `on` begins: its place in the item, or None before the first one."""
+        behind = max((number for number, token in enumerate(item) if token.type == "THEN"), default=None)
+        if behind is not None:
+            return behind + 1 if behind + 1 < len(item) else None
+        names = (number for number in range(2, len(item)) if item[number].type in WORDS)
+        return next((number for number in names if item[number - 1].type not in OPERATORS), None)
+
+    def block_of(self, scope: Scope, kind: str) -> type | None:
+        """The class of the block that a word opens inside another, or at the top."""
+        if scope.block is None:
+            return blocks.KINDS.get(kind) if not scope.path else None
+        inner = scope.settings.get(kind)
+        if inner is None and members_of(scope.block) is not None:
+            return next((part.component() for name, part in self.parts.items() if name == kind), None)
+        return inner[0].type if inner is not None and blocks.is_block(inner[0].type) else None
+
+    def called(self, bracket: Bracket) -> Scope | None:
+        """The source, link, action or function of the user's own that a bracket has the arguments of."""
+        before = bracket.head[-1] if bracket.head else None
+        if before is None or before.type not in WORDS:
+            return None
+        name = before.text
+        if bracket.head[0].type in ("EVERY", "ON") and name in blocks.ACTIONS:
+            return Scope(name, blocks.ACTIONS[name])
+        for registry in (SOURCES, LINKS):
+            if name in registry:
+                return Scope(name, registry[name])
+        return Scope(name, self.parts[name].component()) if name in self.parts else None
+
+    def _inside(self, scope: Scope, bracket: Bracket) -> Scope:
+        head = bracket.head
+        if not head:
+            return Scope("?", None)
+        if head[0].type in ("EVERY", "ON"):
+            at = self.action(head)
+            kind = head[at].text if at is not None else ""
+            return Scope(kind or "?", self.parts.actions().get(kind))
+        kind = head[0].text
+        block = self.block_of(scope, kind)
+        path = f"{scope.path}.{kind}" if scope.path else kind
+        label = head[1].text if len(head) > 1 and head[1].type in (*WORDS, "STRING") else ""
+        if block is not None and label in self.parts and self._is_block_of(label, block):
+            return Scope(path, self.parts[label].component())
+        known = registry_of(block) if block is not None else None
+        return Scope(path, block, label if known is not None and label in known else "")
+
+    def _is_block_of(self, name: str, block: type) -> bool:
+        return blocks.KINDS.get(PART_KINDS[self.parts[name].declared.kind].block) is block
+
+
+def takes_datasets(setting: tuple[attrs.Attribute, Setting] | None) -> bool:
+    """Whether the keys of a map are the names of datasets: its values are weights of them."""
+    kind: Any = setting[0].type if setting is not None else None
+    return getattr(kind, "__args__", (None, None))[1:] == (Weight,)
+
+
+def label_is_dataset(block: type | None) -> bool:
+    """Whether the label of an action is the name of a dataset."""
+    label = blocks.label_of(block) if block is not None else None
+    return label is not None and label.name == "dataset"
