@@ -79,7 +79,7 @@ class Lora(Adapter):
     )
     dropout: float = setting(
         "share of what goes into A that is dropped in training, while the rest is divided by what stays; W takes all "
-        "of it; not beside dora",
+        "of it, and with dora its product of what stays as well",
         default=0.0,
         check=Range(low=0, below=1),
         added=True,
@@ -204,9 +204,6 @@ class Lora(Adapter):
         matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
         if not matrices:
             return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"
-        if self.dora and self.dropout:
-            message = "beside dora there is no dropout: of what is dropped W would need a product of its own"
-            return "dropout", message, "use dropout 0, or leave dora out"
         if self.decomposes and self.from_ is not None:
             message = "the values of `from` are changes of the whole model, and with pissa it is no longer whole"
             return "init", message, "leave init out"
@@ -480,6 +477,21 @@ class LoraMatrix(AdaptedMatrix):
             size = tokens * on.shapes[a][1] * on.local.width // parts
             scratch = min(size // on.local.width, DROPOUT_CHUNK) * DROPOUT_SCRATCH
             x = on.ops.op(x, makes=size, scratch=(scratch, scratch), named=(x,))
+        rest = None
+        if self.drops and self.dora:
+            shape, plain = on.shapes[self.name], out
+            numbers_of_w = prod(shape[-2:])
+            parts_of_w = shape[0] if self.of_experts and parts == 1 else 1
+            out = on.ops.linear(
+                x,
+                plain.gradient,
+                weight=0,
+                flops=2 * tokens * numbers_of_w // parts,
+                parameters=(self.name,),
+                added=added,
+                unpacked=on.unpacked(self.name, numbers_of_w * parts_of_w),
+            )
+            rest = on.ops.op(plain, out, makes=plain.gradient)
         low = on.ops.linear(
             x,
             tokens * self.rank * on.local.width // parts,
@@ -502,9 +514,11 @@ class LoraMatrix(AdaptedMatrix):
         if not self.dora:
             return out
         if not self.of_experts:
-            return self._scaled(on, out)
-        own = (out.size,) if parts == 1 else ()  # the factors of every row
-        return on.ops.op(out, makes=out.size, keeps=(out,), extra=own, scratch=(0, out.size))
+            scaled = self._scaled(on, out)
+        else:
+            own = (out.size,) if parts == 1 else ()  # the factors of every row
+            scaled = on.ops.op(out, makes=out.size, keeps=(out,), extra=own, scratch=(0, out.size))
+        return scaled if rest is None else on.ops.add(scaled, rest)
 
     def trace_beside(self, on: "Tracer") -> None:
         if not self.dora:

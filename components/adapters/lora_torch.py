@@ -65,22 +65,31 @@ class LoraLinear(Linear, DropsInputs):
         return out_BSF + self.added(x_BSD)
 
     def added(self, x_BSD: Tensor) -> Tensor:
+        return self.product_of_factors(self.kept(x_BSD))
+
+    def kept(self, x_BSD: Tensor) -> Tensor:
+        """What goes into A; `x_BSD` itself where nothing is dropped."""
         keys_BS = self.keys_BS  # of all tokens, by which inputs are dropped
-        if self.dropout is not None and keys_BS is not None:
-            tensor = self.axes.tensor
-            if tensor is not None and keys_BS.shape[1] != x_BSD.shape[1]:  # each rank has its own positions
-                missing = -keys_BS.shape[1] % tensor.size
-                keys_BS = own_piece(torch.nn.functional.pad(keys_BS, (0, missing)), 1, tensor.group)
-            first = first_row(self.in_features, tensor) if self.by_input else 0
-            x_BSD = self.dropout(x_BSD, keys_BS, first)
+        if self.dropout is None or keys_BS is None:
+            return x_BSD
+        tensor = self.axes.tensor
+        if tensor is not None and keys_BS.shape[1] != x_BSD.shape[1]:  # each rank has its own positions
+            missing = -keys_BS.shape[1] % tensor.size
+            keys_BS = own_piece(torch.nn.functional.pad(keys_BS, (0, missing)), 1, tensor.group)
+        first = first_row(self.in_features, tensor) if self.by_input else 0
+        return self.dropout(x_BSD, keys_BS, first)
+
+    def product_of_factors(self, x_BSD: Tensor) -> Tensor:
+        """scale · (x · Aᵀ) · Bᵀ."""
         low_BSR = self.lora_A(x_BSD)
         scale = self.scale * self.factor
         return self.lora_B(low_BSR if scale == 1 else low_BSR * scale)
 
 
 class DoraLinear(LoraLinear):
-    """m / ‖W + scale · B · A‖ times that, the norms being those of rows and constant for the backward (Liu et al. 2024,
-    arXiv 2402.09353, section 4.3), and then the bias."""
+    """g = m / ‖W + scale · B · A‖ times that, the norms being those of rows and constant for the backward (Liu et al.
+    2024, arXiv 2402.09353, section 4.3), and then the bias. Where some of x is dropped, d being what stays: x · Wᵀ +
+    g · (d · Wᵀ + scale · (d · Aᵀ) · Bᵀ) − d · Wᵀ, as PEFT has it."""
 
     magnitude_partial = False
     scales = True
@@ -95,27 +104,31 @@ class DoraLinear(LoraLinear):
             return super().forward(input)
         if self.bias is None:
             return self.without_bias(input)
-        out, share_F = self._unscaled(input)
-        return torch.addcmul(local(self.bias, partial=self.partial), out, share_F)
+        out, share_F, rest = self._unscaled(input, self._product(input))
+        bias_F = local(self.bias, partial=self.partial)
+        return torch.addcmul(bias_F if rest is None else rest + bias_F, out, share_F)
 
     def without_bias(self, x_BSD: Tensor) -> Tensor:
-        if self.axes.without_adapter:
-            return super().without_bias(x_BSD)
-        out, share_F = self._unscaled(x_BSD)
-        return out * share_F
+        out_BSF = self._product(x_BSD)
+        return out_BSF if self.axes.without_adapter else self.applied(x_BSD, out_BSF)
 
     def applied(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
-        return super().applied(x_BSD, out_BSF) * self._share(out_BSF.dtype)
+        out, share_F, rest = self._unscaled(x_BSD, out_BSF)
+        return out * share_F if rest is None else torch.addcmul(rest, out, share_F)
 
     @property
     def base(self) -> Linear:
         """The module that has the matrix, which of a task is another."""
         return self if self.under is None else self.under.module
 
-    def _unscaled(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """What every output is before it is scaled, and by what."""
-        out = super().without_bias(x_BSD)
-        return out, self._share(out.dtype)
+    def _unscaled(self, x_BSD: Tensor, out_BSF: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What every output is before it is scaled, by what, and what is added behind that. out_BSF: x · Wᵀ."""
+        kept_BSD, rest = self.kept(x_BSD), None
+        if kept_BSD is not x_BSD:
+            kept_BSF = self.base.without_adapters(kept_BSD)
+            out_BSF, rest = kept_BSF, out_BSF - kept_BSF
+        out_BSF = out_BSF + self.product_of_factors(kept_BSD)
+        return out_BSF, self._share(out_BSF.dtype), rest
 
     def _share(self, dtype: torch.dtype) -> Tensor:
         norm_F = self._norms(dtype)

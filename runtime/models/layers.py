@@ -45,6 +45,10 @@ class Linear(nn.Linear):
         out = self.quantised.product(x, local(self.weight), self.quantised.beside(self), torch.matmul, turned=True)
         return out if bias is None else out.add_(bias)
 
+    def without_adapters(self, x: Tensor) -> Tensor:
+        """x · Wᵀ alone, also of what an adapter has put in its place."""
+        return self._product(x)
+
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """What of it a rank computes with, [outputs, inputs]; of a quantised one computed anew."""
         weight = local(self.weight)

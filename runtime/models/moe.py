@@ -66,11 +66,27 @@ class ExpertAdapter:
     dropout: Dropout | None = None
     keys_N: Tensor | None = None
 
-    def added(self, x_NK: Tensor, times: MatrixProduct) -> Tensor:
-        """[N, M]."""
+    def sum(
+        self,
+        x_NK: Tensor,
+        out_NM: Tensor,
+        plain: "Product",
+        times: MatrixProduct,
+        shares: Callable[[Tensor], Tensor] = lambda shares: shares,
+    ) -> Tensor:
+        """[N, M]: the product with what is added, scaled. plain: the product of what goes in, without a bias. shares:
+        [E, M] or [M] → those of the rows. Where some is dropped, as of `DoraLinear`."""
+        kept_NK, rest = x_NK, None
         if self.dropout is not None and self.keys_N is not None:
-            x_NK = self.dropout(x_NK, self.keys_N, 0)
-        return self.call(x_NK, self.stacks, times)
+            kept_NK = self.dropout(x_NK, self.keys_N, 0)
+            if self.shares is not None:
+                kept_NM = plain(kept_NK)
+                out_NM, rest = kept_NM, out_NM - kept_NM
+        out_NM = out_NM + self.call(kept_NK, self.stacks, times)
+        if self.shares is None:
+            return out_NM
+        share = shares(self.shares)
+        return out_NM * share if rest is None else torch.addcmul(rest, out_NM, share)
 
 
 class Experts(ExpertStacks):
@@ -162,12 +178,17 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
         return F.grouped_mm(x_NK, matrix_EKM, offs=ends_E)
 
     def product(matrix_EKM: Tensor, bias_EM: Tensor | None, stored: Stored, added: ExpertAdapter | None) -> Product:
+        def plain(x_NK: Tensor) -> Tensor:
+            return _times(x_NK, matrix_EKM, stored, multiply)
+
+        def of_rows(shares_EM: Tensor) -> Tensor:
+            assert one_hot_NE is not None
+            return one_hot_NE @ shares_EM
+
         def call(x_NK: Tensor) -> Tensor:
-            out_NM = _times(x_NK, matrix_EKM, stored, multiply)
+            out_NM = plain(x_NK)
             if added is not None:
-                out_NM = out_NM + added.added(x_NK, multiply)
-                if added.shares is not None and one_hot_NE is not None:
-                    out_NM = out_NM * (one_hot_NE @ added.shares)
+                out_NM = added.sum(x_NK, out_NM, plain, multiply, of_rows)
             if bias_EM is not None and one_hot_NE is not None:
                 out_NM = torch.addmm(out_NM, one_hot_NE, bias_EM)
             return out_NM
@@ -206,18 +227,24 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
     def product(
         number: int, matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored, added: "tuple[ExpertAdapter | None, ...]"
     ) -> Product:
+        def plain(x_NK: Tensor) -> Tensor:
+            return _times(x_NK, matrix_KM, stored, torch.matmul)
+
+        def plus(out_NM: Tensor, x_NK: Tensor, added: ExpertAdapter | None) -> Tensor:
+            return out_NM if added is None else added.sum(x_NK, out_NM, plain, torch.matmul)
+
         def call(x_NK: Tensor) -> Tensor:
             scaled = any(each is not None and each.shares is not None for each in added)
             if stored is None and bias_M is not None and not scaled:
                 out_NM = torch.addmm(bias_M, x_NK, matrix_KM)
             else:
-                out_NM = _times(x_NK, matrix_KM, stored, torch.matmul)
+                out_NM = plain(x_NK)
                 out_NM = out_NM if bias_M is None or scaled else out_NM.add_(bias_M)
             if tasks == 1:
-                out_NM = _plus(out_NM, x_NK, added[0])
+                out_NM = plus(out_NM, x_NK, added[0])
             else:
                 rows = of_tasks[number]
-                out_NM = torch.cat(list(map(_plus, out_NM.split(rows), x_NK.split(rows), added)))
+                out_NM = torch.cat(list(map(plus, out_NM.split(rows), x_NK.split(rows), added)))
             return out_NM + bias_M if scaled and bias_M is not None else out_NM
 
         return call
@@ -230,13 +257,6 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
         for number, (x, matrix, bias, more) in experts
     ]
     return torch.cat(out) if out else rows_ND
-
-
-def _plus(out_NM: Tensor, x_NK: Tensor, added: ExpertAdapter | None) -> Tensor:
-    if added is None:
-        return out_NM
-    out_NM = out_NM + added.added(x_NK, torch.matmul)
-    return out_NM if added.shares is None else out_NM * added.shares
 
 
 def _one_by_one(

@@ -67,11 +67,13 @@ def test_dropout_is_of_what_goes_into_a(tmp_path: Path):
         torch.testing.assert_close(own, its, rtol=1e-10, atol=1e-10)
 
 
-def test_each_expert_drops_inputs_of_its_own(tmp_path: Path):
+@pytest.mark.parametrize("dora", [False, True])
+def test_each_expert_drops_inputs_of_its_own(tmp_path: Path, dora: bool):
     """What an expert adds is scale · drop(x) · A · B, by the keys of its rows; of other experts other numbers of a
-    token are dropped."""
+    token are dropped. With dora x · W is added to, and scaled, where nothing of x is dropped."""
     make("qwen3_moe", "plain", tmp_path / "base")
-    plan, tensors = adapted(tmp_path / "base", 'rank = 3, alpha = 12, dropout = 0.4, targets = ["experts"]')
+    more = ", dora = true" if dora else ""
+    plan, tensors = adapted(tmp_path / "base", f'rank = 3, alpha = 12, dropout = 0.4, targets = ["experts"]{more}')
     moe = model_of(plan, tensors).get_submodule("layers.0.mlp")
     assert isinstance(moe, MoE)
     share, experts = plan.node("setup.dropout").args["share"], moe.experts
@@ -86,7 +88,12 @@ def test_each_expert_drops_inputs_of_its_own(tmp_path: Path):
         w, a, b = (getattr(experts, f"{name}{each}")[expert] for each in ("", "_lora_A", "_lora_B"))
         dropped = experts.dropout[name].dropped(x_D[None], key[None], 0)
         masks[name, expert] = dropped[0] == 0
-        return x_D @ w + 4 * (dropped @ a @ b)[0]
+        change_F = 4 * (dropped @ a @ b)[0]
+        if not dora:
+            return x_D @ w + change_F
+        magnitude_F = getattr(experts, f"{name}_lora_magnitude_vector")[expert]
+        share_F = magnitude_F / (w + 4 * a @ b).norm(dim=0)
+        return x_D @ w + (share_F - 1) * (dropped[0] @ w) + share_F * change_F
 
     masks: dict[tuple[str, int], Tensor] = {}
     expected_TD = torch.zeros(10, x_BSD.shape[2], dtype=torch.float64)

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from adapted_models import adapted, its_factors, loss_of, model_of, with_single_experts
 from reference_models import make
-from torch import Tensor
+from torch import Tensor, nn
 
+from xtrain.components.adapters.lora_torch import LoraLinear
 from xtrain.components.optimizers.adamw_torch import LocalAdamW
+from xtrain.runtime.models.dropout import Dropout, token_keys
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
@@ -134,6 +136,61 @@ def test_losses_gradients_and_steps_are_those_of_peft(
             optimizer.zero_grad()
         moved = {each: p.detach() - tensors[each] for each, p in own.items()}
         assert gap(moved, {each: p.detach() - first[each] for each, p in its.items()}) < 1e-9
+
+
+class Forced(nn.Module):
+    """Drops what we drop, in the place of PEFT's dropout."""
+
+    def __init__(self, how: Dropout, keys_BS: Tensor) -> None:
+        super().__init__()
+        self.how, self.keys_BS = how, keys_BS
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return self.how(x_BSD, self.keys_BS, 0)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_what_dropout_leaves_is_computed_with_as_in_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dora: bool):
+    """The same numbers are dropped in both: losses, gradients and three steps of matrices with biases."""
+    from peft import LoraConfig, get_peft_model
+
+    reference = make("llama", "biased, scaled by yarn", tmp_path / "base").double()
+    with all_in_fp64(monkeypatch):
+        reference.model.rotary_emb = type(reference.model.rotary_emb)(reference.config)
+    more = ", dora = true" if dora else ""
+    plan, tensors = adapted(tmp_path / "base", f"rank = 3, alpha = 12, dropout = 0.3{more}")
+    config = LoraConfig(r=3, lora_alpha=12, lora_dropout=0.3, use_dora=dora, target_modules=LINEAR)
+    peft: Any = get_peft_model(reference, config)
+    its: dict[str, Any] = {each: parameter for each, parameter in peft.named_parameters() if parameter.requires_grad}
+    model = model_of(plan, tensors)
+    own = {each: parameter for each, parameter in model.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for each in own:
+            for other, value in its_factors(each, tensors[each]):
+                its[other].copy_(value)
+    ids_BS = torch.randint(plan.architecture.vocab, (2, 24), generator=torch.Generator().manual_seed(0))
+    keys_BS = token_keys(torch.tensor([3, 4]), torch.arange(23))
+    names = {module: name for name, module in model.named_modules() if isinstance(module, LoraLinear)}
+    for module, name in names.items():
+        module.dropout = Dropout.of(name, 0.3, seed=1)
+        peft.get_submodule(f"base_model.model.model.{name}").lora_dropout["default"] = Forced(module.dropout, keys_BS)
+    monkeypatch.setattr(LoraLinear, "keys_BS", keys_BS)
+    peft.train()
+    options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}
+    ours = LocalAdamW([{"params": list(own.values()), "weight_decay": 0.1}], **options)
+    other = torch.optim.AdamW(its.values(), weight_decay=0.1, **options)
+    for _ in range(3):
+        loss = loss_of(model, ids_BS)
+        with all_in_fp64(monkeypatch):
+            logits_TV = peft(input_ids=ids_BS[:, :-1]).logits.flatten(0, 1)
+        expected = F.cross_entropy(logits_TV, ids_BS[:, 1:].flatten())
+        loss.backward()
+        expected.backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+        assert gap({each: p.grad for each, p in own.items()}, {each: p.grad for each, p in its.items()}) < 1e-12
+        for optimizer in (ours, other):
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 @contextmanager

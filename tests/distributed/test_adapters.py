@@ -21,6 +21,8 @@ EXPERTS = 'adapter lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }
 DOWN = 'adapter lora { rank = 4, init = orthogonal, targets = ["2-3.*.experts.down_proj"], train = ["*.*.*.gate"] }'
 DORA = "adapter lora { rank = 4, alpha = 12, dora = true, init = orthogonal }"
 DORA_EXPERTS = 'adapter lora { rank = 4, alpha = 6, dora = true, init = orthogonal, targets = ["q_proj", "experts"] }'
+DORA_DROPOUT = DORA.replace("dora", "dropout = 0.3, dora")
+DORA_DROPOUT_EXPERTS = DORA_EXPERTS.replace("dora", "dropout = 0.3, dora")
 DROPOUT = "adapter lora { rank = 4, alpha = 12, dropout = 0.3, init = orthogonal }"
 DROPOUT_EXPERTS = DROPOUT.replace(" }", ', targets = ["q_proj", "experts"] }')
 PISSA = 'adapter lora { rank = 3, alpha = 12, init = pissa, targets = ["self_attn", "layers.1-2.mlp"] }'
@@ -70,6 +72,11 @@ MORE = [
         Topology(fsdp=2, ep=2, sets=("activation.mode=selective",), note="dora, experts, selective", **MOE),
         DORA_EXPERTS,
     ),
+    (Topology(fsdp=2, note="dora, dropout"), DORA_DROPOUT),
+    (Topology(pp=2, tp=2, note="dora, dropout"), DORA_DROPOUT),
+    (Topology(tp=2, sets=("activation.mode=selective",), note="dora, dropout, selective"), DORA_DROPOUT),
+    (Topology(fsdp=2, ep=2, note="dora, dropout, experts", **MOE), DORA_DROPOUT_EXPERTS),
+    (Topology(tp=2, ep=2, note="dora, dropout, experts", **MOE), DORA_DROPOUT_EXPERTS),
     (Topology(fsdp=2, note="dropout"), DROPOUT),
     (Topology(fsdp=4, note="dropout"), DROPOUT),
     (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="dropout, without sequence"), DROPOUT),

@@ -91,7 +91,6 @@ def test_only_an_adapter_has_states(make_plan):
         ('targets = ["mlp", "layers.9"]', "is meant by `layers.9`", "the blocks are 0 to 3"),
         ("rank = 3, init = orthogonal", "rank 3 is odd", "use rank 4, or another init"),
         ("rank = 40, init = pissa", "k_proj of 32 × 64 has 32 singular values, and rank 40 takes more", "use rank 32"),
-        ("dora = true, dropout = 0.1", "beside dora there is no dropout", "use dropout 0"),
         ("targets = []", "no matrix has an adapter", "leave targets out"),
         ('train = ["layers.4"]', "is in `layers.4`", "the blocks are 0 to 3"),
         ('train = ["norms"]', "no parameter of the model is in `norms`", "did you mean `norm`?"),
@@ -256,6 +255,8 @@ HIGH = adapted('rank = 4, targets = ["layers.2-3"], train = ["norm"]')
 DORA = adapted("rank = 4, alpha = 8, dora = true")
 DORA_EXPERTS = adapted('rank = 4, alpha = 8, dora = true, targets = ["experts", "o_proj"]')
 DROPOUT = adapted("rank = 4, alpha = 8, dropout = 0.1")
+DORA_DROPOUT = adapted("rank = 4, alpha = 8, dora = true, dropout = 0.1")
+DORA_DROPOUT_EXPERTS = adapted('rank = 4, alpha = 8, dora = true, dropout = 0.1, targets = ["experts", "o_proj"]')
 DROPOUT_EXPERTS = adapted('rank = 4, alpha = 8, dropout = 0.1, targets = ["experts", "o_proj"]')
 PISSA = adapted("rank = 4, alpha = 8, init = pissa")
 PISSA_EXPERTS = adapted('rank = 4, init = pissa, targets = ["experts", "o_proj"]')
@@ -288,6 +289,9 @@ MORE = [
         Topology(tp=2, ep=2, model="moe", sets=("activation.mode=selective",), note="dora, experts, selective"),
         DORA_EXPERTS,
     ),
+    (Topology(tp=2, note="dora, dropout"), DORA_DROPOUT),
+    (Topology(fsdp=2, ep=2, model="moe", note="dora, dropout, experts"), DORA_DROPOUT_EXPERTS),
+    (Topology(tp=2, sets=("activation.mode=selective",), note="dora, dropout, selective"), DORA_DROPOUT),
     (Topology(ring=2, note="dropout"), DROPOUT),
     (Topology(tp=2, sets=("activation.mode=full",), note="dropout, full recomputation"), DROPOUT),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dropout, selective recomputation"), DROPOUT),
