@@ -32,6 +32,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "loss.teacher": ("loss.*", "model.*", "tokenizer.source"),
     "loss.reference": ("loss.*", *_MODEL, "checkpoint.pretrained", "checkpoint.from", "collate"),
     "reward.folder": ("reward", "reward.*", "rollout", "model.*", "precision.params", "tokenizer.source"),
+    "loss.mismatched": ("loss.*", "collate", "dataset.*", "task", "task.*"),
     "loss.top": ("loss.top", "model.*", "tokenizer.source"),
     "loss.*": ("loss.*",),
     "model.mtp": (
