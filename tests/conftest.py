@@ -38,8 +38,9 @@ WITH_COMMANDS = (
     "tests/runtime/evaluation/test_harness.py",
     "tests/runtime/export/test_chat_walk.py",
     "tests/runtime/test_hooks.py",
+    "tests/runtime/test_further_tokens.py",
 )  # fmt: skip
-WITH_RANKS = ("tests/planner/test_diff_resume.py",)
+WITH_RANKS = ("tests/planner/test_diff_resume.py", "tests/runtime/serving/test_as_a_run.py")
 # The longest first, so that no process is left alone with one of them at the end.
 LONG = (
     "tests/runtime/test_trace.py",

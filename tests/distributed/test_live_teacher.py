@@ -25,10 +25,10 @@ TEACHERS = {
 # (loss, teacher, layout)
 ORDINARY = (
     ("jsd", "small", "tp 2, uneven vocabulary (dense)"),
-    ("reverse", "small", "fsdp 2, three microbatches (dense)"),
     ("forward", "odd", "tp 2, without loss (dense)"),
 )
 MATRIX = (
+    ("reverse", "small", "fsdp 2, three microbatches (dense)"),
     ("reverse", "small", "tp 2, uneven vocabulary (dense)"),
     ("forward", "small", "tp 2, uneven vocabulary (dense)"),
     ("jsd", "odd", "tp 2, uneven vocabulary (dense)"),

@@ -106,6 +106,7 @@ def alone(train):
     return train("alone")
 
 
+@pytest.mark.matrix  # by default on two ranks
 def test_a_run_in_one_process_goes_on_exactly(train, alone):
     train("parts", "experiment.budget=2 steps")
     found = train("parts")

@@ -324,15 +324,16 @@ MORE = [
 
 
 @pytest.mark.parametrize(
-    ("topology", "adapter"),
+    ("topology", "adapter", "shallow"),
     [
-        *(pytest.param(*each, id=each[0].name) for each in FEW),
-        *(pytest.param(*each, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
+        *(pytest.param(*each, True, id=each[0].name) for each in FEW),
+        *(pytest.param(*each, False, id=f"{each[0].name}, deep", marks=pytest.mark.matrix) for each in FEW),
+        *(pytest.param(*each, False, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
     ],
 )
-def test_an_adapter_costs_what_the_plan_says(topology, adapter, tmp_path, monkeypatch):
+def test_an_adapter_costs_what_the_plan_says(topology, adapter, shallow, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=adapter, shallow=False))
+    hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=adapter, shallow=shallow))
 
 
 def test_a_model_that_is_drawn_anew_under_an_adapter_is_the_same(make_plan):

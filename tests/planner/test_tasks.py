@@ -185,12 +185,13 @@ MORE = [
 
 
 @pytest.mark.parametrize(
-    ("topology", "tasks"),
+    ("topology", "tasks", "shallow"),
     [
-        *(pytest.param(*each, id=each[0].name) for each in FEW),
-        *(pytest.param(*each, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
+        *(pytest.param(*each, True, id=each[0].name) for each in FEW),
+        *(pytest.param(*each, False, id=f"{each[0].name}, deep", marks=pytest.mark.matrix) for each in FEW),
+        *(pytest.param(*each, False, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
     ],
 )
-def test_tasks_cost_what_the_plan_says(topology, tasks, tmp_path, monkeypatch):
+def test_tasks_cost_what_the_plan_says(topology, tasks, shallow, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=tasks, shallow=False))
+    hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=tasks, shallow=shallow))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from forking import ForkedCommand
+from projects import Project
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -164,7 +166,10 @@ def test_a_run_measures_each_module_and_goes_on_and_its_model_is_without_them(tm
         + "every 1 step eval made\nevery 1 step checkpoint\nphase late { from = 2 steps, mtp_weight = 0.1 }\n"
     )
     Path("small.xtrain").write_text(text)
-    assert main(["run", "small.xtrain", "--world", "1", "--set", "workspace.root=runs"]) == 0
+    arguments = ["run", "small.xtrain", "--world", "1", "--set", "workspace.root=runs"]
+    command = ForkedCommand(arguments, tmp_path, Project(tmp_path).environment)
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 0, out + err
     (directory,) = (path.parent for path in Path("runs").rglob("plan.json"))
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "objective" in line]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,7 @@ def local(lab: Laboratory, trial: Trial, steps: int = STEPS) -> Outcome:
     return lab.alone(evolve(trial, steps=steps), saves=False)
 
 
+@cache
 def texts_of_steps(lab: Laboratory) -> list[list[TrainingRow]]:
     """The documents of every step, as `xtrain data show` has them."""
     spec = WHOLE.write(lab.folder, alone=True)

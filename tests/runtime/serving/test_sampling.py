@@ -86,7 +86,7 @@ ULYSSES = pytest.param(("parallel.cp=2", "parallel.cp.ulysses=2"), marks=pytest.
 
 @pytest.mark.parametrize(
     "sets",
-    [(), ("parallel.fsdp=2",), ("parallel.tp=2",), PP, RING, ULYSSES],
+    [(), pytest.param(("parallel.fsdp=2",), marks=pytest.mark.matrix), ("parallel.tp=2",), PP, RING, ULYSSES],
     ids=["one", "fsdp", "tp", "pp", "ring", "ulysses"],
 )
 def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_path: Path):
