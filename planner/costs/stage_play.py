@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import cached_property, partial
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..architecture import RotaryAngles
 from .gathering import BlockUnits
@@ -282,9 +282,9 @@ class StagePlay:
             peak, live = self._head_back(in_place)
         elif units and not self.predicts:
             live += stream  # the gradient lies in a buffer that stays
-        # The buffers that the first unit to go backwards, and the last, were gathered in early.
-        ends = (units[-1], units[0]) if units else (None, None)
-        early, late = (unit.flat if unit is not None and unit.reshards else 0 for unit in ends)
+        # The buffer that the first unit to go backwards was gathered in early. Behind the last one nothing is gathered.
+        early = units[-1].flat if units and units[-1] is not None and units[-1].reshards else 0
+        nothing = None if not units or units[0] is None else evolve(units[0], shards=1)
         count = len(self.blocks) - self.further
         for place in reversed(range(len(units))):
             block, again = self.blocks[lowest + place]
@@ -294,7 +294,7 @@ class StagePlay:
                 live += (stream if last else 0) - (self.ends.loss - self.ends.weight)
                 live -= 0 if last else self.ends.weight
             behind = next((unit for unit in units[place + 1 :] if unit is not None and unit.gradients), None)
-            ahead = units[max(0, place - 1)]
+            ahead = units[place - 1] if place else nothing
             key = (block, again, handling, behind, ahead)
             played = self._once(key, partial(block.backward, again, handling, behind, ahead))
             peak = max(peak, live + early + played.peak)
@@ -308,7 +308,7 @@ class StagePlay:
                 peak = max(peak, live + early + self.ends.further[1], live + early - stream + most)
                 live += net - stream  # the gradient of what the head has read, with which its own is put together
                 live -= self.ends.weight if in_place and not self.tied else 0
-        live += early - late
+        live += early
         if self.embeds:
             peak = max(peak, live + self.ends.start)
             live -= self.ends.embedded

@@ -250,6 +250,7 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
 
 LORA = adapted("rank = 4, alpha = 8")
 QUERIES = adapted('rank = 4, targets = ["q_proj"]')
+TOP = adapted('rank = 4, targets = ["layers.3"]')
 LOW = adapted('rank = 4, targets = ["layers.0"]')
 HIGH = adapted('rank = 4, targets = ["layers.2-3"], train = ["norm"]')
 DORA = adapted("rank = 4, alpha = 8, dora = true")
@@ -270,6 +271,7 @@ FEW = [
 MORE = [
     (Topology(fsdp=2, note="pissa"), PISSA),
     (Topology(fsdp=2, note="all"), LORA),
+    (Topology(fsdp=2, sets=("activation.mode=full",), note="top, full recomputation"), TOP),
     (Topology(tp=2, note="all"), LORA),
     (Topology(pp=2, note="high"), HIGH),
     (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
