@@ -1,0 +1,150 @@
+"""The one table of what a text looks like, for tools that colour it without understanding it.
+
+The TextMate grammar, the tree-sitter grammar and the Pygments lexer are made of it. Its words come from the schema:
+those of installed packages and of a user's own functions are not among them, and are coloured as names.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Final
+
+from attrs import frozen
+
+from ..dsl import blocks
+from ..dsl.evaluation.functions import FUNCTIONS
+from ..dsl.reference.reference import every_page
+from ..dsl.schema.collators import LINKS
+from ..dsl.schema.sources import SOURCES
+from ..dsl.syntax.numbers import MULTIPLIERS, UNIT_WORDS
+from ..dsl.syntax.tokens import CONSTANTS, STATEMENTS
+
+_QUANTITY: Final = (
+    ("constant.numeric", "", "keyword.other.unit"),
+    ("Literal.Number", "Text.Whitespace", "Keyword.Type"),
+)
+NUMBER: Final = r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+(?:_[0-9]+)*)?(?:[eE][-+]?[0-9]+)?"
+
+
+@frozen
+class Lexeme:
+    """pattern: of Python and of Oniguruma alike, tried at each place in the order of the table. scopes: of TextMate,
+    and tokens: of Pygments, one for each group of the pattern, or one for all of it; blanks have an empty scope."""
+
+    name: str
+    pattern: str
+    scopes: tuple[str, ...]
+    tokens: tuple[str, ...]
+
+
+@frozen
+class WordLists:
+    """The words of the language by what they are."""
+
+    statements: tuple[str, ...]
+    constants: tuple[str, ...]
+    blocks: tuple[str, ...]
+    actions: tuple[str, ...]
+    calls: tuple[str, ...]
+    events: tuple[str, ...]
+    settings: tuple[str, ...]
+    choices: tuple[str, ...]
+    units: tuple[str, ...]
+    multipliers: tuple[str, ...]
+
+
+@cache
+def word_lists() -> WordLists:
+    """All words, from the schema."""
+    pages = tuple(every_page())
+    fields = [field for page in pages for field in (*((page.label,) if page.label else ()), *page.fields)]
+    words = {word for field in fields for word in field.choices if re.fullmatch(r"\w+", word)}
+    kinds = {page.name for page in pages if page.group == "block"}
+    return WordLists(
+        statements=(*STATEMENTS, "then"),
+        constants=tuple(CONSTANTS),
+        blocks=_sorted(kinds),
+        actions=_sorted(blocks.ACTIONS),
+        calls=_sorted((*FUNCTIONS, *SOURCES, *LINKS, "hub")),
+        events=_sorted(blocks.EVENTS),
+        settings=_sorted(
+            {"collate", *(f.name for f in fields if not f.is_label and not f.is_block and f.name != "NAME")}
+        ),
+        choices=_sorted(words - set(CONSTANTS)),
+        units=_sorted(UNIT_WORDS),
+        multipliers=_sorted(MULTIPLIERS),
+    )
+
+
+@cache
+def lexemes() -> tuple[Lexeme, ...]:
+    """The table. Strings are not in it: they may go over lines, which each tool says in its own way."""
+    words = word_lists()
+    end = r"\b(?!\s*[=:.(])"
+    number = rf"({NUMBER}(?:{_any(words.multipliers)})?\b|{NUMBER})"
+    unit = rf"([ \t]*)((?:{_any(words.units)})\b(?![ \t]*[=(:]))"
+    return (
+        Lexeme("comment", r"#.*", ("comment.line.number-sign",), ("Comment.Single",)),
+        Lexeme("schedule", r"\b1f1b\b", ("support.constant.choice",), ("Name.Constant",)),
+        Lexeme("quantity", rf"\b{number}{unit}", *_QUANTITY),
+        Lexeme("percent", rf"\b{number}([ \t]*)(%)(?![ \t]*[\w(\"])", *_QUANTITY),
+        Lexeme("number", rf"\b{number}", ("constant.numeric",), ("Literal.Number",)),
+        Lexeme("statement", rf"\b({_any(words.statements)})\b(?!\s*[=:])", ("keyword.control",), ("Keyword",)),
+        Lexeme("constant", rf"\b({_any(words.constants)})\b", ("constant.language",), ("Keyword.Constant",)),
+        Lexeme(
+            "setting", rf"\b({_any(words.settings)})\b(?=\s*=)", ("support.type.property-name",), ("Name.Attribute",)
+        ),
+        Lexeme("assigned", r"\b([^\W\d]\w*)\b(?=\s*[=:])", ("variable.other.assigned",), ("Name.Variable",)),
+        Lexeme("call", rf"\b({_any(words.calls)})\b(?=\s*\()", ("support.function",), ("Name.Function",)),
+        Lexeme("own_call", r"\b([^\W\d]\w*)\b(?=\s*\()", ("entity.name.function",), ("Name.Function",)),
+        Lexeme("block", rf"\b({_any(words.blocks)}){end}", ("storage.type.block",), ("Name.Class",)),
+        Lexeme("action", rf"\b({_any(words.actions)}){end}", ("support.function.action",), ("Name.Builtin",)),
+        Lexeme("event", rf"\b({_any(words.events)}){end}", ("support.constant.event",), ("Name.Constant",)),
+        Lexeme("link", rf"\b({_any(words.calls)}){end}", ("support.function",), ("Name.Function",)),
+        Lexeme("choice", rf"\b({_any(words.choices)}){end}", ("support.constant.choice",), ("Name.Constant",)),
+        Lexeme("name", r"[^\W\d]\w*", ("variable.other",), ("Name",)),
+        Lexeme("operator", r"->|\.\.|\*\*|//|[-+*/%=:]", ("keyword.operator",), ("Operator",)),
+        Lexeme("bracket", r"[{}()\[\]]", ("punctuation.section",), ("Punctuation",)),
+        Lexeme("separator", r"[,.]", ("punctuation.separator",), ("Punctuation",)),
+        Lexeme("wrong", r"\S", ("invalid.illegal",), ("Error",)),
+    )
+
+
+def textmate() -> dict[str, Any]:
+    """The TextMate grammar, as JSON."""
+    escape = {"match": r'\\(?:["\\nt]|u\{[0-9A-Fa-f]+\})', "name": "constant.character.escape.xtrain"}
+    wrong = {"match": r"\\.", "name": "invalid.illegal.escape.xtrain"}
+    strings = [
+        {
+            "name": f"string.quoted.{kind}.xtrain",
+            "begin": begin,
+            "end": end,
+            "beginCaptures": {"0": {"name": "punctuation.definition.string.begin.xtrain"}},
+            "endCaptures": {"0": {"name": "punctuation.definition.string.end.xtrain"}},
+            "patterns": [escape, wrong],
+        }
+        for kind, begin, end in (("triple", '"""', '"""'), ("double", '"', r'"|$'))
+    ]
+    return {
+        "$schema": "https://raw.githubusercontent.com/martinring/tmlanguage/master/tmlanguage.json",
+        "name": "xtrain",
+        "scopeName": "source.xtrain",
+        "fileTypes": ["xtrain"],
+        "patterns": [*strings, *(_textmate_rule(each) for each in lexemes())],
+    }
+
+
+def _textmate_rule(lexeme: Lexeme) -> dict[str, Any]:
+    if len(lexeme.scopes) == 1:
+        return {"match": lexeme.pattern, "name": f"{lexeme.scopes[0]}.xtrain"}
+    captures = {str(number): {"name": f"{scope}.xtrain"} for number, scope in enumerate(lexeme.scopes, 1) if scope}
+    return {"match": lexeme.pattern, "captures": captures}
+
+
+def _any(words: Iterable[str]) -> str:
+    """A pattern of any of these words, the longer first."""
+    return "|".join(re.escape(word) for word in sorted(words, key=lambda word: (-len(word), word)))
+
+
+def _sorted(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(words)))

@@ -1,0 +1,96 @@
+"""What is made of the table of lexemes: the TextMate and tree-sitter grammars, the lexer of Pygments, the extension."""
+
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from grammars import files
+from pygments.token import Error, Text, Token
+
+from xtrain.dsl import blocks
+from xtrain.dsl.evaluation.functions import FUNCTIONS
+from xtrain.dsl.quantity import UNITS
+from xtrain.dsl.reference.reference import every_page
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS
+from xtrain.lsp.lexemes import lexemes
+from xtrain.lsp.pygments_lexer import SpecLexer
+
+ROOT = Path(__file__).parents[2]
+EXTENSION = ROOT / "editors" / "vscode"
+FOLDERS = ("specs", "dsl/starters", "tests/dsl/gallery", "tests/dsl/data")
+SPECS = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.xtrain"))]
+RIGHT = [path for path in SPECS if "gallery" not in path.parts and "data" not in path.parts]
+
+
+def test_files_for_editors_are_those_of_the_table():
+    old = [path.name for path, text in files().items() if path.read_text(encoding="utf-8") != text]
+    assert not old, "run `python tests/support/grammars.py --write`"
+
+
+def colour(text: str, word: str) -> str:
+    """The lexeme that a word of a text is, by the table alone."""
+    at = text.index(word)
+    return next(each.name for each in lexemes() if re.compile(each.pattern).match(text, at))
+
+
+def test_every_word_of_the_schema_has_its_colour():
+    expected = {f"{word} x": "statement" for word in STATEMENTS}
+    expected |= dict.fromkeys(CONSTANTS, "constant")
+    expected |= {f"{kind} {{": "block" for kind in blocks.KINDS}
+    expected |= {f"{name} x": "action" for name in blocks.ACTIONS if name not in blocks.KINDS}
+    expected |= {f"{name} x": "event" for name in blocks.EVENTS}
+    expected |= {f"{name}(": "call" for name in (*FUNCTIONS, *SOURCES, *LINKS)}
+    for page in every_page():
+        expected |= {f"{f.name} = 1": "setting" for f in page.fields if not f.is_block and f.name != "NAME"}
+        expected |= {f"{inner.name} {{": "block" for inner in page.inner if page.group == "block"}
+    assert len(expected) > 350
+    assert {text: found for text, kind in expected.items() if (found := colour(text, text)) != kind} == {}
+    assert all(colour(f"10 {unit}", "10") == ("percent" if unit == "%" else "quantity") for unit in UNITS)
+    assert colour("10 % 3", "10") == "number" and colour("steps = 3", "steps") != "quantity"
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_pygments_colours_every_spec(path: Path):
+    text = path.read_text(encoding="utf-8")
+    tokens = list(SpecLexer(ensurenl=False, stripnl=False).get_tokens_unprocessed(text))
+    assert "".join(value for _, _, value in tokens) == text
+    plain = [value for _, kind, value in tokens if kind in (Token, Text) and value.strip()]
+    wrong = [value for _, kind, value in tokens if kind is Error]
+    assert not plain and not (wrong and path in RIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_the_extension_is_built_and_vs_code_colours_every_spec(tmp_path: Path):
+    """By npm into a .vsix, and by VS Code's own tokenizer: no token without a scope, as Pygments has none."""
+    folder = tmp_path / "vscode"
+    shutil.copytree(EXTENSION, folder, ignore=shutil.ignore_patterns("node_modules", "*.vsix"))
+    installed = subprocess.run(
+        ["npm", "install", "--no-audit", "--no-fund"], cwd=folder, capture_output=True, text=True
+    )
+    if installed.returncode:
+        pytest.skip(f"npm cannot install what the extension needs: {installed.stderr[-300:]}")
+    subprocess.run(["npm", "run", "package"], cwd=folder, check=True, capture_output=True)
+    names = zipfile.ZipFile(folder / "xtrain.vsix").namelist()
+    needed = ("extension.js", "package.json", "syntaxes/xtrain.tmLanguage.json", "language-configuration.json")
+    assert {f"extension/{name}" for name in needed} <= set(names)
+    assert any("vscode-languageclient/node.js" in name for name in names) and not any("colours" in n for n in names)
+    subprocess.run(["node", "--check", "extension.js"], cwd=folder, check=True)
+
+    texts = [path.read_text(encoding="utf-8") for path in SPECS]
+    command = ["node", "colours.mjs"]
+    done = subprocess.run(command, cwd=folder, input=json.dumps(texts), capture_output=True, text=True, check=True)
+    for path, text, tokens in zip(SPECS, texts, json.loads(done.stdout), strict=True):
+        assert "".join(word for word, _ in tokens).replace("\n", "") == text.replace("\n", "")
+        unscoped = [word for word, scopes in tokens if word.strip() and len(scopes) < 2]
+        wrong = [word for word, scopes in tokens if any(scope.startswith("invalid") for scope in scopes)]
+        assert not unscoped and not (wrong and path in RIGHT), (path, unscoped, wrong)
+    scopes = dict(json.loads(done.stdout)[SPECS.index(ROOT / "specs/quickstart.xtrain")])
+    assert scopes["model"][-1] == "storage.type.block.xtrain" and scopes["steps"][-1] == "keyword.other.unit.xtrain"
