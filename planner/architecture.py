@@ -92,6 +92,17 @@ class Architecture:
         return 0 if self.head == "reward" else (1 + self.mtp) * self.vocab * self.dim
 
     @property
+    def further_layers(self) -> range:
+        """The numbers of the modules that predict further tokens, behind those of the blocks."""
+        return range(self.blocks, self.layers)
+
+    @property
+    def embeds_behind(self) -> bool:
+        """Whether the embedding is also read where the head is: by a head that is tied to it, or by modules that
+        predict further tokens."""
+        return self.tie_embeddings or self.mtp > 0
+
+    @property
     def mtp(self) -> int:
         """How many of its layers, the last ones, are modules that predict further tokens."""
         return self.own.get("mtp", 0)

@@ -312,10 +312,10 @@ class StagePlay:
         if self.embeds:
             peak = max(peak, live + self.ends.start)
             live -= self.ends.embedded
-            if self.further and self.predicts:  # those of all embeddings have been added to the first of them
-                live -= self.ends.embedding if in_place else 0
-            elif not in_place and not (self.tied and self.predicts):
-                live += self.ends.embedding
+        if self.further and self.predicts:  # those of all embeddings have been added to the first of them
+            live -= self.ends.embedding if in_place else 0
+        elif self.embeds and not in_place and not (self.tied and self.predicts):
+            live += self.ends.embedding
         if not self.embeds and self._keeps_input:
             live += stream  # what it was given lies in a buffer too
         live -= (stream if self.below else 0) + self._kept_rotation

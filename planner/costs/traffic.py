@@ -194,7 +194,7 @@ def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     if run.size("tp") > 1 and not run.dense_fsdp:
         for tensor in partial(run, run.parameters_by_pp[pp]):
             calls.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
-    if run.size("pp") > 1 and arch.tie_embeddings and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
+    if run.size("pp") > 1 and arch.embeds_behind and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
         for table in (t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight" and t.trained):
             calls.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
     for axis in run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(run.spec.parallel))):

@@ -35,11 +35,11 @@ def _owners(run: Resolved, pattern: str) -> list[int]:
         arch = run.architecture
         having = [kind for kind in arch.kinds if any(each.owner == owner for each in kind.block.parameters(arch))]
         return run.matches({layer for kind in having for layer in kind.layers})
-    tied = run.architecture.tie_embeddings
+    behind = run.architecture.embeds_behind
     found = []
     for pp in range(run.size("pp")):
         first, last = pipeline.holds_first(pp), pipeline.holds_last(pp)
-        found.append(int({EMBEDDING: first or (last and tied), HEAD: last}[pattern]))
+        found.append(int({EMBEDDING: first or (last and behind), HEAD: last}[pattern]))
     return found
 
 

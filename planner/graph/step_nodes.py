@@ -187,10 +187,11 @@ def _add_syncs(run: Resolved, then: Any) -> None:
     if tp > 1 and not run.dense_fsdp:
         does = f"sum gradients of norms and other weights that tp={tp} does not cut"
         then("step.tensor_grad_sync", does, {"axes": ["tp"]}, ("tp",))
-    tied = run.size("pp") > 1 and run.architecture.tie_embeddings
+    tied = run.size("pp") > 1 and run.architecture.embeds_behind
     if tied and any(each.trained for each in run.inventory.tensors if each.name == f"{EMBEDDING}.weight"):
         table = count_text(run.architecture.vocab * run.architecture.dim)
-        does = f"sum the gradients of the embedding, {table} parameters, and of its copy, the head on the last stage"
+        copy = "the head" if run.architecture.tie_embeddings else "that of the modules"
+        does = f"sum the gradients of the embedding, {table} parameters, and of its copy, {copy} on the last stage"
         then("step.tied_grad_sync", does, {"axes": ["pp"]}, ("pp",))
     unfolded = run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(parallel)))
     if unfolded:

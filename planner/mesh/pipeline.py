@@ -29,7 +29,10 @@ class StageAssignment:
 
 
 def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> StageAssignment:
-    """Deal layers out to stages and stages to ranks; what does not fit is reported, and one stage stands in for it."""
+    """Deal layers out to stages and stages to ranks; what does not fit is reported, and one stage stands in for it.
+
+    Modules that predict further tokens come with the head.
+    """
     size = layout.size("pp")
     single = StageAssignment(pipeline=pipeline_of([architecture.layers], 1, "1f1b"), stages_per_rank=1)
     if size == 1:
@@ -37,19 +40,20 @@ def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found:
     reasons: dict[str, tuple[object, str]] = {}
     each = _stages_per_rank(spec, reasons, found)
     stages = size * each
-    if architecture.layers < stages:
-        message = f"{architecture.layers} layers cannot fill pp {size} · stages_per_rank {each} = {stages} stages"
-        hint = f"use pp {max(architecture.layers // each, 1)}, or layers {stages}"
+    if architecture.blocks < stages:
+        message = f"{architecture.blocks} layers cannot fill pp {size} · stages_per_rank {each} = {stages} stages"
+        hint = f"use pp {max(architecture.blocks // each, 1)}, or layers {stages}"
         found.fail("mesh.pp.layers", "X404", "parallel.pp.size", message, hint)
         return single
     weights = _weights(architecture)
     embedding, head = _costs(spec, architecture, weights, reasons)
     if min(weights) == max(weights):
-        even = balance(architecture.layers, stages, embedding, head)
+        even = balance(architecture.blocks, stages, embedding, head)
     else:
         mean = sum(weights) / len(weights)
         even = balance_unequal([each / mean for each in weights], stages, embedding, head)
     counts = _counts(spec, architecture, even, each, reasons, found)
+    counts[-1] += architecture.mtp
     return StageAssignment(
         pipeline=pipeline_of(counts, size, spec.parallel.pp.schedule), stages_per_rank=each, reasons=reasons
     )
@@ -81,7 +85,7 @@ def _weights(architecture: Architecture) -> list[int]:
     found = {}
     for kind in architecture.kinds:
         found |= dict.fromkeys(kind.layers, block_matmul_parameters(architecture, kind.first))
-    return [found[layer] for layer in range(architecture.layers)]
+    return [found[layer] for layer in range(architecture.blocks)]
 
 
 def _costs(
@@ -92,10 +96,12 @@ def _costs(
     embedding, head = pp.embedding_cost, pp.head_cost
     if isinstance(head, Auto):
         table, block = architecture.head_products, round(sum(weights) / len(weights))
-        head = round(table / max(block, 1), 2)  # a block of norms alone has none
+        modules = sum(block_matmul_parameters(architecture, layer) for layer in architecture.further_layers)
+        head = round((table + modules) / max(block, 1), 2)  # a block of norms alone has none
         if isinstance(pp.layers, Auto):
             mean = "" if min(weights) == max(weights) else ", on average"
-            why = f"vocab · dim = {table:,} / {block:,} weights of a block{mean}"
+            of = "modules and head" if modules else "vocab · dim"
+            why = f"{of} = {table + modules:,} / {block:,} weights of a block{mean}"
             why = why if table else "a head of rewards sees the last token of each sequence alone"
             reasons["parallel.pp.head_cost"] = (head, why)
     return (0.0 if isinstance(embedding, Auto) else embedding), head
@@ -114,8 +120,8 @@ def _counts(
     given = pp.layers
     if isinstance(given, Auto):
         reasons["parallel.pp.layers"] = (tuple(even), "minimises the most expensive stage")
-        found.passed("mesh.pp.layers", f"{architecture.layers} layers on {stages} stages")
-        return even
+        found.passed("mesh.pp.layers", f"{architecture.blocks} layers on {stages} stages")
+        return list(even)
     hint = f"use layers [{', '.join(map(str, even))}]"
     rule, path = "mesh.pp.layers", "parallel.pp.layers"
     if len(given) != stages:
@@ -124,9 +130,9 @@ def _counts(
     elif min(given) < 1:
         empty = next(stage for stage, count in enumerate(given) if count < 1)
         found.fail(rule, "X404", path, f"stage {empty} has {given[empty]} layers, and each needs one at least", hint)
-    elif sum(given) != architecture.layers:
+    elif sum(given) != architecture.blocks:
         total = f"{' + '.join(map(str, given))} = {sum(given)}"
-        message = f"the stages have {total} layers, but the model {architecture.layers}"
+        message = f"the stages have {total} layers, but the model {architecture.blocks}"
         found.fail(rule, "X404", path, message, hint)
     else:
         found.passed(rule, f"{sum(given)} layers on {stages} stages")

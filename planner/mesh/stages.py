@@ -128,8 +128,8 @@ def _first_layers(sums: list[float], ends: list[float], most: float) -> list[int
 def by_coordinate(
     parameters: Iterable[ParameterSpec], architecture: Architecture, pipeline: Pipeline
 ) -> tuple[list[ParameterSpec], ...]:
-    """The parameters on every coordinate of a pipeline, in their order. A head that is tied to an embedding on another
-    coordinate is a copy of it."""
+    """The parameters on every coordinate of a pipeline, in their order. An embedding that is also read behind the last
+    block is there twice."""
     found: tuple[list[ParameterSpec], ...] = tuple([] for _ in pipeline.owners)
     homes: dict[str, list[int]] = {}
     for pp in range(len(found)):
@@ -145,7 +145,8 @@ def by_coordinate(
 def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:
     """The parameters besides blocks on a coordinate, in the order of the inventory.
 
-    A tied head on another rank than the embedding is a copy of it under the same name.
+    A tied head on another rank than the embedding is a copy of it under the same name, and so is what modules that
+    predict further tokens embed with.
     """
     names = (name for stage in pipeline.owners[pp] for name in stage_end_names(architecture, pipeline, stage))
     return list(dict.fromkeys(names))
@@ -154,7 +155,7 @@ def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[s
 def stage_end_names(architecture: Architecture, pipeline: Pipeline, stage: int) -> list[str]:
     """Those of one stage."""
     first, last = stage == 0, stage == len(pipeline.spans) - 1
-    names = [f"{EMBEDDING}.weight"] if first or (architecture.tie_embeddings and last) else []
+    names = [f"{EMBEDDING}.weight"] if first or (architecture.embeds_behind and last) else []
     if last:
         names += (
             ["norm.weight"] if architecture.tie_embeddings else ["norm.weight", f"{architecture.head_module}.weight"]

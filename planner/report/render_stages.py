@@ -89,6 +89,8 @@ def _ends(plan: Plan, pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
         found.append(("last norm", sizes["norm.weight"]))
         if not arch.tie_embeddings:
             found.append(("head", sizes[f"{arch.head_module}.weight"]))
+            if arch.embeds_behind and stage > 0:
+                found.append(("a copy of the embedding", sizes["embed_tokens.weight"]))
         elif stage > 0 and not pipeline.holds_first(pipeline.owner(stage)):
             found.append(("head, a copy of the embedding", sizes["embed_tokens.weight"]))
         else:

@@ -101,7 +101,7 @@ def _fuller(run: Resolved) -> str:
     now = run.staging.stages_per_rank if schedule == "interleaved_1f1b" else 1
     rounds = count % max(count // size, 1) == 0
     for stages in (4, 2):
-        if now < stages and rounds and size * stages <= run.architecture.layers and schedule in ("gpipe", "1f1b"):
+        if now < stages and rounds and size * stages <= run.architecture.blocks and schedule in ("gpipe", "1f1b"):
             sets = f"parallel.pp.schedule=interleaved_1f1b, parallel.pp.stages_per_rank={stages}"
             return f"use {sets}: about {waiting(size, stages * count):.0%}"
     return f"use twice the microbatches, {2 * count}: about {waiting(size, 2 * now * count):.0%}, or fewer stages"

@@ -6,6 +6,7 @@ from typing import Final
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..mesh.layout import Layout
+from ..mesh.pipeline import ZERO_BUBBLE
 from ..model.derive import loads_weights
 
 CODE: Final = "X445"
@@ -33,8 +34,12 @@ def _problems(spec: Spec, layout: Layout) -> Iterator[Problem]:
             f"modules learn by the cross-entropy of each token, and the loss is {spec.loss.kind}",
             ("remove `mtp`, or choose the plain `loss cross_entropy`"),
         )
-    if layout.size("pp") > 1:
-        yield "modules need the embedding and the head, which stages of a pipeline do not both have", "use pp 1"
+    if layout.size("pp") > 1 and spec.parallel.pp.schedule in ZERO_BUBBLE:
+        yield (
+            f"schedule {spec.parallel.pp.schedule} splits the backward, and that of modules, which begins at several "
+            "losses, is not split",
+            "use schedule 1f1b or interleaved_1f1b",
+        )
     if spec.is_adapted:
         yield "an adapter is trained on the model as it is", "remove `mtp` or the adapter"
     if spec.model.frozen:

@@ -39,6 +39,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         *_MODEL,
         "loss.*",
         "parallel.pp.size",
+        "parallel.pp.schedule",
         "checkpoint.pretrained",
         "checkpoint.from",
         "rollout",

@@ -98,12 +98,12 @@ def assert_matches_plan(model: ModelParts, plan: Plan) -> None:
 
 
 def _belongs(name: str, model: ModelParts) -> bool:
-    tied = model.parts[0].arch.tie_embeddings
+    behind = model.parts[0].arch.embeds_behind
     for span in (part.span for part in model.parts):
         if name.startswith("layers."):
             mine = span.first <= int(name.split(".")[1]) <= span.last
         elif name.startswith("embed_tokens."):
-            mine = span.embeds or (span.predicts and tied)
+            mine = span.embeds or (span.predicts and behind)
         else:
             mine = span.predicts
         if mine:

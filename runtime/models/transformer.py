@@ -50,7 +50,7 @@ class Transformer(nn.Module):
     """One stage of the model, or all of it: token ids or the residual stream in, losses or the residual stream out.
 
     `layers` is a dict by layer number, so that a part of the model keeps the names of the whole. A tied head is the
-    embedding; a stage that predicts without embedding holds a copy of it.
+    embedding, and modules that predict further tokens read it; a stage that predicts holds a copy of it for both.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.arch, self.span, self.axes, self.head = arch, span, axes, head
         self.uses_flex = kernel == "flex"
-        if span.embeds or (span.predicts and arch.tie_embeddings):
+        if span.embeds or (span.predicts and arch.embeds_behind):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
         self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, i, KERNELS[kernel], axes, rows, base) for i in numbers})

@@ -76,7 +76,7 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 def copies_of(model: ModelParts, rank: Rank, *, trained: bool) -> list[int]:
     """Of every parameter of this rank, or of those that are trained, how many ranks hold the same elements."""
-    tied = rank.pipeline_ranks > 1 and model.parts[0].arch.tie_embeddings
+    tied = rank.pipeline_ranks > 1 and model.parts[0].arch.embeds_behind
     ranks = rank.world_size // rank.pipeline_ranks
     named = model.trained() if trained else model.named_parameters()
     return [copies_of_parameter(p, ranks) * (2 if tied and name == TIED else 1) for name, p in named]
@@ -123,7 +123,7 @@ def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> Step
 
 @op("step.tied_grad_sync")
 def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> StepCall:
-    """Sum the gradient of an embedding that is also the head over the two stages that hold a copy of it."""
+    """Sum the gradient of an embedding that is also read behind the last block over the stages that hold it."""
     assert axes == ["pp"]
     parameters = dict(model.named_parameters())
     ends = _ends(plan.mesh, rank)

@@ -19,6 +19,13 @@ LAYOUTS = (
     "replicate 2, ddp (dense)",
     "fsdp 2 · ep 2, full recomputation (moe)",
     "one rank, four microbatches (moe)",
+    "pp 2, gpipe (dense)",
+    "pp 2, tied (dense)",
+    "pp 4, interleaved_1f1b (dense)",
+    "pp 2, three microbatches (dense)",
+    "pp 2 · fsdp 2 · tp 2 (dense)",
+    "pp 2 · ring 2 (dense)",
+    "pp 2 (moe)",
 )
 ORDINARY = ("tp 2, uneven vocabulary (dense)", "ring 2 (dense)")
 

@@ -197,6 +197,18 @@ def test_a_teacher_beside_the_model_costs_what_the_plan_says(teacher, settings, 
         pytest.param(1, "replicate 2, ddp (dense)", marks=pytest.mark.matrix),
         pytest.param(2, "tp 4, uneven vocabulary, tied (dense)", marks=pytest.mark.matrix),
         pytest.param(1, "fsdp 2, tied (dense)", marks=pytest.mark.matrix),
+        pytest.param(1, "pp 2, gpipe (dense)"),
+        *(
+            pytest.param(modules, name, marks=pytest.mark.matrix)
+            for modules, name in (
+                (2, "pp 2, gpipe (dense)"),
+                (1, "pp 2, tied (dense)"),
+                (1, "pp 2, interleaved_1f1b (dense)"),
+                (1, "pp 2 · fsdp 2 · tp 2 (dense)"),
+                (2, "pp 2 · fsdp 2 · tp 2 (dense)"),
+                (1, "pp 2, three microbatches (dense)"),
+            )
+        ),
     ],
 )
 def test_modules_that_predict_further_tokens_cost_what_the_plan_says(modules, name, tmp_path, monkeypatch):

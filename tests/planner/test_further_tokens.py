@@ -11,6 +11,7 @@ from xtrain.planner.compile import Compiled
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.model.inventory import training_work
 from xtrain.planner.plan import Plan
+from xtrain.planner.report.render import render
 from xtrain.planner.serialise import dumps, from_json
 
 SPEC = """experiment tiny {{ seed = 1, budget = 8 steps }}
@@ -100,7 +101,7 @@ def test_a_phase_may_weigh_further_tokens_otherwise():
 
 REFUSED = [
     ("loss cross_entropy { focal = 2.0 }", "", "the loss is cross_entropy"),
-    ("parallel { pp 2 }", "", "stages of a pipeline"),
+    ("parallel { pp 2 { schedule = zero_bubble } }", "", "splits the backward"),
     ("adapter lora { rank = 2 }", "", "an adapter"),
     ("", ", frozen = [embed_tokens]", "all of the model"),
     ("compile { mode = default }", "", "compiled"),
@@ -114,6 +115,18 @@ def test_what_it_does_not_go_with_is_refused(more: str, model: str, why: str):
     (error,) = [each for each in found.diagnostics.errors if each.code == "X445"]
     assert why in error.message and error.span is not None and error.span.text == "1"
     assert compiled(model.replace("embed_tokens", '"embed_tokens"'), more).plan is not None
+
+
+def test_modules_are_on_the_stage_of_the_head():
+    """With a copy of the embedding. `layers` are those of the model itself."""
+    auto = plan_of(", mtp = 2", "parallel { pp 2 }")
+    assert auto.node("setup.build_model").args["stages"][-1][1] == 4 and auto.architecture.layers == 5
+    plan = plan_of(", mtp = 2", "parallel { pp 2 { layers = [2, 1] } }")
+    assert plan.node("setup.build_model").args["stages"] == [[0, 1], [2, 4]]
+    assert "that of the modules on the last stage" in plan.node("step.tied_grad_sync").does
+    assert "a copy of the embedding" in render(plan, full=True)
+    (error,) = compiled(", mtp = 2", "parallel { pp 2 { layers = [1, 4] } }").diagnostics.errors
+    assert error.code == "X404" and "5 layers, but the model 3" in error.message
 
 
 def test_another_depth_is_another_model_and_another_weight_is_learned_by():
