@@ -69,13 +69,17 @@ class KeyValueCache:
             )
         return found
 
-    def joined(self, other: "KeyValueCache") -> "KeyValueCache":
-        """Its rows, and behind them those of another one with as many positions and as much room."""
+    def joined(self, other: "KeyValueCache", order: Sequence[int]) -> "KeyValueCache":
+        """Its rows and those of another one with as many positions and as much room. order: places among its own, with
+        the others behind them."""
         assert (self.length, self.filled) == (other.length, other.filled)
         found = KeyValueCache(self.length, self.filled)
         found._windows = dict(self._windows)
         found._tensors = {
-            layer: tuple(torch.cat(pair) for pair in zip(tensors, other._tensors[layer], strict=True))
+            layer: tuple(
+                torch.cat(pair).index_select(0, torch.tensor(order, device=pair[0].device))
+                for pair in zip(tensors, other._tensors[layer], strict=True)
+            )
             for layer, tensors in self._tensors.items()
         }
         return found

@@ -13,18 +13,21 @@ from ..state import Rank
 from .keeping import RequestRefused
 from .messages import RankMessage
 from .passes import Handle
+from .slots import Slots
 
 STOP: Final = "stop"
 WAIT: Final = "wait"
 REFUSED: Final = "refused"
+SAMPLES: Final = ("sample", "forget")
 
 
 @define(eq=False)
 class ServingRanks:
-    """handles: what carries out each kind of request."""
+    """handles: what carries out each kind of request. slots: as they are trained, for all but those that sample."""
 
     rank: Rank
     handles: Mapping[str, Handle]
+    slots: Slots
     beat: HeartbeatWriter
 
     def lead(self, message: RankMessage) -> RankMessage:
@@ -53,6 +56,8 @@ class ServingRanks:
 
     def _do(self, message: RankMessage) -> RankMessage:
         self.beat.at(f"request.{message.name}", lasting=True)
+        if message.name not in SAMPLES:
+            self.slots.restore()
         try:
             return self.handles[message.name](message)
         except RequestRefused as refused:

@@ -1,15 +1,15 @@
 """`request.sample`: texts that follow prompts, written with exported adapters or with the base alone.
 
 Weights of a sampler are read from the folder that `export` has written, so what it writes does not change while its
-adapter is trained further. They lie in a slot for as long as it writes; what was there comes back. A request that comes
-while others are written joins them.
+adapter is trained further. They lie in slots for as long as nothing else is asked of the ranks; what was there comes
+back then. Rows of several adapters are written in one forward, and a request that comes meanwhile joins them.
 
 Shapes: B rows, each a sample of a request; V vocabulary; N candidates.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +55,10 @@ class OpenRequest:
 
 @define(eq=False)
 class ServedSampler:
-    """Writes texts on all ranks together. open: by id. written: by weights, the rows that are written together."""
+    """Writes texts on all ranks together. open: by id. written: the rows that are written together: of all adapters, or
+    by weights where the model itself is trained. placed: which weights the slots have, for whom nothing waits the
+    longest first; later: requests for whose weights there is no slot yet.
+    """
 
     model: ModelParts
     rank: Rank
@@ -64,23 +67,30 @@ class ServedSampler:
     author: TextGenerator
     open: dict[str, OpenRequest] = field(factory=dict)
     written: dict[str | None, WrittenRows] = field(factory=dict)
+    placed: dict[str | None, int] = field(factory=dict)
+    later: dict[str, tuple[dict[str, Any], np.ndarray]] = field(factory=dict)
 
     def answer(self, message: RankMessage) -> RankMessage:
         """Take the requests of a message, let all rows grow by a few tokens, and give what is done then. values of the
         answer: `done`: ids; `stopped` of their rows; `refused`: reasons by id."""
         if message.values["first"]:  # what an engine has not asked for to its end
-            self.open, self.written = {}, {}
+            self.open, self.written, self.later = {}, {}, {}
+        if not self.slots.replaced:  # they have been trained with since
+            self.placed = {}
         refused: dict[str, str] = {}
-        new: dict[str | None, dict[str, dict[str, Any]]] = {}
-        for values in message.values["requests"]:
-            new.setdefault(values["weights"], {})[values["id"]] = values
-        for weights in [*self.written, *(each for each in new if each not in self.written)]:
-            own = new.get(weights, {})
+        self.later |= {
+            values["id"]: (values, message.arrays[f"prompt.{values['id']}"]) for values in message.values["requests"]
+        }
+        whole = self.slots.adapter is None
+        asked, self.later = self.later, {}
+        groups = {values["weights"] if whole else None: None for values, _ in asked.values()}
+        for weights in [*self.written, *(each for each in groups if each not in self.written)]:
+            own = {id: each for id, each in asked.items() if not whole or each[0]["weights"] == weights}
             try:
-                with self.adapter(weights):
+                with self.whole_model(weights) if whole else nullcontext():
                     rows = self.written.setdefault(weights, WrittenRows(self.author, self.rank.device))
-                    for id, values in own.items():
-                        self.take(id, values, message.arrays[f"prompt.{id}"], rows)
+                    for id, (values, prompt) in own.items():
+                        self.take(id, values, prompt, rows, refused)
                     self.write(rows, refused)
             except RequestRefused as error:  # before any of its rows was written
                 refused |= dict.fromkeys(own, str(error))
@@ -99,14 +109,46 @@ class ServedSampler:
             name=message.name, values={"done": done, "stopped": stopped, "refused": refused}, arrays=arrays
         )
 
-    def take(self, id: str, values: dict[str, Any], prompt: np.ndarray, rows: WrittenRows) -> None:
-        own = [DrawnRow(request=id, number=each, values=values, prompt=prompt) for each in range(values["count"])]
-        self.open[id] = OpenRequest(own, self.scored(id, values, prompt))
+    def take(
+        self, id: str, values: dict[str, Any], prompt: np.ndarray, rows: WrittenRows, refused: dict[str, str]
+    ) -> None:
+        """Let the samples of a request join, once there is a slot for its weights. Collective."""
+        try:
+            place = 0 if self.slots.adapter is None else self.place(values["weights"])
+        except RequestRefused as error:
+            refused[id] = str(error)
+            return
+        if place is None:
+            self.later[id] = values, prompt
+            return
+        own = [
+            DrawnRow(request=id, number=each, values=values, prompt=prompt, place=place)
+            for each in range(values["count"])
+        ]
+        self.open[id] = OpenRequest(own, self.scored(id, values, prompt, place))
         rows.waiting += own
+
+    def place(self, weights: str | None) -> int | None:
+        """The slot that has an exported adapter, or for the model alone one that is zero; None where rows of others are
+        written with all. Collective."""
+        if weights in self.placed:
+            return self.placed[weights]
+        taken = {row.place for rows in self.written.values() for row in (*rows.rows, *rows.waiting)}
+        free = [slot for slot in self.slots.slots if slot.number not in taken]
+        if not free:
+            return None
+        unused = [number for number in self.placed.values() if number not in taken]
+        empty = [slot for slot in free if slot.number not in self.placed.values()]
+        slot = empty[-1] if empty else self.slots.slots[unused[0]]
+        rank, values = (1, {}) if weights is None else self.values(weights)
+        self.placed = {each: number for each, number in self.placed.items() if number != slot.number}
+        self.slots.replace(slot, values, rank)
+        self.placed[weights] = slot.number
+        return slot.number
 
     @torch.no_grad()
     def write(self, rows: WrittenRows, refused: dict[str, str]) -> None:
-        """A few tokens more of all rows; those that wait join where there is room. The first rank draws."""
+        """A few tokens more of all rows; those that wait join where there is room. The rank with the head draws."""
         with self.model.axes.uncut_rows():
             for _ in range(TURN):
                 busy = sum(len(each.rows) for each in self.written.values() if each is not rows)
@@ -130,40 +172,26 @@ class ServedSampler:
             row.add(int(token), logprob, self.tokenizer)
 
     @contextmanager
-    def adapter(self, weights: str | None) -> Iterator[None]:
-        """Meanwhile rows go through the adapter of a folder, None: through none; or the model has the weights of a
-        folder, None: those that it began with."""
-        whole = self.slots.adapter is None
-        if weights is None and not whole:
-            with self.model.with_adapter_of(None):
-                yield
-            return
-        found = None if weights is None else self.values(weights)
+    def whole_model(self, weights: str | None) -> Iterator[None]:
+        """Meanwhile the model has the weights of a folder, None: those that it began with. What is trained is in the
+        memory of the machine."""
+        found = {} if weights is None else self.values(weights)[1]
         slot = self.slots.slots[0]
-        before = {name: self.copied(parameter) for name, parameter in slot.parameters.items()}
+        before = {name: local(p).detach().to("cpu", copy=True) for name, p in slot.parameters.items()}
         try:
-            if found is None:
+            if weights is None:
                 self.slots.begin(slot)
             else:
-                slot.put(found[1])
-                self.slots.scale(slot, found[0])
-            with self.model.with_adapter_of(slot.name):
-                yield
+                slot.put(found)
+            yield
         finally:
             self.put_back(slot, before)
-
-    def copied(self, parameter: Tensor) -> Tensor:
-        """This rank's piece; where it is one of the model itself, in the memory of the machine."""
-        own = local(parameter).detach()
-        return own.to("cpu", copy=True) if self.slots.adapter is None else own.clone()
 
     @torch.no_grad()
     def put_back(self, slot: AdapterSlot, before: dict[str, Tensor]) -> None:
         reshard(self.model)
         for name, parameter in slot.parameters.items():
             local(parameter).copy_(before[name])
-        if slot.shape is not None:
-            self.slots.scale(slot, slot.shape.rank)
 
     def values(self, weights: str) -> tuple[int, dict[str, Tensor]]:
         """The rank and the values of an exported adapter, of which the newest stay in memory. Collective."""
@@ -182,25 +210,25 @@ class ServedSampler:
         return kept[weights]
 
     @torch.no_grad()
-    def scored(self, id: str, values: dict[str, Any], prompt: np.ndarray) -> dict[str, np.ndarray]:
+    def scored(self, id: str, values: dict[str, Any], prompt: np.ndarray, place: int) -> dict[str, np.ndarray]:
         """The log-probabilities of the tokens of a prompt, and the likeliest ones in their places, if asked for."""
         found: dict[str, np.ndarray] = {}
         if values["prompt_logprobs"]:
             found[f"prompt_logprobs.{id}"] = np.full(len(prompt), np.nan, np.float32)
             if len(prompt) > 1:
-                found[f"prompt_logprobs.{id}"][1:] = self.scores(prompt)
+                found[f"prompt_logprobs.{id}"][1:] = self.scores(prompt, place)
         if (count := values["prompt_top"]) and len(prompt) > 1:
-            tops = torch.cat([self.likeliest(logits_BV, 1, count) for logits_BV in self.read(prompt[:-1])])
+            tops = torch.cat([self.likeliest(logits_BV, 1, count) for logits_BV in self.read(prompt[:-1], place)])
             found[f"prompt_top_tokens.{id}"] = tops[:, 0].int().numpy()
             found[f"prompt_top_logprobs.{id}"] = tops[:, 1].float().numpy()
         return found
 
-    def scores(self, prompt: np.ndarray) -> np.ndarray:
+    def scores(self, prompt: np.ndarray, place: int) -> np.ndarray:
         """The log-probability of every token of a prompt but the first. Collective."""
-        text = TextRow(tokens=prompt[:-1], inputs={TARGETS: prompt[1:]}, slot=0, start=0)
+        text = TextRow(tokens=prompt[:-1], inputs={TARGETS: prompt[1:]}, slot=place, start=0)
         logprobs = torch.zeros(text.targets, dtype=torch.float64)
         with self.model.axes.uncut_rows():
-            batch = microbatch([text], (), self.rank.device)
+            batch = microbatch([text], (), self.rank.device, spare=place)
             for _ in forwarded(self.model, self.author.pipeline, iter([batch])):
                 pass
         if batch.losses_BS is not None:
@@ -226,13 +254,14 @@ class ServedSampler:
             found = torch.stack((best.indices.double(), best.values), 1).cpu()
         return self.shared(found)
 
-    def read(self, tokens: np.ndarray) -> Iterator[Tensor | None]:
+    def read(self, tokens: np.ndarray, place: int) -> Iterator[Tensor | None]:
         """Logits [1, V] behind every token of a text, one after the other; None where the head is on another stage."""
         with self.model.axes.uncut_rows():
             rows = Prompts.of([[int(tokens[0])]], len(tokens), self.rank.device)
-            yield self.author.logits(rows.first())
-            for token in tokens[1:]:
-                yield self.author.logits(rows.next([int(token)]))
+            for number, token in enumerate(tokens):
+                batch = rows.next([int(token)]) if number else rows.first()
+                batch.datasets = (place,)
+                yield self.author.logits(batch)
 
     def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor | None) -> list[list[float]]:
         """The next token of every row and its log-probability; NaN where logits are not finite. Collective."""

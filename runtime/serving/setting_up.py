@@ -31,7 +31,9 @@ def set_up(
             if operation.gives:
                 resources[operation.gives] = result
             done(node, time.perf_counter() - began)
-    return ServingRanks(rank=resources["rank"], handles=_handles(plan, resources), beat=resources["beat"])
+    return ServingRanks(
+        rank=resources["rank"], handles=_handles(plan, resources), slots=resources["slots"], beat=resources["beat"]
+    )
 
 
 def _handles(plan: Plan, resources: Resources) -> dict[str, Handle]:

@@ -25,6 +25,7 @@ from ..models.tasks import TaskLinear
 from ..models.tensors import fill
 from ..ops import PlanMismatch, op
 from ..parallel.tensor import local
+from ..parallelize.fsdp import reshard
 from ..parallelize.gradients import copies_of_parameter
 from ..state import Rank
 
@@ -104,6 +105,7 @@ class Slots:
     pipeline coordinate that has it. copies: of each parameter of a slot, by its name, how many ranks have the same
     elements. sampled: by folder, the
     rank and the values of exported adapters that were sampled from. most_sampled: how many of these stay in memory.
+    replaced: pieces of this rank of what was in slots that are sampled from now.
     begun: where the model itself is trained, this rank's pieces of what it began as, in the memory of the machine.
     """
 
@@ -120,6 +122,29 @@ class Slots:
     sampled: dict[str, tuple[int, dict[str, Tensor]]] = field(factory=dict)
     most_sampled: int = MOST_SAMPLED
     begun: dict[str, Tensor] = field(factory=dict)
+    replaced: dict[int, dict[str, Tensor]] = field(factory=dict)
+
+    @torch.no_grad()
+    def replace(self, slot: AdapterSlot, values: Mapping[str, Tensor], rank: int) -> None:
+        """Put an adapter of a rank that is sampled from into a slot until `restore`, whatever is in it."""
+        reshard(self.model)
+        if slot.number not in self.replaced:
+            self.replaced[slot.number] = {name: local(p).detach().clone() for name, p in slot.parameters.items()}
+        slot.put(values)
+        self.scale(slot, rank)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Let all slots have again what was in them."""
+        if self.replaced:
+            reshard(self.model)
+        for number, values in self.replaced.items():
+            slot = self.slots[number]
+            for name, parameter in slot.parameters.items():
+                local(parameter).copy_(values[name])
+            if slot.shape is not None:
+                self.scale(slot, slot.shape.rank)
+        self.replaced = {}
 
     def free(self) -> AdapterSlot | None:
         taken = {slot.number for slot in self.of_model.values()}

@@ -1,7 +1,7 @@
-"""Rows that are written together with one adapter: new ones join at any token, and those that are done leave.
+"""Rows that are written together, each with its adapter: new ones join at any token, and those that are done leave.
 
 Rows end at the same position of the cache; what is missing before the first one of a shorter row is seen by nothing.
-Samples of one request have the same prompt, which is computed once.
+Samples of one request have the same prompt, which is computed once. Rows of one adapter lie side by side.
 Shapes: B rows, V vocabulary.
 """
 
@@ -21,13 +21,14 @@ from ..generation.text_generator import Prompts, TextGenerator
 
 @define(eq=False)
 class DrawnRow:
-    """A sample that grows. request: its id. tokens, logprobs: of what has been written; top: the likeliest tokens at
-    each."""
+    """A sample that grows. request: its id. place: the slot with its weights. tokens, logprobs: of what has been
+    written; top: the likeliest tokens at each."""
 
     request: str
     number: int
     values: dict[str, Any]
     prompt: np.ndarray
+    place: int = 0
     tokens: list[int] = field(factory=list)
     logprobs: list[float] = field(factory=list)
     top: list[tuple[list[int], list[float]]] = field(factory=list)
@@ -100,12 +101,13 @@ class WrittenRows:
         most: rows that there may be; one may always be. Collective.
         """
         free = max(most - len(self.rows), int(not self.rows))
-        new, self.waiting = self.waiting[:free], self.waiting[free:]
+        new, self.waiting = sorted(self.waiting[:free], key=lambda row: row.place), self.waiting[free:]
         if new:
             yield self._joining(new), new
         if self.rows:
             assert self._prompts is not None
             batch = self._prompts.next([row.tokens[-1] for row in self.rows])
+            batch.datasets = tuple(row.place for row in self.rows)
             yield self.author.logits(batch), list(self.rows)
 
     def leave(self, refused: Container[str]) -> None:
@@ -117,11 +119,14 @@ class WrittenRows:
 
     def _joining(self, new: Sequence[DrawnRow]) -> Tensor | None:
         """Compute the prompts of new rows, each once, and put them beside the others."""
-        place_of = {row.request: place for place, row in enumerate({row.request: row for row in new}.values())}
-        prompts = list({row.request: row.prompt.tolist() for row in new}.values())
+        firsts = list({row.request: row for row in new}.values())
+        place_of = {row.request: place for place, row in enumerate(firsts)}
+        prompts = [row.prompt.tolist() for row in firsts]
         first = Prompts.of(prompts, max(map(len, prompts)), self.device)
         places = [place_of[row.request] for row in new]
-        logits_PV = self.author.logits(first.first())
+        batch = first.first()
+        batch.datasets = tuple(row.place for row in firsts)
+        logits_PV = self.author.logits(batch)
         self._lay_out([*self.rows, *new], range(len(self.rows)), first, places)
         return None if logits_PV is None else logits_PV[torch.tensor(places, device=self.device)]
 
@@ -129,12 +134,13 @@ class WrittenRows:
         self, rows: list[DrawnRow], kept: Sequence[int], first: Prompts | None = None, places: Sequence[int] = ()
     ) -> None:
         """A cache with these rows. kept: places of those that have been there; first, places: where the others are."""
-        before, self.rows, self._prompts = self._prompts, rows, None
+        order = sorted(range(len(rows)), key=lambda number: rows[number].place)  # an adapter's lie side by side
+        before, self.rows, self._prompts = self._prompts, [rows[number] for number in order], None
         if not rows:
             return
         filled = max(row.positions for row in rows)
         length = filled + max(row.left for row in rows)
         caches = [] if before is None or not kept else [before.cache.moved(kept, filled, length)]
         caches += [] if first is None else [first.cache.moved(places, filled, length)]
-        cache = caches[0] if len(caches) == 1 else caches[0].joined(caches[1])
-        self._prompts = Prompts.over(cache, [filled - row.positions for row in rows], self.device)
+        cache = caches[0] if len(caches) == 1 else caches[0].joined(caches[1], order)
+        self._prompts = Prompts.over(cache, [filled - row.positions for row in self.rows], self.device)

@@ -197,6 +197,50 @@ def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets
     assert found["messages"][:3] == [["0", "1"], ["2"], ["3"]]
 
 
+def of_many_weights(engine: Any, folder: Path) -> dict[str, Any]:
+    """Six weights, two more than there are slots: each alone, and all of them together. forwards: of each."""
+    from xtrain.runtime.generation.text_generator import TextGenerator
+
+    engine.create_model("a", AdapterSettings(rank=4, seed=3))
+    engine.create_model("b", AdapterSettings(rank=7, seed=4))
+    asked = [evolve(REQUEST, seed=9, count=1, most=16, prompt_top=2, sample_top=1)]
+    for number in range(5):
+        model = "ab"[number % 2]
+        learn(engine, model, 1)
+        engine.export(model, folder / str(number))
+        asked.append(evolve(asked[0], weights=folder / str(number), seed=number, prompt=TOKENS[: number + 2]))
+    before, forwards, logits = [scored(engine, each, TOKENS) for each in "ab"], [0], TextGenerator.logits
+
+    def counted(self: TextGenerator, batch: Any) -> Any:
+        forwards[0] += 1
+        return logits(self, batch)
+
+    TextGenerator.logits = counted
+    alone = []
+    for each in asked:
+        forwards[0] = 0
+        alone += draw(engine, evolve(each, prompt_top=0))
+    one, forwards[0] = forwards[0], 0
+    found = draw(engine, *(evolve(each, prompt_top=0) for each in asked[:4]))
+    four, forwards[0] = forwards[0], 0
+    found += draw(engine, *asked)[4:]
+    assert all(map(np.array_equal, before, [scored(engine, each, TOKENS) for each in "ab"]))
+    return {"alone": alone, "found": found, "forwards": (one, four)}
+
+
+@pytest.mark.parametrize("sets", [(), pytest.param(PP, marks=pytest.mark.slow)], ids=["one", "pp"])
+def test_samples_of_several_adapters_are_written_in_one_forward(sets: tuple[str, ...], tmp_path: Path):
+    found = served(server_plan(tmp_path, *sets), of_many_weights, tmp_path / "run")
+    one, four = found["forwards"]
+    assert one == four == 16
+    for result, alone in zip(found["found"], found["alone"], strict=True):
+        np.testing.assert_allclose(result.prompt_logprobs, alone.prompt_logprobs, rtol=1e-6)
+        for ours, theirs in zip(result.samples, alone.samples, strict=True):
+            assert ours.tokens.tolist() == theirs.tokens.tolist()
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=1e-6)
+    assert len({tuple(each.samples[0].tokens.tolist()) for each in found["alone"]}) > 3
+
+
 def kept(engine: Any, folder: Path) -> dict[str, Any]:
     engine.create_model("a", AdapterSettings(rank=4, seed=3))
     learn(engine, "a", 3)
