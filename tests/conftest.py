@@ -85,7 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = config.option.markexpr
     examples.is_long = "slow" in chosen and "not slow" not in chosen
     # Of tests that do not say how many themselves.
-    hypothesis.settings.register_profile("xtrain", max_examples=100 if examples.is_long else 30)
+    count = 100 if examples.is_long else 30
+    hypothesis.settings.register_profile("xtrain", max_examples=count, deadline=None)  # a busy machine keeps none
     hypothesis.settings.load_profile("xtrain")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and config.args_source is pytest.Config.ArgsSource.TESTPATHS:

@@ -22,7 +22,7 @@ def wait_for_step(project: Project, process: subprocess.Popen | ForkedCommand, s
 
 
 def slow_set_up(project: Project) -> None:
-    """Rank 1 needs a minute for one of the modules that all ranks import before they train."""
+    """Rank 1 needs many minutes for one of the modules that all ranks import before they train."""
     (project.folder / "sitecustomize.py").write_text(
         "import os, time\n"
         "if os.environ.get('RANK') == '1':\n"
@@ -31,7 +31,7 @@ def slow_set_up(project: Project) -> None:
         "        def find_spec(self, name, path, target=None):\n"
         "            if name == 'xtrain.runtime.training.scheduler':\n"
         "                open('waiting', 'w').close()\n"
-        "                time.sleep(60)\n"
+        "                time.sleep(400)\n"
         "    sys.meta_path.insert(0, Finder())\n"
     )
 

