@@ -6,24 +6,16 @@ from importlib import import_module
 
 VERBS = (
     "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "serve", "find-lr", "watch", "control", "data",
-    "checkpoint", "generate", "export", "merge", "docs", "schema", "explain",
+    "checkpoint", "generate", "export", "merge", "docs", "schema", "explain", "completion",
 )  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(
-        prog="xtrain",
-        description="Declare a training experiment, review its execution plan, run exactly that plan.",
-        epilog="example: xtrain plan specs/quickstart.xtrain && xtrain run specs/quickstart.xtrain",
-    )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
     # Only the verb that was asked for is imported; for help and for a wrong verb, all of them.
     asked = next((a for a in arguments if not a.startswith("-")), None)
-    for verb in (asked,) if asked in VERBS else VERBS:
-        import_module(f"{__package__}.{verb.replace('-', '_')}").add_parser(subparsers)
+    parser = make_parser((asked,) if asked in VERBS else VERBS)
     parsed = parser.parse_args(arguments)
     if parsed.version:
         from .. import __version__
@@ -39,6 +31,20 @@ def main(arguments: list[str] | None = None) -> int:
         return 0  # the reader of a pipe has seen enough
     except KeyboardInterrupt:
         return 130
+
+
+def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:
+    """The parser of the command with these verbs."""
+    parser = argparse.ArgumentParser(
+        prog="xtrain",
+        description="Declare a training experiment, review its execution plan, run exactly that plan.",
+        epilog="example: xtrain plan specs/quickstart.xtrain && xtrain run specs/quickstart.xtrain",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
+    for verb in verbs:
+        import_module(f"{__package__}.{verb.replace('-', '_')}").add_parser(subparsers)
+    return parser
 
 
 def entry() -> None:

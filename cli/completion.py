@@ -1,0 +1,92 @@
+"""`xtrain completion SHELL`: a script with which a shell completes command lines, made of the parsers of all verbs."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+EPILOG = """\
+examples:
+  xtrain completion bash > ~/.local/share/bash-completion/completions/xtrain
+  xtrain completion zsh > ~/.zfunc/_xtrain                     (`fpath+=~/.zfunc` before compinit)
+  xtrain completion fish > ~/.config/fish/completions/xtrain.fish
+"""
+SHELLS: Final = ("bash", "zsh", "fish")
+# How an argument is called in the help of its verb → what it is completed with: patterns of files, folders, any files.
+PATTERNS: Final = {"SPEC": ("*.xtrain", "*.json"), "SPEC|RUN": ("*.xtrain",), "TEMPLATE": ("*.jinja",)}
+FOLDERS: Final = ("FOLDER",)
+FILES: Final = ("FILE", "RUN", "PATH")
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "completion",
+        help="print a script that completes command lines in a shell",
+        description="Print a script for SHELL that completes verbs, options, their values, specs and settings.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0."""
+    sys.stdout.write(script(arguments.shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """The script for a shell."""
+    import shtab
+
+    from .main import make_parser
+
+    parser = make_parser()
+    words = _words()
+    for action in _actions(parser):
+        name = action.metavar if isinstance(action.metavar, str) else ""
+        if name in words:
+            action.choices = words[name]
+        elif action.choices is None and (files := _files(name)) is not None:
+            action.complete = files  # type: ignore[attr-defined]
+    return shtab.complete(parser, shell=shell)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of a parser and of its verbs."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _actions(each)
+        else:
+            yield action
+
+
+def _words() -> dict[str, list[str]]:
+    """How an argument is called → the words that it may be: of `--set` the settings of blocks that have no name."""
+    from ..dsl.blocks import NAMED
+    from ..dsl.diagnostics.codes import CODES
+    from ..dsl.reference.reference import every_page
+
+    pages = list(every_page())
+    fields = [field for page in pages for field in page.fields if field.group == "block" and not field.is_block]
+    settings = [field.path for field in fields if field.path.partition(".")[0] not in NAMED and field.name != "NAME"]
+    topics = [page.path for page in pages]
+    return {
+        "PATH=VALUE": list(dict.fromkeys(settings)),
+        "CODE": list(CODES),
+        "TOPIC": list(dict.fromkeys([*topics, *settings])),
+    }
+
+
+def _files(name: str) -> Any:
+    """The files that an argument of this name is completed with; None of one that is no file."""
+    import shtab
+
+    if name in PATTERNS:
+        return shtab.glob(*PATTERNS[name])
+    if name in FOLDERS:
+        return shtab.DIRECTORY
+    return shtab.FILE if name in FILES else None
