@@ -7,7 +7,7 @@ those of installed packages and of a user's own functions are not among them, an
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
 
@@ -108,37 +108,6 @@ def lexemes() -> tuple[Lexeme, ...]:
         Lexeme("separator", r"[,.]", ("punctuation.separator",), ("Punctuation",)),
         Lexeme("wrong", r"\S", ("invalid.illegal",), ("Error",)),
     )
-
-
-def textmate() -> dict[str, Any]:
-    """The TextMate grammar, as JSON."""
-    escape = {"match": r'\\(?:["\\nt]|u\{[0-9A-Fa-f]+\})', "name": "constant.character.escape.xtrain"}
-    wrong = {"match": r"\\.", "name": "invalid.illegal.escape.xtrain"}
-    strings = [
-        {
-            "name": f"string.quoted.{kind}.xtrain",
-            "begin": begin,
-            "end": end,
-            "beginCaptures": {"0": {"name": "punctuation.definition.string.begin.xtrain"}},
-            "endCaptures": {"0": {"name": "punctuation.definition.string.end.xtrain"}},
-            "patterns": [escape, wrong],
-        }
-        for kind, begin, end in (("triple", '"""', '"""'), ("double", '"', r'"|$'))
-    ]
-    return {
-        "$schema": "https://raw.githubusercontent.com/martinring/tmlanguage/master/tmlanguage.json",
-        "name": "xtrain",
-        "scopeName": "source.xtrain",
-        "fileTypes": ["xtrain"],
-        "patterns": [*strings, *(_textmate_rule(each) for each in lexemes())],
-    }
-
-
-def _textmate_rule(lexeme: Lexeme) -> dict[str, Any]:
-    if len(lexeme.scopes) == 1:
-        return {"match": lexeme.pattern, "name": f"{lexeme.scopes[0]}.xtrain"}
-    captures = {str(number): {"name": f"{scope}.xtrain"} for number, scope in enumerate(lexeme.scopes, 1) if scope}
-    return {"match": lexeme.pattern, "captures": captures}
 
 
 def _any(words: Iterable[str]) -> str:

@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from grammars import files
+from grammars import files, rules
+from lark import Lark, UnexpectedInput
+from lark import logger as lark_logger
 from pygments.token import Error, Text, Token
 
 from xtrain.dsl import blocks
@@ -63,6 +66,52 @@ def test_pygments_colours_every_spec(path: Path):
     plain = [value for _, kind, value in tokens if kind in (Token, Text) and value.strip()]
     wrong = [value for _, kind, value in tokens if kind is Error]
     assert not plain and not (wrong and path in RIGHT)
+
+
+def lark_rule(rule: dict[str, Any], terminals: dict[str, str]) -> str:
+    """A rule of the tree-sitter grammar as one of lark."""
+
+    def terminal(text: str) -> str:
+        return terminals.setdefault(text, f"T{len(terminals)}")
+
+    def inner(each: dict[str, Any]) -> str:
+        return lark_rule(each, terminals)
+
+    match rule["type"]:
+        case "SEQ":
+            return " ".join(f"({inner(each)})" for each in rule["members"])
+        case "CHOICE":
+            alternatives = [inner(each) for each in rule["members"] if each["type"] != "BLANK"]
+            blank = "?" if len(alternatives) < len(rule["members"]) else ""
+            return f"({' | '.join(alternatives)}){blank}"
+        case "REPEAT" | "REPEAT1":
+            return f"({inner(rule['content'])}){'*' if rule['type'] == 'REPEAT' else '+'}"
+        case "FIELD" | "PREC":
+            return inner(rule["content"])
+        case "SYMBOL":
+            return f"r_{rule['name'].strip('_')}"
+        case "STRING":
+            return terminal(json.dumps(rule["value"]))
+    return terminal("/" + rule["value"].replace("/", "\\/") + "/")
+
+
+def test_the_tree_sitter_grammar_reads_every_spec(caplog: pytest.LogCaptureFixture):
+    """As one for LALR(1), which is what tree-sitter makes of it; the one conflict is a call, which has `prec`."""
+    terminals: dict[str, str] = {}
+    written = [
+        f"r_{name.strip('_')}: {lark_rule(rule, terminals)}" for name, rule in rules().items() if name != "comment"
+    ]
+    names = [f"{name}: {text}" for text, name in terminals.items()]
+    ignored = ["BLANK: /[ \\t\\r\\f\\v]+/", "COMMENT: /#[^\\n]*/", "%ignore BLANK", "%ignore COMMENT"]
+    with caplog.at_level("DEBUG", logger="lark"):
+        lark_logger.setLevel("DEBUG")
+        parser = Lark("\n".join([*written, *names, *ignored]), parser="lalr", start="r_source_file", debug=True)
+    conflicts = {line for line in caplog.messages if "conflict" in line.lower()}
+    assert all(f"terminal {terminals[json.dumps('(')]}" in line for line in conflicts) and conflicts, conflicts
+    for path in RIGHT:
+        parser.parse(path.read_text(encoding="utf-8"))
+    with pytest.raises(UnexpectedInput):
+        parser.parse("model qwen3 {")
 
 
 @pytest.mark.slow

@@ -1,0 +1,20 @@
+; Made by `python tests/support/grammars.py --write` of xtrain. Later patterns count more.
+(identifier) @variable
+((identifier) @constant
+  (#any-of? @constant "1f1b" "a100" "adafactor" "adam_mini" "adamw" "adamw8bit" "adapter_off" "adapters" "all" "all_to_all" "assistant" "async" "async_pinned" "attention" "b200" "best_fit" "bf16" "bradley_terry" "cispo" "constant" "content" "cosine" "cpo" "cpu" "cross_entropy" "cuda" "dcp" "ddp" "deepseek_v3" "default" "distill" "documents" "dpo" "dr_grpo" "dynamic" "error" "estimated" "exact_answer" "exponential" "file" "first" "flex" "forward_kl" "fp16" "fp32" "fp64" "fp8" "full" "gaussian" "gemma3" "gpipe" "gpt_oss" "gradients" "greedy" "group" "grpo" "gspo" "h100" "h200" "high" "highest" "hinge" "importance_sampling" "initial" "int32" "int64" "int8" "interleaved_1f1b" "inverse_sqrt" "ipo" "jsd" "k1" "k2" "k3" "kto" "last" "latest" "layer" "linear" "lion" "llama" "llama3" "lora" "mask" "match_rms_adamw" "matmul" "max_autotune" "medium" "microbatch" "mistral" "mixtral" "model" "module" "multipack" "muon" "nf4" "number" "offline" "olmo2" "online" "original" "orpo" "orthogonal" "other" "parallel" "parameter" "parameters" "pissa" "polynomial" "ppo" "precomputed" "qwen2" "qwen2_moe" "qwen3" "qwen3_moe" "regression" "reverse_kl" "ring_only" "robust" "rslora" "sampled" "schedule_free" "selective" "sequence" "sequential" "sgd" "sigmoid" "simpo" "single" "sizes" "skip" "smollm3" "softmax" "split" "sqrt" "standard" "step" "sync" "text" "token" "truncate" "uint16" "uint32" "uint8" "ulysses_only" "updates" "wait" "wsd" "yarn" "zbv" "zero_bubble"))
+((identifier) @function.builtin
+  (#any-of? @function.builtin "arrow" "ceil" "document_prefix" "env" "fill_in_middle" "flatten" "floor" "hub" "huggingface" "jsonl" "max" "min" "pack" "parquet" "python_stdlib" "round" "shard" "shift_tokens" "sqrt" "synthetic" "text" "to_tensor" "tokens" "checkpoint" "eval" "export" "generate" "health" "log" "lr_sweep" "memory_snapshot" "norms" "notify" "profile" "requeue" "rollback" "skip" "stop"))
+(on event: (identifier) @constant)
+(call function: (identifier) @function)
+(assignment name: (identifier) @property)
+(block kind: (identifier) @type)
+(comment) @comment
+(string) @string
+(number) @number
+(unit) @keyword.modifier
+(constant) @constant.builtin
+(operator) @operator
+["include" "use" "let" "param" "every" "on" "then"] @keyword
+["=" ":"] @operator
+["{" "}" "(" ")" "[" "]"] @punctuation.bracket
+["," "."] @punctuation.delimiter
