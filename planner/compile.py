@@ -23,7 +23,7 @@ from .model.frozen import frozen_names
 from .model.inventory import count_parameters
 from .plan import Counted, ElasticWorld, Estimates, Hardware, Plan
 from .resolved import Resolved, resolve_formats
-from .rules.cost_rules import check_costs
+from .rules.cost_rules import check_costs, check_failures
 from .rules.rule_inputs import Verdicts
 from .rules.validate import ValidatedSpec, validate
 from .schedule.arithmetic import Counts
@@ -193,6 +193,8 @@ def _assemble(spec: Spec, valid: ValidatedSpec, spec_text: str, found: Findings)
         config=config,
         config_id=fingerprint(config),
     )
+    if spec.serve is None:
+        check_failures(plan, found)
     return evolve(plan, id=plan_id(plan))
 
 

@@ -212,7 +212,8 @@ class Hardware:
 
     memory_bytes: of one device. flops: operations a second of one device in dense products of the compute format, of
     which a step reaches a share in the range `efficiency`. link, network: bytes a second that one device sends inside
-    its machine and to others. price: of one device for an hour.
+    its machine and to others. price: of one device for an hour. mtbf_seconds: between failures of one device; a run
+    goes on `restart_seconds` after one. storage: bytes a second of checkpoints, by all ranks together.
     """
 
     preset: str
@@ -224,6 +225,9 @@ class Hardware:
     link: float | None
     network: float | None
     price: float | None
+    mtbf_seconds: float | None = None
+    restart_seconds: float = 600.0
+    storage: float | None = None
 
 
 @frozen(kw_only=True)

@@ -50,6 +50,7 @@ LATER: dict[type, tuple[str, ...]] = {
     Work: ("windows",),
     ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),
     RankClass: ("optimizer_flops", "unsaved"),
+    Hardware: ("mtbf_seconds", "restart_seconds", "storage"),
 }
 
 # Fields whose key in the file is another: plans of before, and their ids, stay what they are.

@@ -463,6 +463,13 @@ PAGES: Final = (
         torchrun or Slurm start the same command with another number of ranks, or if there are fewer devices than ranks
         when the command starts.
         """, "fault_tolerance { elastic = 2..4 }", "fault_tolerance { restarts = 3, elastic = 2..4 }"),
+    CodePage("W432", "more failures than restarts", """
+        By `cluster.mtbf` devices of the run are expected to fail more often than `xtrain run` starts it again, or no
+        checkpoint is saved on the way, so that a failure loses everything. If torchrun, Slurm or Kubernetes start the
+        command again, nothing is wrong with it.
+        """, "experiment try { budget = 1T tokens }\ncluster h100 { devices = 1, mtbf = 200 h }",
+        "experiment try { budget = 1T tokens }\ncluster h100 { devices = 1, mtbf = 200 h }\n"
+        "fault_tolerance { restarts = 1000 }"),
     CodePage("W601", "a tick that never fires", """
         The period is longer than the whole run; or the action is a profile, and the run has no step left to record.
         """, "experiment try { budget = 100 steps }\nevery 200 steps log",

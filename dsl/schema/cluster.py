@@ -89,6 +89,31 @@ class Cluster(Component):
         check=positive,
         role=Role.EXECUTION,
     )
+    mtbf: Quantity | None = setting(
+        "mean time between failures of one device, with what belongs to it; none: nothing is said of failures",
+        default=None,
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="50000 h",
+    )
+    restart: Quantity = setting(
+        "time from a failure to the first step behind it: until it is noticed, to start all ranks, and to load",
+        default=Quantity(600, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="10 min",
+    )
+    storage: Quantity | None = setting(
+        "bandwidth of the disks that checkpoints are written to, bytes per second by all ranks together; none: saves "
+        "take no time in the plan",
+        default=None,
+        units=("bytes",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="100 GiB",
+    )
 
     device: ClassVar[str] = ""
     """`cuda` or `cpu`; empty where the preset does not say."""

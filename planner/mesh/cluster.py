@@ -35,6 +35,9 @@ def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -
         link=float(given.link.value) if isinstance(given.link, Quantity) else sheet and sheet.link,
         network=float(given.network.value) if isinstance(given.network, Quantity) else sheet and sheet.network,
         price=given.price,
+        mtbf_seconds=given.mtbf and given.mtbf.value,
+        restart_seconds=given.restart.value,
+        storage=given.storage and given.storage.value,
     )
 
 

@@ -1,5 +1,6 @@
 """The parts of the page about the run as a whole: how many tokens, the learning rate, what happens along the way."""
 
+from math import inf
 from typing import Any
 
 from ...dsl.schema.actions import action_of
@@ -7,6 +8,7 @@ from ...dsl.schema.log import OP as TRACKER
 from ...dsl.schema.log import tracker_of
 from ...dsl.schema.schedules import SCHEDULERS
 from ..costs.disk import disk_of
+from ..costs.goodput import FAILURES, goodput_of
 from ..costs.headroom import no_times
 from ..graph.averaging import average_args
 from ..plan import Node, Plan, PlanTick
@@ -20,7 +22,14 @@ from .text import Detail, Page
 def show_training(page: Page, plan: Plan, detail: Detail) -> None:
     """The arithmetic of the budget, the break points of the learning rate, checkpoints, ticks and triggers."""
     page.heading("TRAINING")
-    rows = [*_amounts(plan), _learning_rate(plan), *_average(plan), *_checkpoints(plan), *_duration(plan)]
+    rows = [
+        *_amounts(plan),
+        _learning_rate(plan),
+        *_average(plan),
+        *_checkpoints(plan),
+        *_duration(plan),
+        *_failures(plan),
+    ]
     page.table(rows, align="<>", styles=("", "", "dim"))
     page.line()
     ticks, most = _ticks(plan), detail.most(12)
@@ -150,6 +159,31 @@ def _duration(plan: Plan) -> list[tuple[str, str, str]]:
     return [
         ("wall time", seconds_text(wall), f"{span}without evaluations and checkpoints"),
         ("device-hours", amount_text(hours), cost),
+    ]
+
+
+def _failures(plan: Plan) -> list[tuple[str, str, str]]:
+    """How often devices fail, what that costs, and how often it would be best to save."""
+    found = goodput_of(plan)
+    if found is None:
+        return []
+    faults = found.faults
+    one = f"one every {seconds_text(faults.between)}, of {plural(plan.mesh.world_size, 'device')}"
+    if found.interval == inf:
+        why = "there is no checkpoint on the way: after a failure the run begins anew"
+        return [("failures", "", one), ("goodput", "unknown", why)]
+    count = "" if found.failures is None else amount_text(found.failures)
+    wall = "" if found.wall is None else f"; {seconds_text(found.wall)} in all"
+    costs = f"lost work {found.lost:.1%}, restarts {found.restarts:.1%}, saves {found.saves:.1%}{wall}"
+    step = plan.estimates.times.step if plan.estimates.times is not None else inf
+    best = f"{plural(max(1, round(found.best / step)), 'step')}: goodput {found.best_share:.1%}"
+    best += f"; by Young's formula {seconds_text(faults.young)}" if faults.blocked else ""
+    best += "; saves take no time without cluster.storage" if plan.cluster.storage is None else ""
+    return [
+        ("failures", count, one),
+        ("goodput", f"{found.share:.1%}", costs),
+        ("", f"{faults.simulated(found.interval):.1%}", f"in a simulation of {FAILURES:,} failures"),
+        ("best to save", seconds_text(found.best), best),
     ]
 
 

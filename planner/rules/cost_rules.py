@@ -4,19 +4,20 @@ They warn, as every figure is an estimate: a plan that does not fit is still a p
 """
 
 from fractions import Fraction
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 from attrs import evolve
 
 from ...dsl.schema.cluster import CLUSTERS
 from ..costs.bubble import waiting
+from ..costs.goodput import goodput_of
 from ..costs.headroom import TIGHT
 from ..findings import Findings
 from ..mesh.mesh import largest_divisor
-from ..plan import Estimates, Hardware
+from ..plan import Estimates, Hardware, Plan
 from ..resolved import Resolved
-from ..units import bytes_text, count_text, seconds_text
+from ..units import amount_text, bytes_text, count_text, plural, seconds_text
 from .remedies import Change, Judge, fullest, remedies, same_rows
 
 WAITS: Final = 0.20  # of a step, above which a pipeline wastes more than most runs do
@@ -35,6 +36,25 @@ def check_costs(run: Resolved, cluster: Hardware, estimates: Estimates, found: F
     _check_need(run, cluster, estimates, found, judge)
     _check_stuck(run, estimates, found)
     return estimates
+
+
+def check_failures(plan: Plan, found: Findings) -> None:
+    """A run that fails more often than it is started again needs somebody who starts it."""
+    goodput = goodput_of(plan)
+    if goodput is None:
+        return
+    rule, restarts, expected = "failures.restarts", plan.launch["restarts"], goodput.failures
+    if expected is None and goodput.interval != inf:
+        found.unknown(rule, "how many failures there will be depends on the data")
+    elif expected is None:
+        message = f"a device fails every {seconds_text(goodput.faults.between)}, and no checkpoint is saved on the way"
+        found.warn(rule, "W432", "cluster.mtbf", message, "save with `every … checkpoint`")
+    elif round(expected) > restarts:
+        message = f"{amount_text(expected)} failures are expected, and fault_tolerance.restarts is {restarts}"
+        hint = f"use fault_tolerance.restarts {ceil(2 * expected)}, unless a scheduler starts the run again"
+        found.warn(rule, "W432", "fault_tolerance.restarts", message, hint)
+    else:
+        found.passed(rule, f"{amount_text(expected)} failures are expected, and {plural(restarts, 'restart')} allowed")
 
 
 def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:

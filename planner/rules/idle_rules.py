@@ -54,6 +54,9 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
         for name in settings_of(Cluster):
             if name not in ("nodes", "devices"):  # which say how many ranks there are
                 _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)
+    elif spec.cluster.mtbf is None:
+        for name in ("restart", "storage"):
+            _warn(spec, f"cluster.{name}", "nothing is said of failures", "give mtbf too, or remove it", found)
 
 
 def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:

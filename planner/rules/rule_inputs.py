@@ -210,6 +210,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "elastic.range": ("fault_tolerance.elastic", "launch.nodes", "launch.ranks_per_node"),
     "elastic.use": ("fault_tolerance.elastic", "fault_tolerance.restarts"),
     "health.stuck": ("*",),  # of the time that a step takes, which hangs on everything
+    "failures.restarts": ("*",),  # of the time of the whole run
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
     "batch.ramp": ("{ramp}", "batch.micro", "batch.sequence", "{data_ranks}"),
     "schedule.phase.*.start": ("phase.{}.from", "{steps}", "batch.sequence", "{rows}"),
