@@ -268,7 +268,9 @@ def test_ranks_that_cannot_stop_in_time_are_a_failure(project):
     spec = project.spec(steps=3, more=f"launch {{ stop_deadline = 1 s }}\non finish {ENDLESS}")
     process = project.start(spec, "--ui", "plain")
     wait_for_step(project, process, 3)
-    time.sleep(0.5)
+    beat, deadline = project.directory() / "ranks" / "00000.beat", time.monotonic() + AT_ONCE
+    while b"finish.generate" not in beat.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=AT_ONCE)
     assert process.returncode == 1
