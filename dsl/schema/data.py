@@ -107,6 +107,13 @@ class Dataset:
         example='"tools"',
         added=True,
     )
+    system: str | None = setting(
+        "name of the field that holds what the system says before the conversation; it may be empty; none: what "
+        "messages say",
+        default=None,
+        example='"system"',
+        added=True,
+    )
     message_train: str | None = setting(
         "with `messages`, key of a message that says whether it is trained on, true or false; messages without it "
         "follow `train_on`; none: all do",

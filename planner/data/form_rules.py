@@ -110,7 +110,7 @@ def _tokens(dataset: Dataset) -> Problem | None:
     """Token ids are no text."""
     if dataset.tokens is None:
         return None
-    others = [name for name in (CHAT, *PAIRS, "tools") if getattr(dataset, name) is not None]
+    others = [name for name in (CHAT, *PAIRS, "tools", "system") if getattr(dataset, name) is not None]
     others += [TEXT] if dataset.text != TEXT else []
     others += ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
     if others:

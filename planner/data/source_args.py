@@ -61,9 +61,11 @@ class Beside:
 
 _PAIRS = ("pairs of `prompt` and `response`", ("response",))
 _CHATS = ("conversations in `messages`", ("messages",))
+_TALKS = ("conversations", ("messages", "response", "chosen"))
 BESIDE: Final = {
     "input": Beside("further input in", *_PAIRS),
-    "tools": Beside("tools in", "conversations", ("messages", "response", "chosen")),
+    "tools": Beside("tools in", *_TALKS),
+    "system": Beside("the system's message in", *_TALKS),
     "mask": Beside("mask in", "token ids (`tokens`)", ("tokens",)),
     "label": Beside("label in", *_PAIRS, numbers=True),
     "message_train": Beside("trained messages by", *_CHATS),

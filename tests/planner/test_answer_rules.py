@@ -26,6 +26,7 @@ WRONG = {
     "a mask of text": ('mask = "m"', '"m"', "`mask` is for token ids", 'tokens="t"'),
     "a template of token ids": ('tokens = "t", template = "plain"', '"plain"', "`template` is not for these",
                                 "template=auto"),
+    "a system of text": ('system = "t"', '"t"', "`system` is for conversations", "system=none"),
     "tools of text": ('tools = "t"', '"t"', "`tools` is for conversations", "tools=none"),
     "weights of text": ('message_weight = "w"', '"w"', "`message_weight` is for conversations",
                         "message_weight=none"),

@@ -147,7 +147,16 @@ def _message(item: object) -> Message | Unusable:
     for text in strings(rest):
         if (fault := not_text(text)) is not None:
             return Unusable(fault)
+    if calls:
+        rest["tool_calls"] = [_as_object(call) for call in item["tool_calls"]]
     return {"role": role, "content": content, **rest}
+
+
+def _as_object(call: Any) -> Any:
+    """A call whose arguments are JSON text of an object, with that object; any other as it is."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    written = isinstance(function, Mapping) and isinstance(function.get("arguments"), str)
+    return (_parsed_call(call) or call) if written else call
 
 
 def _with_calls(item: Mapping[str, Any]) -> Mapping[str, Any] | Unusable:

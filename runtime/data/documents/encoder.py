@@ -28,6 +28,7 @@ from .synthetic import Lexicon
 from .tokenizers import Placed, TextTokenizer
 
 VERSION = 1  # raise it whenever the same records would give other tokens
+MESSAGES = 2  # the same of conversations
 # A tokenizer takes hundreds of bytes of memory for a character: longer texts are encoded in pieces.
 PIECE = 1 << 20
 
@@ -93,7 +94,7 @@ class DocumentEncoder:
     def covers(self) -> dict[str, Any]:
         """Everything that decides which tokens a record becomes, as JSON."""
         covered: dict[str, Any] = {
-            "version": VERSION,
+            "version": VERSION if self.template is None else MESSAGES,
             "tokenizer": self.tokenizer.fingerprint,
             "vocab_size": self.vocab_size,
             "form": self.reads.form,

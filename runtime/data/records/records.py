@@ -37,6 +37,7 @@ class Reads:
     input: str | None = None
     label: str | None = None
     tools: str | None = None
+    system: str | None = None
     message_train: str | None = None
     message_weight: str | None = None
     columns: tuple[tuple[str, str], ...] = field(default=(), converter=_by_name)
@@ -57,7 +58,7 @@ class Reads:
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields that are read; a dot leads into an object: `meta.text`."""
-        beside = (self.input, self.label, self.tools, self.mask)
+        beside = (self.input, self.label, self.tools, self.system, self.mask)
         numbers = (name for _, name in (*self.columns, *self.values))
         return tuple(dict.fromkeys((*self._content, *(name for name in beside if name is not None), *numbers)))
 
@@ -91,7 +92,7 @@ class Reads:
     @property
     def beside(self) -> dict[str, Any]:
         """What is read beside the fields that every record of this form has, as JSON: setting → field."""
-        names = ("input", "label", "tools", "mask", "message_train", "message_weight")
+        names = ("input", "label", "tools", "system", "mask", "message_train", "message_weight")
         found: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         found |= {name: dict(fields) for name in ("columns", "values") if (fields := getattr(self, name))}
         return found | ({"ended": True} if self.ended else {})

@@ -5,15 +5,16 @@ from typing import Final
 
 # Settings of a dataset → field of each; and those that are added where there is such a field.
 _FORMS: Final[tuple[tuple[dict[str, str], dict[str, str]], ...]] = (
-    ({"messages": "messages"}, {"tools": "tools"}),
-    ({"messages": "conversations"}, {"tools": "tools"}),
-    ({"messages": "conversation"}, {"tools": "tools"}),
+    ({"messages": "messages"}, {"tools": "tools", "system": "system"}),
+    ({"messages": "conversations"}, {"tools": "tools", "system": "system"}),
+    ({"messages": "conversation"}, {"tools": "tools", "system": "system"}),
     ({"chosen": "chosen", "rejected": "rejected"}, {"prompt": "prompt"}),
     ({"prompt": "prompt", "response": "completion"}, {"label": "label"}),
     ({"prompt": "prompt", "response": "response"}, {"label": "label"}),
-    ({"prompt": "instruction", "response": "output"}, {"input": "input"}),
+    ({"prompt": "instruction", "response": "output"}, {"input": "input", "system": "system"}),
     ({"prompt": "instruction", "response": "response"}, {"input": "context"}),
     ({"prompt": "question", "response": "answer"}, {}),
+    ({"prompt": "question", "response": "response"}, {"system": "system_prompt"}),
     ({"prompt": "problem", "response": "solution"}, {}),
     ({"tokens": "input_ids"}, {}),
     ({"tokens": "tokens"}, {"mask": "mask"}),

@@ -91,16 +91,17 @@ def _conversation(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Co
         return messages
     if (problem := flagged(messages, reads.message_train, reads.message_weight)) is not None:
         return Unusable(f"field `{reads.messages}`, {problem.reason}")
-    if reads.tools is None and reads.message_train is None and reads.message_weight is None:
+    if all(each is None for each in (reads.tools, reads.system, reads.message_train, reads.message_weight)):
         return messages
-    return _with_tools(fields, reads, Conversation(messages=messages))
+    return _completed(fields, reads, Conversation(messages=messages))
 
 
 def _instruction(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Conversation | Unusable:
     """A prompt and a response, each a text or a list of messages."""
     assert reads.prompt is not None
     prompt, response = find(fields, reads.prompt), find(fields, reads.response)
-    if isinstance(prompt, str) and isinstance(response, str) and reads.label is None and reads.tools is None:
+    plain = reads.label is None and reads.tools is None and reads.system is None
+    if isinstance(prompt, str) and isinstance(response, str) and plain:
         texts = [checked(prompt, f"field `{reads.prompt}`"), checked(response, f"field `{reads.response}`")]
         further = _further_input(fields, reads)
         for text in (*texts, further):
@@ -118,7 +119,7 @@ def _instruction(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Con
     if isinstance(answer, Unusable):
         return answer
     whole = Conversation(messages=[*before, *answer], prompt=len(before))
-    return _with_tools(fields, reads, whole)
+    return _completed(fields, reads, whole)
 
 
 def _further_input(fields: Mapping[str, Any], reads: Reads) -> str | Unusable:
@@ -142,6 +143,8 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
     if sides[0] == sides[1]:
         return Unusable(f"fields `{reads.chosen}` and `{reads.rejected}` are equal")
     if reads.prompt is None and all(isinstance(side, str) for side in sides):
+        if reads.system is not None:
+            return Unusable(f"{names[0]} is a text, and field `{reads.system}` is said before conversations")
         texts = [checked(side, name) for side, name in zip(sides, names, strict=True)]
         for text in texts:
             if isinstance(text, Unusable):
@@ -162,7 +165,7 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
         for side in (first, second):
             if (role := side[common]["role"]) != "assistant":
                 return Unusable(f"answers to different prompts: message {common + 1} is of {role}")
-        return _with_tools(fields, reads, PreferencePair(chosen=first, rejected=second, prompt=common))
+        return _completed(fields, reads, PreferencePair(chosen=first, rejected=second, prompt=common))
     prompt = find(fields, reads.prompt)
     before = prompt if isinstance(prompt, Unusable) else _turns(prompt, reads.prompt, "user")
     if isinstance(before, Unusable):
@@ -176,7 +179,7 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
         for side in (first, second)
     )
     whole = PreferencePair(chosen=chosen, rejected=rejected, prompt=len(before))
-    return _with_tools(fields, reads, whole)
+    return _completed(fields, reads, whole)
 
 
 def _turns(value: Any, name: str, role: str) -> list[Message] | Unusable:
@@ -189,21 +192,36 @@ def _turns(value: Any, name: str, role: str) -> list[Message] | Unusable:
     return text if isinstance(text, Unusable) else [{"role": role, "content": text}]
 
 
-def _with_tools(fields: Mapping[str, Any], reads: Reads, found: Talk) -> Talk | Unusable:
-    """`found` with the tools of the record, and the arguments of calls as objects, as templates write them."""
-    if reads.tools is None:
-        return found
-    value = find(fields, reads.tools)
-    tools = value if isinstance(value, Unusable) else tool_definitions(value, f"field `{reads.tools}`")
-    if isinstance(tools, Unusable):
-        return tools
+def _completed(fields: Mapping[str, Any], reads: Reads, found: Talk) -> Talk | Unusable:
+    """`found` with what its record says beside: the tools, with the arguments of calls as objects, as templates write
+    them, and the message of the system."""
     names = ("messages",) if isinstance(found, Conversation) else ("chosen", "rejected")
-    changed: dict[str, Any] = {"tools": tools}
-    for name in names:
-        messages = parsed_calls(getattr(found, name))
-        if isinstance(messages, Unusable):
-            return messages
-        changed[name] = messages
+    changed: dict[str, Any] = {}
+    if reads.tools is not None:
+        value = find(fields, reads.tools)
+        tools = value if isinstance(value, Unusable) else tool_definitions(value, f"field `{reads.tools}`")
+        if isinstance(tools, Unusable):
+            return tools
+        changed["tools"] = tools
+        for name in names:
+            messages = parsed_calls(getattr(found, name))
+            if isinstance(messages, Unusable):
+                return messages
+            changed[name] = messages
+    said = "" if reads.system is None else find(fields, reads.system)
+    said = (
+        checked(said, f"field `{reads.system}`") if said not in ("", None) and not isinstance(said, Unusable) else said
+    )
+    if isinstance(said, Unusable):
+        return said
+    if said:
+        for name in names:
+            messages = changed.get(name, getattr(found, name))
+            if messages[0]["role"] == "system":
+                return Unusable(f"field `{reads.system}` and the first message are both of the system")
+            changed[name] = [{"role": "system", "content": said}, *messages]
+        if found.prompt or isinstance(found, PreferencePair):  # of a conversation 0 is none
+            changed["prompt"] = found.prompt + 1
     return evolve(found, **changed)
 
 

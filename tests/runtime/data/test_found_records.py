@@ -155,6 +155,40 @@ FOUND: dict[str, tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], Any
         CALLS,
         TOOLS,
     ),
+    "openai without definitions": (
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": None, "tool_calls": [openai_call()]},
+                {**RESULT, "tool_call_id": "call_1"},
+                ASSISTANT,
+            ]
+        },
+        {"messages": "messages"},
+        CALLS,
+        None,
+    ),
+    "llama factory with a system": (
+        {
+            "conversations": [
+                {"from": "human", "value": QUESTION},
+                {"from": "function_call", "value": json.dumps(CALL)},
+                {"from": "observation", "value": RESULT["content"]},
+                {"from": "gpt", "value": ANSWER},
+            ],
+            "system": SYSTEM["content"],
+            "tools": json.dumps(TOOLS),
+        },
+        {"messages": "conversations", "tools": "tools", "system": "system"},
+        [SYSTEM, *CALLS],
+        TOOLS,
+    ),
+    "openorca": (
+        {"id": "flan.1", "system_prompt": SYSTEM["content"], "question": QUESTION, "response": ANSWER},
+        {"prompt": "question", "response": "response", "system": "system_prompt"},
+        [SYSTEM, USER, ASSISTANT],
+        None,
+    ),
     "openai before tools": (
         {
             "messages": [

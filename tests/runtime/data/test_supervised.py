@@ -180,6 +180,52 @@ def test_tools_that_are_none(tools, arguments, reason, tokenizer: TextTokenizer)
     assert made({"messages": messages, "tools": tools}, CHAT | {"tools": "tools"}, tokenizer) == reason
 
 
+def test_arguments_that_are_text_are_objects_without_definitions_too(tokenizer: TextTokenizer, tmp_path: Path):
+    (tmp_path / "calls.jinja").write_text(CALLS.replace("arguments.city", "arguments | tojson"))
+    reads = CHAT | {"template": str(tmp_path / "calls.jinja")}
+    for arguments, written in (('{"city": "Oslo"}', '{"city": "Oslo"}'), ("Oslo", '"Oslo"'), ("[1]", '"[1]"')):
+        call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+        messages = [said("user", "rain?"), said("assistant", None, tool_calls=[call])]
+        assert predicted(made({"messages": messages}, reads, tokenizer), tokenizer) == f"<call>{written};"
+
+
+SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
+
+
+@pytest.mark.parametrize(
+    ("record", "reads"),
+    [
+        ({"messages": [said("user", "a"), said("assistant", "b")]}, CHAT),
+        ({"instruction": "a", "input": "", "output": "b"}, ALPACA),
+        ({"prompt": [said("user", "a")], "completion": "b"}, PROMPTED),
+    ],
+    ids=["messages", "texts", "lists"],
+)
+def test_a_field_of_the_system_is_the_first_message(record, reads, tokenizer: TextTokenizer):
+    reads = reads | {"system": "system"}
+    document = made(record | {"system": "Be brief."}, reads, tokenizer)
+    assert isinstance(document, TokenDocument) and SYSTEM + "a" in tokenizer.decode(document.ids)
+    assert predicted(document, tokenizer) == "b|"
+    for nothing in ("", None):
+        bare = made(record | {"system": nothing}, reads, tokenizer)
+        assert isinstance(bare, TokenDocument) and "system" not in tokenizer.decode(bare.ids)
+    assert made(record | {"system": 3}, reads, tokenizer) == "field `system` is a number, not a string"
+    assert str(made(record, reads, tokenizer)).startswith("no field `system`")
+
+
+def test_a_system_stands_before_both_sides_of_a_pair(tokenizer: TextTokenizer):
+    reads = {"form": "preference", "prompt": "prompt", "chosen": "good", "rejected": "bad", "template": "chatml"}
+    record = {"prompt": "a", "good": "b", "bad": "c", "system": "Be brief."}
+    document = made(record, reads | {"system": "system"}, tokenizer)
+    assert isinstance(document, TokenDocument) and tokenizer.decode(document.ids).count(SYSTEM + "a") == 2
+    assert predicted(document, tokenizer) == "b|c|"
+    both = [said("system", "Be long."), said("user", "a"), said("assistant", "b")]
+    found = made({"messages": both, "system": "Be brief."}, CHAT | {"system": "system"}, tokenizer)
+    assert found == "field `system` and the first message are both of the system"
+    texts = {**reads, "prompt": None, "system": "system"}
+    assert "is a text" in str(made({"good": "ab", "bad": "ac", "system": "x"}, texts, tokenizer))
+
+
 def test_the_names_of_sharegpt_and_texts_in_parts(tokenizer: TextTokenizer):
     conversation = [
         {"from": "human", "value": [{"type": "text", "text": "ra"}, {"type": "text", "text": "in?"}]},
