@@ -101,7 +101,7 @@ def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -
     then("keep", f"put {what} and its moments together, and write them to a folder that is whole or not there")
     slot = "into a slot of the same shape" if adapters else "into that of a client"
     then("load", f"read {what}, with its moments if asked for, {slot}")
-    form = "write an adapter as PEFT reads it" if adapters else "write the weights"
+    form = "write an adapter as PEFT reads it" if adapters else "write the model, as transformers reads it if it can"
     then("export", f"{form}; samples are drawn with that, whatever is trained meanwhile")
     weights = "an exported adapter, or with none" if adapters else "exported weights, or those that it began with"
     then("sample", f"write texts with {weights}; log-probabilities of every token")

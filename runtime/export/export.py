@@ -113,7 +113,7 @@ class Export:
         if self.merging is not None:
             self.merging.check()
         tokenizer, ends, contents = self._tokenizer()
-        origin = self._origin()
+        origin = origin_of(plan, self.base)
         format_of = self._formats(origin)
         files = lay_out(self._arch, format_of, self.most)
         formats = formats_of(files)
@@ -162,13 +162,6 @@ class Export:
 
     # What it is made of -----------------------------------------------------------------------------------------------
 
-    def _origin(self) -> Path | None:
-        """The folder that the run has read the weights from, be it there or gone; None where they were drawn."""
-        args = next((node.args for node in self.plan.nodes if node.op == "setup.read_weights"), None)
-        if args is None:
-            return None
-        return self.base / args["folder"] if "folder" in args else snapshot_folder(args["repo"], args["revision"])
-
     def _formats(self, origin: Path | None) -> FormatOf:
         """The format of each tensor: what was asked for; else that which it had in the folder the run began with; else
         that of the run's parameters."""
@@ -193,19 +186,9 @@ class Export:
 
     def _configs(self, origin: Path | None, tokenizer: TextTokenizer, ends: list[int], format: str) -> dict[str, bytes]:
         """ends: the tokens that end what the model writes."""
-        arch, begin = self._arch, tokenizer.bos
         context = self.plan.node("setup.loader").args["sequence"]
-        values = ConfigValues(format=format, context=context, begin=begin, end=tokenizer.eos)
-        begun = _json(origin / CONFIG) if origin is not None else None
-        generation = _json(origin / GENERATION) if origin is not None else None
-        if origin is not None and begun is not None:
-            config = changed_config(arch, values, begun, settings_in_folder(str(origin))[0])
-        else:
-            config = new_config(arch, values)
-        if arch.head == "reward":
-            return {CONFIG: _text(config)}
-        generation = with_tokens(generation if generation is not None else {"_from_model_config": True}, begin, ends)
-        return {CONFIG: _text(config), GENERATION: _text(generation)}
+        values = ConfigValues(format=format, context=context, begin=tokenizer.bos, end=tokenizer.eos)
+        return configs(self._arch, origin, values, ends)
 
     def _tokenizer(self) -> tuple[TextTokenizer, list[int], dict[str, bytes]]:
         """What the run has encoded with; the tokens that end a text, of conversations also a turn; and its files, with
@@ -244,6 +227,30 @@ class Export:
             assign(self._arch, read_weight_files(str(folder)))
         except (WeightsUnreadable, ValueError) as problem:
             raise ExportFailed(f"what was written is not the model: {problem}") from problem
+
+
+def origin_of(plan: Plan, base: Path) -> Path | None:
+    """The folder that a plan reads its weights from, be it there or gone; None where they are drawn. base: the folder
+    that its paths start at."""
+    args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), None)
+    if args is None:
+        return None
+    return base / args["folder"] if "folder" in args else snapshot_folder(args["repo"], args["revision"])
+
+
+def configs(arch: Architecture, origin: Path | None, values: ConfigValues, ends: list[int]) -> dict[str, bytes]:
+    """The files of a folder that say what its model is, by name. origin: the folder with what the model has begun as.
+    ends: the tokens that end what the model writes."""
+    begun = _json(origin / CONFIG) if origin is not None else None
+    generation = _json(origin / GENERATION) if origin is not None else None
+    if origin is not None and begun is not None:
+        config = changed_config(arch, values, begun, settings_in_folder(str(origin))[0])
+    else:
+        config = new_config(arch, values)
+    if arch.head == "reward":
+        return {CONFIG: _text(config)}
+    found = with_tokens(generation if generation is not None else {"_from_model_config": True}, values.begin, ends)
+    return {CONFIG: _text(config), GENERATION: _text(found)}
 
 
 def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> None:

@@ -16,16 +16,18 @@ from torch import Tensor
 
 from ...planner.architecture import ParameterSpec
 from ...planner.model.peft import PEFT_CONFIG, PEFT_WEIGHTS, lay_out_adapter, peft_config
-from ...planner.weights.files import WeightsUnreadable, header_of, read_file
+from ...planner.weights.files import CONFIG, WeightsUnreadable, header_of, read_file
 from ..checkpoint.stored_weights import TYPES
 from ..export.export import FORMATS
 from ..export.new_folder import new_folder
 from ..export.weights import WeightsWriter
 from ..files import durable
+from .model_files import KINDS, read_model
 from .slots import AdapterShape, Slots
 
 STATE: Final = "trained.json"
 TENSORS: Final = "trained.safetensors"
+WHOLE: Final = AdapterShape(rank=0, seed=0, attn=True, mlp=True)  # of the model itself
 NAMES: Final = {type: name for name, type in TYPES.items()}
 
 
@@ -61,7 +63,8 @@ def read_kept(folder: Path) -> KeptState:
 
 
 def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str, Tensor], base: str | None) -> None:
-    """Write the folder that PEFT reads; of the model itself its weights, by our names of them.
+    """Write the folder that PEFT reads; of the model itself what is trained of it, by our names, where no folder of
+    `ModelFiles` can have it.
 
     Raises ExportFailed if there is one, and OSError.
     """
@@ -85,6 +88,8 @@ def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
     Raises OSError, ValueError, KeyError, TypeError or WeightsUnreadable.
     """
     if slots.adapter is None:
+        if (folder / CONFIG).is_file():
+            return 0, read_model(folder, slots.architecture, slots.trained(WHOLE))
         return 0, dict(read_kept(folder).tensors)
     rank = int(json.loads((folder / PEFT_CONFIG).read_text())["r"])
     stored = _tensors(folder, PEFT_WEIGHTS)
@@ -105,8 +110,7 @@ def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
 
 
 def _format(values: Mapping[str, Tensor]) -> str:
-    kind = next(iter(values.values())).dtype
-    return {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}[kind]
+    return KINDS[next(iter(values.values())).dtype]
 
 
 def _tensors(folder: Path, name: str) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """`request.open`, `close`, `keep`, `load` and `export`: adapters come into slots, go out of them and into files."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from torch.distributed.tensor import DTensor
 from ...planner.architecture import ParameterSpec
 from ...planner.plan import Plan
 from ...planner.weights.files import WeightsUnreadable
+from ..data.documents.tokenizers import TextTokenizer
 from ..errors import ExportFailed
+from ..models.parts import ModelParts
 from ..ops import op
 from ..state import Rank
 from .files import KeptState, export, keep, read_kept
 from .messages import RankMessage
+from .model_files import ModelFiles
 from .passes import Handle
 from .slots import MOMENTS, AdapterShape, AdapterSlot, Slots, put
 
@@ -82,16 +86,24 @@ def keep_adapter(rank: Rank, slots: Slots) -> Handle:
 
 
 @op("request.export")
-def export_adapter(plan: Plan, rank: Rank, slots: Slots) -> Handle:
-    """Write an adapter as PEFT reads it into a new folder."""
+def export_adapter(plan: Plan, rank: Rank, slots: Slots, model: ModelParts, tokenizer: TextTokenizer) -> Handle:
+    """Write an adapter as PEFT reads it into a new folder, or the model itself as transformers does, with what is not
+    trained of it."""
+    files = ModelFiles.of(plan, tokenizer) if slots.adapter is None else None
     args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
     base = args.get("repo", args.get("folder"))
 
     def run(message: RankMessage) -> RankMessage:
         slot = slots.of_model[message.values["model"]]
         assert slot.shape is not None
-        shape, values = slot.shape, whole_values(slots, slot, slot.shape)
-        _first_writes(rank, lambda: export(Path(message.values["folder"]), slots, shape, values, base))
+        shape, folder = slot.shape, Path(message.values["folder"])
+        if files is not None:
+            own = dict(model.named_parameters())
+            every = {name: _put_together(slots, slot, spec, own.get(name)) for name, spec in slots.specs.items()}
+            _first_writes(rank, partial(files.write, folder, every))
+        else:
+            values = whole_values(slots, slot, shape)
+            _first_writes(rank, lambda: export(folder, slots, shape, values, base))
         return RankMessage(name=message.name)
 
     return run
@@ -155,13 +167,14 @@ def _put_together(slots: Slots, slot: AdapterSlot, spec: ParameterSpec, own: Ten
     """A parameter, or what is beside it, as large as that of the client's adapter. own: None on ranks of other stages
     of a pipeline, which send theirs to the first rank. Collective."""
     rank, whole_shape = slots.rank, slots.specs[spec.name].shape
-    found = None if own is None else whole(own)
+    format = next(iter(slot.parameters.values())).dtype
+    found = None if own is None else whole(own).to(format)
     source = slots.stages[spec.name] * (rank.world_size // rank.pipeline_ranks)
     if source and rank.rank == source:
         assert found is not None
         dist.send(found, dst=0)
     elif source and rank.is_first:
-        found = torch.empty(whole_shape, dtype=next(iter(slot.parameters.values())).dtype)
+        found = torch.empty(whole_shape, dtype=format)
         dist.recv(found, src=source)
     return torch.empty(0) if found is None else found[tuple(slice(length) for length in spec.shape)].contiguous()
 

@@ -158,7 +158,7 @@ class Slots:
     def trained(self, shape: AdapterShape) -> tuple[ParameterSpec, ...]:
         """The parameters of an adapter, as a run that trains it alone has them; or what is trained of the model."""
         if self.adapter is None:
-            return tuple(self.specs.values())
+            return tuple(each for each in self.specs.values() if each.trained)
         found = (each for each in parameters(self.shaped(shape.rank)) if each.adapter)
         return tuple(each for each in found if self.has(each.name, shape))
 
@@ -256,7 +256,7 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
 def _whole_model(plan: Plan, model: ModelParts, rank: Rank) -> Slots:
     """The model itself in the one slot: what is trained of it."""
     own = dict(model.trained())
-    specs = {each.name: each for each in plan.parameters.tensors if each.trained}
+    specs = {each.name: each for each in plan.parameters.tensors}
     slot = AdapterSlot(number=0, name="", parameters=own, specs={name: specs[name] for name in own}, modules=[])
     model.train(True)
     return Slots(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from attrs import evolve
 from served import served, server_plan
 
@@ -308,3 +309,39 @@ def test_an_exported_adapter_is_read_by_peft(tmp_path: Path):
     tensors = load_file(tmp_path / "run" / "peft" / "adapter_model.safetensors")
     assert {name.rpartition("lora_")[0].rpartition(".")[0].split(".")[-2] for name in tensors} >= {"self_attn", "mlp"}
     assert all(5 in tensor.shape for tensor in tensors.values())
+
+
+FROZEN = 'model.frozen=["embed_tokens"]'
+
+
+def exported(engine: Any, folder: Path) -> dict[str, Any]:
+    engine.create_model("a", None)
+    learn(engine, "a", 2)
+    engine.export("a", folder / "a")
+    found = {"logprobs": scored(engine, "a", TOKENS), "before": draw(engine, evolve(REQUEST, weights=folder / "a"))}
+    learn(engine, "a", 1)
+    found["after"] = draw(engine, evolve(REQUEST, weights=folder / "a"))
+    found["later"] = scored(engine, "a", TOKENS)
+    return found
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [(FROZEN,), pytest.param((FROZEN, "parallel.pp=2"), marks=pytest.mark.slow), ("parallel.fsdp=2",)],
+    ids=["one", "pp", "fsdp"],
+)
+def test_transformers_reads_what_a_client_has_trained(sets: tuple[str, ...], tmp_path: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    found = served(server_plan(tmp_path, *sets, rank=0), exported, tmp_path / "run")
+    folder = tmp_path / "run" / "a"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    with torch.no_grad():
+        logits_SV = model(torch.from_numpy(TOKENS[None, :-1].astype(np.int64))).logits[0]
+    theirs = logits_SV.log_softmax(-1).gather(1, torch.from_numpy(TOKENS[1:, None].astype(np.int64)))[:, 0]
+    np.testing.assert_allclose(found["logprobs"], theirs.numpy(), rtol=1e-6)
+    assert np.abs(found["later"] - found["logprobs"]).max() > 1e-3
+    (before,), (after,) = found["before"], found["after"]
+    np.testing.assert_array_equal(before.prompt_logprobs, after.prompt_logprobs)
+    np.testing.assert_allclose(before.prompt_logprobs[1:], found["logprobs"][:6], rtol=1e-6)
+    assert AutoTokenizer.from_pretrained(folder).decode(list(b"text")) == "text"
