@@ -41,18 +41,32 @@ WITH_COMMANDS = (
     "tests/runtime/test_further_tokens.py",
 )  # fmt: skip
 WITH_RANKS = ("tests/planner/test_diff_resume.py", "tests/runtime/serving/test_as_a_run.py")
+# They load transformers, which takes three seconds: one process does, beside that of the ranks.
+TRANSFORMERS = "tests (transformers)"
+WITH_TRANSFORMERS = (
+    "tests/components/test_lora_against_peft.py",
+    "tests/planner/test_agreement.py",
+    "tests/runtime/data/test_found_records.py",
+    *(f"tests/runtime/export/test_{name}.py" for name in ("peft", "pissa", "reward_models", "round_trip")),
+    *(f"tests/runtime/test_{name}.py" for name in ("generation", "rope", "scorer", "teaching")),
+)
 # The longest first, so that no process is left alone with one of them at the end.
 LONG = (
-    "tests/runtime/test_trace.py",
-    "tests/planner/test_agreement.py",
-    "tests/runtime/test_experts.py",
-    "tests/tui/board/test_keys.py",
+    "tests/runtime/serving/test_training.py",
+    "tests/runtime/serving/test_sampling.py",
     "tests/components/test_families.py",
+    "tests/runtime/test_trace.py",
     "tests/planner/test_every_setting.py",
+    "tests/api/test_from_python.py",
+    "tests/runtime/data/test_tokenise_pool.py",
+    "tests/runtime/test_reading_processes.py",
+    "tests/dsl/test_guided_fuzz.py",
+    "tests/tui/board/test_keys.py",
     "tests/tui/board/test_terminal.py",
+    "tests/planner/test_alternatives.py",
     "tests/runtime/checkpoint/test_layout.py",
 )
-FIRST = (RANKS, COMMANDS, "tests/test_quickstart.py", *LONG)
+FIRST = (RANKS, COMMANDS, TRANSFORMERS, "tests/test_quickstart.py", *LONG)
 
 
 class Dealt(LoadScopeScheduling):
@@ -125,6 +139,8 @@ def _group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if file in WITH_COMMANDS:
         return COMMANDS
+    if file in WITH_TRANSFORMERS:
+        return TRANSFORMERS
     return RANKS if file.startswith(f"{RANKS}/") or file in WITH_RANKS else file
 
 
