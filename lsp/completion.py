@@ -85,7 +85,7 @@ class _Completion:
         if not item:
             yield from self._items()
         elif item[0].type in ("EVERY", "ON"):
-            yield from self._reaction(item)
+            yield from self._trigger(item)
         elif item[0].type in ("LET", "PARAM"):
             if any(token.type == "_EQ" for token in item):
                 yield from self._constants()
@@ -168,7 +168,7 @@ class _Completion:
         if members_of(block) is not None:
             return
 
-    def _reaction(self, item: tuple[Token, ...]) -> Iterator[Suggestion]:
+    def _trigger(self, item: tuple[Token, ...]) -> Iterator[Suggestion]:
         """Behind `every` or `on`: a period or an event, then actions and their labels."""
         at = self.scopes.action(item)
         if at is not None:

@@ -57,7 +57,7 @@ def _reference(analysis: Analysis, words: Words, token: Token, plan: Plan | None
     if place.inner.kind == "block" and not item:
         return _block(analysis, scope, token, plan)
     if item and item[0].type in ("EVERY", "ON"):
-        return _reaction(analysis, place, token)
+        return _trigger(analysis, place, token)
     if token.text in CONSTANTS:
         found = _some(word_text("constant", token.text))
         return [*_value(analysis, words, token, plan), *found]
@@ -114,7 +114,7 @@ def _block(analysis: Analysis, scope: Scope, token: Token, plan: Plan | None) ->
     return [*([f"→ {costs}"] if costs else []), *([page_text(page)] if page is not None else [])]
 
 
-def _reaction(analysis: Analysis, place: Place, token: Token) -> list[str]:
+def _trigger(analysis: Analysis, place: Place, token: Token) -> list[str]:
     if place.item[0].type == "ON" and len(place.item) == 1:
         return _some(word_text("event", token.text))
     page = page_of(token.text, blocks.ACTIONS.get(token.text)) if token.text in blocks.ACTIONS else None

@@ -1,7 +1,6 @@
 """`compile_plan`: a typed spec and a number of ranks into a `Plan`, or all the reasons why there is none."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TextIO
 
 from attrs import evolve, frozen
@@ -101,10 +100,6 @@ def appraise(spec: Spec, world: int | None = None) -> Appraisal:
     return Appraisal(estimate(run, cluster_of(run)), found.diagnostics)
 
 
-def _estimates_of(spec: Spec, world: int) -> Estimates | None:
-    return appraise(spec, world).estimates
-
-
 def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
     """The spec with nothing left to choose."""
     arch, mesh, base = valid.shape.architecture, valid.layout.mesh, spec.precision.base
@@ -164,8 +159,9 @@ def _assemble(spec: Spec, valid: ValidatedSpec, spec_text: str, found: Findings)
     cluster = cluster_of(run)
     estimates = estimate(run, cluster)
     if spec.serve is None:
-        judge = partial(_estimates_of, world=mesh.world_size)
-        estimates = check_costs(run, cluster, estimates, found, judge)
+        estimates = check_costs(
+            run, cluster, estimates, found, lambda other: appraise(other, mesh.world_size).estimates
+        )
         graph = build_graph(run, schedule, estimates)
     else:
         check_room(run, cluster, estimates, found)

@@ -56,7 +56,7 @@ def convert_call(kind: type[Component], value: Value, context: Context, around: 
                        fix=renamed(span, name, known))  # fmt: skip
     if isinstance(data, Word) and names.form(name) != name:
         form = _form(names, name)
-        fix = Fix(span, form) if _variadic(names[name]) is None else None
+        fix = Fix(span, form) if blocks.label_of(names[name]) is None else None
         raise TypeMismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{form}`", fix=fix)
     return _build(names[name], call, value, around)
 
@@ -88,17 +88,12 @@ def _forms(names: Registry) -> list[str]:
 
 def _form(names: Registry, name: str) -> str:
     """How a component is written: `python_stdlib()`, `text("…")`, `flatten`."""
-    return names.form(name) if _variadic(names[name]) is None else f'{name}("…")'
-
-
-def _variadic(kind: type) -> attrs.Attribute | None:
-    """The attribute that takes all positional arguments, as the patterns of `text(…)`, or the first and only one."""
-    return blocks.label_of(kind)
+    return names.form(name) if blocks.label_of(names[name]) is None else f'{name}("…")'
 
 
 def _build(kind: type, call: Called, value: Value, around: Converter) -> Any:
     errors = _ArgumentErrors(around)
-    known, variadic = settings_of(kind), _variadic(kind)
+    known, variadic = settings_of(kind), blocks.label_of(kind)
     arguments: dict[str, Any] = {}
     given: dict[str, tuple[Span, Value]] = {}
     if variadic is not None:

@@ -86,7 +86,7 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
 def _word(kind: Any, value: Value, context: Context) -> str:
     """One of the fixed words of a `Literal`, written as a name, a string, or as one of the constants."""
     data = value.data
-    text = {True: None, False: None, None: "none", AUTO: "auto"}.get(data) if _is_constant(data) else None
+    text = {True: None, False: None, None: "none", AUTO: "auto"}.get(data) if data is None or data is AUTO else None
     if isinstance(data, Word):
         text = data.text
     elif isinstance(data, str):
@@ -94,10 +94,6 @@ def _word(kind: Any, value: Value, context: Context) -> str:
     if text in choices_of(kind):
         return text
     raise word_mismatch(kind, text, value, context)
-
-
-def _is_constant(data: Any) -> bool:
-    return data is None or data is AUTO
 
 
 def _items(item: Any, annotation: Any, value: Value, context: Context, around: Converter) -> Any:

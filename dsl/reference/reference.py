@@ -166,7 +166,8 @@ def _declarations(block: type, attribute: attrs.Attribute, meta: Setting) -> lis
         own = attrs.fields_dict(component).get(attribute.name)
         if own is None or (said := own.metadata.get("setting")) is None:
             continue
-        same = next((each for each in found if each[1] == said and _same_values(each[0], own)), None)
+        alike = (each for each in found if each[1] == said)
+        same = next((each for each in alike if (each[0].type, each[0].default) == (own.type, own.default)), None)
         if same is None:
             found.append((own, said, [label]))
         else:
@@ -174,10 +175,6 @@ def _declarations(block: type, attribute: attrs.Attribute, meta: Setting) -> lis
     if len(found) == 1:
         return [(attribute, meta)]
     return [(own, attrs.evolve(said, only=tuple(labels))) for own, said, labels in found]
-
-
-def _same_values(one: attrs.Attribute, other: attrs.Attribute) -> bool:
-    return one.type == other.type and one.default == other.default
 
 
 def _origins(name: str, block: type, group: Group) -> tuple[tuple[str, str], ...]:

@@ -58,14 +58,10 @@ def _same(one: Provenance | None, other: Provenance | None) -> bool:
 
 
 def _values(plan: Plan) -> dict[str, Provenance]:
-    found = {entry.path: entry for entry in plan.provenance if not _recurs(entry.path)}
+    found = {entry.path: entry for entry in plan.provenance if entry.path.partition(".")[0] not in ("every", "on")}
     for path, value in recurring(plan).items():
         found[path] = Provenance(path=path, value=value, origin="")
     return found
-
-
-def _recurs(path: str) -> bool:
-    return path.partition(".")[0] in ("every", "on")
 
 
 def group_of(path: str) -> Group:

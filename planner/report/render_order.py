@@ -23,7 +23,8 @@ def show_order(page: Page, plan: Plan, detail: Detail) -> None:
 
     In full, every node of the set-up.
     """
-    nodes = [node for node in plan.of_kind("setup") if detail.full or not _is_elsewhere(node.op)]
+    setup = plan.of_kind("setup")
+    nodes = [node for node in setup if detail.full or not (node.op in ELSEWHERE or node.op.startswith(TRACKER))]
     page.heading("ORDER", "how the model is built, first to last; modules that each rule applies to")
     rows = []
     for node in nodes:
@@ -39,10 +40,6 @@ def show_order(page: Page, plan: Plan, detail: Detail) -> None:
         wraps=detail.wraps,
     )
     page.more(left_out, "order")
-
-
-def _is_elsewhere(op: str) -> bool:
-    return op in ELSEWHERE or op.startswith(TRACKER)
 
 
 def matches(node: Node) -> int | None:

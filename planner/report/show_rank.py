@@ -114,14 +114,11 @@ def _memory(page: Page, plan: Plan, one: RankClass) -> None:
     device = plan.cluster.memory_bytes
     of = "" if device is None else f" of {bytes_text(device)} ({one.memory.total_bytes / device:.0%})"
     host = "; parameters, gradients and optimizer in host memory" if one.memory.offloaded else ""
-    total = f"{bytes_text(one.memory.total_bytes)}{of} at the peak of a step, the most of {_class_text(one)}{host}"
+    ranks = f"the {plural(one.ranks, 'rank')} of pp {one.pp}"
+    total = f"{bytes_text(one.memory.total_bytes)}{of} at the peak of a step, the most of {ranks}{host}"
     page.heading("MEMORY", total)
     parts = [(name, bytes_text(getattr(one.memory, name))) for name in CATEGORIES if getattr(one.memory, name)]
     page.wrapped(" · ".join(f"{name} {size}" for name, size in parts))
-
-
-def _class_text(one: RankClass) -> str:
-    return f"the {plural(one.ranks, 'rank')} of pp {one.pp}"
 
 
 def _traffic(page: Page, plan: Plan, one: RankClass) -> None:

@@ -3,7 +3,7 @@ hears then."""
 
 from attrs import evolve
 
-from ...dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
+from ...dsl.diagnostics.diagnostic import Diagnostics
 from ...dsl.diagnostics.source import SourceText
 from ...dsl.load import load_spec
 from ...dsl.spec import Origin, Spec
@@ -30,12 +30,8 @@ def check_counted(plan: Plan, counts: Counts) -> Diagnostics:
     validate(found.spec, plan.mesh.world_size, found, counts)
     said = {(check.code, check.evidence) for check in plan.checks}
     new = Diagnostics()
-    new.extend(each for each in found.diagnostics if (each.code, _evidence(each)) not in said)
+    new.extend(each for each in found.diagnostics if (each.code, f"{each.message}; {each.hint}") not in said)
     return new
-
-
-def _evidence(said: Diagnostic) -> str:
-    return f"{said.message}; {said.hint}"
 
 
 def _placed(spec: Spec, plan: Plan) -> Spec:

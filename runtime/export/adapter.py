@@ -35,7 +35,7 @@ from ..models.adapted import written
 from ..training.ema import Which
 from .export import CARD, FORMATS, SMALL_BYTES, Exported, check_room, formats_of
 from .model_card import last_loss, model_card
-from .new_folder import check_free, new_folder
+from .new_folder import exporting, new_folder
 from .weights import Report, WeightsWriter
 
 
@@ -58,12 +58,8 @@ class AdapterExport:
     def write(self, to: Path, report: Report) -> Exported:
         """Write the folder `to`. Raises EnvironmentFault, and then there is none."""
         check_adapter_exportable(self.plan)
-        check_free(to)
-        try:
+        with exporting(to):
             return self._write(to, report)
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            raise ExportFailed(f"{where}{error.strerror or error}; nothing is left at {to}") from error
 
     def _write(self, to: Path, report: Report) -> Exported:
         origin = self._origin()

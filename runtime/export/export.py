@@ -45,7 +45,7 @@ from ..training.ema import Which
 from .dequantised import Dequantised
 from .merging import MergedMatrix, Merging
 from .model_card import last_loss, model_card
-from .new_folder import check_free, new_folder
+from .new_folder import exporting, new_folder
 from .weights import Report, WeightsWriter
 
 GENERATION: Final = "generation_config.json"
@@ -101,12 +101,8 @@ class Export:
     def write(self, to: Path, report: Report) -> Exported:
         """Write the folder `to`. Raises EnvironmentFault or DataError, and then there is none."""
         check_exportable(self.plan, dequantise=self.dequantise, merges=self.merging is not None)
-        check_free(to)
-        try:
+        with exporting(to):
             return self._write(to, report)
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            raise ExportFailed(f"{where}{error.strerror or error}; nothing is left at {to}") from error
 
     def _write(self, to: Path, report: Report) -> Exported:
         plan = self.plan

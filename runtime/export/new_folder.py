@@ -21,6 +21,17 @@ def check_free(to: Path) -> None:
 
 
 @contextmanager
+def exporting(to: Path) -> Iterator[None]:
+    """Raises ExportFailed if there is something at `to`, and for every OSError inside."""
+    check_free(to)
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise ExportFailed(f"{where}{error.strerror or error}; nothing is left at {to}") from error
+
+
+@contextmanager
 def new_folder(to: Path) -> Iterator[Path]:
     """An empty folder to write files into; it gets its name when the block ends, with all that is in it on the disk.
 

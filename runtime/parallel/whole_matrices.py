@@ -86,17 +86,17 @@ def _cuts(parameter: Tensor) -> tuple[tuple[MatrixCut, ...], list[ProcessGroup],
 
 @define(eq=False)
 class MatrixExchange:
-    """One batch on its way. held: the pieces of the stacks that pass the next cut."""
+    """One batch on its way. pieces: those of the stacks that pass the next cut."""
 
     batch: MatrixBatch
     groups: list[ProcessGroup]
     place: list[int]
-    held: list[Tensor]
+    pieces: list[Tensor]
     _sent: Tensor | None = field(default=None, init=False)
     _nothing: Tensor = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._nothing = self.held[0].new_empty(0)
+        self._nothing = self.pieces[0].new_empty(0)
 
     def start(self) -> None:
         """Send the pieces of the innermost cut."""
@@ -110,11 +110,11 @@ class MatrixExchange:
             if self.batch.passing(cut, self.place):
                 self._receive(cut)
         own = self.batch.passing(-1, self.place)
-        self.held = [compute(stack, matrices) for stack, matrices in zip(own, self.held, strict=True)]
+        self.pieces = [compute(stack, matrices) for stack, matrices in zip(own, self.pieces, strict=True)]
         for cut in cuts:
             if self.batch.passing(cut, self.place):
                 self._return(cut)
-        return self.held
+        return self.pieces
 
     def _by_owner(self, cut: int) -> list[list[int]]:
         """For each rank along a cut, which of the passing stacks are its own."""
@@ -136,30 +136,30 @@ class MatrixExchange:
         return OPS.all_to_all_single(message, sizes, ins, self.groups[cut].group_name)
 
     def _send(self, cut: int) -> Tensor:
-        sent = [[self.held[i] for i in own] for own in self._by_owner(cut)]
+        sent = [[self.pieces[i] for i in own] for own in self._by_owner(cut)]
         return self._exchange(cut, sent, [sum(map(prod, shapes)) for shapes in self._shapes(cut)])
 
     def _receive(self, cut: int) -> None:
         """Put the pieces of a cut together."""
         came = functional.wait_tensor(self._send(cut) if self._sent is None else self._sent)
         self._sent = None
-        pieces = _unpack(came, self._shapes(cut))
         dim = self.batch.cuts[cut].dim
-        self.held = [torch.cat(each, dim) for each in zip(*pieces, strict=True)]
+        by_rank = _unpack(came, self._shapes(cut))
+        self.pieces = [torch.cat(each, dim) for each in zip(*by_rank, strict=True)]
 
     def _return(self, cut: int) -> None:
         """Send every rank its pieces of this rank's stacks, and take those of the others'."""
         passing, owners, shapes = self.batch.passing(cut, self.place), self._by_owner(cut), self._shapes(cut)
         dim = self.batch.cuts[cut].dim
         split = [
-            each.split([shapes[rank][i][dim] for rank in range(len(shapes))], dim) for i, each in enumerate(self.held)
+            each.split([shapes[rank][i][dim] for rank in range(len(shapes))], dim) for i, each in enumerate(self.pieces)
         ]
         sent = [[each[rank] for each in split] for rank in range(len(shapes))]
         theirs = [[passing[i].at(cut, self.place) for i in own] for own in owners]
         came = functional.wait_tensor(self._exchange(cut, sent, [sum(map(prod, each)) for each in theirs]))
         order = [i for own in owners for i in own]
         parts = [piece for pieces in _unpack(came, theirs) for piece in pieces]
-        self.held = [piece for _, piece in sorted(zip(order, parts, strict=True), key=lambda each: each[0])]
+        self.pieces = [piece for _, piece in sorted(zip(order, parts, strict=True), key=lambda each: each[0])]
 
 
 def _unpack(message: Tensor, shapes: list[list[tuple[int, ...]]]) -> list[list[Tensor]]:

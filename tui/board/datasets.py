@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages import dataset_page
-from ..pages.dataset_page import DatasetsPage, DatasetsView, least_rows, page
+from ..pages import list_page
+from ..pages.dataset_page import least_rows, page
+from ..pages.list_page import ListPage, ListView
 from ..pages.mixture import MixtureTable, mixture, several
 from .plot import Line, Plot
 from .rows_pane import RowsPane
@@ -25,12 +26,12 @@ class DatasetsSheet(Sheet):
     """The table; it has the keys of the screen."""
 
 
-class DatasetsPane(RowsPane[DatasetsView, DatasetsPage]):
+class DatasetsPane(RowsPane[ListView, ListPage]):
     """Losses, rows and shares of every dataset."""
 
     title = "Datasets"
     short = "Data"
-    keys = dataset_page
+    keys = list_page
 
     DEFAULT_CSS = """
     DatasetsPane { layout: vertical; }
@@ -44,7 +45,7 @@ class DatasetsPane(RowsPane[DatasetsView, DatasetsPage]):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(DatasetsView(), id=id)
+        super().__init__(ListView(), id=id)
         self._mixture = MixtureTable()
         self._step = 0
         self._version: object = None

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages import server_page
-from ..pages.server_page import ServerPage, ServerView, page
+from ..pages import list_page
+from ..pages.list_page import ListPage, ListView
+from ..pages.server_page import page
 from .rows_pane import RowsPane
 from .sheet import Sheet
 
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from ..model.board import Board
 
 
-class ServerPane(RowsPane[ServerView, ServerPage]):
+class ServerPane(RowsPane[ListView, ListPage]):
     """Clients, models, queue and pace."""
 
     title = "Server"
     short = "Serve"
-    keys = server_page
+    keys = list_page
 
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "do('moved', 1)", "next model", show=False),
@@ -29,7 +30,7 @@ class ServerPane(RowsPane[ServerView, ServerPage]):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(ServerView(), id=id)
+        super().__init__(ListView(), id=id)
         self._board: Board | None = None
 
     @classmethod

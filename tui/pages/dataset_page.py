@@ -5,32 +5,15 @@ from collections.abc import Callable
 from attrs import frozen
 
 from ..words import brief, count, decimal, plural
+from .list_page import ListPage, ListView
 from .mixture import DatasetFacts, MixtureTable
-from .sheet import Row, bar, block, fit, joined, left, restyled, right, row, rule, window, wrapped
+from .sheet import bar, block, fit, joined, left, restyled, right, row, rule, wrapped
 
 # By how much the rows of a phase may stray from its shares before it is said; they are dealt by turns, not drawn.
 _NEAR = 0.02
 _BAR_TITLES = ("share of rows in this phase", "share")
 # From this share of a step on, waiting for rows is worth a warning.
 _LONG_WAIT = 0.1
-
-
-@frozen(kw_only=True)
-class DatasetsView:
-    """What the reader has chosen. place: of the row under the cursor."""
-
-    place: int = 0
-    top: int = 0
-
-
-@frozen(kw_only=True)
-class DatasetsPage:
-    """What is drawn. rows: as many as were asked for, or fewer; height: rows of the table that can be seen."""
-
-    rows: tuple[Row, ...]
-    view: DatasetsView
-    count: int
-    height: int
 
 
 @frozen(kw_only=True)
@@ -52,7 +35,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def page(mixture: MixtureTable, view: DatasetsView, width: int, most_rows: int, *, step: int = 0) -> DatasetsPage:
+def page(mixture: MixtureTable, view: ListView, width: int, most_rows: int, *, step: int = 0) -> ListPage:
     """At most `most_rows` rows of `width` cells; the words give way before the table does."""
     facts = joined(
         [
@@ -66,24 +49,23 @@ def page(mixture: MixtureTable, view: DatasetsView, width: int, most_rows: int, 
     room = len(mixture.datasets)
     if least_rows(mixture) > most_rows:  # one row says how many more there are
         room = max(1, most_rows - 3 - min(len(words), most_rows // 4))
-    place = max(0, min(len(mixture.datasets) - 1, view.place))
-    top = window(len(mixture.datasets), room, view.top, place)
+    view = view.within(len(mixture.datasets), room)
     names, columns, broad = _layout(mixture, width)
     head = [left("", names), *(right(column.title, column.width) for column in columns)]
     if broad:
         head.append(next((words for words in _BAR_TITLES if len(words) <= broad), ""))
     rows = [title, fit(row((" ".join(head), "dim")), width)]
-    for number, one in enumerate(mixture.datasets[top : top + room], start=top):
+    for number, one in enumerate(mixture.datasets[view.top : view.top + room], start=view.top):
         line = [left(one.name, names), *(right(column.value(one), column.width) for column in columns)]
         share = (" " + bar(one.share, broad), "bar") if broad else ""
         drawn = fit(row(" ".join(line), share), width)
-        rows.append(restyled(drawn, "cursor") if number == place and len(mixture.datasets) > room else drawn)
+        rows.append(restyled(drawn, "cursor") if number == view.place and len(mixture.datasets) > room else drawn)
     if hidden := len(mixture.datasets) - room:
         words = [row((f"{hidden} more: up and down", "dim")), *words]
     rows += words[: max(0, most_rows - len(rows))]
-    return DatasetsPage(
+    return ListPage(
         rows=tuple(block(rows, width, len(rows))),
-        view=DatasetsView(place=place, top=top),
+        view=view,
         count=len(mixture.datasets),
         height=room,
     )
@@ -92,11 +74,6 @@ def page(mixture: MixtureTable, view: DatasetsView, width: int, most_rows: int, 
 def least_rows(mixture: MixtureTable) -> int:
     """Rows of the whole table without the words."""
     return 2 + len(mixture.datasets)
-
-
-def moved(page: DatasetsPage, by: int) -> DatasetsView:
-    """The cursor by some datasets."""
-    return DatasetsView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
 
 
 def _layout(mixture: MixtureTable, width: int) -> tuple[int, list[_Column], int]:

@@ -151,16 +151,11 @@ def _fitted(
     return (overflow, most, -cell_width, uneven, num_rows), grid
 
 
-def axis_names(parts: Sequence[GridPart]) -> str:
-    """`pp fsdp`: the axes that cells differ in."""
-    return " ".join(part.name for part in parts if part.cells > 1)
-
-
 def corner(rows: Sequence[GridPart], columns: Sequence[GridPart]) -> str:
     """`pp fsdp\\tp`: what stands above the labels of the rows, and left of those of the innermost axis of columns; one
     name where both are parts of the same axis."""
     inner = next((part.name for part in reversed(columns) if part.cells > 1), "")
-    outer = axis_names(rows)
+    outer = " ".join(part.name for part in rows if part.cells > 1)
     both = outer and inner and outer.split()[-1] != inner
     return f"{outer}\\{inner}" if both else outer or inner
 

@@ -6,30 +6,13 @@ from attrs import frozen
 
 from ...records.server_status import ServedModel, ServerStatus
 from ..words import brief, count, decimal, duration, plural
-from .sheet import Row, bar, block, fit, joined, left, restyled, right, row, rule, window, wrapped
+from .list_page import ListPage, ListView
+from .sheet import Row, bar, block, fit, joined, left, restyled, right, row, rule, wrapped
 
 # A status that is older than this is not renewed any more.
 OLD_SECONDS = 10.0
 # From here on it is said who waits.
 _LONG_WAIT = 5.0
-
-
-@frozen(kw_only=True)
-class ServerView:
-    """What the reader has chosen. place: of the model under the cursor."""
-
-    place: int = 0
-    top: int = 0
-
-
-@frozen(kw_only=True)
-class ServerPage:
-    """What is drawn. count: models; height: rows of them that can be seen."""
-
-    rows: tuple[Row, ...]
-    view: ServerView
-    count: int
-    height: int
 
 
 @frozen(kw_only=True)
@@ -52,34 +35,28 @@ _COLUMNS = (
 )
 
 
-def page(status: ServerStatus, view: ServerView, width: int, height: int, now: float) -> ServerPage:
+def page(status: ServerStatus, view: ListView, width: int, height: int, now: float) -> ListPage:
     """In `height` rows of `width` cells."""
     rows = [*_glance(status, width, now), rule("Models", width, plural(len(status.models), "model"))]
     words = [row((line, style)) for text, style in in_words(status, now) for line in wrapped(text, width, "  ")]
     words = words[: max(1, height // 4)]
     room = max(1, height - len(rows) - 1 - len(words))
-    place = max(0, min(len(status.models) - 1, view.place))
-    top = window(len(status.models), room, view.top, place)
+    view = view.within(len(status.models), room)
     names, columns, clients = _layout(status, width)
     head = [left("model", names), *(right(column.title, column.width) for column in columns)]
     rows.append(fit(row((" ".join(head), "dim"), (f"  {'client' if clients else ''}", "dim")), width))
-    for number, one in enumerate(status.models[top : top + room], start=top):
+    for number, one in enumerate(status.models[view.top : view.top + room], start=view.top):
         line = [left(short(one.id), names), *(right(column.value(one, now), column.width) for column in columns)]
         client = (f"  {one.client}" if clients else "", "dim")
         drawn = fit(row((" ".join(line), "bad" if one.damaged else "" if one.connected else "dim"), client), width)
-        rows.append(restyled(drawn, "cursor") if number == place and len(status.models) > room else drawn)
+        rows.append(restyled(drawn, "cursor") if number == view.place and len(status.models) > room else drawn)
     rows += words
-    return ServerPage(
+    return ListPage(
         rows=tuple(block(rows, width, height)),
-        view=ServerView(place=place, top=top),
+        view=view,
         count=len(status.models),
         height=room,
     )
-
-
-def moved(page: ServerPage, by: int) -> ServerView:
-    """The cursor by some models."""
-    return ServerView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
 
 
 def short(id: str) -> str:

@@ -14,7 +14,8 @@ from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import PlannedPhase
 from xtrain.tui.model.reader import RunReader
 from xtrain.tui.model.series import Series
-from xtrain.tui.pages.dataset_page import DatasetsPage, DatasetsView, in_words, moved, page
+from xtrain.tui.pages.dataset_page import in_words, page
+from xtrain.tui.pages.list_page import ListPage, ListView, moved
 from xtrain.tui.pages.mixture import DatasetFacts, MixtureTable, mixture, several
 from xtrain.tui.pages.sheet import plain
 from xtrain.tui.state import RunState
@@ -127,7 +128,7 @@ def test_in_words() -> None:
     assert in_words(MixtureTable()) == []
 
 
-def text(found: DatasetsPage) -> list[str]:
+def text(found: ListPage) -> list[str]:
     return [plain(row).rstrip() for row in found.rows]
 
 
@@ -154,21 +155,21 @@ def facts(count: int) -> MixtureTable:
 @pytest.mark.parametrize(("width", "most"), [(200, 40), (120, 30), (80, 15), (60, 10), (40, 4), (20, 3)])
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_every_size_is_kept(width: int, most: int, count: int) -> None:
-    found = page(facts(count), DatasetsView(), width, most)
+    found = page(facts(count), ListView(), width, most)
     assert len(found.rows) <= most and {cell_len(plain(row)) for row in found.rows} == {width}
 
 
 def test_a_wide_table_has_all_columns_and_a_narrow_one_the_first() -> None:
-    wide = text(page(facts(2), DatasetsView(), 120, 20, step=50))
+    wide = text(page(facts(2), ListView(), 120, 20, step=50))
     assert wide[0].endswith("2 datasets · phase train · step 50")
     assert wide[1].split()[:8] == ["loss", "held", "out", "share", "plan", "epochs", "rows", "tokens"]
     assert wide[2].startswith("dataset-0   2.5000   2.2500  50.0%  50.0%    2.00       1,200  307.2k  50.0% ██████")
-    narrow = text(page(facts(2), DatasetsView(), 60, 12))
+    narrow = text(page(facts(2), ListView(), 60, 12))
     assert narrow[2] == "dataset-0   2.5000   2.2500  50.0%  50.0%    2.00 █████"
 
 
 def test_many_datasets_are_scrolled() -> None:
-    found = page(facts(40), DatasetsView(), 80, 14)
+    found = page(facts(40), ListView(), 80, 14)
     assert "more: up and down" in "\n".join(text(found))
     found = page(facts(40), moved(found, 39), 80, 14)
     assert found.view.place == 39 and any(line.startswith("dataset-39") for line in text(found))

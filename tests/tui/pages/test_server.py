@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from xtrain.records.server_status import SERVER_FILE, ServedModel, ServerStatus
 from xtrain.tui.board.head import head
 from xtrain.tui.model.reader import RunReader
-from xtrain.tui.pages.server_page import ServerPage, ServerView, in_words, is_old, moved, page
+from xtrain.tui.pages.list_page import ListPage, ListView, moved
+from xtrain.tui.pages.server_page import in_words, is_old, page
 from xtrain.tui.pages.sheet import plain
 
 NOW = 1000.0
@@ -29,12 +30,12 @@ STATUS = ServerStatus(
 )  # fmt: skip
 
 
-def shown(found: ServerPage) -> list[str]:
+def shown(found: ListPage) -> list[str]:
     return [plain(row).rstrip() for row in found.rows]
 
 
 def test_what_a_server_does() -> None:
-    lines = shown(page(STATUS, ServerView(), 110, 24, NOW))
+    lines = shown(page(STATUS, ListView(), 110, 24, NOW))
     assert "Server ─" in lines[0] and lines[0].endswith("http://127.0.0.1:8123 · 2m04s up")
     assert lines[1:4] == [
         "  clients   2 connected · 1 of 8 slots in use",
@@ -83,7 +84,7 @@ def test_a_server_that_writes_no_more() -> None:
 @pytest.mark.parametrize("height", [8, 12, 40])
 def test_every_size(width: int, height: int) -> None:
     many = msgspec.structs.replace(STATUS, models=STATUS.models * 20)
-    view = ServerView()
+    view = ListView()
     for _ in range(70):
         found = page(many, view, width, height, NOW)
         assert len(found.rows) == height and all(cell_len(plain(row)) == width for row in found.rows)

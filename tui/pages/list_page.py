@@ -1,0 +1,34 @@
+"""What screens have in common that are a list of things, one of them under a cursor, and words around it."""
+
+from attrs import frozen
+
+from .sheet import Row, window
+
+
+@frozen(kw_only=True)
+class ListView:
+    """What the reader has chosen. place: of the row under the cursor; top: the first that can be seen."""
+
+    place: int = 0
+    top: int = 0
+
+    def within(self, count: int, height: int) -> "ListView":
+        """The same where there are so many things, and so many rows for them."""
+        place = max(0, min(count - 1, self.place))
+        return ListView(place=place, top=window(count, height, self.top, place))
+
+
+@frozen(kw_only=True)
+class ListPage:
+    """What is drawn. rows: as many as were asked for, or fewer; count: of the things; height: rows of them that can be
+    seen."""
+
+    rows: tuple[Row, ...]
+    view: ListView
+    count: int
+    height: int
+
+
+def moved(page: ListPage, by: int) -> ListView:
+    """The cursor by some rows."""
+    return ListView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
