@@ -11,7 +11,7 @@ from ...planner.costs.op_trace import CollectiveCall
 from ...planner.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
-    from ...planner.costs.stage_play import StagePlay
+    from ...planner.costs.stage_costs import StageCosts
     from ...planner.graph.builder import Builder
     from ...planner.resolved import Resolved
 
@@ -43,13 +43,13 @@ class Ddp(Stack):
         does = f"a copy of {copy} on each of {plural(run.size('replicate'), 'rank')}, gradients summed as they come"
         return graph.add("setup", self.node(), does, axes=run.wide("replicate"), after=((last, "model"),))
 
-    def calls(self, run: "Resolved", stages: list["StagePlay"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+    def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
         if run.size("replicate") > 1:
             for size in bucket_sizes(run, stages[0]):
                 yield CollectiveCall("replicate", "all_reduce", self.node(), size), 1
 
 
-def bucket_sizes(run: "Resolved", stage: "StagePlay") -> list[int]:
+def bucket_sizes(run: "Resolved", stage: "StageCosts") -> list[int]:
     """Bytes of every bucket of a step: what is ready first in a small one, the rest in larger ones. A bucket is full
     when it has reached its limit. stage: the whole model."""
     width, buckets, filled, limit = BYTES[run.formats.params], [], 0, FIRST
@@ -61,7 +61,7 @@ def bucket_sizes(run: "Resolved", stage: "StagePlay") -> list[int]:
     return [*buckets, filled] if filled else buckets
 
 
-def _as_they_come(run: "Resolved", stage: "StagePlay") -> list[int]:
+def _as_they_come(run: "Resolved", stage: "StageCosts") -> list[int]:
     """Elements of trained parameters in the order in which gradients are ready: from the head to the embedding."""
     sizes = {tensor.name: tensor.size for tensor in run.inventory.tensors if tensor.trained}
     blocks = [

@@ -9,7 +9,7 @@ from ...dsl.schema.stacks import STACKS, Stack
 
 if TYPE_CHECKING:
     from ...planner.costs.op_trace import CollectiveCall
-    from ...planner.costs.stage_play import StagePlay
+    from ...planner.costs.stage_costs import StageCosts
     from ...planner.graph.builder import Builder
     from ...planner.resolved import Resolved
 
@@ -30,7 +30,7 @@ class ParallelStack(Stack):
 
         return add_fsdp(graph, run, last)
 
-    def calls(self, run: "Resolved", stages: list["StagePlay"], pp: int) -> "Iterator[tuple[CollectiveCall, int]]":
+    def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> "Iterator[tuple[CollectiveCall, int]]":
         from ...planner.costs.fsdp_traffic import gathers_of, sums_of
 
         yield from gathers_of(run, stages, pp)

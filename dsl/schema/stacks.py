@@ -63,7 +63,7 @@ class Stack(Component):
     def calls(self, run: Any, stages: list[Any], pp: int) -> Iterable[tuple[Any, int]]:
         """(`CollectiveCall`, how often) of a step on the ranks of a pipeline coordinate: what the stack itself sends.
 
-        stages: the `StagePlay` of each stage there.
+        stages: the `StageCosts` of each stage there.
         """
         return ()
 

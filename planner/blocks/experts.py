@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..costs.block_trace import Tracer
 
 EP = "setup.parallel.ep"
-MOST_PARTS = 8  # experts of a rank that are played one by one; of more, several count as one
+MOST_PARTS = 8  # experts of a rank that are simulated one by one; of more, several count as one
 
 
 @frozen

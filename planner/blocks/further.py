@@ -50,7 +50,7 @@ class JoinLayer(Layer):
         return on.linear(both, f"{self.name}.eh_proj", on.local.between)
 
     def _embedded(self, on: "Tracer") -> TracedTensor:
-        """The gradient of the table is kept until that of the first embedding comes (`StagePlay`)."""
+        """The gradient of the table is kept until that of the first embedding comes (`StageCosts`)."""
         local, tensor = on.local, on.axes.tensor
         trained = any(each.trained for each in on.run.inventory.tensors if each.name == f"{EMBEDDING}.weight")
         table = local.vocab * local.dim * local.width if trained else 0

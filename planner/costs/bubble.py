@@ -1,4 +1,4 @@
-"""How long the ranks of a pipeline wait: the schedule played with the work of its stages, or, if long, a formula."""
+"""How long the ranks of a pipeline wait: the schedule simulated with the work of its stages, or, if long, a formula."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from attrs import frozen
 from ..mesh.stages import Pipeline
 from .pipeline_order import PipelineAction, order
 
-LONGEST: Final = 6_000  # computations of all ranks that are played one by one
+LONGEST: Final = 6_000  # computations of all ranks that are simulated one by one
 
 
 @frozen
@@ -52,7 +52,7 @@ def bubble(
             return 0.0 if action.kind == "I" else back.inputs + back.weights + again[action.stage]
         return back.inputs + again[action.stage] if action.kind == "I" else back.weights
 
-    end = _play(orders, len(pipeline.spans), lasts)
+    end = _simulated(orders, len(pipeline.spans), lasts)
     busy = max(sum(map(lasts, actions)) for actions in orders)
     return 1 - busy / end
 
@@ -63,7 +63,7 @@ def waiting(ranks: int, turns: int, left: float = 1.0) -> float:
     return waits / (turns + waits)
 
 
-def _play(orders: list[list[PipelineAction]], stages: int, lasts) -> float:
+def _simulated(orders: list[list[PipelineAction]], stages: int, lasts) -> float:
     """When the last rank is done, each starting as soon as it can."""
     done: dict[tuple[str, int, int], float] = {}
     clocks, places, left = [0.0] * len(orders), [0] * len(orders), sum(map(len, orders))

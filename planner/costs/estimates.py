@@ -10,9 +10,9 @@ from ..model.inventory import BackwardLess, block_matmul_parameters, flops_per_t
 from ..plan import Estimates, Hardware, RankClass, Traffic, Work
 from ..resolved import Resolved
 from .bubble import StageBackward, bubble
-from .memory import memory_of, stage_plays
+from .memory import memory_of, stage_costs
 from .memory_simulator import second_run
-from .stage_play import StagePlay
+from .stage_costs import StageCosts
 from .times import is_exposed, predict, timed
 from .traffic import CollectiveCounts, collective_counts
 
@@ -45,7 +45,7 @@ FROZEN: Final = {
 def estimate(run: Resolved, cluster: Hardware) -> Estimates:
     """All estimates of a run."""
     tokens = run.batch.tokens_per_step
-    stages = stage_plays(run, cluster)
+    stages = stage_costs(run, cluster)
     less = _less(run, stages)
     work = _work(run, stages, less)
     per_token = flops_per_token(run.architecture, run.batch.sequence, less)
@@ -69,12 +69,12 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
 
 
 def _classes(
-    run: Resolved, cluster: Hardware, stages: list[list[StagePlay]], less: BackwardLess
+    run: Resolved, cluster: Hardware, stages: list[list[StageCosts]], less: BackwardLess
 ) -> tuple[RankClass, ...]:
     memory, calls = memory_of(run, stages), collective_counts(run, stages)
     ranks = run.layout.mesh.world_size // run.size("pp")
     found = []
-    for pp, plays in enumerate(stages):
+    for pp, own_stages in enumerate(stages):
         flops, work = _flops(run, pp, less), run.optimizer_work[pp]
         own = work.flops if work is not None else 0
         found.append(
@@ -84,7 +84,7 @@ def _classes(
                 memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
                 traffic=timed(_traffic(calls[pp], run.stack.beside), run.layout.mesh, cluster),
                 flops=flops,
-                hardware_flops=flops + run.batch.accumulate * sum(sum(_beside(play)) for play in plays) + own,
+                hardware_flops=flops + run.batch.accumulate * sum(sum(_beside(stage)) for stage in own_stages) + own,
                 optimizer_flops=own,
                 unsaved=0 if run.saves_base else memory[pp].parameters - memory[pp].gradients,
             )
@@ -106,21 +106,21 @@ def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic,
     )
 
 
-def _less(run: Resolved, stages: list[list[StagePlay]]) -> BackwardLess:
+def _less(run: Resolved, stages: list[list[StageCosts]]) -> BackwardLess:
     """What backwards do without: the gradients of matrices that are not trained, and of what is below all that is."""
     if run.inventory.trained == run.inventory.total:
         return BackwardLess()
-    plays = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
+    by_layer = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
     ends = stages[0][0].ends
     head = (2 * (not ends.weight) + 2 * (not ends.passes)) * run.architecture.head_products
     blocks: dict[int, int] = {}
     attention: set[int] = set()
     for kind in run.kinds:
-        play = plays[kind.first]
+        block = by_layer[kind.first]
         sizes = {name_in_block(name): size for name, size in matmul_sizes(run.architecture, kind.first).items()}
-        saved = sum(2 * ((name in kind.frozen) + (name not in play.passing)) * size for name, size in sizes.items())
+        saved = sum(2 * ((name in kind.frozen) + (name not in block.passing)) * size for name, size in sizes.items())
         blocks |= dict.fromkeys(kind.layers, saved)
-        attention |= set() if play.attends_back else set(kind.layers)
+        attention |= set() if block.attends_back else set(kind.layers)
     return BackwardLess(blocks=blocks, head=head, attention=frozenset(attention))
 
 
@@ -140,24 +140,24 @@ def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
     return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
 
 
-def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], list[float], list[StageBackward]]:
+def _works(run: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], list[float], list[StageBackward]]:
     """Operations of the forward of every stage, of what its backward computes a second time, and of the rest of it."""
     by_stage = {each.stage: each for own in stages for each in own}
     works, again, backward = [], [], []
-    for stage in range(len(run.pipeline.spans)):
-        play = by_stage[stage]
-        ops = [op for block, _ in play.blocks for op in block.trace.ops]
-        head = (1 + play.further) * play.ends.product if play.predicts else 0
-        works.append(float(sum(op.flops for op in ops) + head + sum(_taught(play))))
-        again.append(float(sum(_again(play))))
-        inputs = sum(op.flops for op in ops if op.receivers) + head * play.ends.passes
+    for number in range(len(run.pipeline.spans)):
+        stage = by_stage[number]
+        ops = [op for block, _ in stage.blocks for op in block.trace.ops]
+        head = (1 + stage.further) * stage.ends.product if stage.predicts else 0
+        works.append(float(sum(op.flops for op in ops) + head + sum(_taught(stage))))
+        again.append(float(sum(_again(stage))))
+        inputs = sum(op.flops for op in ops if op.receivers) + head * stage.ends.passes
         weights = sum(op.flops for op in ops if op.weights or (op.attends and op.runs_back))
-        weights += head * (play.ends.weight > 0)
-        backward.append(StageBackward(float(inputs), float(weights), play.splits))
+        weights += head * (stage.ends.weight > 0)
+        backward.append(StageBackward(float(inputs), float(weights), stage.splits))
     return works, again, backward
 
 
-def _work(run: Resolved, stages: list[list[StagePlay]], less: BackwardLess) -> Work:
+def _work(run: Resolved, stages: list[list[StageCosts]], less: BackwardLess) -> Work:
     """Operations of the whole model; what is done again, and by a teacher, is counted on all ranks of all
     coordinates."""
     tokens, sequence, work = run.batch.tokens_per_step, run.batch.sequence, training_work(run.architecture, less)
@@ -168,7 +168,7 @@ def _work(run: Resolved, stages: list[list[StagePlay]], less: BackwardLess) -> W
     return evolve(work, position_again=products // tokens, pair_again=attention // (rows * work.pairs(sequence)))
 
 
-def _again(stage: StagePlay) -> tuple[int, int]:
+def _again(stage: StageCosts) -> tuple[int, int]:
     """Operations of forwards that the backward of one microbatch runs a second time: of products, of attention."""
     products, attention = stage.ends.again if stage.predicts else 0, 0
     for (block, again), count in stage.counts.items():
@@ -181,7 +181,7 @@ def _again(stage: StagePlay) -> tuple[int, int]:
     return products, attention
 
 
-def _taught(stage: StagePlay) -> tuple[int, int]:
+def _taught(stage: StageCosts) -> tuple[int, int]:
     """Operations of the teacher's forward of one microbatch, head included: of products, of attention."""
     teacher = stage.ends.teacher if stage.predicts else None
     if teacher is None:
@@ -191,7 +191,7 @@ def _taught(stage: StagePlay) -> tuple[int, int]:
     return sum(op.flops for op in ops) - attention + teacher.ends.product, attention
 
 
-def _beside(stage: StagePlay) -> tuple[int, int]:
+def _beside(stage: StageCosts) -> tuple[int, int]:
     """What a stage computes beside forward and backward, of one microbatch: of products, of attention."""
     products, attention = zip(_again(stage), _taught(stage), strict=True)
     return sum(products), sum(attention)

@@ -10,7 +10,7 @@ from ..resolved import Resolved
 from ..units import BYTES
 from .op_trace import CollectiveCall, FsdpUnit
 from .pipeline_order import PipelineAction, gathered_stages, order
-from .stage_play import StagePlay
+from .stage_costs import StageCosts
 
 FSDP, ROOT, EXPERTS = "setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp"
 SINGLE = ("gpipe", "1f1b")
@@ -18,7 +18,7 @@ SINGLE = ("gpipe", "1f1b")
 Times = tuple[CollectiveCall, int]
 
 
-def gathers_of(run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[Times]:
+def gathers_of(run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[Times]:
     """All-gathers of one step, each with how often."""
     for stage in stages:
         root, blocks, forward = _gathers(run, stage, pp)
@@ -32,7 +32,7 @@ def gathers_of(run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[Time
                 yield CollectiveCall(axis, "all_gather", node, unit.whole), times
 
 
-def sums_of(run: Resolved, stages: list[StagePlay]) -> Iterator[Times]:
+def sums_of(run: Resolved, stages: list[StageCosts]) -> Iterator[Times]:
     """Exchanges of gradients of one step: summed over shards, then over copies of them."""
     times = exchanges(run)
     for stage in stages:
@@ -86,7 +86,7 @@ def _dense_axis(run: Resolved) -> str:
     return " · ".join(run.wide(*run.shard_axes))
 
 
-def _gathers(run: Resolved, stage: StagePlay, pp: int) -> tuple[int, int, int]:
+def _gathers(run: Resolved, stage: StageCosts, pp: int) -> tuple[int, int, int]:
     """How often a step gathers the root of a stage, each of its blocks, and each of those that have no backward."""
     count = run.batch.accumulate
     if run.size("pp") == 1:

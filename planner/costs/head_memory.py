@@ -12,7 +12,7 @@ from .local import Local
 from .op_trace import INDEX
 
 if TYPE_CHECKING:
-    from .stage_play import StagePlay
+    from .stage_costs import StageCosts
 
 FP64 = 8
 IDS = 8  # bytes of the id of a token
@@ -48,10 +48,10 @@ class Ends:
     product: int = 0
     again: int = 0
     further: tuple[int, int] = (0, 0)
-    teacher: "StagePlay | None" = None
+    teacher: "StageCosts | None" = None
 
 
-def ends_of(run: Resolved, local: Local, teacher: "StagePlay | None" = None) -> Ends:
+def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) -> Ends:
     """The loss takes `chunk` bytes of logits at a time, as `runtime/models/loss.py` does, or where it looks across
     tokens `token_statistics.py`, which leaves to the backward what logits are computed of. teacher: as it is alone."""
     tp, sequence = run.size("tp"), run.spec.parallel.tp.sequence
@@ -110,7 +110,7 @@ def ends_of(run: Resolved, local: Local, teacher: "StagePlay | None" = None) -> 
     )
 
 
-def _taught(teacher: "StagePlay") -> tuple[int, int]:
+def _taught(teacher: "StageCosts") -> tuple[int, int]:
     """The most alive while it computes a microbatch, and what is left of that for the head: its hidden states, and what
     is gathered of its ends."""
     local, root = teacher.local, 0 if teacher.root is None else teacher.root.whole

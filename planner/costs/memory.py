@@ -22,15 +22,15 @@ from .block_trace import block_trace
 from .gathering import roots_of, units_of_block
 from .head_memory import ends_of
 from .local import local_of
-from .memory_simulator import Handling, Played, Recompute, Sums
+from .memory_simulator import Handling, MemoryChange, Recompute, Sums
 from .pipeline_order import Kind, PipelineAction, order
-from .stage_play import BlockPlay, StagePlay
+from .stage_costs import BlockCosts, StageCosts
 
 # torch keeps the parameters of so many stages of a rank gathered, those that compute next.
 MOST_GATHERED = 3
 
 
-def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
+def memory_of(run: Resolved, stages: list[list[StageCosts]]) -> list[Memory]:
     """Memory of the ranks of every pipeline coordinate, each of the rank with the most; without `reserve`."""
     blocks: dict[int, OwnedBytes] = {}
     for kind in run.kinds:
@@ -48,30 +48,30 @@ def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
     return found
 
 
-def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
+def stage_costs(run: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
     """The stages of every pipeline coordinate."""
     local, roots, recompute = local_of(run, cluster), roots_of(run), recompute_of(run)
-    plays: dict[int, BlockPlay] = {}
+    blocks: dict[int, BlockCosts] = {}
     for kind in run.kinds:
         units = units_of_block(run, kind.first)
         trace = block_trace(run, local, kind, units.experts)
         angles = kind.block.angles(run.architecture)
-        play_of = BlockPlay(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back)
-        plays |= dict.fromkeys(kind.layers, play_of)
-    teacher = None if run.teacher is None else stage_plays(run.teacher, cluster)[0][0]
+        block = BlockCosts(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back)
+        blocks |= dict.fromkeys(kind.layers, block)
+    teacher = None if run.teacher is None else stage_costs(run.teacher, cluster)[0][0]
     ends, every, last = ends_of(run, local, teacher), run.spec.activation.every, len(run.pipeline.spans) - 1
-    found: dict[Hashable, Played] = {}
+    found: dict[Hashable, MemoryChange] = {}
 
-    def play(pp: int, stage: int) -> StagePlay:
+    def of_stage(pp: int, stage: int) -> StageCosts:
         first, final = run.pipeline.spans[stage]
-        return StagePlay(
+        return StageCosts(
             stage=stage,
             found=found,
             root=roots[stage],
             local=local,
             ends=ends,
             blocks=tuple(
-                (plays[layer], recompute is not None and (layer + 1) % every == 0 and plays[layer].runs_back)
+                (blocks[layer], recompute is not None and (layer + 1) % every == 0 and blocks[layer].runs_back)
                 for layer in range(first, final + 1)
             ),
             embeds=stage == 0,
@@ -83,7 +83,7 @@ def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
             further=run.architecture.mtp if stage == last else 0,
         )
 
-    return [[play(pp, stage) for stage in stages] for pp, stages in enumerate(run.pipeline.owners)]
+    return [[of_stage(pp, stage) for stage in stages] for pp, stages in enumerate(run.pipeline.owners)]
 
 
 def recompute_of(run: Resolved) -> Recompute | None:
@@ -135,7 +135,7 @@ def _with_teacher(run: Resolved, pp: int, states: OwnedBytes) -> OwnedBytes:
     return evolve(states, parameters=states.parameters + teacher.state_bytes(teacher.inventory.tensors))
 
 
-def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
+def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
     """Without a pipeline: one microbatch after the other, forward and backward."""
     count, sharded = run.batch.accumulate, run.dense_fsdp
     casts = sharded and run.formats.reduce != run.formats.compute
@@ -148,9 +148,9 @@ def _alone(run: Resolved, stage: StagePlay, states: OwnedBytes) -> Memory:
             sums = "own"
         elif run.sync == "microbatch":
             sums = "each"
-        played = stage.backward(Handling(sums=sums, again=number > 0, casts=casts))
-        peak = max(peak, base + gradients + max(forward.peak, forward.net + played.peak))
-        gradients += forward.net + played.net + (stage.resident if sharded else 0)
+        change = stage.backward(Handling(sums=sums, again=number > 0, casts=casts))
+        peak = max(peak, base + gradients + max(forward.peak, forward.net + change.peak))
+        gradients += forward.net + change.net + (stage.resident if sharded else 0)
     whole = sharded and count > 1 and run.sync != "microbatch"
     return _memory(
         run,
@@ -198,9 +198,9 @@ def _of_actions(run: Resolved, states: OwnedBytes) -> int:
     return max((action.allocates(run, states.trained) for each in triggers for action in each.actions), default=0)
 
 
-def _piped(run: Resolved, stages: list[StagePlay], pp: int, states: OwnedBytes) -> Memory:
+def _piped(run: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> Memory:
     """With a pipeline: microbatches in the order of its schedule."""
-    rank, gathered = play_pipeline(run, stages, pp, states)
+    rank, gathered = simulate_pipeline(run, stages, pp, states)
     buckets = _buckets(run, states)
     return _memory(
         run,
@@ -228,9 +228,9 @@ class Piped:
     peak: int = 0
     activations: int = 0
     loss: int = 0
-    _plays: dict[tuple[Kind, int, bool], Played] = field(factory=dict)
+    _changes: dict[tuple[Kind, int, bool], MemoryChange] = field(factory=dict)
 
-    def play(self, run: Resolved, pp: int, stages: list[StagePlay]) -> None:
+    def simulate(self, run: Resolved, pp: int, stages: list[StageCosts]) -> None:
         """Run all actions of coordinate `pp`; a stage exchanges its gradients when its last backward is done."""
         schedule, count, sharded = run.spec.parallel.pp.schedule, run.batch.accumulate, run.dense_fsdp
         by_stage, left = {each.stage: each for each in stages}, {each.stage: count for each in stages}
@@ -238,28 +238,28 @@ class Piped:
         sent = stages[0].local.stream if schedule == "1f1b" and not stages[0].embeds else 0
         for action in order(schedule, pp, run.size("pp"), run.pipeline.owners[pp], count):
             stage, again = by_stage[action.stage], left[action.stage] < count
-            self._do(action, self._played(run, action, stage, again), stage, sent if again else 0)
+            self._do(action, self._change(run, action, stage, again), stage, sent if again else 0)
             if action.kind in ("B", "W"):
                 left[action.stage] -= 1
                 if sharded and not left[action.stage]:
                     self._add(stage.reduce())
 
-    def _played(self, run: Resolved, action: PipelineAction, stage: StagePlay, again: bool) -> Played:
+    def _change(self, run: Resolved, action: PipelineAction, stage: StageCosts, again: bool) -> MemoryChange:
         key = (action.kind, action.stage, again)
-        if key not in self._plays:
+        if key not in self._changes:
             sharded = run.dense_fsdp
             casts = sharded and run.formats.reduce != run.formats.compute
             handling = Handling(sums="keep" if sharded else "own", again=again, casts=casts, frees=False)
-            self._plays[key] = {
+            self._changes[key] = {
                 "F": lambda: stage.forward(),
                 "B": lambda: stage.backward(handling),
                 "I": lambda: stage.inputs_only(handling),
                 "W": lambda: stage.weights_only(handling),
             }[action.kind]()
-        return self._plays[key]
+        return self._changes[key]
 
-    def _do(self, action: PipelineAction, played: Played, stage: StagePlay, sent: int) -> None:
-        self._add(played)
+    def _do(self, action: PipelineAction, change: MemoryChange, stage: StageCosts, sent: int) -> None:
+        self._add(change)
         left = stage.forward().net - stage.loss
         if action.kind == "F":
             self.for_backward += left
@@ -267,7 +267,7 @@ class Piped:
             self.activations = max(self.activations, self.for_backward + sent)
             self.loss = max(self.loss, self.losses)
         elif action.kind == "I":
-            self.for_backward += played.net + stage.passed_loss
+            self.for_backward += change.net + stage.passed_loss
             self.losses -= stage.passed_loss
         else:
             split = action.kind == "W"
@@ -275,17 +275,17 @@ class Piped:
             self.for_backward -= left + captured - (stage.passed_values if split else 0)
             self.losses -= stage.loss - (stage.passed_loss if split else 0)
 
-    def _add(self, played: Played) -> None:
-        self.peak = max(self.peak, self.live + played.peak)
-        self.live += played.net
+    def _add(self, change: MemoryChange) -> None:
+        self.peak = max(self.peak, self.live + change.peak)
+        self.live += change.net
 
 
-def play_pipeline(run: Resolved, stages: list[StagePlay], pp: int, states: OwnedBytes) -> tuple[Piped, int]:
+def simulate_pipeline(run: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> tuple[Piped, int]:
     """A rank of coordinate `pp`, which owns `states`, at the end of its step; and the most bytes
     that are gathered at once."""
     gathered = sum(sorted(each.unsharded for each in stages)[-MOST_GATHERED:])
     messages = sum((not each.embeds) + (not each.predicts) for each in stages)
     buffers = run.batch.accumulate * stages[0].local.stream * messages
     rank = Piped(live=states.parameters + states.moments + gathered + buffers, for_backward=buffers)
-    rank.play(run, pp, stages)
+    rank.simulate(run, pp, stages)
     return rank, gathered

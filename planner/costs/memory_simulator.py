@@ -1,4 +1,4 @@
-"""Playing a `OpTrace`: how much is alive in the forward of a block, between it and the backward, and in the backward.
+"""From an `OpTrace`: how much is alive in the forward of a block, between it and the backward, and in the backward.
 
 The backward runs operations in reverse order. What an operation keeps is freed when the last one that needs it has run;
 gradients are added in place where nothing else holds one of them (torch.autograd, `InputBuffer::accumulate`). FSDP2
@@ -43,7 +43,7 @@ class Handling:
 
 
 @frozen
-class Played:
+class MemoryChange:
     """peak: the most alive beside what was there before; net: what there is more afterwards."""
 
     peak: int
@@ -93,10 +93,10 @@ def _until_last_keeper(trace: OpTrace) -> list[TracedOp]:
     return trace.ops[: last + 1]
 
 
-def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) -> Played:
-    """Play the forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output."""
-    player = _Player()
-    player.gather(unit)
+def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) -> MemoryChange:
+    """The forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output."""
+    simulator = _Simulator()
+    simulator.gather(unit)
     if recompute is None:
         stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
@@ -104,11 +104,11 @@ def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) 
     # The buffer that a unit was gathered in is there until the next one's has come; where there is a backward, it is
     # that which takes the most.
     buffer = unit.flat if unit is not None and not any(op.runs_back for op in trace.ops) else 0
-    player.make(buffer)
-    player.run(trace.ops, stays, layers=trace.layers)
-    player.free(buffer)
-    return Played(
-        player.peak, bytes_for_backward(trace, recompute) - trace.input.size + trace.ops[-1].outputs[0].gradient
+    simulator.make(buffer)
+    simulator.run(trace.ops, stays, layers=trace.layers)
+    simulator.free(buffer)
+    return MemoryChange(
+        simulator.peak, bytes_for_backward(trace, recompute) - trace.input.size + trace.ops[-1].outputs[0].gradient
     )
 
 
@@ -120,42 +120,42 @@ def backward(
     *,
     behind: FsdpUnit | None,
     ahead: FsdpUnit | None,
-) -> Played:
-    """Play the backward of a block; alive before: what it kept, and the gradient of its output.
+) -> MemoryChange:
+    """The backward of a block; alive before: what it kept, and the gradient of its output.
 
     With FSDP also the buffer that the unit was gathered in early, and, unless it is the first, that of the exchange of
     `behind`, whose backward was the last one. ahead: the unit whose backward is next.
     """
     inner = next((op.closes for op in trace.ops if op.closes is not None and op.runs_back), None)
-    player = _Player(handling, buffer=0 if behind is None else behind.buffer)
-    player.gather_again(unit, inner or ahead)
+    simulator = _Simulator(handling, buffer=0 if behind is None else behind.buffer)
+    simulator.gather_again(unit, inner or ahead)
     later = {id(trace.input)}  # freed at the end
     if recompute is not None:
         later |= {id(value) for value in stored(trace, recompute)}
         stays = {id(value) for op in trace.ops for value in op.keeps} | later
         ops = _until_last_keeper(trace)
-        player.run(ops, stays, known=later, again=True, follower=ahead, layers=trace.layers)
-    player.run_back(trace, later, ahead if recompute is None else None)
-    player.exchange(unit)
+        simulator.run(ops, stays, known=later, again=True, follower=ahead, layers=trace.layers)
+    simulator.run_back(trace, later, ahead if recompute is None else None)
+    simulator.exchange(unit)
     if recompute is not None or keeps_input(trace):
-        player.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
-    return Played(player.peak, player.live)
+        simulator.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
+    return MemoryChange(simulator.peak, simulator.live)
 
 
-def exchange(unit: FsdpUnit | None, buffer: int, handling: Handling) -> Played:
+def exchange(unit: FsdpUnit | None, buffer: int, handling: Handling) -> MemoryChange:
     """The end of the backward of a unit outside of blocks, whose gradients are alive; `buffer`: of the last sums."""
-    player = _Player(handling, buffer=buffer)
-    player.exchange(unit)
+    simulator = _Simulator(handling, buffer=buffer)
+    simulator.exchange(unit)
     if handling.sums in ("exchange", "each"):
-        player.free(player.buffer)  # nothing comes after it
-    return Played(player.peak, player.live)
+        simulator.free(simulator.buffer)  # nothing comes after it
+    return MemoryChange(simulator.peak, simulator.live)
 
 
 def scratch_of(piece: PieceTrace) -> tuple[int, int]:
     """What is alive while an operation is done in pieces: in the forward, which keeps nothing of them, and in the
     backward beside gradients of parameters as they are in the end."""
     trace, weights = piece.trace, sum(op.weights for op in piece.trace.ops)
-    there, back = _Player(), _Player()
+    there, back = _Simulator(), _Simulator()
     there.run(trace.ops, frozenset())
     later = {id(trace.input), id(trace.ops[-1].outputs[0])}
     back.run(trace.ops, {id(value) for op in trace.ops for value in op.keeps} | later)
@@ -177,7 +177,7 @@ class _Gradient:
 
 
 @define
-class _Player:
+class _Simulator:
     """Bytes alive beside those at the start, and the most so far. buffer: bytes of the last exchange's."""
 
     handling: Handling = Handling(sums="own", again=False)

@@ -1,7 +1,7 @@
 """`OpTrace`: a forward written down as what every operation makes, keeps for its backward and sends, in bytes.
 
-It is to a block of the model what a graph of autograd is: played forward and backward (`memory_simulator.py`), it says
-how much is alive at any moment, which the sizes of single tensors do not.
+It is to a block of the model what a graph of autograd is: simulated forward and backward (`memory_simulator.py`), it
+says how much is alive at any moment, which the sizes of single tensors do not.
 """
 
 from collections.abc import Iterator, Sequence

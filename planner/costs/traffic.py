@@ -26,7 +26,7 @@ from .fsdp_traffic import gathers_of, partial
 from .head_memory import FP64, reads_of, tokens_at_once
 from .memory_simulator import second_run
 from .op_trace import CP, INDEX, TP, CollectiveCall
-from .stage_play import StagePlay
+from .stage_costs import StageCosts
 
 PP = "setup.parallel.pp"
 
@@ -49,12 +49,12 @@ class CollectiveCounts:
             self.add(call, times)
 
 
-def collective_counts(run: Resolved, stages: list[list[StagePlay]]) -> list[CollectiveCounts]:
+def collective_counts(run: Resolved, stages: list[list[StageCosts]]) -> list[CollectiveCounts]:
     """The calls of the ranks of every pipeline coordinate."""
     return [_calls_of_coordinate(run, own, pp) for pp, own in enumerate(stages)]
 
 
-def _calls_of_coordinate(run: Resolved, stages: list[StagePlay], pp: int) -> CollectiveCounts:
+def _calls_of_coordinate(run: Resolved, stages: list[StageCosts], pp: int) -> CollectiveCounts:
     calls = CollectiveCounts()
     _around(calls, run, pp)
     count = run.batch.accumulate
@@ -70,7 +70,7 @@ def _calls_of_coordinate(run: Resolved, stages: list[StagePlay], pp: int) -> Col
     return calls
 
 
-def _blocks(calls: CollectiveCounts, stage: StagePlay, count: int, split: bool) -> None:
+def _blocks(calls: CollectiveCounts, stage: StageCosts, count: int, split: bool) -> None:
     """The traces of all blocks, forward, backward, and where a block is computed again."""
     for (block, again), blocks in stage.counts.items():
         for op in block.trace.ops:
@@ -82,7 +82,7 @@ def _blocks(calls: CollectiveCounts, stage: StagePlay, count: int, split: bool) 
                 calls.add_all(op.calls, count * blocks * runs)
 
 
-def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
+def _ends(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
     """Tensor parallel at the embedding and at the head."""
     if run.size("tp") == 1:
         return
@@ -118,25 +118,25 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) 
                 calls.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
 
 
-def _teacher(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
+def _teacher(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
     """A teacher's forward of each microbatch."""
-    own, play = run.teacher, stage.ends.teacher
-    if own is None or play is None or not stage.predicts:
+    own, teacher = run.teacher, stage.ends.teacher
+    if own is None or teacher is None or not stage.predicts:
         return
-    for (block, _), blocks in play.counts.items():
+    for (block, _), blocks in teacher.counts.items():
         for op in block.trace.ops:
             calls.add_all(op.calls, count * blocks)
     if own.size("tp") > 1:
-        whole, sequence = play.local.whole, own.spec.parallel.tp.sequence
+        whole, sequence = teacher.local.whole, own.spec.parallel.tp.sequence
         calls.add(CollectiveCall("tp", "reduce_scatter" if sequence else "all_reduce", TP, whole), count)
         if sequence:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
     if own.stack.uses_fsdp:
-        for call, times in gathers_of(own, [play], 0):
+        for call, times in gathers_of(own, [teacher], 0):
             calls.add(call, times)
 
 
-def _sequences(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
+def _sequences(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
     """Sums over the tokens of each sequence, where ranks hold some of them, and rewards of its last one: of rows that
     are a document each."""
     loss, rewards = run.spec.loss, run.architecture.head == "reward"
@@ -149,7 +149,7 @@ def _sequences(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: 
         calls.add(CollectiveCall("tp", "all_reduce", TP, size), count)
 
 
-def _between(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
+def _between(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
     """The residual stream forwards and its gradient back, to and from stages of other ranks."""
     if run.size("pp") == 1:
         return

@@ -15,7 +15,7 @@ from .stages import Pipeline, balance, balance_unequal, pipeline_of
 SINGLE = ("gpipe", "1f1b")  # one stage on a rank
 TWO_STAGES = ("interleaved_1f1b", "zbv")  # two stages on a rank, unless others are asked for
 ZERO_BUBBLE = ("zero_bubble", "zbv")  # backward in two parts, of which the second comes later
-MOST_MICROBATCHES = 10_000  # of a step: the plan plays the order of all of them
+MOST_MICROBATCHES = 10_000  # of a step: the plan simulates the order of all of them
 IN_ROUNDS = ("interleaved_1f1b", "zero_bubble")  # microbatches go round in groups of equal size
 
 

@@ -8,7 +8,7 @@ from attrs import frozen
 from xtrain.dsl.schema.stacks import STACKS, Stack
 from xtrain.planner.costs.fsdp_traffic import EXPERTS, FSDP, ROOT, gathers_of, sums_of
 from xtrain.planner.costs.op_trace import CollectiveCall
-from xtrain.planner.costs.stage_play import StagePlay
+from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.graph.builder import Builder
 from xtrain.planner.graph.shard_nodes import add_fsdp
 from xtrain.planner.resolved import Resolved
@@ -27,6 +27,6 @@ class Sharding(Stack):
     def shard(self, graph: Builder, run: Resolved, last: str) -> str:
         return add_fsdp(graph, run, last)
 
-    def calls(self, run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+    def calls(self, run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
         yield from gathers_of(run, stages, pp)
         yield from sums_of(run, stages)

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.stacks import STACKS, Stack
 from xtrain.planner.costs.op_trace import CollectiveCall
-from xtrain.planner.costs.stage_play import StagePlay
+from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.graph.builder import Builder
 from xtrain.planner.resolved import Resolved
 from xtrain.planner.units import BYTES, plural
@@ -37,7 +37,7 @@ class Summing(Stack):
         does = f"{args['tensors']} gradients are summed one by one over {plural(run.size('replicate'), 'rank')}"
         return graph.add("setup", self.node(), does, args=args, axes=run.wide("replicate"), after=((last, "model"),))
 
-    def calls(self, run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+    def calls(self, run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
         if run.size("replicate") > 1:
             for tensor in run.inventory.tensors:
                 size = prod(run.cuts.shape(tensor)) * BYTES[run.formats.params]

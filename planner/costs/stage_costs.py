@@ -1,4 +1,4 @@
-"""`StagePlay`: forward and backward of one microbatch through one stage of the model, in bytes alive."""
+"""`StageCosts`: forward and backward of one microbatch through one stage of the model, in bytes alive."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -12,7 +12,7 @@ from .head_memory import Ends
 from .local import Local
 from .memory_simulator import (
     Handling,
-    Played,
+    MemoryChange,
     Recompute,
     backward,
     below_trained,
@@ -27,7 +27,7 @@ from .op_trace import FsdpUnit, OpTrace, TracedOp
 
 
 @frozen(eq=False)
-class BlockPlay:
+class BlockCosts:
     """A block as those of one kind of layers are. layer: the first of them. angles: by which positions turn it. below,
     runs_back: as of a `TrainedKind`."""
 
@@ -75,19 +75,21 @@ class BlockPlay:
         there = {id(value) for value in (self.trace.input, *stored(self.trace, self.recompute))}
         return kept_bytes((op for op in ops if not op.weights), there)
 
-    def forward(self, again: bool) -> Played:
+    def forward(self, again: bool) -> MemoryChange:
         return forward(self.trace, self.units.dense, self.recompute if again else None)
 
-    def backward(self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None) -> Played:
+    def backward(
+        self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None
+    ) -> MemoryChange:
         how = self.recompute if again else None
         return backward(self.trace, self.units.dense, how, handling, behind=behind, ahead=ahead)
 
 
 @frozen(kw_only=True, eq=False)
-class StagePlay:
+class StageCosts:
     """One stage on a rank.
 
-    blocks: each, and whether it is computed again in the backward. found: plays of blocks and of stages, each made
+    blocks: each, and whether it is computed again in the backward. found: what blocks and stages take, each simulated
     once. embeds, predicts: it has an end of the model. What it takes from other stages, and gradients it takes, lie in
     buffers that stay. beside, behind: the next stage, or the one before, is on the same rank, and what is passed on
     takes the place of such a buffer. alone: there is no other stage. further: how many of the blocks, the last
@@ -95,11 +97,11 @@ class StagePlay:
     """
 
     stage: int
-    found: dict[Hashable, Played]
+    found: dict[Hashable, MemoryChange]
     root: FsdpUnit | None
     local: Local
     ends: Ends
-    blocks: tuple[tuple[BlockPlay, bool], ...]
+    blocks: tuple[tuple[BlockCosts, bool], ...]
     embeds: bool
     predicts: bool
     tied: bool
@@ -109,13 +111,13 @@ class StagePlay:
     further: int = 0
 
     @property
-    def counts(self) -> Counter[tuple[BlockPlay, bool]]:
+    def counts(self) -> Counter[tuple[BlockCosts, bool]]:
         """How many blocks of each kind there are, apart those that are computed again."""
         return Counter(self.blocks)
 
-    def _once(self, key: Hashable, play: Callable[[], Played]) -> Played:
+    def _once(self, key: Hashable, simulate: Callable[[], MemoryChange]) -> MemoryChange:
         if key not in self.found:
-            self.found[key] = play()
+            self.found[key] = simulate()
         return self.found[key]
 
     @property
@@ -195,17 +197,17 @@ class StagePlay:
         # What went in lies in a buffer.
         return passed + self._kept_rotation - (self.local.stream if self._keeps_input else 0)
 
-    def inputs_only(self, handling: Handling) -> Played:
+    def inputs_only(self, handling: Handling) -> MemoryChange:
         """The first part of a split backward: everything stays that it meets below something that is trained, and the
         gradient of what went in."""
         given = 0 if self.behind or self.embeds else self.local.stream
         if not self.splits:
-            return Played(given, given)
+            return MemoryChange(given, given)
         weights = sum(op.weights for block, _ in self.blocks for op in block.owners)
         peak = self.captured + max(0, self.backward(handling).peak - weights)
-        return Played(peak, self.captured + given - self.passed_loss - self.passed_values)
+        return MemoryChange(peak, self.captured + given - self.passed_loss - self.passed_values)
 
-    def weights_only(self, handling: Handling) -> Played:
+    def weights_only(self, handling: Handling) -> MemoryChange:
         """The second part: a block is computed again for each operation with trained parameters, and what others would
         need of that stays to the end; in the highest such block, whose last run is that of the backward, only what is
         below these operations."""
@@ -219,13 +221,13 @@ class StagePlay:
                 more += (len(block.owners) - highest) * block.lasting_bytes(ops)
             highest = highest and not block.owners
         net = whole.net - self.captured + self.passed_loss + self.passed_values
-        return Played(max(0, whole.peak) + more, net)
+        return MemoryChange(max(0, whole.peak) + more, net)
 
-    def forward(self) -> Played:
+    def forward(self) -> MemoryChange:
         """net: what one microbatch leaves for its backward, the loss included."""
         return self._once(("forward", *self._kind), self._forward)
 
-    def backward(self, handling: Handling) -> Played:
+    def backward(self, handling: Handling) -> MemoryChange:
         """Alive before is what the forward left."""
         return self._once(("backward", handling, *self._kind), lambda: self._backward(handling))
 
@@ -245,7 +247,7 @@ class StagePlay:
         block, again = self.blocks[0]
         return again or keeps_input(block.trace)
 
-    def _forward(self) -> Played:
+    def _forward(self) -> MemoryChange:
         stream, live, peak = self.local.stream, self.rotation, 0
         if self.embeds:
             live += stream + self.ends.embedded
@@ -253,9 +255,9 @@ class StagePlay:
             live += stream  # it lies in a buffer
         count = len(self.blocks) - self.further
         for place, (block, again) in enumerate(self.blocks, start=1):
-            played = self._once((block, again), partial(block.forward, again))
-            peak = max(peak, live + played.peak)
-            live += played.net
+            change = self._once((block, again), partial(block.forward, again))
+            peak = max(peak, live + change.peak)
+            live += change.net
             if not self.predicts or place < count:
                 continue
             buffer = sum(unit.flat for unit in block.units.all[-1:])  # what was gathered last, in its buffer
@@ -271,9 +273,9 @@ class StagePlay:
             begins = not self.alone and not self.below and not (self.embeds and self._trains)
             peak = max(peak, live + (stream if begins else 0))
             live -= stream if self.beside else 0
-        return Played(max(peak, live), live - self.rotation + self._kept_rotation)
+        return MemoryChange(max(peak, live), live - self.rotation + self._kept_rotation)
 
-    def _backward(self, handling: Handling) -> Played:
+    def _backward(self, handling: Handling) -> MemoryChange:
         stream, live, peak = self.local.stream, 0, 0
         in_place = handling.again and not handling.casts and handling.sums != "each"
         lowest = next((place for place, (block, _) in enumerate(self.blocks) if block.runs_back), len(self.blocks))
@@ -296,9 +298,9 @@ class StagePlay:
             behind = next((unit for unit in units[place + 1 :] if unit is not None and unit.gradients), None)
             ahead = units[place - 1] if place else nothing
             key = (block, again, handling, behind, ahead)
-            played = self._once(key, partial(block.backward, again, handling, behind, ahead))
-            peak = max(peak, live + early + played.peak)
-            live += played.net
+            change = self._once(key, partial(block.backward, again, handling, behind, ahead))
+            peak = max(peak, live + early + change.peak)
+            live += change.net
             if self.further and self.predicts and lowest + place == len(self.blocks) - 1:
                 # Gradients of a parameter that is used several times are put together before they are added to what
                 # earlier microbatches have left: that of the table stays until the embedding's has come.
@@ -323,7 +325,7 @@ class StagePlay:
             live -= stream
         behind = next((unit for unit in units if unit is not None and unit.gradients), None)
         last = exchange(self.root, behind.buffer if behind is not None else 0, handling)
-        return Played(max(peak, live + last.peak), live + last.net)
+        return MemoryChange(max(peak, live + last.peak), live + last.net)
 
     def _head_back(self, in_place: bool) -> tuple[int, int]:
         """The most alive in the backward of the head and of the norm before it, and what there is more afterwards.
@@ -332,7 +334,7 @@ class StagePlay:
         live = (stream if ends.below else 0) - (ends.loss - ends.weight) - ends.saved
         return ends.backward, live - (stream if ends.keeps else 0) - (ends.weight if in_place else 0)
 
-    def reduce(self) -> Played:
+    def reduce(self) -> MemoryChange:
         """The exchange of all gradients of a stage of a pipeline at the end, unit by unit."""
         live = peak = buffer = 0
         for unit in (self.root, *(unit for block, _ in self.blocks for unit in block.units.all)):
@@ -343,4 +345,4 @@ class StagePlay:
                 peak = max(peak, live + (unit.shard if unit.casts_back else 0))
                 live += unit.shard - unit.output
                 buffer = unit.buffer
-        return Played(peak, live - buffer)
+        return MemoryChange(peak, live - buffer)
