@@ -16,6 +16,7 @@ from ..dsl.schema.component import is_call, members_of, registry_of
 from ..dsl.schema.names import file_path
 from ..dsl.schema.setting import Auto, Setting, settings_of
 from ..dsl.schema.sources import SOURCES
+from ..dsl.spec_text import is_plain
 from ..dsl.syntax.tokens import Token
 from ..dsl.user_parts.kinds import PART_KINDS
 from .analysis import Analysis
@@ -106,9 +107,10 @@ class _Completion:
                 yield self._one(name, "statement", f"{name} ", detail=word_line("statement", name))
             yield self._one("collate", "setting", "collate = ", detail=word_line("statement", "collate"))
             return
-        yield from self._settings(self._given())
-        if self.scope.has_weights:
-            yield from self._datasets(" = ")
+        given = self._given()
+        yield from self._settings(given)
+        if self.scope.has_weights:  # the name of a setting is never in quotes
+            yield from (each for each in self._datasets(" = ") if each.label not in given and is_plain(each.label))
 
     def _given(self) -> set[str]:
         """The names that the block around the place gives already."""
@@ -231,7 +233,7 @@ class _Completion:
         if type(None) in parts:
             yield self._one("none", "value", detail=word_line("constant", "none"), order=2)
         if Metric in parts:
-            for dataset in self._dataset_names():
+            for dataset in filter(is_plain, self._dataset_names()):
                 yield self._one(f"eval.{dataset}.loss", "value", order=2)
         if any(is_call(part) for part in parts):
             for source in SOURCES:
@@ -266,7 +268,7 @@ class _Completion:
 
     def _datasets(self, behind: str = "") -> Iterator[Suggestion]:
         for name in self._dataset_names():
-            shown = name if name.isidentifier() else f'"{name}"'
+            shown = name if is_plain(name) else f'"{name}"'
             yield self._one(name, "dataset", f"{shown}{behind}", detail="dataset", order=1)
 
     def _parts_of(self, kind: str) -> Iterator[Suggestion]:

@@ -9,7 +9,7 @@ from ..dsl.evaluation.values import Value, quantity_text
 from ..dsl.quantity import Quantity
 from ..dsl.spec_text import value_text
 from .analysis import Analysis
-from .figures import provenance
+from .figures import provenance, times
 from .scope import OPERATORS
 
 _PLAIN = (bool, int, float, str)
@@ -37,7 +37,8 @@ def paths_at(analysis: Analysis, path: str) -> dict[int, str]:
 
 
 def hints(analysis: Analysis, path: str) -> list[Hint]:
-    """The values of constants that are computed, of `auto`, of expressions, and of what a block does not say."""
+    """The values of constants that are computed, of `auto`, of expressions, of what a block does not say, and how often
+    ticks do something."""
     found = _constants(analysis, path)
     plan, spec = analysis.known_plan, analysis.spec
     source = analysis.source(path)
@@ -68,6 +69,10 @@ def hints(analysis: Analysis, path: str) -> list[Hint]:
             text = ", ".join(f"{e.path.removeprefix(f'{kind}.')} = {e.value}" for e in unsaid)
             why = "\n".join(f"{e.path} = {e.value}: {e.how}" for e in unsaid)
             found.append(Hint(head.span.end, f"  {text}", why))
+    for number, tick in enumerate(spec.ticks):
+        head = spec.origins[f"every.{number}"].span
+        if head is not None and head.source.path == path and (text := times(plan, tick)):
+            found.append(Hint(head.end, f" ({text})", "in the whole run"))
     return sorted(found, key=lambda each: each.at)
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Final
 
+from ..dsl.schema.actions import Tick
 from ..planner.costs.headroom import headroom
 from ..planner.plan import Plan, Provenance
-from ..planner.units import amount_in_epochs, bytes_text, count_text, flops_text, plural, seconds_text
+from ..planner.units import amount_in_epochs, bytes_text, count_text, flops_text, plural, seconds_text, times_text
 
 Figure = Callable[[Plan], str]
 
@@ -85,6 +86,17 @@ def cost(plan: Plan, block: str) -> str:
     if plan.serves:
         return ""
     return " · ".join(text for figure in FIGURES.get(block, ()) if (text := figure(plan)))
+
+
+def times(plan: Plan, tick: Tick) -> str:
+    """How often a tick whose period is in steps or tokens does something in the whole run; empty of others."""
+    every, ops = tick.every, {node.id: node.op for node in plan.nodes}
+    for each in plan.timeline.ticks:
+        amount = each.steps if every.unit == "steps" else each.tokens if every.unit == "tokens" else None
+        ran = {ops[node] for node in each.nodes}
+        if amount == every.value and each.count is not None and any(f"tick.{a.kind}" in ran for a in tick.actions):
+            return times_text(each.count)
+    return ""
 
 
 def provenance(plan: Plan) -> dict[str, Provenance]:

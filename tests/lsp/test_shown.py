@@ -101,6 +101,7 @@ def test_hints_show_what_is_derived_where_it_is_not_written():
     assert labels["model qwen3 { dim = width"] == " = 64"
     assert labels["model qwen3"] == "  kv_heads = 1, head_dim = 64, ffn = 192, vocab = 258, qk_norm = true"
     assert labels["optimizer adamw { lr = rate"] == " = 0.001"
+    assert labels["every 10 steps"] == " (4 times)"
     assert "let rate = 1e-3" not in labels  # says its value itself
 
 
