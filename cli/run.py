@@ -9,7 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..dsl.diagnostics.diagnostic import Diagnostics
-from .arguments import add_sets, ranks
+from .arguments import add_node, add_sets, ranks
 from .counting import counted
 from .following import Following
 from .refused import Refused, refusals
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..planner.load import Compiled
+    from ..planner.plan import Plan
+    from ..runtime.launch.node_place import NodePlace
     from ..runtime.run_directory.workspace import RunDirectory
 
 VIEWS = ("tui", "console", "plain", "json", "none")
@@ -35,6 +37,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument("spec", help="a .xtrain spec or a plan.json")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
     add_sets(parser)
+    add_node(parser)
     parser.add_argument(
         "--accept-drift", action="store_true", help="run a plan.json although its spec or xtrain has changed since"
     )
@@ -47,16 +50,26 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return start(lambda: _compiled(arguments), arguments.ui)
+    def placed(plan: "Plan") -> "NodePlace | None":
+        from ..runtime.launch.node_place import node_place
+
+        return node_place(plan, arguments.node, arguments.meet)
+
+    return start(lambda: _compiled(arguments), arguments.ui, placed=placed)
 
 
 def start(
-    compiled: "Callable[[], Compiled]", ui: str | None, opened: "Callable[[Path], None]" = lambda directory: None
+    compiled: "Callable[[], Compiled]",
+    ui: str | None,
+    opened: "Callable[[Path], None]" = lambda directory: None,
+    placed: "Callable[[Plan], NodePlace | None]" = lambda plan: None,
 ) -> int:
     """Train what `compiled` gives, on ranks that are started here, or as one of those of another launcher.
 
-    compiled: raises Refused. opened: is told the run directory by the launcher of the ranks.
+    compiled: raises Refused. opened: is told the run directory by the launcher of the ranks. placed: which machine of
+    several this is, None for a single one.
     """
+    from ..runtime.launch.node_ranks import OF_NODE
     from ..runtime.provenance.start import is_worker
 
     def ready() -> "Compiled":
@@ -69,12 +82,16 @@ def start(
         from ..runtime.worker import die_with_launcher
         from .started import is_first, join, lead
 
-        if "TORCHELASTIC_RUN_ID" in os.environ:
+        if {"TORCHELASTIC_RUN_ID", OF_NODE} & os.environ.keys():
             die_with_launcher(os.getppid())
         return lead(ready, ui, _print_notes) if is_first() else join()
     try:
         found = ready()
         with refusals():
+            assert found.plan is not None
+            place = placed(found.plan)
+            if place is not None:
+                return _run_node(found.plan, place)
             return _run_launcher(found, ui, opened)
     except Refused as refused:
         return refused.show()
@@ -152,6 +169,14 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
     if found.has_errors:
         raise _refused(found)
     return compiled
+
+
+def _run_node(plan: "Plan", place: "NodePlace") -> int:
+    """The ranks of this machine, each the same command again."""
+    from ..runtime.launch.node_ranks import run_node
+
+    nodes, each = plan.launch["nodes"], plan.launch["ranks_per_node"]
+    return run_node(place, nodes, each, [sys.executable, "-m", "xtrain", *sys.argv[1:]])
 
 
 def _run_launcher(compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]") -> int:

@@ -15,6 +15,7 @@ from .schema import (
     experiment,
     fault_tolerance,
     hooks,
+    launchers,
     log,
     losses,
     model,
@@ -38,6 +39,7 @@ KINDS: Final[dict[str, type]] = {
     "workspace": experiment.Workspace,
     "launch": experiment.Launch,
     "cluster": cluster.Cluster,
+    "launcher": launchers.Launcher,
     "model": model.Model,
     "adapter": adapters.Adapter,
     "task": tasks.AdapterTask,
@@ -75,7 +77,7 @@ NAMED: Final[dict[str, str]] = {
     "task": "tasks",
 }
 # What a spec without such a block does not have at all.
-OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step", "serve")
+OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step", "serve", "launcher")
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",

@@ -19,6 +19,7 @@ from .schema.ema import Ema
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.fault_tolerance import FaultTolerance
 from .schema.hooks import EvaluationBody, Hook, StepBody
+from .schema.launchers import Launcher
 from .schema.log import Log
 from .schema.losses import LOSSES, Loss
 from .schema.model import Model
@@ -94,6 +95,7 @@ class Spec:
     workspace: Workspace = Workspace()
     launch: Launch = Launch()
     cluster: Cluster = field(factory=lambda: CLUSTERS.default())
+    launcher: Launcher | None = None
     hooks: dict[str, Hook] = field(factory=dict)
     step: StepBody | None = None
     evaluation_step: EvaluationBody | None = None

@@ -12,6 +12,7 @@ from .canonical import portable
 from .costs.estimates import estimate
 from .findings import Findings
 from .graph.graph import build_graph
+from .graph.launcher_args import launcher_args
 from .graph.provenance import derived_provenance, merge, settings_provenance
 from .identity import config_of, fingerprint
 from .mesh.cluster import device_kind, resolve_cluster
@@ -205,7 +206,8 @@ def _workspace(spec: Spec) -> dict[str, Any]:
 
 
 def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
-    """nodes · ranks_per_node = world_size; threads None: shared evenly; stop_deadline_seconds after a stop request."""
+    """nodes · ranks_per_node = world_size; threads None: shared evenly; stop_deadline_seconds after a stop request;
+    launcher: where `xtrain launch` has the machines from, if the spec says it."""
     launch = spec.launch
     return {
         "world_size": layout.mesh.world_size,
@@ -215,4 +217,5 @@ def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
         "threads": None if isinstance(launch.threads, Auto) else launch.threads,
         "stop_deadline_seconds": launch.stop_deadline.value,
         "restarts": spec.fault_tolerance.restarts,
+        **({} if spec.launcher is None else {"launcher": launcher_args(spec.launcher)}),
     }

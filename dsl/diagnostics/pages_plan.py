@@ -314,6 +314,15 @@ PAGES: Final = (
         A project has no `/`, `\\`, `#`, `?`, `%` or `:` in its name, no name has more than 128 characters, and a tag
         has 1 to 64. W&B would refuse it after the run has started.
         """, 'log { wandb { project = "team/llama" } }', 'log { wandb { project = "llama", entity = "team" } }'),
+    CodePage("X460", "a launcher with a wrong setting", """
+        A setting of `launcher` is not written as it has to be, or does not go with another one. A job of Slurm needs
+        more time than the run has to save and stop at its end; pods of Kubernetes need a volume for the runs.
+        """, "launcher slurm { time = 5 min }", "launcher slurm { time = 4 h }"),
+    CodePage("X461", "a job cannot be submitted, found or cancelled", """
+        `xtrain launch` and `xtrain runs` call the commands of Slurm (`sbatch`, `squeue`, `scancel`) or `kubectl`. One
+        of them is not installed here, does not answer, or refuses; the message has what it says. `xtrain launch --dry`
+        only prints what would be submitted.
+        """),
     CodePage("X702", "a device is missing", """
         The run needs a device that this machine does not have, or more devices than it has.
         """),

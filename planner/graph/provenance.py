@@ -102,6 +102,9 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     yield from _block("launch", spec.launch)
     yield "cluster.preset", spec.cluster.preset
     yield from _block("cluster", spec.cluster)
+    if spec.launcher is not None:
+        yield "launcher.kind", spec.launcher.kind
+        yield from _block("launcher", spec.launcher, spec.launcher.kind)
 
 
 def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from ... import __version__
 from ...dsl.schema.cluster import CLUSTERS
 from ..architecture import Architecture, LayerKind
 from ..costs.headroom import Verdict, headroom, no_times
+from ..graph.launcher_args import launcher_of
 from ..identity import fingerprint
 from ..model.module_names import adapters_of, modules_of
 from ..plan import Hardware, Plan
@@ -36,6 +37,8 @@ def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
     page.line(clip(f"{plan.spec} · seed {plan.seed} · xtrain {__version__}", WIDTH), "dim")
     page.line(clip(f"plan {plan.id} · experiment {plan.config_id}{text}", WIDTH), "dim")
     page.line(clip(cluster_text(plan.cluster), WIDTH), "dim")
+    if "launcher" in plan.launch:
+        page.line(clip(launcher_text(plan), WIDTH), "dim")
 
 
 def cluster_text(cluster: Hardware) -> str:
@@ -50,6 +53,15 @@ def cluster_text(cluster: Hardware) -> str:
         "network " + _known(cluster.network and rate_text(cluster.network, "B/s")),
     ]
     return " · ".join(parts)
+
+
+def launcher_text(plan: Plan) -> str:
+    """Where `xtrain launch` has the machines from."""
+    launcher = launcher_of(plan)
+    if launcher is None:
+        return "none"
+    says = launcher.says()
+    return f"launcher {launcher.kind}" + (f": {says}" if says else "")
 
 
 def _known(text: str | float | None, what: str = "") -> str:

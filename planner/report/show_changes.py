@@ -9,6 +9,7 @@ from ..costs.headroom import headroom
 from ..plan import Node, Plan
 from ..schedule.horizon import known_timeline
 from ..units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
+from .render_head import launcher_text
 
 
 @frozen(kw_only=True)
@@ -112,6 +113,7 @@ def _texts(plan: Plan) -> list[tuple[str, str]]:
         ("steps", "unknown" if timeline.steps is None else f"{timeline.steps:,}"),
         ("ticks fire", ", ".join("?" if tick.count is None else f"{tick.count:,}" for tick in timeline.ticks)),
         ("runs are written to", "/".join(str(plan.workspace[key]) for key in ("root", "lineage", "run"))),
+        ("launcher", launcher_text(plan)),
         ("threads of a rank", str(plan.launch["threads"])),
         ("time to stop", seconds_text(plan.launch["stop_deadline_seconds"])),
         ("restarts", f"{plan.launch['restarts']}"),

@@ -35,6 +35,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "loss.mismatched": ("loss.*", "collate", "dataset.*", "task", "task.*"),
     "loss.top": ("loss.top", "model.*", "tokenizer.source"),
     "loss.*": ("loss.*",),
+    "launcher.*": ("launcher", "launcher.*", "launch.stop_deadline"),
     "model.mtp": (
         *_MODEL,
         "loss.*",

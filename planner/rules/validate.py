@@ -31,6 +31,7 @@ from .beginning import check_beginning
 from .elastic import Elastic, settle_worlds
 from .further_rules import check_further
 from .idle_rules import check_idle, check_idle_accumulation
+from .launcher_rules import check_launcher
 from .live_teacher import FittedTeacher, fit_teacher
 from .module_rules import check_modules
 from .optimizer_rules import check_loss, check_optimizer
@@ -102,6 +103,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_alerts(spec, found)
     check_trackers(spec, found)
     check_stops(spec.launch, batch, found)
+    check_launcher(spec, found)
     check_saving(spec, schedule, batch, found)
     check_beginning(spec, batch, found)
     check_average(spec, batch, found)

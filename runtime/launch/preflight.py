@@ -91,9 +91,9 @@ def check_one_machine(plan: Plan) -> None:
     if nodes > 1:
         raise EnvironmentFault(
             "X703",
-            f"the plan is for {nodes} nodes, and `xtrain run` starts ranks on one node; start it on each node with "
-            f"`torchrun --nnodes {nodes} --nproc-per-node {plan.launch['ranks_per_node']} … -m xtrain run …`, "
-            "or set launch.nodes=1",
+            f"the plan is for {nodes} nodes, and `xtrain run` starts ranks on one node; start it on each node, with "
+            f"`--node 0` to `--node {nodes - 1}` and the same `--meet HOST:PORT`, or with `xtrain launch`; or set "
+            "launch.nodes=1",
         )
 
 

@@ -98,6 +98,9 @@ def is_a_set(field):
     family = "group stdlib { }" if field.path.startswith("group.") else family
     family = "task stdlib { adapter lora }" if field.path.startswith("task.") else family
     family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
+    if kind == "launcher" and not field.is_label:
+        needs = '{ image = "xtrain", volumes = ["runs:/work"] }' if "kubernetes" in field.only[:1] else ""
+        family = f"launcher {field.only[0]} {needs}"
     family = "adapter lora" if kind == "adapter" and not field.is_label else family
     reward = 'model { folder = "models/reward" }' if field.only[:1] == ("model",) else "exact_answer"
     family = f"reward {reward}" if kind == "reward" and not field.is_label else family

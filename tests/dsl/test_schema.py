@@ -103,8 +103,8 @@ def test_every_block_of_a_spec_has_a_kind():
 
 
 def test_every_kind_of_the_language_is_known():
-    language = """experiment workspace launch cluster model adapter task tokenizer dataset mixture batch loss optimizer
-    group scheduler ema precision compile activation parallel checkpoint log hook step
+    language = """experiment workspace launch cluster launcher model adapter task tokenizer dataset mixture batch loss
+    optimizer group scheduler ema precision compile activation parallel checkpoint log hook step
     evaluation_step fault_tolerance alerts serve sweep phase rollout reward"""
     assert set(language.split()) == set(blocks.ALL_KINDS)
     assert {"compile", "activation"} <= set(blocks.KINDS)
@@ -155,7 +155,8 @@ def test_every_choice_can_be_written(load):
         label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
         needed = {"activation": "selective", "adapter": "lora", "reward": "exact_answer"}  # they need a label
         label = f"{path}={needed[path]}" if path in needed else label
-        of_kind(path, name, [label], words, spell, text=str in parts_of(attribute))
+        pods = ['launcher.image="x"', 'launcher.volumes=["x:/work"]'] if label == "launcher=kubernetes" else []
+        of_kind(path, name, [label, *pods], words, spell, text=str in parts_of(attribute))
 
     def of_kind(path: str, name: str, label: list[str], words: Any, spell: Any, *, text: bool = False) -> None:
         for word in words:

@@ -70,6 +70,7 @@ ALL_ON = {
     "alerts": "alerts { stalled = 45 s }",
     "ema": "ema { decay = 0.99 }",
     "log": 'log { wandb { project = "tests" } }',
+    "launcher": 'launcher slurm { partition = "gpu", time = 4 h, warn = 10 min, cpus = 8, memory = 8 GiB }',
     "cluster": "cluster other { memory = 80 GiB, flops = 900T, efficiency = 40%, link = 4 GiB, network = 1 GiB }",
 }
 AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
@@ -106,6 +107,7 @@ EXEMPT = {
     "optimizer.stochastic_rounding": "of weights in bf16 alone: tests/planner/test_stored_states.py",
     "activation.tile_mlp": "of blocks without experts: tests/planner/test_graph.py",
     "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
+    "launcher.options": "a word that is no option is refused: tests/cli/test_launch.py",
     "path": "where the spec lies is not part of the experiment",
     "origins": "nor is how it is written",
     "uses": "which files are read shows in the parts that are used",

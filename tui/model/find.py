@@ -92,6 +92,13 @@ class FoundRun:
         return "" if self.time is None else f"{duration(max(0.0, now - self.time))} ago"
 
 
+def runs_below(root: Path) -> list[FoundRun]:
+    """The run in a folder, and those below it or below a lineage in it, the newest first."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    own = [root] if (root / "plan.json").is_file() else _directories(root, deadline)
+    return sorted((_glance(run, root) for run in islice(own, _MOST)), key=lambda run: -(run.time or 0.0))
+
+
 def found_runs(directory: Path) -> list[FoundRun]:
     """Other runs below the folder of a run and of its lineage, the newest first; what cannot be read is left out."""
     deadline = time.monotonic() + _PATIENCE_SECONDS

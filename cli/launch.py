@@ -1,0 +1,145 @@
+"""`xtrain launch SPEC`: give a run to a queue, to a cluster, or to the background of this machine."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .arguments import add_sets, ranks
+from .counting import counted
+from .refused import Refused, refusals
+
+if TYPE_CHECKING:
+    from ..dsl.schema.launchers import Launcher
+    from ..planner.plan import Plan
+    from ..runtime.launch.jobs import Job
+
+EPILOG = """\
+examples:
+  xtrain launch specs/two_ranks_cpu.xtrain --on local
+  xtrain launch big.xtrain --on slurm --set launcher.partition='"gpu"' --dry
+  xtrain launch big.xtrain                                 where the spec says `launcher slurm { … }`
+  xtrain runs                                              what has become of it
+  xtrain launch --cancel runs/big/<run>
+
+exit codes: 0 submitted, printed or cancelled, 2 the spec is wrong, 3 the launcher refuses
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "launch",
+        help="submit a run to Slurm or Kubernetes, or start it in the background",
+        description="Compile SPEC and give its plan to the launcher that the spec or --on names. The same command goes "
+        "on with a run that was stopped.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("spec", metavar="SPEC", help="a spec or a plan.json; with --cancel a run directory")
+    parser.add_argument("--on", metavar="NAME", help="slurm, kubernetes or local; default: `launcher` of the spec")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    add_sets(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry", action="store_true", help="print what would be submitted, and submit nothing")
+    what.add_argument("--cancel", action="store_true", help="end the job of a run, or take it out of the queue")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status, as the help says."""
+    try:
+        with refusals():
+            return _cancel(Path(arguments.spec)) if arguments.cancel else _launch(arguments)
+    except Refused as refused:
+        return refused.show()
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    """Raises Refused, EnvironmentFault."""
+    from ..planner.serialise import dumps
+    from ..runtime.launch.jobs import job_launcher, submit_job
+
+    job = _job(arguments)
+    if arguments.dry:
+        for number, (name, text) in enumerate(job_launcher(job.launcher.kind).files(job).items()):
+            sys.stdout.write(f"{'' if number == 0 else chr(10)}# {job.files / name}\n{text}")
+        return 0
+    submitted = submit_job(job, dumps(job.plan))
+    print(f"{submitted.kind} job {submitted.id}: plan {job.plan.id} in {job.directory}")
+    print(f"files and output: {job.files}; state: xtrain runs; lines: xtrain watch {job.directory}")
+    return 0
+
+
+def _job(arguments: argparse.Namespace) -> "Job":
+    """Raises Refused."""
+    from ..runtime.launch.jobs import Job
+    from ..runtime.provenance.code import read_code
+    from ..runtime.run_directory.workspace import locate
+
+    plan = _plan(arguments, arguments.sets)
+    launcher = _launcher(plan, arguments.on)
+    if launcher.alone and plan.launch["nodes"] > 1:
+        raise Refused(2, f"xtrain launch: {launcher.kind} is one machine, and the plan is for {plan.launch['nodes']}")
+    directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
+    if plan.workspace["run"] is None and not arguments.spec.endswith(".json"):
+        # Until the job begins, and while it waits to go on, the code of the spec's folder may change: the run stays.
+        plan = _plan(arguments, [*arguments.sets, f'workspace.run="{directory.name}"'], quiet=True)
+    return Job(plan=plan, launcher=launcher, directory=directory.absolute(), folder=Path.cwd(), python=sys.executable)
+
+
+def _plan(arguments: argparse.Namespace, sets: list[str], *, quiet: bool = False) -> "Plan":
+    """Raises Refused. quiet: what is to be said of the spec has been said."""
+    from attrs import evolve
+
+    from ..planner.compare.plan_origin import signed
+    from ..planner.load import is_saved, plan_from_path
+
+    compiled = plan_from_path(arguments.spec, sets, arguments.world, counted)
+    if not quiet and not compiled.report_to(sys.stderr):
+        raise Refused(2, compiled.diagnostics.render(color=False), shown=True)
+    assert compiled.plan is not None
+    if compiled.plan.serves:
+        raise Refused(2, "xtrain launch: the spec is that of a server; start it with `xtrain serve`")
+    if is_saved(arguments.spec):
+        return compiled.plan
+    return evolve(signed(compiled.plan, sets, arguments.world), spec=str(Path(compiled.plan.spec).absolute()))
+
+
+def _launcher(plan: "Plan", on: str | None) -> "Launcher":
+    """That of the spec, or the one that is named, with its defaults. Raises Refused."""
+    from attrs import NOTHING
+
+    from ..dsl.schema.launchers import LAUNCHERS
+    from ..dsl.schema.setting import settings_of
+    from ..planner.graph.launcher_args import launcher_of
+
+    own = launcher_of(plan)
+    if on is None and own is None:
+        raise Refused(2, f"xtrain launch: the spec has no `launcher`; say --on {', '.join(LAUNCHERS)}")
+    if own is not None and on in (None, own.kind):
+        return own
+    assert on is not None
+    if on not in LAUNCHERS:
+        raise Refused(2, f"xtrain launch: there is no launcher {on}; there are {', '.join(LAUNCHERS)}")
+    settings = settings_of(LAUNCHERS[on]).items()
+    needed = [f"{name} = {meta.example}" for name, (attribute, meta) in settings if attribute.default is NOTHING]
+    if needed:
+        raise Refused(2, f"xtrain launch: {on} needs settings; write `launcher {on} {{ {', '.join(needed)} }}`")
+    return LAUNCHERS[on]()
+
+
+def _cancel(directory: Path) -> int:
+    """Raises Refused, EnvironmentFault."""
+    from ..runtime.launch.jobs import cancel_job, job_state, read_job
+
+    job = read_job(directory.absolute())
+    if job is None:
+        raise Refused(3, f"xtrain launch: the run {directory} was given to no job")
+    state = job_state(job)
+    if state.over:
+        print(f"{job.kind} job {job.id} is over: {state}")
+        return 0
+    cancel_job(job)
+    print(f"{job.kind} job {job.id} was {state}, and is cancelled")
+    return 0

@@ -1,0 +1,107 @@
+"""`xtrain runs [ROOT]`: the runs below a folder, with the jobs that they were given to."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..runtime.launch.jobs import SubmittedJob
+    from ..tui.model.find import FoundRun
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "runs",
+        help="list runs: how far they are, and the state of their jobs",
+        description="List the runs below ROOT, the newest first: how they ended or how far they are, and what Slurm, "
+        "Kubernetes or this machine says of the job that `xtrain launch` has given each to.",
+        epilog="example: xtrain runs runs/quickstart --json",
+    )
+    parser.add_argument("root", metavar="ROOT", nargs="?", type=Path, default=Path("runs"), help="default: runs")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a run")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 they are listed, 3 there are none."""
+    from ..tui.model.find import runs_below
+
+    root: Path = arguments.root.absolute()
+    found = {each.directory: each for each in runs_below(root)}
+    waiting = [each for each in _submitted(root) if each not in found]
+    rows = [_row(directory, found.get(directory), root) for directory in (*waiting, *found)]
+    if not rows:
+        print(f"there is no run at {arguments.root} or below it; `xtrain run SPEC` makes one")
+        return 3
+    if arguments.json:
+        print("\n".join(json.dumps(row) for row in rows))
+        return 0
+    _print(rows)
+    return 0
+
+
+def _submitted(root: Path) -> list[Path]:
+    """The directories of runs that have a job, whether they have begun or not; the newest job first."""
+    from ..runtime.launch.jobs import FOLDER, JOB_FILE
+
+    patterns = (f"{FOLDER}/*/{JOB_FILE}", f"*/{FOLDER}/*/{JOB_FILE}")
+    files = sorted((each for pattern in patterns for each in root.glob(pattern)), key=lambda each: each.stat().st_mtime)
+    return [each.parent.parent.parent / each.parent.name for each in reversed(files)]
+
+
+def _row(directory: Path, run: "FoundRun | None", root: Path) -> dict[str, Any]:
+    """What is said of a run. job: None where it was given to none."""
+    from ..runtime.launch.jobs import read_job
+
+    job = read_job(directory)
+    state, over = _state(job) if job is not None else (None, None)
+    return {
+        "run": str(directory.relative_to(root)) or directory.name,
+        "directory": str(directory),
+        "status": _status(run, over),
+        "step": run.step if run else None,
+        "loss": run.loss if run else None,
+        "time": run.time if run else None,
+        "job": None if job is None else f"{job.kind} {job.id}",
+        "state": state,
+    }
+
+
+def _state(job: "SubmittedJob") -> tuple[str, bool | None]:
+    """What its launcher says of a job, and whether it is over; None where it cannot be asked."""
+    from ..runtime.errors import EnvironmentFault
+    from ..runtime.launch.jobs import job_state
+
+    try:
+        state = job_state(job)
+    except EnvironmentFault as fault:
+        return f"unknown: {fault}", None
+    return str(state), state.over
+
+
+def _status(run: "FoundRun | None", over: bool | None) -> str:
+    """How it ended by its own records. Of one that has not said so: whether its job waits, trains or is gone."""
+    if run is None:
+        return "never begun" if over else "waiting"
+    if over is False:
+        return "training" if not run.status else f"{run.status}, waiting"
+    if run.status:
+        return run.status
+    return "lost" if over else "not ended"
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from ..tui.words import duration
+
+    now, table = time.time(), [("run", "status", "step", "loss", "last record", "job", "state")]
+    for row in rows:
+        ago = "" if row["time"] is None else f"{duration(max(0.0, now - row['time']))} ago"
+        step = "" if row["step"] is None else f"{row['step']:,}"
+        loss = "" if row["loss"] is None else f"{row['loss']:.4f}"
+        table.append((row["run"], row["status"], step, loss, ago, row["job"] or "", row["state"] or ""))
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,1 @@
+"""How `xtrain launch` has machines for a run: from a queue, a cluster, or this one."""

@@ -1,0 +1,227 @@
+"""The job of a run in Kubernetes: a ConfigMap with the plan, a JobSet or an indexed Job, and the commands of kubectl.
+
+The manifest is JSON, which `kubectl` reads as it reads YAML.
+"""
+
+import base64
+import gzip
+import json
+import re
+from pathlib import PurePosixPath
+from shlex import quote
+from typing import Any, Final
+
+from ... import __version__
+from ...dsl.schema.launchers import Launcher
+from ...planner.serialise import dumps
+from ...runtime.launch.jobs import Job, QueueState
+from ...runtime.launch.outside_commands import answer_of
+
+MANIFEST: Final = "job.k8s.json"
+PORT: Final = 29500
+# Of a ConfigMap, which holds 1 MiB; a larger plan is packed.
+PLAIN_BYTES: Final = 900_000
+RANKS: Final = "ranks"
+PLAN_MOUNT: Final = "/launch"
+# Exit codes of runs that would end so again: a wrong spec, a wrong machine, Ctrl-C; 75 is a run that was stopped.
+FINAL_CODES: Final = (2, 3, 130)
+STOPPED: Final = 75
+# A rank writes its heartbeat every few seconds; the minutes after which it counts as gone.
+BEAT_MINUTES: Final = 3
+
+
+class KubernetesJobs:
+    """JobSets and Jobs; an id is the resource and its name, as `jobset/NAME`."""
+
+    def files(self, job: Job) -> dict[str, str]:
+        return {MANIFEST: json.dumps(manifest(job), indent=2) + "\n"}
+
+    def submit(self, job: Job) -> str:
+        launcher = job.launcher
+        answer_of("kubectl", "apply", *_namespace(launcher), "--filename", str(job.files / MANIFEST))
+        return f"{launcher.manifest}/{object_name(job)}"
+
+    def state(self, launcher: Launcher, id: str) -> QueueState:
+        answer = answer_of("kubectl", "get", id, *_namespace(launcher), "--output", "json", refused=["NotFound"])
+        if answer is None:
+            return QueueState(over=True, word="gone")
+        found = json.loads(answer)
+        held = {
+            each["type"]: each for each in found.get("status", {}).get("conditions", ()) if each["status"] == "True"
+        }
+        for over, name in ((True, "Completed"), (True, "Complete"), (True, "Failed"), (False, "Suspended")):
+            if name in held:
+                return QueueState(over=over, word=name, why=held[name].get("reason", ""))
+        suspended = found.get("spec", {}).get("suspend", False)
+        return QueueState(over=False, word="Suspended" if suspended else "Active")
+
+    def cancel(self, launcher: Launcher, id: str) -> None:
+        answer_of("kubectl", "delete", id, *_namespace(launcher), "--wait=false")
+
+
+LAUNCHER: Final = KubernetesJobs()
+
+
+def _namespace(launcher: Any) -> list[str]:
+    return ["--namespace", launcher.namespace] if launcher.namespace else []
+
+
+def object_name(job: Job) -> str:
+    """A name of DNS: that of the experiment, as far as it can be, and the beginning of the plan's id."""
+    words = re.sub(r"[^a-z0-9]+", "-", job.plan.name.lower()).strip("-")[:30].strip("-") or "run"
+    return f"{words if words[0].isalpha() else f'run-{words}'}-{job.plan.id[:8]}"
+
+
+def manifest(job: Job) -> dict[str, Any]:
+    """Everything, as one list of objects."""
+    launcher, name = job.launcher, object_name(job)
+    plan = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, name), **_plan_data(job)}
+    if launcher.manifest == "jobset":
+        items = [plan, _jobset(job, launcher, name)]
+    else:
+        service = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": _metadata(job, name),
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": {"batch.kubernetes.io/job-name": name},
+            },
+        }
+        head = f"{name}-0.{name}"
+        spec = {**_job(job, launcher, name, head, subdomain=name), **_suspended(launcher)}
+        own = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job, name, launcher), "spec": spec}
+        items = [plan, service, own]
+    return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+def _plan_data(job: Job) -> dict[str, Any]:
+    text = dumps(job.plan)
+    if len(text.encode()) <= PLAIN_BYTES:
+        return {"data": {"plan.json": text}}
+    packed = gzip.compress(text.encode(), mtime=0)
+    return {"binaryData": {"plan.json.gz": base64.b64encode(packed).decode()}}
+
+
+def _metadata(job: Job, name: str, queued: Any = None) -> dict[str, Any]:
+    """queued: of what Kueue admits."""
+    labels = {"app.kubernetes.io/managed-by": "xtrain", "xtrain/plan": job.plan.id}
+    if queued is not None and queued.queue:
+        labels["kueue.x-k8s.io/queue-name"] = queued.queue
+    return {"name": name, "labels": labels, "annotations": {"xtrain/version": __version__}}
+
+
+def _suspended(launcher: Any) -> dict[str, Any]:
+    """What waits for Kueue begins suspended."""
+    return {"suspend": True} if launcher.queue else {}
+
+
+def _jobset(job: Job, launcher: Any, name: str) -> dict[str, Any]:
+    head = f"{name}-{RANKS}-0-0.{name}"
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata(job, name, launcher),
+        "spec": {
+            **_suspended(launcher),
+            # The headless service; ranks look for each other before they are ready.
+            "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+            # All pods start again, or none: a rank alone would wait for those of the start before.
+            "failurePolicy": {
+                "maxRestarts": launcher.restarts,
+                "restartStrategy": "BlockingRecreate",
+                "rules": [
+                    {"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+                ],
+            },
+            "replicatedJobs": [
+                {"name": RANKS, "replicas": 1, "template": {"spec": _job(job, launcher, name, head)}},
+            ],
+        },
+    }
+
+
+def _job(job: Job, launcher: Any, name: str, head: str, subdomain: str = "") -> dict[str, Any]:
+    final = [*FINAL_CODES, *([STOPPED] if _stops_by_itself(job) else [])]
+    return {
+        "parallelism": job.nodes,
+        "completions": job.nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": RANKS, "operator": "In", "values": sorted(final)},
+                }
+            ]
+        },
+        "template": {
+            "metadata": {"labels": {"xtrain/plan": job.plan.id}},
+            "spec": {**({"subdomain": subdomain} if subdomain else {}), **_pod(job, launcher, name, head)},
+        },
+    }
+
+
+def _stops_by_itself(job: Job) -> bool:
+    """Whether the spec has the run stop before its end: started again, it would stop again."""
+    timeline = job.plan.timeline
+    amounts = (timeline.stop_at, timeline.stop_after, timeline.stop_at_amount, timeline.stop_after_amount)
+    return any(each is not None for each in amounts)
+
+
+def _pod(job: Job, launcher: Any, name: str, head: str) -> dict[str, Any]:
+    claims = [text.partition(":/") for text in launcher.volumes]
+    amounts = {"cpu": str(launcher.cpus), "memory": str(int(launcher.memory.value))}
+    amounts |= {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
+    mounts = [{"name": f"claim-{number}", "mountPath": f"/{path}"} for number, (_, _, path) in enumerate(claims)]
+    mounts += [{"name": "shared-memory", "mountPath": "/dev/shm"}, {"name": "plan", "mountPath": PLAN_MOUNT}]
+    container = {
+        "name": RANKS,
+        "image": launcher.image,
+        "command": ["bash", "-c", _command(job, head)],
+        "workingDir": launcher.workdir,
+        "resources": {"requests": amounts, "limits": amounts},
+        "volumeMounts": mounts,
+        **_probes(job),
+    }
+    if launcher.secrets:
+        container["envFrom"] = [{"secretRef": {"name": each}} for each in launcher.secrets]
+    shared = {"medium": "Memory", "sizeLimit": str(int(launcher.shared_memory.value))}
+    volumes: list[dict[str, Any]] = [
+        {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        for number, (claim, _, _) in enumerate(claims)
+    ]
+    volumes += [{"name": "shared-memory", "emptyDir": shared}, {"name": "plan", "configMap": {"name": name}}]
+    labels = [text.partition("=") for text in launcher.nodes]
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.patience,
+        **({"nodeSelector": {key: value for key, _, value in labels}} if labels else {}),
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _command(job: Job, head: str) -> str:
+    """xtrain starts the ranks of its pod; the first pod is where they meet."""
+    plan, unpack = f"{PLAN_MOUNT}/plan.json", ""
+    if "binaryData" in _plan_data(job):
+        unpack, plan = f"gzip -dc {PLAN_MOUNT}/plan.json.gz > /tmp/plan.json && ", "/tmp/plan.json"
+    several = f' --node "$JOB_COMPLETION_INDEX" --meet {head}:{PORT}' if job.nodes > 1 else ""
+    return f"{unpack}exec xtrain run {plan} --accept-drift --ui plain{several}"
+
+
+def _probes(job: Job) -> dict[str, Any]:
+    """By the heartbeat of the first rank of the pod, which a process writes as long as Python runs in it."""
+    ranks = job.plan.launch["ranks_per_node"]
+    workspace, inside = job.plan.workspace, PurePosixPath(job.launcher.workdir)
+    folder = quote(str(inside / workspace["root"] / workspace["lineage"] / job.directory.name / "ranks"))
+    beat = f'{folder}/"$(printf %05d $((JOB_COMPLETION_INDEX * {ranks})))".beat'
+    check = {"exec": {"command": ["bash", "-c", f'[ -n "$(find {beat} -mmin -{BEAT_MINUTES})" ]']}}
+    # Before the first heartbeat xtrain is imported and the plan compiled, and the pods wait for each other.
+    return {
+        "startupProbe": {**check, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 180},
+        "livenessProbe": {**check, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 4},
+    }

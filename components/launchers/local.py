@@ -1,0 +1,15 @@
+"""`launcher local`: this machine."""
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.launchers import LAUNCHERS, Launcher
+
+
+@LAUNCHERS.register(default=True)
+@frozen
+class LocalLauncher(Launcher):
+    """`launcher local { }`: this machine, in the background: the run goes on when the terminal is closed."""
+
+    kind: str = named("local")
+    alone = True

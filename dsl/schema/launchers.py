@@ -1,0 +1,31 @@
+"""`launcher`: where `xtrain launch` has the machines of a run from."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final
+
+from attrs import frozen
+
+from .component import Component, Registry
+
+LAUNCHERS: Final = Registry["Launcher"]("launcher", "launchers")
+
+
+@LAUNCHERS.base
+@frozen
+class Launcher(Component):
+    """`launcher NAME { … }`: where `xtrain launch` has the machines of a run from; without this block `--on` says it.
+
+    `_run.py` beside a launcher defines an object `LAUNCHER`, a `JobLauncher` (`runtime/launch/jobs.py`), which writes
+    the files of a job, submits them, and asks what has become of it.
+    """
+
+    alone: ClassVar[bool] = False
+    """Whether it has no more than one machine."""
+
+    def says(self) -> str:
+        """What the page of the plan says of it, behind its name."""
+        return ""
+
+    def mistakes(self, launch: Any) -> Iterator[tuple[str, str, str]]:
+        """(setting, what is wrong with it, what to write instead). launch: the block `launch` of the spec."""
+        return iter(())

@@ -1,0 +1,44 @@
+"""`launcher` of a spec as JSON in its plan, and back."""
+
+from typing import Any
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.launchers import LAUNCHERS, Launcher
+from ...dsl.schema.setting import AUTO, Auto, settings_of
+from ..plan import Plan
+
+
+def launcher_args(launcher: Launcher) -> dict[str, Any]:
+    """Every setting by name; quantities as number and unit, `auto` as that word."""
+    values = ((name, getattr(launcher, name)) for name in settings_of(type(launcher)))
+    return {"kind": launcher.kind, **{name: _plain(value) for name, value in values}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Auto):
+        return "auto"
+    if isinstance(value, Quantity):
+        return [value.value, value.unit]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def launcher_of(plan: Plan) -> Launcher | None:
+    """That of the spec; None where it has none."""
+    args = plan.launch.get("launcher")
+    return None if args is None else launcher_from(args)
+
+
+def launcher_from(args: dict[str, Any]) -> Launcher:
+    """From what `launcher_args` has made."""
+    kind = LAUNCHERS[args["kind"]]
+    settings = settings_of(kind)
+    values = {name: _typed(value, settings[name][1].units) for name, value in args.items() if name != "kind"}
+    return kind(**values)
+
+
+def _typed(value: Any, units: tuple[str, ...]) -> Any:
+    if value == "auto":
+        return AUTO
+    if isinstance(value, list):
+        return Quantity(*value) if units else tuple(value)
+    return value

@@ -1,0 +1,168 @@
+"""Jobs: runs that `xtrain launch` has given to a queue, to a cluster or to the background.
+
+What a launcher needs, and what it says, lies in `<root>/<lineage>/launch/<run>/`, beside the run and not in it: a run
+that begins anew makes way as a whole, and the files of its job are in use.
+
+    job-plan.json   the plan, with the run's folder in it, whatever becomes of the code until the job begins
+    job.sh, …       what the launcher has written
+    job.json        which job it is
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from attrs import asdict, frozen
+
+from ...dsl.schema.launchers import LAUNCHERS, Launcher
+from ...planner.graph.launcher_args import launcher_args, launcher_from
+from ...planner.plan import Plan
+from ..errors import EnvironmentFault
+from ..files import durable
+from ..ops import code_of
+
+JOB_FILE: Final = "job.json"
+PLAN_FILE: Final = "job-plan.json"
+FOLDER: Final = "launch"
+# Seconds beside launch.stop_deadline until whoever has started the ranks kills them.
+MARGIN: Final = 60
+
+
+@frozen(kw_only=True)
+class Job:
+    """launcher: a `Launcher`, of the class that its code knows. directory: of the run. folder: where paths of the spec
+    start, for all machines the same. python: that runs xtrain."""
+
+    plan: Plan
+    launcher: Any
+    directory: Path
+    folder: Path
+    python: str
+
+    @property
+    def files(self) -> Path:
+        """The folder of its files."""
+        return job_folder(self.directory)
+
+    @property
+    def nodes(self) -> int:
+        return self.plan.launch["nodes"]
+
+    @property
+    def gpus(self) -> int:
+        """Of a node; as many as it has ranks unless the launcher says otherwise."""
+        asked = getattr(self.launcher, "gpus", None)
+        if isinstance(asked, int):
+            return asked
+        return 0 if self.plan.launch["device"] == "cpu" else self.plan.launch["ranks_per_node"]
+
+    @property
+    def patience(self) -> int:
+        """Seconds that ranks have to leave once one of them has left."""
+        return int(self.plan.launch["stop_deadline_seconds"]) + MARGIN
+
+
+@frozen(kw_only=True)
+class SubmittedJob:
+    """Which job a run was given to. launcher: its arguments, as in a plan; id: what the launcher calls it; time: when,
+    seconds since 1970; plan: the id of its plan."""
+
+    launcher: Mapping[str, Any]
+    id: str
+    time: float
+    plan: str
+
+    @property
+    def kind(self) -> str:
+        return self.launcher["kind"]
+
+
+@frozen(kw_only=True)
+class QueueState:
+    """over: whether the job is gone or has ended. word: of the launcher, such as `PENDING`. why: such as `Priority`."""
+
+    over: bool
+    word: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.why})" if self.why else self.word
+
+
+class JobLauncher(Protocol):
+    """What a launcher does. Commands that fail raise EnvironmentFault (X461)."""
+
+    def files(self, job: Job) -> dict[str, str]:
+        """Name → content, the one that is submitted first."""
+        ...
+
+    def submit(self, job: Job) -> str:
+        """The id of the job, whose files are written."""
+        ...
+
+    def state(self, launcher: Launcher, id: str) -> QueueState:
+        """What has become of a job."""
+        ...
+
+    def cancel(self, launcher: Launcher, id: str) -> None:
+        """End it, or take it out of the queue."""
+        ...
+
+
+def job_launcher(kind: str) -> JobLauncher:
+    """The code of a launcher. Raises EnvironmentFault where it cannot be loaded."""
+    component = LAUNCHERS[kind]
+    return code_of(component, component.run_module()).LAUNCHER
+
+
+def job_folder(directory: Path) -> Path:
+    """Of the job of a run."""
+    return directory.parent / FOLDER / directory.name
+
+
+def read_job(directory: Path) -> SubmittedJob | None:
+    """The job that the run in a directory was given to; None where it was given to none."""
+    try:
+        found = json.loads((job_folder(directory) / JOB_FILE).read_bytes())
+        return SubmittedJob(**found)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def job_state(job: SubmittedJob) -> QueueState:
+    """Raises EnvironmentFault where nobody can be asked."""
+    return job_launcher(job.kind).state(launcher_from(dict(job.launcher)), job.id)
+
+
+def cancel_job(job: SubmittedJob) -> None:
+    """Raises EnvironmentFault."""
+    job_launcher(job.kind).cancel(launcher_from(dict(job.launcher)), job.id)
+
+
+def submit_job(job: Job, plan_text: str) -> SubmittedJob:
+    """Write the files of a job and give it to its launcher.
+
+    plan_text: the plan as a file. Raises EnvironmentFault where the run has a job already, or the launcher refuses it.
+    """
+    before = read_job(job.directory)
+    if before is not None and not (state := job_state(before)).over:
+        raise EnvironmentFault(
+            "X707",
+            f"the run {job.directory} has a job already: {before.kind} {before.id} is {state}; wait until it ends, or "
+            f"cancel it with `xtrain launch --cancel {job.directory}`",
+        )
+    launcher = job_launcher(job.launcher.kind)
+    contents = {**launcher.files(job), PLAN_FILE: plan_text}
+    try:
+        job.files.mkdir(parents=True, exist_ok=True)
+        for name, text in contents.items():
+            durable.write(job.files / name, text.encode())
+    except OSError as error:
+        raise EnvironmentFault("X706", f"{job.files} cannot be written: {error.strerror}") from error
+    submitted = SubmittedJob(
+        launcher=launcher_args(job.launcher), id=launcher.submit(job), time=time.time(), plan=job.plan.id
+    )
+    durable.write(job.files / JOB_FILE, json.dumps(asdict(submitted), indent=1).encode())
+    return submitted

@@ -1,0 +1,380 @@
+"""`xtrain launch`: what each launcher is given, and what becomes of its answers.
+
+Write the expectations anew with `python tests/cli/test_launch.py` and read the diff.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from xtrain.cli.main import main
+from xtrain.planner.graph.launcher_args import launcher_args, launcher_of
+from xtrain.planner.load import plan_from_path
+from xtrain.runtime.launch.jobs import job_folder, read_job
+
+LAUNCHES = Path(__file__).parent / "launches"
+SPECS = sorted(path.name for path in LAUNCHES.glob("*.xtrain"))
+JOBSET = Path(__file__).parents[1] / "support" / "jobset_schema.json"
+KUBERNETES = "1.35"
+
+
+def dry(spec: str, *arguments: str) -> str:
+    """What is printed, with the places of this machine and the text and id of the plan left out."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main(["launch", spec, "--dry", *arguments]) == 0
+    text = re.sub(r'"plan.json": ".*"', '"plan.json": "PLAN"', said.getvalue())
+    text = text.replace(str(Path.cwd()), "/here").replace(shlex.quote(sys.executable), "PYTHON")
+    for plan in re.findall(r"for plan ([0-9a-f]{16})|\"xtrain/plan\": \"([0-9a-f]{16})\"", text):
+        text = text.replace("".join(plan), "planid").replace("".join(plan)[:8], "planid")
+    return re.sub(r"\b[0-9a-f]{16}\b", "RUN", text)
+
+
+def taken_to(folder: Path, monkeypatch: pytest.MonkeyPatch, *specs: str) -> None:
+    """Outside any git checkout, which runs would be named by."""
+    for spec in specs:
+        shutil.copy(LAUNCHES / spec, folder)
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_is_submitted(spec, monkeypatch, tmp_path):
+    taken_to(tmp_path, monkeypatch, spec)
+    assert dry(spec) == (LAUNCHES / spec).with_suffix(".expected").read_text()
+    assert os.listdir(tmp_path) == [spec], "nothing is written"  # noqa: PTH208 - names alone
+
+
+@pytest.mark.parametrize("spec", [each for each in SPECS if each.startswith(("slurm", "local"))])
+def test_scripts_are_bash(spec, monkeypatch, tmp_path):
+    taken_to(tmp_path, monkeypatch, spec)
+    done = subprocess.run(["bash", "-n"], input=dry(spec), text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# Kubernetes -----------------------------------------------------------------------------------------------------------
+
+
+def objects(spec: str) -> dict[str, Any]:
+    """Kind → object."""
+    text = dry(spec)
+    return {each["kind"]: each for each in json.loads(text[text.index("\n") :])["items"]}
+
+
+def is_valid(found: dict[str, Any]) -> None:
+    """Raises ValidationError, also for a field that is unknown."""
+    if found["kind"] != "JobSet":
+        kubernetes_validate.validate(found, KUBERNETES, strict=True)
+        return
+    jsonschema.validate(found, json.loads(JOBSET.read_text()))
+    for each in found["spec"]["replicatedJobs"]:
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **each["template"]}
+        kubernetes_validate.validate(job, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("spec", ["jobset.xtrain", "job.xtrain"])
+def test_manifests_fit_the_schemas(spec, monkeypatch, tmp_path):
+    taken_to(tmp_path, monkeypatch, spec)
+    found = objects(spec)
+    assert {"jobset.xtrain": ["ConfigMap", "JobSet"], "job.xtrain": ["ConfigMap", "Service", "Job"]}[spec] == [*found]
+    for each in found.values():
+        is_valid(each)
+    pod = _pod(found)
+    pod["containers"][0]["ressources"] = pod["containers"][0].pop("resources")
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        is_valid(found.get("JobSet") or found["Job"])
+
+
+def _pod(found: dict[str, Any]) -> dict[str, Any]:
+    job = found["JobSet"]["spec"]["replicatedJobs"][0]["template"] if "JobSet" in found else found["Job"]
+    return job["spec"]["template"]["spec"]
+
+
+def test_ranks_of_pods_meet_where_the_first_pod_is(monkeypatch, tmp_path):
+    """A JobSet's pods are called `set-job-replica-index.subdomain`, those of a Job `job-index.subdomain`."""
+    taken_to(tmp_path, monkeypatch, "jobset.xtrain", "job.xtrain")
+    for spec, first in (("jobset.xtrain", "-ranks-0-0"), ("job.xtrain", "-0")):
+        found = objects(spec)
+        name = found["ConfigMap"]["metadata"]["name"]
+        command = _pod(found)["containers"][0]["command"][-1]
+        assert f'--node "$JOB_COMPLETION_INDEX" --meet {name}{first}.{name}:29500' in command
+    assert _pod(found)["subdomain"] == found["Service"]["metadata"]["name"] == name
+    assert found["Service"]["spec"]["selector"] == {"batch.kubernetes.io/job-name": found["Job"]["metadata"]["name"]}
+
+
+@pytest.mark.parametrize(("age", "alive"), [(0, True), (600, False), (None, False)])
+def test_a_pod_is_alive_as_long_as_its_first_rank_beats(monkeypatch, tmp_path, age, alive):
+    taken_to(tmp_path, monkeypatch, "jobset.xtrain")
+    probe = _pod(objects("jobset.xtrain"))["containers"][0]["livenessProbe"]["exec"]["command"]
+    ranks = tmp_path / "work" / "mine" / "runs" / "Web Text.2" / "RUN" / "ranks"
+    ranks.mkdir(parents=True)
+    (ranks / "00000.beat").touch()  # of the other pod
+    if age is not None:
+        (ranks / "00008.beat").touch()
+        os.utime(ranks / "00008.beat", (time.time() - age,) * 2)
+    probe[-1] = probe[-1].replace("/work", f"{tmp_path}/work")
+    done = subprocess.run(probe, env={**os.environ, "JOB_COMPLETION_INDEX": "1"}, capture_output=True)
+    assert (done.returncode == 0) is alive
+
+
+def test_a_large_plan_is_packed(monkeypatch, tmp_path):
+    """A ConfigMap holds 1 MiB."""
+    taken_to(tmp_path, monkeypatch, "job.xtrain")
+    monkeypatch.setattr("xtrain.components.launchers.kubernetes_run.PLAIN_BYTES", 1000)
+    found = objects("job.xtrain")
+    packed = found["ConfigMap"]["binaryData"]["plan.json.gz"]
+    assert "data" not in found["ConfigMap"]
+    unpacked = subprocess.run("base64 -d | gzip -dc", shell=True, input=packed.encode(), capture_output=True).stdout
+    assert json.loads(unpacked)["name"] == "two"
+    assert "gzip -dc /launch/plan.json.gz > /tmp/plan.json && exec xtrain run /tmp/plan.json" in str(found["Job"])
+    is_valid(found["ConfigMap"])
+
+
+def test_kubectl_is_called(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "jobset.xtrain")
+    answer = {"spec": {"suspend": True}, "status": {}}
+    calls = commands(tmp_path, monkeypatch, kubectl=f'case "$1" in get) echo {shlex.quote(json.dumps(answer))};; esac')
+    assert main(["launch", "jobset.xtrain"]) == 0
+    (directory,) = submitted()
+    name = read_job(directory).id
+    assert re.fullmatch(r"jobset/web-text-2-[0-9a-f]{8}", name)
+    file = job_folder(directory) / "job.k8s.json"
+    assert calls() == [f"kubectl apply --namespace team-a --filename {file}"]
+    capsys.readouterr()
+    assert main(["runs", "--json"]) == 0
+    (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (row["status"], row["job"], row["state"]) == ("waiting", f"kubernetes {name}", "Suspended")
+    assert main(["launch", "--cancel", str(directory)]) == 0
+    assert calls()[-1] == f"kubectl delete {name} --namespace team-a --wait=false"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "over", "says"),
+    [
+        ([{"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}], True, "Completed (AllJobsCompleted)"),
+        ([{"type": "Failed", "status": "True", "reason": "FailedJobs"}], True, "Failed (FailedJobs)"),
+        ([{"type": "Failed", "status": "False", "reason": "x"}], False, "Active"),
+        ([{"type": "Suspended", "status": "True", "reason": "Queued"}], False, "Suspended (Queued)"),
+        (None, True, "gone"),
+    ],
+)
+def test_states_of_kubernetes(monkeypatch, tmp_path, conditions, over, says):
+    from xtrain.components.launchers.kubernetes_run import LAUNCHER
+
+    taken_to(tmp_path, monkeypatch, "jobset.xtrain")
+    answer = shlex.quote(json.dumps({"spec": {}, "status": {"conditions": conditions}}))
+    gone = 'echo "Error from server (NotFound): jobsets \\"x\\" not found" >&2; exit 1'
+    commands(tmp_path, monkeypatch, kubectl=gone if conditions is None else f"echo {answer}")
+    plan = plan_from_path("jobset.xtrain").plan
+    state = LAUNCHER.state(launcher_of(plan), "jobset/x")
+    assert (state.over, str(state)) == (over, says)
+
+
+# Slurm, whose commands are stood in for -------------------------------------------------------------------------------
+
+
+def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **bodies: str):
+    """Commands that do as their bodies say; returns what tells how they were called."""
+    log = folder / "calls"
+    there = folder / "commands"
+    there.mkdir(exist_ok=True)
+    for name, body in bodies.items():
+        path = there / name
+        path.write_text(f'#!/bin/bash\nwords="$*"\necho {name} $words >> {shlex.quote(str(log))}\n{body}\n')
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{there}:/usr/bin:/bin")
+    return lambda: log.read_text().splitlines() if log.exists() else []
+
+
+def submitted() -> list[Path]:
+    return [file.parent.parent.parent / file.parent.name for file in Path.cwd().glob("runs/*/launch/*/job.json")]
+
+
+def test_a_job_of_slurm_from_its_submission_to_its_end(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    calls = commands(tmp_path, monkeypatch, sbatch="echo '17;east'", squeue='echo "PENDING Priority"', scancel="")
+    assert main(["launch", "slurm.xtrain"]) == 0
+    (directory,) = submitted()
+    files = job_folder(directory)
+    assert calls() == [f"sbatch --parsable {files}/job.sh"]
+    assert f"slurm job 17: plan {read_job(directory).plan} in {directory}" in capsys.readouterr().out
+    # The job has a plan of its own, and in it the folder of the run.
+    plan = plan_from_path(files / "job-plan.json").plan
+    assert plan.workspace["run"] == directory.name and plan.id == read_job(directory).plan
+    assert plan.origin.sets == (f'workspace.run="{directory.name}"',)
+
+    assert main(["runs", "--json"]) == 0
+    (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (row["run"], row["status"], row["state"]) == (f"two/{directory.name}", "waiting", "PENDING (Priority)")
+    assert calls()[-1] == "squeue --noheader --jobs 17 --format %T %r"
+    # It has a job: another one would train in the same directory.
+    assert main(["launch", "slurm.xtrain"]) == 3
+    assert "error[X707]" in (said := capsys.readouterr().err) and "slurm 17 is PENDING (Priority)" in said
+    assert main(["launch", "--cancel", str(directory)]) == 0
+    assert calls()[-1] == "scancel 17"
+    commands(tmp_path, monkeypatch, squeue='echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    assert re.search(r"never begun +slurm 17 +gone", capsys.readouterr().out)
+    assert main(["launch", "slurm.xtrain"]) == 0, "then it can be submitted again"
+
+
+def test_a_queue_that_cannot_be_asked(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    commands(tmp_path, monkeypatch)
+    assert main(["launch", "slurm.xtrain"]) == 3
+    assert "error[X461]: the command sbatch was not found" in capsys.readouterr().err
+    commands(tmp_path, monkeypatch, sbatch='echo "invalid partition specified: x" >&2; exit 1')
+    assert main(["launch", "slurm.xtrain"]) == 3
+    assert "failed with exit code 1: invalid partition specified: x" in capsys.readouterr().err
+    assert submitted() == [], "a job that was refused is none"
+
+
+def test_secrets_are_named_and_not_written(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "slurm_container.xtrain")
+    commands(tmp_path, monkeypatch, sbatch="echo 5")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert main(["launch", "slurm_container.xtrain"]) == 3
+    assert "error[X709]: launcher.secrets names WANDB_API_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("WANDB_API_KEY", "hush-9471")
+    assert main(["launch", "slurm_container.xtrain"]) == 0
+    files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 3 and not any("hush-9471" in text for text in files)
+
+
+def script_of(spec: str) -> Path:
+    assert main(["launch", spec]) == 0
+    (directory,) = submitted()
+    return job_folder(directory) / "job.sh"
+
+
+def run_script(script: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["bash", str(script)],
+        env={**os.environ, "SLURM_JOB_ID": "17", **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+# Stands in for srun: says that it runs, and saves and stops when it is asked.
+SAVES = 'trap "exit 75" USR1; echo ready; while true; do sleep 0.05; done'
+
+
+@pytest.mark.parametrize(("count", "requeued"), [("0", True), ("6", True), ("7", False)])
+def test_a_job_whose_time_is_over_is_requeued(monkeypatch, tmp_path, count, requeued):
+    taken_to(tmp_path, monkeypatch, "slurm_container.xtrain")
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    calls = commands(tmp_path, monkeypatch, sbatch="echo 17", srun=SAVES, scontrol="")
+    job = run_script(script_of("slurm_container.xtrain"), SLURM_RESTART_COUNT=count)
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(60) == 75
+    assert ("scontrol requeue 17" in calls()) is requeued
+    (srun,) = [each for each in calls() if each.startswith("srun")]
+    assert "--container-image=/images/x train.sqsh" in srun and "--wait=180" in srun
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "starts"),
+    [
+        ("slurm_container.xtrain", 0, 1),
+        ("slurm_container.xtrain", 1, 4),  # of restarts, which xtrain leaves to the job on several machines
+        ("slurm_container.xtrain", 137, 4),
+        ("slurm_container.xtrain", 3, 1),
+        ("slurm_container.xtrain", 75, 1),  # stopped by `xtrain control`, or at a step
+        ("slurm.xtrain", 1, 1),
+    ],
+)
+def test_how_a_job_ends_without_a_signal(monkeypatch, tmp_path, spec, code, starts):
+    taken_to(tmp_path, monkeypatch, spec)
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    calls = commands(tmp_path, monkeypatch, sbatch="echo 17", srun=f"exit {code}", scontrol="")
+    assert run_script(script_of(spec)).wait(60) == code
+    assert [each.split()[0] for each in calls()] == ["sbatch", *["srun"] * starts]
+
+
+# the rest -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_launcher_is_the_same_in_its_plan(spec, monkeypatch, tmp_path):
+    taken_to(tmp_path, monkeypatch, spec)
+    plan = plan_from_path(spec).plan
+    launcher = launcher_of(plan)
+    assert launcher_args(launcher) == plan.launch["launcher"]
+    assert f"launcher {launcher.kind}" in shown(plan)
+
+
+def shown(plan) -> str:
+    from xtrain.planner.report.render import render
+
+    return render(plan)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("plain.xtrain",), "the spec has no `launcher`; say --on local, kubernetes, slurm"),
+        (("slurm.xtrain", "--on", "cloud"), "there is no launcher cloud"),
+        (("slurm.xtrain", "--on", "kubernetes"), "kubernetes needs settings; write `launcher kubernetes { image ="),
+        (("slurm.xtrain", "--on", "local"), "local is one machine, and the plan is for 2"),
+        (("local.xtrain", "--set", "optimizer.lr=-1"), "X3"),
+    ],
+)
+def test_what_cannot_be_launched(monkeypatch, tmp_path, capsys, arguments, says):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain", "local.xtrain")
+    text = Path("slurm.xtrain").read_text()
+    Path("plain.xtrain").write_text(text[: text.index("launcher")])
+    assert main(["launch", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_process_in_the_background(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "local.xtrain")
+    fake = tmp_path / "fake python"
+    fake.write_text('#!/bin/sh\necho "$PWD: $*"\nexec sleep 600\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    assert main(["launch", "local.xtrain"]) == 0
+    (directory,) = submitted()
+    job = read_job(directory)
+    try:
+        assert main(["launch", "local.xtrain"]) == 3
+        assert f"local {job.id} is RUNNING" in capsys.readouterr().err
+    finally:
+        assert main(["launch", "--cancel", str(directory)]) == 0
+        os.waitpid(int(job.id.partition("-")[0]), 0)  # it was started by this process
+    output = (job_folder(directory) / "output.txt").read_text()
+    assert output == f"{tmp_path}: -m xtrain run {job_folder(directory)}/job-plan.json --accept-drift --ui plain\n"
+    assert main(["launch", "--cancel", str(directory)]) == 0
+    assert "is over: gone" in capsys.readouterr().out
+
+
+def test_a_run_without_a_job(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", "--cancel", "runs/x/y"]) == 3
+    assert "was given to no job" in capsys.readouterr().err
+    assert main(["runs"]) == 3
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for each in SPECS:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            taken_to(Path(folder), patch, each)
+            (LAUNCHES / each).with_suffix(".expected").write_text(dry(each))

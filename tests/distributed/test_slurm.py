@@ -1,0 +1,115 @@
+"""A run in a real Slurm of two machines: submitted, stopped before its time limit, requeued, gone on with, and in the
+end the same as a run that was never stopped."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import slurm
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(slurm.found() is None, reason="Slurm is not installed"),
+]
+
+SPEC = """experiment "it's queued" {{ seed = 1, budget = {steps} steps }}
+model llama {{ dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }}
+tokenizer bytes
+dataset lines {{ source = text("*.txt") }}
+batch {{ sequence = 64, rows = 8 }}
+optimizer adamw {{ lr = 1e-3 }}
+every 1 steps log
+launch {{ device = cpu, stop_deadline = 20 s, {launch} }}
+launcher slurm {{ partition = "tiny", time = 2 min, warn = 30 s, cpus = 2, requeues = 20 }}
+"""
+PATIENCE_SECONDS = 600
+
+
+def xtrain(*arguments: str, environment: dict[str, str], code: int = 0) -> str:
+    command = [sys.executable, "-m", "xtrain", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def wait_for(what: Callable[[], bool], report: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, report()
+        time.sleep(0.5)
+
+
+def events(directory: Path, kind: str) -> list[dict]:
+    if not (directory / "events.jsonl").exists():
+        return []
+    found = map(json.loads, (directory / "events.jsonl").read_text().splitlines())
+    return [each for each in found if each["event"] == kind]
+
+
+def losses(directory: Path) -> dict[int, float]:
+    found = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    return {each["step"]: each["loss"] for each in found if "loss" in each}
+
+
+def test_a_run_that_outlives_its_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("".join(f"line {number} of {number * 7919 % 1000}\n" for number in range(3000)))
+    (tmp_path / "two.xtrain").write_text(SPEC.format(steps=100_000, launch="nodes = 2, ranks_per_node = 1"))
+    with slurm.running(tmp_path / "slurm") as environment:
+        assert "nothing found" in subprocess.run(
+            ["srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "xtrain", "doctor", "two.xtrain"],
+            env=environment, capture_output=True, text=True, timeout=300,
+        ).stdout  # fmt: skip
+        xtrain("launch", "two.xtrain", environment=environment)
+        (job_file,) = tmp_path.glob("runs/*/launch/*/job.json")
+        directory = job_file.parents[2] / job_file.parent.name
+        job = json.loads(job_file.read_text())["id"]
+
+        def said() -> str:
+            output = job_file.parent / f"slurm-{job}.out"
+            return "\n".join(output.read_text().splitlines()[-40:]) if output.exists() else "no output yet"
+
+        def row() -> dict:
+            return json.loads(xtrain("runs", "--json", environment=environment).splitlines()[0])
+
+        def requeue_at_once() -> None:
+            """Slurm lets two minutes pass before a job that was put back begins."""
+            subprocess.run(
+                ["scontrol", "update", f"JobId={job}", "StartTime=now"], env=environment, capture_output=True
+            )
+
+        def stopped() -> bool:
+            """By its time limit, after its first step: on a busy machine the first start may not come that far."""
+            requeue_at_once()
+            return any(each["step"] > 0 for each in events(directory, "run_end"))
+
+        wait_for(stopped, said)
+        end = events(directory, "run_end")[-1]
+        assert end["status"] == "stopped" and "sigusr1" in end["reason"], said()
+        wait_for(lambda: row()["state"].startswith("PENDING"), said)
+        assert row()["status"] == "stopped, waiting" and row()["step"] == end["step"]
+        starts = len(events(directory, "run_start"))
+        requeue_at_once()
+        wait_for(lambda: len(events(directory, "run_start")) > starts, said)
+        wait_for(lambda: max(losses(directory)) > end["step"] + 5, said)
+        assert row()["status"] == "training" and row()["state"] == "RUNNING"
+        xtrain("control", str(directory), "stop", environment=environment)
+        wait_for(lambda: row()["state"] == "gone" or row()["state"].startswith("FAILED"), said)
+        assert row()["status"] == "stopped", "a run that was stopped by hand is not put back into the queue"
+    last = max(losses(directory))
+    assert list(losses(directory)) == list(range(1, last + 1)) and last > end["step"]
+    # The same without a stop, on one machine.
+    shutil.copytree(tmp_path / "runs" / "cache", tmp_path / "whole" / "cache", dirs_exist_ok=True)
+    launch = f"ranks_per_node = 2, stop_at = {last} steps"
+    (tmp_path / "one.xtrain").write_text(SPEC.format(steps=100_000, launch=launch))
+    xtrain("run", "one.xtrain", "--set", 'workspace.root="whole"', "--set", 'workspace.run="one"',
+           environment=dict(os.environ), code=75)  # fmt: skip
+    (whole,) = tmp_path.glob("whole/*/one")
+    assert losses(whole) == losses(directory)
