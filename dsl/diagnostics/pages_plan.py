@@ -148,8 +148,8 @@ PAGES: Final = (
     CodePage("X445", "further tokens that cannot be predicted", """
         Modules that predict further tokens (`mtp`) stand behind the last block and use its embedding and its head. They
         learn by the plain cross-entropy, with all of the model, from its first step on: not beside an adapter, parts
-        that are frozen, a folder's weights, rollouts, a step of your own, compiled blocks, or a schedule of a pipeline
-        that splits the backward.
+        that are frozen, a folder of a family whose files have none, rollouts, a step of your own, compiled blocks, or a
+        schedule of a pipeline that splits the backward.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, mtp = 1 }\nloss cross_entropy { focal = 2.0 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6, mtp = 1 }"),
     CodePage("X447", "a server that cannot be", """

@@ -44,8 +44,9 @@ def _problems(spec: Spec, layout: Layout) -> Iterator[Problem]:
         yield "an adapter is trained on the model as it is", "remove `mtp` or the adapter"
     if spec.model.frozen:
         yield "modules are trained with all of the model", "remove `mtp` or `frozen`"
-    if loads_weights(spec):
-        yield "modules of a folder are not read", "remove `mtp`, or write `weights = none`"
+    if loads_weights(spec) and not type(spec.model).stored.further_tokens:
+        message = f"files of {spec.model.family} have no modules that predict further tokens"
+        yield message, "remove `mtp`, or write `weights = none`"
     if spec.rollout is not None:
         yield "rollouts learn by a loss of policies", "remove `mtp` or `rollout`"
     if spec.step is not None:

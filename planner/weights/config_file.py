@@ -14,6 +14,7 @@ from ..architecture import Architecture, buffers
 
 DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters")
+FURTHER: Final = "num_nextn_predict_layers"
 TOKENS: Final = ("bos_token_id", "eos_token_id")
 
 
@@ -69,8 +70,15 @@ def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -
     return {"architectures": [_config(arch).classifier], **labels, "pad_token_id": pad}
 
 
+def _further(arch: Architecture) -> dict[str, Any]:
+    """How many modules that predict further tokens the folder has, of a family whose files may have some."""
+    stored = FAMILIES[arch.family].stored
+    return {FURTHER: arch.mtp} if arch.mtp and stored is not None and stored.further_tokens else {}
+
+
 def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
     """All keys, in the spelling that version 4 and version 5 of transformers read."""
+    further = _further(arch)
     arch = arch.core
     config = _config(arch)
     found = {
@@ -84,6 +92,7 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
         **{name: only.values[0] for name, only in config.only.items() if only.values},
         "torch_dtype": DTYPES[values.format],
         "use_cache": True,
+        **further,
         **_rewards(arch, values),
     }
     unread = {key.name for key in config.keys if key.when is not None and not key.when(found)}
@@ -98,6 +107,7 @@ def changed_config(
 
     means: the settings that it gives, by `settings_in_folder`.
     """
+    further = _further(arch)
     arch = arch.core
     config = _own_config(_config(arch), config)
     found = dict(config)
@@ -116,6 +126,7 @@ def changed_config(
     dtype = "dtype" if "dtype" in config else "torch_dtype"
     if config.get(dtype) != DTYPES[values.format]:
         found[dtype] = DTYPES[values.format]
+    found |= further
     found |= _rewards(arch, values, config.get("pad_token_id"))
     return with_tokens(found, values.begin, [values.end])
 

@@ -31,11 +31,11 @@ class Assignment:
 
 
 def assign(arch: Architecture, files: WeightFiles) -> Assignment:
-    """Where every parameter is read, but for those of modules that predict further tokens. Raises ValueError, whose
-    text names what is wrong, if the folder does not fit."""
-    arch = arch.core
+    """Where every parameter is read that files of the family have. Raises ValueError, whose text names what is wrong,
+    if the folder does not fit."""
     names = FAMILIES[arch.family].stored
     assert names is not None, f"{arch.family} has no files"
+    arch = names.stored_part(arch)
     own = names.own_names(files.tensors)
     found: dict[str, tuple[StoredPart, ...]] = {}
     missing: list[str] = []

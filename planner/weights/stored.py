@@ -3,6 +3,7 @@
 A matrix is stored [out, in]. Experts lie there one by one, or stacked, with gate and up projections in one tensor.
 """
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final, Literal
 
@@ -48,8 +49,9 @@ class StoredNames:
     have the names that they have here. ignored: ends of names that hold nothing that is learned.
     enclosed: where a model is a part of another, the start of its names in files of that → in files of its own. beside:
     starts of the names of other parts. buffers: ends of names of tensors beside parameters that files have.
-    further_tokens: of layers behind the last one that have a matrix with this name, to predict further tokens, nothing
-    is part of the model.
+    further_tokens: a matrix of this name is in layers behind the last one that predict further tokens, as DeepSeek-V3
+    stores them: with copies of the embedding and of the head. Those beyond what the model has are no part of it. Empty:
+    files have no such layers.
     """
 
     modules: Mapping[str, str] = field(factory=dict)
@@ -67,7 +69,7 @@ class StoredNames:
             return tuple(self._experts(parameter, form) for form in self.experts)
         if parameter.name in (HEAD_WEIGHT, SCORE_WEIGHT):
             return ((StoredPart(parameter.name, parameter.shape),),)
-        plain = f"model.{parameter.name}"
+        plain = f"model.{of_module(parameter.name)}"
         names = dict.fromkeys((self._renamed(plain), plain))
         return tuple((StoredPart(name, parameter.shape),) for name in names)
 
@@ -77,9 +79,30 @@ class StoredNames:
             return True
         if not self.further_tokens or not name.startswith(LAYERS):
             return False
-        layer = name.removeprefix(LAYERS).partition(".")[0]
-        beyond = layer.isdecimal() and int(layer) >= arch.layers
-        return beyond and f"{LAYERS}{layer}.{self.further_tokens}" in stored
+        layer, _, inside = name.removeprefix(LAYERS).partition(".")
+        number = int(layer) if layer.isdecimal() else -1
+        if number in arch.further_layers:
+            return inside in COPIES
+        return number >= arch.layers and f"{LAYERS}{layer}.{self.further_tokens}" in stored
+
+    def modules_in(self, arch: Architecture, stored: Iterable[str]) -> int:
+        """How many modules that predict further tokens files have behind the blocks of a model."""
+        if not self.further_tokens:
+            return 0
+        layers = (name.removeprefix(LAYERS).partition(".") for name in stored if name.startswith(LAYERS))
+        return sum(inside == self.further_tokens and int(layer) >= arch.blocks for layer, _, inside in layers)
+
+    def stored_part(self, arch: Architecture) -> Architecture:
+        """The model that files have: that of a family without a place for modules that predict further tokens, without
+        these."""
+        return arch if self.further_tokens else arch.core
+
+    def copies(self, arch: Architecture) -> Iterator[tuple[str, str]]:
+        """Names of tensors that files have once more in each module, and of the parameters that they are."""
+        if self.further_tokens:
+            for layer in arch.further_layers:
+                for inside, parameter in zip(COPIES, (EMBEDDING_WEIGHT, f"{arch.head_module}.weight"), strict=True):
+                    yield f"{LAYERS}{layer}.{inside}", parameter
 
     def own_names(self, stored: Iterable[str]) -> dict[str, str]:
         """Name in files of the model alone → stored name."""
@@ -122,6 +145,16 @@ def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
     return StoredPart(f"{module}.{name}", shape, transposed=transposed, first=first, step=step)
 
 
+def of_module(name: str) -> str:
+    """The name in files of a parameter of a block, which is another in modules that predict further tokens."""
+    start, dot, inside = name.partition(".join.")
+    if dot:
+        return f"{start}.{inside}"
+    found = re.fullmatch(r"(layers\.\d+)\.norm\.weight", name)
+    return name if found is None else f"{found[1]}.shared_head.norm.weight"
+
+
+COPIES: Final = ("embed_tokens.weight", "shared_head.head.weight")
 GATE_UP: Final = ("gate_proj", "up_proj")
 EMBEDDING_WEIGHT = f"{EMBEDDING}.weight"
 HEAD_WEIGHT = f"{HEAD}.weight"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from math import prod
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.model import FAMILIES
 from ..architecture import Architecture, ParameterSpec, buffers, parameters
@@ -77,9 +77,16 @@ def _tensors(arch: Architecture, format_of: FormatOf) -> Iterator[WrittenTensor]
     names = FAMILIES[arch.family].stored
     parts: dict[str, list[tuple[str, StoredPart]]] = {}
     formats: dict[str, str] = {}
-    for parameter in (*parameters(arch.core), *buffers(arch.core)):
+    arch = names.stored_part(arch)
+    copied: dict[str, list[str]] = {}
+    for name, parameter in names.copies(arch):
+        copied.setdefault(parameter, []).append(name)
+    for parameter in (*parameters(arch), *buffers(arch)):
         for number, part in enumerate(names.of(parameter)[0]):
             parts.setdefault(part.name, []).append((parameter.name, part))
             formats[part.name] = format_of(parameter, number)
+            for name in copied.get(parameter.name, ()):
+                parts[name] = [(parameter.name, evolve(part, name=name))]
+                formats[name] = formats[part.name]
     for name, each in parts.items():
         yield WrittenTensor(tuple(each), formats[name])

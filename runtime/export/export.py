@@ -16,12 +16,14 @@ from torch import Tensor
 
 from ...dsl.checking.hub_cache import snapshot_folder
 from ...dsl.checking.model_folder import settings_in_folder
+from ...dsl.schema.model import FAMILIES
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ...planner.architecture import Architecture, ParameterSpec, buffers
 from ...planner.mesh.placement import base_of_plan
 from ...planner.plan import Plan
-from ...planner.units import bytes_text
+from ...planner.units import bytes_text, plural
 from ...planner.weights.config_file import (
+    FURTHER,
     ConfigValues,
     changed_config,
     new_config,
@@ -136,9 +138,23 @@ class Export:
         if origin is not None and not (origin / CONFIG).is_file():
             message = f"{origin}, from which the run has read its model, is gone, and with it the rest of its {CONFIG}"
             remarks = (message,)
+        remarks += tuple(self._left_out(origin))
         return Exported(
             folder=to, tensors=tensors, files=len(files), formats=formats, remarks=remarks, merged=tuple(merged)
         )
+
+    def _left_out(self, origin: Path | None) -> Iterator[str]:
+        """What is said of modules that predict further tokens and are not in the folder."""
+        arch, stored = self._arch, FAMILIES[self._arch.family].stored
+        if arch.mtp and not stored.further_tokens:
+            one = arch.mtp == 1
+            yield f"{plural(arch.mtp, 'module')} that {'predicts' if one else 'predict'} further tokens " + (
+                f"{'stays' if one else 'stay'} in the checkpoint: files of {arch.family} have no place for them"
+            )
+        if (there := _modules(arch, origin)) > arch.mtp:
+            yield f"{origin} has {plural(there, 'layer')} that predict further tokens, of which the run has read " + (
+                f"{arch.mtp or 'none'} (`mtp`): the others are not written"
+            )
 
     @property
     def _arch(self) -> Architecture:
@@ -241,12 +257,26 @@ def configs(arch: Architecture, origin: Path | None, values: ConfigValues, ends:
     generation = _json(origin / GENERATION) if origin is not None else None
     if origin is not None and begun is not None:
         config = changed_config(arch, values, begun, settings_in_folder(str(origin))[0])
+        if _modules(arch, origin) > arch.mtp:
+            config[FURTHER] = arch.mtp
     else:
         config = new_config(arch, values)
     if arch.head == "reward":
         return {CONFIG: _text(config)}
     found = with_tokens(generation if generation is not None else {"_from_model_config": True}, values.begin, ends)
     return {CONFIG: _text(config), GENERATION: _text(found)}
+
+
+def _modules(arch: Architecture, folder: Path | None) -> int:
+    """How many modules that predict further tokens the folder has that a run has begun with."""
+    stored = FAMILIES[arch.family].stored
+    if folder is None or not stored.further_tokens:
+        return 0
+    try:
+        files: WeightFiles = read_weight_files(str(folder))
+    except WeightsUnreadable:
+        return 0
+    return stored.modules_in(arch, files.tensors)
 
 
 def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> None:
