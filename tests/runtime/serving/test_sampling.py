@@ -229,9 +229,28 @@ def of_many_weights(engine: Any, folder: Path) -> dict[str, Any]:
     return {"alone": alone, "found": found, "forwards": (one, four)}
 
 
-@pytest.mark.parametrize("sets", [(), pytest.param(PP, marks=pytest.mark.slow)], ids=["one", "pp"])
-def test_samples_of_several_adapters_are_written_in_one_forward(sets: tuple[str, ...], tmp_path: Path):
-    found = served(server_plan(tmp_path, *sets), of_many_weights, tmp_path / "run")
+MIXTURE = """qwen3_moe {
+  dim = 32, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, experts = 4, experts_per_token = 2, expert_ffn = 24
+  init_std = 0.2
+  router { aux_loss = 0 }
+}"""
+EXPERTS = 'adapter.targets=["self_attn", "experts"]'
+
+
+@pytest.mark.parametrize(
+    ("model", "sets"),
+    [
+        ("", ()),
+        pytest.param("", PP, marks=pytest.mark.slow),
+        pytest.param("", ("parallel.fsdp=2",), marks=pytest.mark.slow),
+        pytest.param(MIXTURE, (EXPERTS,), marks=pytest.mark.slow),
+        pytest.param(MIXTURE, (EXPERTS, "parallel.fsdp=2", "parallel.ep=2"), marks=pytest.mark.slow),
+    ],
+    ids=["one", "pp", "fsdp", "experts", "spread experts"],
+)
+def test_samples_of_several_adapters_are_written_in_one_forward(model: str, sets: tuple[str, ...], tmp_path: Path):
+    plan = server_plan(tmp_path, *sets, **({"model": model} if model else {}))
+    found = served(plan, of_many_weights, tmp_path / "run")
     one, four = found["forwards"]
     assert one == four == 16
     for result, alone in zip(found["found"], found["alone"], strict=True):
