@@ -18,6 +18,7 @@ SEAL: Final = {"separators": (",", ":")}
 
 # Most values of a plan are of these: whether something is a Mapping is a slow question.
 SINGLE: Final = (str, int, float, bool, type(None))
+AS_THEY_ARE: Final = frozenset((str, int, bool, type(None)))
 
 
 def canonical(value: Any) -> Any:
@@ -34,15 +35,12 @@ def canonical(value: Any) -> Any:
 
 def whole_numbers(value: Any) -> Any:
     """`value` with 2.0 as 2, for what makes no difference between them."""
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
-    if isinstance(value, SINGLE):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): whole_numbers(item) for key, item in value.items()}
+    # A plan has a hundred thousand values: those that stay as they are take no call.
+    if isinstance(value, dict | Mapping):
+        return {str(key): item if type(item) in AS_THEY_ARE else whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [whole_numbers(item) for item in value]
-    return value
+        return [item if type(item) in AS_THEY_ARE else whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def text(content: Any, writing: dict[str, Any]) -> str:

@@ -169,6 +169,11 @@ class Resolved:
         """The tensors that the optimizer keeps for a parameter."""
         return self.groups.state(parameter.name) if parameter.trained else ()
 
+    @cached_property
+    def moment_counts(self) -> frozenset[int]:
+        """How many tensors the optimizer keeps for a parameter that is trained."""
+        return frozenset(len(self.moments(each)) for each in self.inventory.tensors if each.trained)
+
     def moment_bytes(self, parameter: ParameterSpec, shape: Sequence[int]) -> int:
         """Bytes of these tensors. shape: of the parameter, or of a rank's piece of it."""
         return sum(

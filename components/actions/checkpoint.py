@@ -30,7 +30,7 @@ class CheckpointAction(Action):
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         averages = "" if run.averages is None else " their average,"
-        counts = {len(run.moments(tensor)) for tensor in run.inventory.tensors if tensor.trained}
+        counts = run.moment_counts
         state = STATES.get(max(counts), f"{max(counts)} moments") if len(counts) == 1 else "moments"
         does = f"save weights,{averages} {state} and the place in the data: {bytes_text(run.checkpoint_bytes)}"
         if place.asked:

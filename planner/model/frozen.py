@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Final
 
 from ...dsl.diagnostics.suggest import did_you_mean
@@ -15,6 +16,7 @@ ANY_PARTS: Final = "**"
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
 
 
+@lru_cache(maxsize=1 << 16)  # asked of every parameter by whatever counts bytes
 def covers(pattern: str, name: str) -> bool:
     """Whether a pattern means a parameter, or a module that it is in: part by part of their dotted names, `*` being any
     text inside a part, `0-3` the numbers 0 to 3, and `**` any parts."""

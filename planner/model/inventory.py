@@ -18,7 +18,7 @@ def count_parameters(
     """The inventory. A token uses all parameters but the experts it is not sent to. frozen: names of parameters that
     are not trained. quantised: of those among them that the base stores."""
     tensors = tuple(
-        evolve(each, trained=each.name not in frozen, quantised=each.name in quantised)
+        evolve(each, trained=False, quantised=each.name in quantised) if each.name in frozen else each
         for each in parameters(architecture)
     )
     total = sum(tensor.size for tensor in tensors)
