@@ -60,7 +60,6 @@ LONG = (
     "tests/api/test_from_python.py",
     "tests/runtime/data/test_tokenise_pool.py",
     "tests/runtime/test_reading_processes.py",
-    "tests/dsl/test_guided_fuzz.py",
     "tests/tui/board/test_keys.py",
     "tests/tui/board/test_terminal.py",
     "tests/planner/test_alternatives.py",

@@ -1,4 +1,4 @@
-"""A few texts of `tests/support/fuzz.py`; run it for longer by hand, or with `-m slow`."""
+"""What `tests/support/fuzz.py` is made of; with `-m slow` also what it finds, for longer by hand."""
 
 import re
 import subprocess
@@ -20,6 +20,7 @@ def fuzz(seconds, *arguments):
     return [int(number) for number in found.groups()]
 
 
+@pytest.mark.slow  # by default texts are cut off, put together and mended in test_prefixes, test_fuzz and test_autofix
 def test_a_few_mutants_find_nothing():
     executions, corpus, reached, branches = fuzz(60, "--seed", "7", "--texts", "8")
     assert executions > 100 and corpus > 50
