@@ -1,6 +1,7 @@
 """Arguments that several verbs take alike."""
 
 import argparse
+from collections.abc import Callable
 
 
 def add_sets(parser: argparse.ArgumentParser) -> None:
@@ -15,11 +16,34 @@ def add_sets(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def ranks(text: str) -> int:
-    """A number of ranks, as the type of `--world`."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of ranks; use 1 or more")
-    return int(text)
+def number_of(what: str) -> Callable[[str], int]:
+    """The type of an argument that is a number of things: 1 or more."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"`{text}` is not a number of {what}; use 1 or more")
+        return int(text)
+
+    return read
+
+
+ranks = number_of("ranks")
+"""The type of `--world`."""
+
+
+def above_zero(what: str) -> Callable[[str], float]:
+    """The type of an argument that is a number above 0."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = 0.0
+        if not 0 < found < float("inf"):
+            raise argparse.ArgumentTypeError(f"`{text}` is not {what}; use a number above 0")
+        return found
+
+    return read
 
 
 def add_node(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import number_of
+
 if TYPE_CHECKING:
     from ..runtime.checkpoint.look import SeenCheckpoint
 
@@ -49,15 +51,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         view.set_defaults(run=run, action=name)
     parsers["verify"].add_argument("--sizes", action="store_true", help="compare sizes alone, which takes no time")
     prune = parsers["prune"]
-    prune.add_argument("--keep", type=_count, metavar="N", help="all but the newest N of each run (pointers stay)")
+    prune.add_argument(
+        "--keep", type=number_of("checkpoints"), metavar="N", help="all but the newest N of each run (pointers stay)"
+    )
     prune.add_argument("--damaged", action="store_true", help="those whose files are missing or short")
     prune.add_argument("--yes", action="store_true", help="do it; without, only say what would go")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of checkpoints; use 1 or more")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..records.control_words import ControlState, ControlWord
+from .arguments import above_zero
 
 if TYPE_CHECKING:
     from ..records.run_events import ControlEvent
@@ -46,21 +47,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
-        type=_seconds,
+        type=above_zero("a number of seconds"),
         default=60.0,
         help="how long ranks may take to start, and to read the command before it is taken back (default: 60)",
     )
     parser.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds above 0")
-    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:

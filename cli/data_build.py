@@ -11,6 +11,8 @@ from hashlib import blake2b
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from .arguments import number_of
+
 if TYPE_CHECKING:
     from ..planner.plan import Node, Plan
     from ..runtime.data.documents.tokenizers import TextTokenizer
@@ -44,7 +46,7 @@ def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
     )
     build.add_argument(
         "--jobs",
-        type=_jobs,
+        type=number_of("processes"),
         metavar="N",
         help="processes that tokenise (default: one a core, or none if there is little to do)",
     )
@@ -52,12 +54,6 @@ def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
         "--verify", action="store_true", help="read what is there already, and build it anew if it is damaged"
     )
     return build
-
-
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of processes; use 1 or more")
-    return int(text)
 
 
 def build(plan: "Plan", arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..planner.units import plural
+from .arguments import number_of
 from .flowing import TextPart, flow, plain, width
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ READ = ("⟦", "⟧")  # around what is only read, where colours cannot say it
 def add_show(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     """Add the view to `xtrain data`."""
     show = views.add_parser("show", help="packed rows, as text", description="Print rows in the order of training.")
-    show.add_argument("-n", type=_count, default=5, metavar="ROWS", help="how many rows (default 5)")
+    show.add_argument("-n", type=number_of("rows"), default=5, metavar="ROWS", help="how many rows (default 5)")
     show.add_argument("--step", type=int, help="from this optimizer step on, counted from 1 as in logs (default 1)")
     show.add_argument(
         "--heldout", action="store_true", help="rows that are kept for evaluation, the first ones of each dataset"
@@ -41,12 +42,6 @@ def add_show(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> ar
     show.add_argument("--tokens", action="store_true", help="every token by itself, with its number")
     show.add_argument("--full", action="store_true", help=f"all of each document, not its first {SHOWN} characters")
     return show
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of rows; use 1 or more")
-    return int(text)
 
 
 def show(plan: "Plan", arguments: argparse.Namespace) -> int:

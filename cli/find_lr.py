@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..records.paths import LR_SWEEP_FILE
-from .arguments import add_sets, ranks
+from .arguments import above_zero, add_sets, ranks
 
 if TYPE_CHECKING:
     from ..planner.load import Compiled
@@ -23,24 +23,23 @@ def add_parser(subparsers) -> None:
         epilog="example: xtrain find-lr specs/quickstart.xtrain --to 10",
     )
     parser.add_argument("spec", metavar="SPEC|RUN", help="a .xtrain spec, or the directory of a run of find-lr")
-    parser.add_argument("--from", dest="low", type=_rate, default=1e-7, metavar="RATE", help="first (default 1e-7)")
-    parser.add_argument("--to", dest="high", type=_rate, default=1.0, metavar="RATE", help="last (default 1)")
+    parser.add_argument(
+        "--from",
+        dest="low",
+        type=above_zero("a learning rate"),
+        default=1e-7,
+        metavar="RATE",
+        help="first (default 1e-7)",
+    )
+    parser.add_argument(
+        "--to", dest="high", type=above_zero("a learning rate"), default=1.0, metavar="RATE", help="last (default 1)"
+    )
     parser.add_argument("--steps", type=_steps, default=100, metavar="N", help="of the sweep (default 100)")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
     add_sets(parser)
     parser.add_argument("--plan", action="store_true", help="print the plan of the sweep, and train nothing")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing of the run")
     parser.set_defaults(run=run)
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a learning rate; use a number above 0")
-    return rate
 
 
 def _steps(text: str) -> int:

@@ -22,15 +22,11 @@ INDEX: Final = 8  # bytes of an index
 
 @define(eq=False)
 class TracedTensor:
-    """A tensor: the bytes of its storage, or none if it is a view `of` another, and those of its gradient.
-
-    keepers: how many operations need the storage in the backward.
-    """
+    """A tensor: the bytes of its storage, or none if it is a view `of` another, and those of its gradient."""
 
     size: int
     gradient: int
     of: "TracedTensor | None" = None
-    keepers: int = 0
 
     @property
     def storage(self) -> "TracedTensor":
@@ -167,8 +163,6 @@ class OpTrace:
         others = tuple(TracedTensor(size, 0) for size in extra)
         first = tuple(TracedTensor(size, 0) for size in arranged)
         storages = tuple(value.storage for value in (*keeps, *others, *first, *((output,) if keeps_output else ())))
-        for value in storages:
-            value.keepers += 1
         self.ops.append(
             TracedOp(
                 inputs=inputs,
