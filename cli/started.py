@@ -124,11 +124,12 @@ def _opened(plan: "Plan", text: str) -> "RunDirectory":
     ranks: agents count the starts of their own ranks, each for itself."""
     from ..runtime.provenance.code import read_code
     from ..runtime.provenance.metadata import launcher_before
-    from ..runtime.provenance.start import RESTART, launcher_id
+    from ..runtime.provenance.start import RESTART, is_restart, launcher_id
     from ..runtime.run_directory.workspace import locate, open_workspace
 
     directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
-    again = launcher_before(directory) == launcher_id() or int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    counted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    again = is_restart() or counted or launcher_before(directory) == launcher_id()
     os.environ[RESTART] = str(int(again))
     return open_workspace(plan, text)
 

@@ -16,9 +16,12 @@ from ...dsl.schema.launchers import Launcher
 from ...planner.serialise import dumps
 from ...runtime.launch.jobs import Job, QueueState
 from ...runtime.launch.outside_commands import answer_of
+from ...runtime.provenance.start import RESTART
 
 MANIFEST: Final = "job.k8s.json"
 PORT: Final = 29500
+# Written on its pods by the controller of JobSets.
+ATTEMPT: Final = "jobset.sigs.k8s.io/restart-attempt"
 # Of a ConfigMap, which holds 1 MiB; a larger plan is packed.
 PLAIN_BYTES: Final = 900_000
 RANKS: Final = "ranks"
@@ -186,6 +189,9 @@ def _pod(job: Job, launcher: Any, name: str, head: str) -> dict[str, Any]:
         "volumeMounts": mounts,
         **_probes(job),
     }
+    if launcher.manifest == "jobset":  # how often it has started before, from which the run knows that it goes on
+        attempt = f"metadata.annotations['{ATTEMPT}']"
+        container["env"] = [{"name": RESTART, "valueFrom": {"fieldRef": {"fieldPath": attempt}}}]
     if launcher.secrets:
         container["envFrom"] = [{"secretRef": {"name": each}} for each in launcher.secrets]
     shared = {"medium": "Memory", "sizeLimit": str(int(launcher.shared_memory.value))}

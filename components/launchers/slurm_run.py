@@ -36,6 +36,8 @@ over=0
 trap 'over=1; [ -z "$step" ] || kill -USR1 "$step"' USR1
 
 for start in $(seq 0 {restarts}); do
+  # A later start of this job goes on where the one before was, whatever the spec says of new commands.
+  export XTRAIN_RESTART=$((start + ${{SLURM_RESTART_COUNT:-0}}))
   start_run
   # 1 is a run that failed, above 128 one that was killed; all else would come out the same again.
   [ "$code" -eq 1 ] || [ "$code" -gt 128 ] || break

@@ -18,7 +18,7 @@ from ..checkpoint.layout import CheckpointFolder
 from ..checkpoint.sources import starting_point
 from ..errors import EnvironmentFault
 from ..files.lines import JsonLinesFile, size_of
-from ..provenance.start import FIRST_STEP, RESTART
+from ..provenance.start import FIRST_STEP, RESTART, starts_before
 from ..run_directory.workspace import RunDirectory, reopen
 from .conclusion import conclude, report_fault
 from .failure_cause import FailureCause, exit_code_of, find_failure_cause
@@ -51,6 +51,8 @@ class RestartLoop:
     workspace: RunDirectory
     tries: list[Try] = field(factory=list)
     _notes: StopNotes = field(factory=StopNotes)
+    _starts_before: int = field(factory=starts_before)
+    """Of the job that this is a start of."""
 
     def run(self) -> int:
         """The exit code of the run. Main thread only."""
@@ -60,7 +62,7 @@ class RestartLoop:
             begin, step = size_of(events), self._saved_step()
             if not self.tries:
                 os.environ[FIRST_STEP] = str(starting_point(self.plan, self.workspace.directory).step)
-            os.environ[RESTART] = str(len(self.tries))
+            os.environ[RESTART] = str(self._starts_before + len(self.tries))
             ended = self._launch()
             self._notes.listen()
             said = events_since(events, begin)
@@ -96,7 +98,7 @@ class RestartLoop:
     def _begin_again(self, cause: FailureCause) -> bool:
         """Make everything ready for a restart; False if a stop was asked for meanwhile."""
         directory, number = self.workspace.directory, len(self.tries)
-        os.environ[RESTART] = str(number)
+        os.environ[RESTART] = str(self._starts_before + number)
         end_leftovers(directory)
         self.plan = fewer_ranks(self.plan, again=self._same_rank_again()) or self.plan
         lines = JsonLinesFile(directory / EVENTS_FILE)

@@ -5,8 +5,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-# Tells the ranks how often they have been started again. What torch's agent says of that, another machine's may
-# contradict.
+# Tells the ranks how often they have been started again, and a command how often its job has started before. What
+# torch's agent says of that, another machine's may contradict.
 RESTART = "XTRAIN_RESTART"
 
 
@@ -14,9 +14,14 @@ RESTART = "XTRAIN_RESTART"
 FIRST_STEP = "XTRAIN_FIRST_STEP"
 
 
+def starts_before() -> int:
+    """How many starts of the same run by the same launcher or job came before this one."""
+    return int(os.environ.get(RESTART) or 0)
+
+
 def is_restart() -> bool:
-    """Whether this start follows one that failed, by whoever starts the ranks."""
-    return int(os.environ.get(RESTART) or 0) > 0
+    """Whether this start follows one that failed, or was stopped with its job, by whoever starts the ranks."""
+    return starts_before() > 0
 
 
 def first_step(step: int) -> int:

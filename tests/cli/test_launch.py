@@ -271,7 +271,7 @@ def run_script(script: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 # Stands in for srun: says that it runs, and saves and stops when it is asked.
-SAVES = 'trap "exit 75" USR1; echo ready; while true; do sleep 0.05; done'
+SAVES = 'trap "exit 75" USR1; echo "ready $XTRAIN_RESTART"; while true; do sleep 0.05; done'
 
 
 @pytest.mark.parametrize(("count", "requeued"), [("0", True), ("6", True), ("7", False)])
@@ -280,7 +280,7 @@ def test_a_job_whose_time_is_over_is_requeued(monkeypatch, tmp_path, count, requ
     monkeypatch.setenv("WANDB_API_KEY", "x")
     calls = commands(tmp_path, monkeypatch, sbatch="echo 17", srun=SAVES, scontrol="")
     job = run_script(script_of("slurm_container.xtrain"), SLURM_RESTART_COUNT=count)
-    assert job.stdout.readline() == "ready\n"
+    assert job.stdout.readline() == f"ready {count}\n", "a start of a job that follows another one goes on"
     job.send_signal(signal.SIGUSR1)
     assert job.wait(60) == 75
     assert ("scontrol requeue 17" in calls()) is requeued

@@ -162,5 +162,6 @@ def test_ranks_of_a_machine(launched):
 
 
 def test_a_rank_that_fails_takes_the_others_along(launched):
-    Path("end-3").write_text("3")
+    Path("end").write_text("3")
+    Path("end").rename("end-3")  # whole as soon as it is there
     assert launched.wait(120) == 3

@@ -99,6 +99,15 @@ def test_a_worker_group_that_fails_is_started_again_and_the_run_ends_once(run, s
     assert [each["restart"] for each in seen] == [False, True, True]
 
 
+def test_a_start_of_a_job_that_follows_another_one_is_a_restart(run, seen, monkeypatch):
+    """Though the command is a new one: with `resume = false` it would begin anew."""
+    monkeypatch.setenv(RESTART, "2")
+    code, events = run("restarts = 1", [(BEGUN, KILLED), (DONE, Ended())])
+    assert code == 0 and [each["restart"] for each in seen] == [True, True]
+    assert [each["number"] for each in of(events, "restart")] == [1]
+    assert os.environ[RESTART] == "3"
+
+
 def test_a_run_whose_restarts_are_used_up_fails_with_a_report_of_all(run):
     code, events = run("restarts = 1", [(BEGUN, KILLED), ([*BEGUN, failure(0, "out of memory")], Ended())])
     assert code == 1
