@@ -4,7 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/one_device.py --shape tiny --steps 20 --device cpu
 
 Both sides run in one process, in turns, with the same model, packed rows and fused AdamW; the median of the turns
-counts. Weights are random. Prints one JSON line: tokens a second, share of the device's peak, peak memory.
+counts. Weights are random. Prints one JSON line: tokens a second, share of the device's peak, peak memory, and what
+the plan has predicted. `efficiency` is that of `cluster { efficiency }`: what is computed a second time counts.
 """
 
 import argparse
@@ -36,6 +37,7 @@ batch {{ sequence = {sequence}, micro = {micro}, rows = {micro} }}
 optimizer adamw {{ lr = 1e-5 }}
 precision {{ params = {params} }}
 launch {{ device = {device} }}
+{cluster}
 {activation}
 compile {{ mode = {compile} }}
 every 1 step log
@@ -58,6 +60,7 @@ class Xtrain:
             device=arguments.device,
             activation=f"activation {arguments.activation}" if arguments.activation != "none" else "",
             compile=arguments.compile,
+            cluster=f"cluster {arguments.cluster} {{ nodes = 1, devices = 1 }}" if arguments.cluster else "",
         )
         (folder / "device.xtrain").write_text(text)
         plan = plan_from_spec(folder / "device.xtrain").plan
@@ -112,28 +115,37 @@ def main() -> None:
     parser.add_argument("--activation", choices=("none", "full", "selective"), default="none")
     parser.add_argument("--compile", choices=("none", "default", "max_autotune"), default="default")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--cluster", help="a preset, to print the plan's prediction beside what is measured")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run = Xtrain(Path(name), arguments)
         run.ours(), run.by_hand()  # kernels are compiled here
         turns = [(run.ours(), run.by_hand()) for _ in range(arguments.turns)]
         ours, hand = (median(side) for side in zip(*turns, strict=True))
-        tokens, flops = run.plan.estimates.tokens_per_step, run.plan.estimates.flops_per_step
-        peak = peak_flops(run.device, compute_format(run.plan))
-        cuda = run.device.type == "cuda"
-        print(
-            json.dumps(
-                {
-                    "shape": arguments.shape,
-                    "device": torch.cuda.get_device_name() if cuda else "cpu",
-                    "tokens_per_second": round(tokens / ours),
-                    "by_hand_tokens_per_second": round(tokens / hand),
-                    "of_by_hand": round(hand / ours, 4),
-                    "mfu": round(flops / ours / peak, 4) if peak else None,
-                    "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
-                }
-            )
-        )
+        print(json.dumps({"shape": arguments.shape, **figures(run, ours, hand)}))
+
+
+def figures(run: Xtrain, ours: float, hand: float) -> dict[str, object]:
+    """ours, hand: seconds a step."""
+    estimates, cuda = run.plan.estimates, run.device.type == "cuda"
+    tokens, flops = estimates.tokens_per_step, estimates.flops_per_step
+    peak, times = peak_flops(run.device, compute_format(run.plan)), estimates.times
+    computed = max(each.hardware_flops for each in estimates.classes)
+    return {
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "torch": torch.__version__,
+        "step_seconds": round(ours, 5),
+        "planned_step_seconds": times and [round(times.fast, 5), round(times.slow, 5)],
+        "tokens_per_second": round(tokens / ours),
+        "by_hand_tokens_per_second": round(tokens / hand),
+        "of_by_hand": round(hand / ours, 4),
+        "mfu": round(flops / ours / peak, 4) if peak else None,
+        "efficiency": round(computed / ours / peak, 4) if peak else None,
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
+        "planned_gib": round(
+            max(each.memory.total_bytes - each.memory.reserve for each in estimates.classes) / 2**30, 2
+        ),
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""Benchmarks that others are told to run: that every part of them runs, at toy size."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+
+def ended(name: str, *arguments: str, folder: Path) -> str:
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_each_part_of_the_day_on_a_gpu_runs_on_a_cpu(tmp_path):
+    ended("gpu_day.py", "--dry", "--minutes", "35", "--out", "day.json", folder=tmp_path)
+    found = json.loads((tmp_path / "day.json").read_text())
+    assert set(found) == {"about", "runs", "right", "kernels", "fast", "breaks"}
+    trials = [trial for part in found.values() for trial in part.values()]
+    assert not [trial for trial in trials if "skipped" in trial or "failed" in trial]
+    assert found["right"]["resumed"]["bit_for_bit"]
+    assert found["right"]["beside the CPU, fp32"]["most_apart"] == 0
+    assert all(trial["every_step_once"] for trial in found["breaks"].values())
+    assert found["kernels"]["experts"]["grouped"]["apart"] < 0.1
+
+
+def test_a_step_and_those_of_other_trainers_give_the_same_losses(tmp_path):
+    lines = ended("peers.py", "--sizes", "tiny", "--steps", "6", "--turns", "1", folder=tmp_path).splitlines()
+    found = json.loads(lines[-1])
+    assert found["agree"] and {"xtrain", "same", "plain", "trainer"} <= set(found["sides"])
+    assert all(side["wall"] > 0 for side in found["sides"].values())
