@@ -1,6 +1,6 @@
 """`step.reference_point`: how much likelier the model makes answers than its reference, behind prompts of others."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallelize.fsdp import reshard
 from ..parallelize.pipeline import PipelineSchedule, forwarded
-from ..state import Rank, Step
+from ..state import Rank, Step, StepCall
 
 
 @define(kw_only=True, eq=False)
@@ -89,7 +89,7 @@ def estimate(
     reference_point: ReferencePoint,
     pipeline: PipelineSchedule | None = None,
     beat: HeartbeatWriter | None = None,
-) -> Callable[[Step], None]:
+) -> StepCall:
     """Estimate the point of a step from its own rows."""
     estimated = PointEstimate(model=model, rank=rank, pipeline=pipeline, beat=beat)
     rows = feed.loader.datasets[0].reader.rows
