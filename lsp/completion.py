@@ -1,8 +1,7 @@
 """What may be written at a place: blocks, settings, values, units, names of datasets, constants and files."""
 
-import os
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import attrs
 from attrs import frozen
@@ -12,20 +11,19 @@ from ..dsl.metric import Metric
 from ..dsl.quantity import UNITS, Quantity
 from ..dsl.schema.actions import Tick
 from ..dsl.schema.collators import LINKS
-from ..dsl.schema.component import is_call, members_of, registry_of
-from ..dsl.schema.names import file_path
+from ..dsl.schema.component import is_call, registry_of
 from ..dsl.schema.setting import Auto, Setting, settings_of
 from ..dsl.schema.sources import SOURCES
 from ..dsl.spec_text import is_plain
 from ..dsl.syntax.tokens import Token
 from ..dsl.user_parts.kinds import PART_KINDS
 from .analysis import Analysis
+from .paths import files_beginning, files_wanted
 from .place import Place, place_at
 from .reference import field_of, field_text, page_of, page_text, word_line, words_of
 from .scope import WORDS, Scope, label_is_dataset, takes_datasets
 
 SuggestionKind = Literal["block", "setting", "value", "unit", "constant", "function", "statement", "file", "dataset"]
-_MOST_FILES: Final = 200
 
 
 @frozen(kw_only=True)
@@ -50,6 +48,8 @@ def complete(analysis: Analysis, path: str, offset: int) -> list[Suggestion]:
     place = place_at(words, offset)
     text = words.source.text
     if place.word is not None and place.word.text.startswith('"'):
+        if offset == place.word.start or (offset == place.word.end and place.word.type == "STRING"):
+            return []  # beside the quotes, not between them
         return list(_Completion(analysis, path, place, place.word.start + 1, offset).in_string(text))
     start = place.word.start if place.word is not None else offset
     end = place.word.end if place.word is not None else offset
@@ -94,7 +94,7 @@ class _Completion:
         elif setting is not None:
             yield from self._values(*setting, item[2:])
         elif item[0].type in WORDS and len(item) == 1:
-            yield from self._labels(self.scopes.block_of(self.scope, item[0].text), item[0].text)
+            yield from self._labels(self.scopes.block_of(self.scope, item[0].text))
 
     # Names ------------------------------------------------------------------------------------------------------------
 
@@ -144,14 +144,14 @@ class _Completion:
             yield self._one(
                 name,
                 "block" if is_block else "setting",
-                name if behind in ("=", "{") and behind else f"{name} " if is_block else f"{name} = ",
+                name if behind and behind in "={" else f"{name} " if is_block else f"{name} = ",
                 detail=(inner.summary if inner is not None else field.kind if field is not None else "")
                 + (" (must be given)" if required and not is_block else ""),
                 doc=doc,
                 order=1 if required else 5,
             )
 
-    def _labels(self, block: type | None, kind: str) -> Iterator[Suggestion]:
+    def _labels(self, block: type | None) -> Iterator[Suggestion]:
         """The words that may follow the word which opens a block."""
         if block is None:
             return
@@ -159,16 +159,15 @@ class _Completion:
         if label_is_dataset(block):
             yield from self._datasets()
         registry = registry_of(block)
-        for name in registry or ():
-            page_text_ = " ".join((registry[name].__doc__ or "").split()) if registry is not None else ""
-            yield self._one(name, "value", detail=page_text_)
+        for name, component in (registry or {}).items():
+            yield self._one(name, "value", detail=" ".join((component.__doc__ or "").split()))
         if label is not None and registry is None:
             yield from self._words(label.type, Setting(doc=""))
             if int in get_args(label.type) or label.type is int:
                 yield from self._constants(functions=False)
-        yield from self._parts(lambda own: blocks.KINDS.get(own) is block)
-        if members_of(block) is not None:
-            return
+        for name, part in self.scopes.parts.items():
+            if blocks.KINDS.get(PART_KINDS[part.declared.kind].block) is block:
+                yield self._one(name, "value", detail=part.declared.does, order=2)
 
     def _trigger(self, item: tuple[Token, ...]) -> Iterator[Suggestion]:
         """Behind `every` or `on`: a period or an event, then actions and their labels."""
@@ -176,7 +175,7 @@ class _Completion:
         if at is not None:
             name = item[at].text
             if at == len(item) - 1:
-                yield from self._labels(self.scopes.parts.actions().get(name), name)
+                yield from self._labels(self.scopes.parts.actions().get(name))
             if self.place.word is not None or item[-1].span.end <= self.start:
                 yield self._one("then", "statement", "then ", detail="another action in the same step", order=8)
             return
@@ -276,64 +275,22 @@ class _Completion:
             if part.declared.kind == kind:
                 yield self._one(name, "function", part.form(), detail=part.declared.does, order=2)
 
-    def _parts(self, of_block: Any) -> Iterator[Suggestion]:
-        for name, part in self.scopes.parts.items():
-            if of_block(PART_KINDS[part.declared.kind].block):
-                yield self._one(name, "value", detail=part.declared.does, order=2)
-
-    # Files ------------------------------------------------------------------------------------------------------------
+    # Strings ----------------------------------------------------------------------------------------------------------
 
     def in_string(self, text: str) -> Iterator[Suggestion]:
         """The files and folders that the string before the cursor may go on with, or the names of datasets."""
         item = self.place.item
-        first = item[0].type if item else ""
-        folder = os.path.dirname(self.path)  # noqa: PTH120
-        written = text[self.start : self.end]
-        if first == "INCLUDE":
-            yield from self._files(written, folder, (".xtrain",))
-        elif first == "USE":
-            yield from self._files(written, folder, (".py",))
-        elif self._takes_path():
-            yield from self._files(written, os.curdir, ())
-        elif first in ("EVERY", "ON") and self._labels_dataset(item):
-            yield from (self._one(name, "dataset") for name in self._dataset_names())
-
-    def _labels_dataset(self, item: tuple[Token, ...]) -> bool:
-        at = self.scopes.action(item)
-        return at is not None and label_is_dataset(self.scopes.parts.actions().get(item[at].text))
-
-    def _takes_path(self) -> bool:
-        """Whether the string is a path: an argument of a source, or a label or setting that is one."""
-        called = self.scopes.called(self.place.inner) if self.place.inner.kind == "call" else None
-        setting = self.scopes.setting(self.place)
-        if called is not None and called.path in SOURCES and (setting is None or setting[0].path != called.path):
-            return bool(SOURCES[called.path].sample)
-        if setting is not None:
-            found = self.scopes.attribute(*setting)
-            if called is not None and called.path in SOURCES and setting[0].path != called.path:
-                return True
-            return found is not None and found[1].check is file_path
-        item = self.place.item
-        block = self.scopes.block_of(self.scope, item[0].text) if len(item) == 1 and item[0].type in WORDS else None
-        label = blocks.label_of(block) if block is not None else None
-        return block is blocks.KINDS["model"] or (label is not None and label.metadata.get("check") is file_path)
-
-    def _files(self, written: str, base: str, ends: tuple[str, ...]) -> Iterator[Suggestion]:
-        head, _, begun = written.rpartition("/")
-        folder = os.path.join(base, head + "/" if written.startswith("/") else head)  # noqa: PTH118
-        try:
-            with os.scandir(folder or os.curdir) as found:
-                entries = sorted(found, key=lambda entry: entry.name)[:_MOST_FILES]
-        except (OSError, ValueError):
-            return
-        start = self.end - len(begun)
-        for entry in entries:
-            if not entry.name.startswith(begun) or (entry.name.startswith(".") and not begun):
-                continue
-            is_folder = entry.is_dir()
-            if is_folder or not ends or entry.name.endswith(ends):
-                name = f"{entry.name}/" if is_folder else entry.name
+        wanted = files_wanted(self.scopes, self.scope, self.place, self.path)
+        if wanted is not None:
+            written = text[self.start : self.end]
+            start = self.end - len(written.rpartition("/")[2])
+            for name in files_beginning(written, *wanted):
                 yield Suggestion(label=name, kind="file", text=name, start=start, end=self.end)
+        elif item and item[0].type in ("EVERY", "ON"):
+            at = self.scopes.action(item)
+            action = self.scopes.parts.actions().get(item[at].text) if at is not None else None
+            if label_is_dataset(action):
+                yield from (self._one(name, "dataset") for name in self._dataset_names())
 
     def _one(
         self,

@@ -4,36 +4,28 @@ Everything is answered from the analysis of the current text; what a request ask
 when nothing has been typed for a while, so that diagnostics never wait for it.
 """
 
-import asyncio
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from lsprotocol import types as t
-from pygls.lsp.server import LanguageServer
-from pygls.uris import from_fs_path, to_fs_path
+from pygls.uris import to_fs_path
 
-from ..dsl.diagnostics.diagnostic import Diagnostic, SpecErrors
-from ..dsl.diagnostics.source import SourceText, Span
+from ..dsl.diagnostics.diagnostic import SpecErrors
+from ..dsl.diagnostics.source import Span
 from ..dsl.syntax.format import FormatFault, format_source
-from ..planner.plan import Plan
-from .analysis import Analysis, OpenSpecs
+from .analysis import Analysis
 from .completion import complete
 from .derived import hints
-from .fixes import Correction, all_corrections, corrections
+from .fixes import all_corrections, corrections
 from .highlight import KINDS, colored
 from .hover import hover
 from .names import RENAMED, RenameRefused, definitions, occurrence_at, references, rename
-from .positions import Extent, Positions, TextPosition
-from .reference import code_page, read_reference
-from .symbols import Symbol, symbols
+from .positions import Positions
+from .spec_server import QUIET, SpecServer, at
+from .symbols import symbols
 
-QUIET: Final = 0.2  # seconds without a change after which a plan is made
 _COMPLETION_KINDS: Final = {
     "block": t.CompletionItemKind.Class,
     "setting": t.CompletionItemKind.Property,
@@ -45,164 +37,6 @@ _COMPLETION_KINDS: Final = {
     "file": t.CompletionItemKind.File,
     "dataset": t.CompletionItemKind.Reference,
 }
-_SYMBOL_KINDS: Final = {
-    "block": t.SymbolKind.Class,
-    "setting": t.SymbolKind.Property,
-    "constant": t.SymbolKind.Constant,
-    "file": t.SymbolKind.File,
-    "event": t.SymbolKind.Event,
-}
-
-
-class SpecServer(LanguageServer):
-    """specs: the texts and analyses. published: root of a spec → the files that it has diagnostics of."""
-
-    def __init__(self) -> None:
-        super().__init__("xtrain", version("xtrain"), text_document_sync_kind=t.TextDocumentSyncKind.Incremental)
-        self.specs = OpenSpecs()
-        self.positions = Positions()
-        self.published: dict[str, dict[str, list[Diagnostic]]] = {}
-        self.paths: dict[str, str] = {}  # uri as the editor writes it → path, of the files that are open
-        self.pending: asyncio.TimerHandle | None = None
-        self.planner = ThreadPoolExecutor(1, "plan")
-        self.pages = Path(tempfile.mkdtemp(prefix="xtrain-codes-"))
-
-    # Texts ------------------------------------------------------------------------------------------------------------
-
-    def changed(self, uri: str) -> None:
-        """Take the text of an open file, and check its spec once the changes that wait have been taken too."""
-        path = self.paths[uri]
-        self.specs.open(path, self.workspace.get_text_document(uri).source)
-        self.check_soon()
-
-    def check_soon(self) -> None:
-        if self.pending is not None:
-            self.pending.cancel()
-        self.pending = asyncio.get_running_loop().call_later(0, self.check)
-
-    def check(self) -> None:
-        """Publish the diagnostics of all specs that are open."""
-        self.pending = None
-        found: dict[str, dict[str, list[Diagnostic]]] = {}
-        for root in self.specs.roots():
-            found[root] = self.specs.analysis(root).by_file()
-        new, old = _of_files(found), _of_files(self.published)
-        for path in dict.fromkeys((*new, *old)):
-            if new.get(path) != old.get(path) or path in self.specs.texts:
-                self._publish(path, new.get(path, []))
-        if not self.published:  # the first completion and hover need not wait for it then
-            asyncio.get_running_loop().call_later(QUIET, read_reference)
-        self.published = found
-
-    def _publish(self, path: str, found: list[Diagnostic]) -> None:
-        uri = self.uri(path)
-        document = self.workspace.text_documents.get(uri)
-        shown = [self.diagnostic(each) for each in found]
-        self.text_document_publish_diagnostics(
-            t.PublishDiagnosticsParams(uri=uri, diagnostics=shown, version=document.version if document else None)
-        )
-
-    def analysis(self, uri: str) -> tuple[Analysis, str, SourceText] | None:
-        """The analysis of the spec that an open file is part of, its path and its text."""
-        path = self.paths.get(uri)
-        if path is None:
-            return None
-        analysis = self.specs.analysis(path)
-        source = analysis.source(path)
-        if source is None:  # an include that is broken off, or leads back: on its own, the file can be understood
-            analysis = Analysis.of(path, self.specs.texts)
-            source = analysis.source(path)
-        return None if source is None else (analysis, path, source)
-
-    async def plan(self, analysis: Analysis, *, quiet: float = 0) -> Plan | None:
-        """The plan of a spec, unless its text changes meanwhile. quiet: seconds to wait for such a change."""
-        if analysis.known_plan is None:
-            await asyncio.sleep(quiet)
-            if self.specs.analysis(analysis.root) is not analysis:
-                return None
-            await asyncio.get_running_loop().run_in_executor(self.planner, analysis.plan)
-        return analysis.known_plan
-
-    def uri(self, path: str) -> str:
-        """The URI of a file, as the editor writes it if the file is open."""
-        known = next((uri for uri, each in self.paths.items() if each == path), None)
-        return known or from_fs_path(os.path.abspath(path)) or path  # noqa: PTH100
-
-    # Answers ----------------------------------------------------------------------------------------------------------
-
-    def range(self, span: Span) -> t.Range:
-        return _range(self.positions.extent(span))
-
-    def location(self, span: Span) -> t.Location:
-        return t.Location(self.uri(span.source.path), self.range(span))
-
-    def diagnostic(self, found: Diagnostic) -> t.Diagnostic:
-        """As the protocol has it: the hint is in the message, and notes with a place are related information."""
-        notes = [
-            t.DiagnosticRelatedInformation(self.location(span), message) for message, span in found.all_notes if span
-        ]
-        unplaced = [f"note: {message}" for message, span in found.all_notes if span is None]
-        hint = [f"hint: {found.hint}"] if found.hint else []
-        nowhere = t.Range(t.Position(0, 0), t.Position(0, 0))
-        unused = found.code in ("W201", "W202", "W204")
-        return t.Diagnostic(
-            range=self.range(found.span) if found.span is not None else nowhere,
-            message="\n".join([found.message, *hint, *unplaced]),
-            severity=t.DiagnosticSeverity.Error if found.severity == "error" else t.DiagnosticSeverity.Warning,
-            code=found.code,
-            code_description=t.CodeDescription(self.page(found.code)),
-            source="xtrain",
-            related_information=notes or None,
-            tags=[t.DiagnosticTag.Unnecessary] if unused else None,
-        )
-
-    def page(self, code: str) -> str:
-        """The URI of the page of a code, which is written when it is first needed."""
-        file = self.pages / f"{code}.md"
-        if not file.exists():
-            file.write_text(code_page(code) or f"# {code}\n", encoding="utf-8")
-        return file.as_uri()
-
-    def edit(self, edits: Iterable[tuple[Span, str]]) -> t.WorkspaceEdit:
-        found: dict[str, list[t.TextEdit]] = {}
-        for span, text in edits:
-            found.setdefault(self.uri(span.source.path), []).append(t.TextEdit(self.range(span), text))
-        return t.WorkspaceEdit(changes=found)
-
-    def symbol(self, symbol: Symbol) -> t.DocumentSymbol:
-        return t.DocumentSymbol(
-            name=symbol.name,
-            kind=_SYMBOL_KINDS[symbol.kind],
-            range=self.range(symbol.span),
-            selection_range=self.range(symbol.name_span),
-            detail=symbol.detail or None,
-            children=[self.symbol(each) for each in symbol.inner],
-        )
-
-    def action(self, change: Correction, kind: t.CodeActionKind) -> t.CodeAction:
-        of = [self.diagnostic(change.of)] if change.of is not None else None
-        preferred = change.of is not None
-        return t.CodeAction(
-            change.title, kind=kind, diagnostics=of, is_preferred=preferred, edit=self.edit(change.edits)
-        )
-
-
-def _of_files(found: dict[str, dict[str, list[Diagnostic]]]) -> dict[str, list[Diagnostic]]:
-    """The diagnostics of each file, of all specs that it is part of, each once."""
-    merged: dict[str, list[Diagnostic]] = {}
-    for files in found.values():
-        for path, diagnostics in files.items():
-            known = merged.setdefault(path, [])
-            known += [each for each in diagnostics if each not in known]
-    return merged
-
-
-def _range(extent: Extent) -> t.Range:
-    return t.Range(t.Position(*extent.start), t.Position(*extent.end))
-
-
-def _at(position: t.Position) -> TextPosition:
-    return TextPosition(position.line, position.character)
 
 
 def make_server() -> SpecServer:
@@ -228,7 +62,7 @@ def _lifetime(server: SpecServer) -> None:
     @server.feature(t.SHUTDOWN)
     def shutdown(params: None) -> None:
         server.planner.shutdown(wait=False, cancel_futures=True)
-        shutil.rmtree(server.pages, ignore_errors=True)
+        server.pages.cleanup()
 
 
 def _texts(server: SpecServer) -> None:
@@ -266,7 +100,7 @@ def _reading(server: SpecServer) -> None:
             return None
         analysis, path, source = found
         plan = await server.plan(analysis)
-        text = hover(analysis, path, server.positions.offset(source, _at(params.position)), plan)
+        text = hover(analysis, path, server.positions.offset(source, at(params.position)), plan)
         if text is None:
             return None
         return t.Hover(t.MarkupContent(t.MarkupKind.Markdown, text.text), server.range(text.span))
@@ -278,7 +112,7 @@ def _reading(server: SpecServer) -> None:
             return []
         analysis, path, source = found
         await server.plan(analysis, quiet=QUIET)
-        first, last = (server.positions.offset(source, _at(each)) for each in (params.range.start, params.range.end))
+        first, last = (server.positions.offset(source, at(each)) for each in (params.range.start, params.range.end))
         shown = [each for each in hints(analysis, path) if first <= each.at <= last]
         return [
             t.InlayHint(
@@ -331,7 +165,7 @@ def _places(server: SpecServer, params: Any, find: Callable[[Analysis, str, int]
     if found is None:
         return []
     analysis, path, source = found
-    return [server.location(s) for s in find(analysis, path, server.positions.offset(source, _at(params.position)))]
+    return [server.location(s) for s in find(analysis, path, server.positions.offset(source, at(params.position)))]
 
 
 def _writing(server: SpecServer) -> None:
@@ -343,7 +177,7 @@ def _writing(server: SpecServer) -> None:
         if found is None:
             return t.CompletionList(False, [])
         analysis, path, source = found
-        offset = server.positions.offset(source, _at(params.position))
+        offset = server.positions.offset(source, at(params.position))
         items = [
             t.CompletionItem(
                 label=each.label,
@@ -363,7 +197,7 @@ def _writing(server: SpecServer) -> None:
         if found is None:
             return None
         analysis, path, source = found
-        named = occurrence_at(analysis, path, server.positions.offset(source, _at(params.position)))
+        named = occurrence_at(analysis, path, server.positions.offset(source, at(params.position)))
         return server.range(named.span) if named is not None and named.kind in RENAMED else None
 
     @server.feature(t.TEXT_DOCUMENT_RENAME, t.RenameOptions(prepare_provider=True))
@@ -372,7 +206,7 @@ def _writing(server: SpecServer) -> None:
         if found is None:
             return None
         analysis, path, source = found
-        offset = server.positions.offset(source, _at(params.position))
+        offset = server.positions.offset(source, at(params.position))
         try:
             return server.edit(rename(analysis, path, offset, params.new_name))
         except RenameRefused as refused:
@@ -387,7 +221,7 @@ def _writing(server: SpecServer) -> None:
         if found is None:
             return []
         analysis, path, source = found
-        start, end = (server.positions.offset(source, _at(each)) for each in (params.range.start, params.range.end))
+        start, end = (server.positions.offset(source, at(each)) for each in (params.range.start, params.range.end))
         only = params.context.only
         quick, every = (
             only is None or any(kind.value.startswith(each) for each in only)

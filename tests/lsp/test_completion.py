@@ -106,7 +106,16 @@ def test_what_may_not_follow(text: str, unexpected: set[str]):
     assert found and not unexpected & found
 
 
-@pytest.mark.parametrize("text", ["# a comm|ent", "batch { rows = 5|", 'experiment "a na|me" {}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'include |"base.xtrain"',
+        'include "base.xtrain"|',
+        "# a comm|ent",
+        "batch { rows = 5|",
+        'experiment "a na|me" {}',
+    ],
+)
 def test_nothing_is_offered_in_comments_numbers_and_names(text: str):
     assert offered(text) == []
 

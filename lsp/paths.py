@@ -1,0 +1,55 @@
+"""Strings that are paths: which files may stand in one, and those that begin as it does."""
+
+import os
+from typing import Final
+
+from ..dsl import blocks
+from ..dsl.schema.names import file_path
+from ..dsl.schema.sources import SOURCES
+from .place import Place
+from .scope import WORDS, Scope, Scopes
+
+_MOST: Final = 200  # files of a folder that are offered
+_MODEL: Final = blocks.KINDS["model"]  # whose label is a family, or the folder of a model
+
+
+def files_wanted(scopes: Scopes, scope: Scope, place: Place, path: str) -> tuple[str, tuple[str, ...]] | None:
+    """The folder that the path in a string starts from, and how its file ends, () of any; None of a string that is no
+    path. path: of the spec."""
+    first = place.item[0].type if place.item else ""
+    ends = {"INCLUDE": (".xtrain",), "USE": (".py",)}.get(first)
+    if ends is not None:
+        return os.path.dirname(path), ends  # noqa: PTH120
+    return (os.curdir, ()) if _is_path(scopes, scope, place) else None
+
+
+def _is_path(scopes: Scopes, scope: Scope, place: Place) -> bool:
+    """Whether a string is a file of a source, or a label or setting that is a path."""
+    called = scopes.called(place.inner) if place.inner.kind == "call" else None
+    setting = scopes.setting(place)
+    if called is not None and called.path in SOURCES and (setting is None or setting[0].path != called.path):
+        return bool(SOURCES[called.path].sample)
+    if setting is not None:
+        found = scopes.attribute(*setting)
+        return found is not None and found[1].check is file_path
+    item = place.item
+    block = scopes.block_of(scope, item[0].text) if len(item) == 1 and item[0].type in WORDS else None
+    label = blocks.label_of(block) if block is not None else None
+    return block is _MODEL or (label is not None and label.metadata.get("check") is file_path)
+
+
+def files_beginning(written: str, base: str, ends: tuple[str, ...]) -> list[str]:
+    """The names of files and folders, these with a slash, that the last part of a path may become."""
+    head, _, begun = written.rpartition("/")
+    folder = os.path.join(base, head + "/" if written.startswith("/") else head)  # noqa: PTH118
+    try:
+        with os.scandir(folder or os.curdir) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except (OSError, ValueError):  # there is no such folder, or it is no path
+        return []
+    names = []
+    for entry in entries:
+        hidden = entry.name.startswith(".") and not begun
+        if entry.name.startswith(begun) and not hidden and (entry.is_dir() or entry.name.endswith(ends or "")):
+            names.append(f"{entry.name}/" if entry.is_dir() else entry.name)
+    return names[:_MOST]

@@ -1,0 +1,183 @@
+"""`SpecServer`: the texts that an editor has open, what is published of them, and values as the protocol has them."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from lsprotocol import types as t
+from pygls.lsp.server import LanguageServer
+from pygls.uris import from_fs_path
+
+from .. import __version__
+from ..dsl.diagnostics.diagnostic import Diagnostic
+from ..dsl.diagnostics.source import SourceText, Span
+from ..planner.plan import Plan
+from .analysis import Analysis, OpenSpecs
+from .fixes import Correction
+from .positions import Extent, Positions, TextPosition
+from .reference import code_page, read_reference
+from .symbols import Symbol
+
+QUIET: Final = 0.2  # seconds without a change after which a plan is made
+_SYMBOL_KINDS: Final = {
+    "block": t.SymbolKind.Class,
+    "setting": t.SymbolKind.Property,
+    "constant": t.SymbolKind.Constant,
+    "file": t.SymbolKind.File,
+    "event": t.SymbolKind.Event,
+}
+
+
+class SpecServer(LanguageServer):
+    """specs: the texts and analyses. published: root of a spec → the files that it has diagnostics of."""
+
+    def __init__(self) -> None:
+        super().__init__("xtrain", __version__, text_document_sync_kind=t.TextDocumentSyncKind.Incremental)
+        self.specs = OpenSpecs()
+        self.positions = Positions()
+        self.published: dict[str, dict[str, list[Diagnostic]]] = {}
+        self.paths: dict[str, str] = {}  # uri as the editor writes it → path, of the files that are open
+        self.pending: asyncio.TimerHandle | None = None
+        self.planner = ThreadPoolExecutor(1, "plan")
+        self.pages = tempfile.TemporaryDirectory(prefix="xtrain-codes-")
+
+    # Texts ------------------------------------------------------------------------------------------------------------
+
+    def changed(self, uri: str) -> None:
+        """Take the text of an open file, and check its spec once the changes that wait have been taken too."""
+        path = self.paths[uri]
+        self.specs.open(path, self.workspace.get_text_document(uri).source)
+        self.check_soon()
+
+    def check_soon(self) -> None:
+        if self.pending is not None:
+            self.pending.cancel()
+        self.pending = asyncio.get_running_loop().call_later(0, self.check)
+
+    def check(self) -> None:
+        """Publish the diagnostics of all specs that are open."""
+        self.pending = None
+        found: dict[str, dict[str, list[Diagnostic]]] = {}
+        for root in self.specs.roots():
+            found[root] = self.specs.analysis(root).by_file()
+        new, old = _of_files(found), _of_files(self.published)
+        for path in dict.fromkeys((*new, *old)):
+            if new.get(path) != old.get(path) or path in self.specs.texts:
+                self._publish(path, new.get(path, []))
+        if not self.published:  # the first completion and hover need not wait for it then
+            asyncio.get_running_loop().call_later(QUIET, read_reference)
+        self.published = found
+
+    def _publish(self, path: str, found: list[Diagnostic]) -> None:
+        uri = self.uri(path)
+        document = self.workspace.text_documents.get(uri)
+        shown = [self.diagnostic(each) for each in found]
+        self.text_document_publish_diagnostics(
+            t.PublishDiagnosticsParams(uri=uri, diagnostics=shown, version=document.version if document else None)
+        )
+
+    def analysis(self, uri: str) -> tuple[Analysis, str, SourceText] | None:
+        """The analysis of the spec that an open file is part of, its path and its text."""
+        path = self.paths.get(uri)
+        if path is None:
+            return None
+        analysis = self.specs.analysis(path)
+        source = analysis.source(path)
+        if source is None:  # an include that is broken off, or leads back: on its own, the file can be understood
+            analysis = Analysis.of(path, self.specs.texts)
+            source = analysis.source(path)
+        return None if source is None else (analysis, path, source)
+
+    async def plan(self, analysis: Analysis, *, quiet: float = 0) -> Plan | None:
+        """The plan of a spec, unless its text changes meanwhile. quiet: seconds to wait for such a change."""
+        if analysis.known_plan is None:
+            await asyncio.sleep(quiet)
+            if self.specs.analysis(analysis.root) is not analysis:
+                return None
+            await asyncio.get_running_loop().run_in_executor(self.planner, analysis.plan)
+        return analysis.known_plan
+
+    def uri(self, path: str) -> str:
+        """The URI of a file, as the editor writes it if the file is open."""
+        known = next((uri for uri, each in self.paths.items() if each == path), None)
+        return known or from_fs_path(os.path.abspath(path)) or path  # noqa: PTH100
+
+    # Answers ----------------------------------------------------------------------------------------------------------
+
+    def range(self, span: Span) -> t.Range:
+        return _range(self.positions.extent(span))
+
+    def location(self, span: Span) -> t.Location:
+        return t.Location(self.uri(span.source.path), self.range(span))
+
+    def diagnostic(self, found: Diagnostic) -> t.Diagnostic:
+        """As the protocol has it: the hint is in the message, and notes with a place are related information."""
+        notes = [
+            t.DiagnosticRelatedInformation(self.location(span), message) for message, span in found.all_notes if span
+        ]
+        unplaced = [f"note: {message}" for message, span in found.all_notes if span is None]
+        hint = [f"hint: {found.hint}"] if found.hint else []
+        nowhere = t.Range(t.Position(0, 0), t.Position(0, 0))
+        unused = found.code in ("W201", "W202", "W204")
+        return t.Diagnostic(
+            range=self.range(found.span) if found.span is not None else nowhere,
+            message="\n".join([found.message, *hint, *unplaced]),
+            severity=t.DiagnosticSeverity.Error if found.severity == "error" else t.DiagnosticSeverity.Warning,
+            code=found.code,
+            code_description=t.CodeDescription(self.page(found.code)),
+            source="xtrain",
+            related_information=notes or None,
+            tags=[t.DiagnosticTag.Unnecessary] if unused else None,
+        )
+
+    def page(self, code: str) -> str:
+        """The URI of the page of a code, which is written when it is first needed."""
+        file = Path(self.pages.name, f"{code}.md")
+        if not file.exists():
+            file.write_text(code_page(code) or f"# {code}\n", encoding="utf-8")
+        return file.as_uri()
+
+    def edit(self, edits: Iterable[tuple[Span, str]]) -> t.WorkspaceEdit:
+        found: dict[str, list[t.TextEdit]] = {}
+        for span, text in edits:
+            found.setdefault(self.uri(span.source.path), []).append(t.TextEdit(self.range(span), text))
+        return t.WorkspaceEdit(changes=found)
+
+    def symbol(self, symbol: Symbol) -> t.DocumentSymbol:
+        return t.DocumentSymbol(
+            name=symbol.name,
+            kind=_SYMBOL_KINDS[symbol.kind],
+            range=self.range(symbol.span),
+            selection_range=self.range(symbol.name_span),
+            detail=symbol.detail or None,
+            children=[self.symbol(each) for each in symbol.inner],
+        )
+
+    def action(self, change: Correction, kind: t.CodeActionKind) -> t.CodeAction:
+        of = [self.diagnostic(change.of)] if change.of is not None else None
+        preferred = change.of is not None
+        return t.CodeAction(
+            change.title, kind=kind, diagnostics=of, is_preferred=preferred, edit=self.edit(change.edits)
+        )
+
+
+def _of_files(found: dict[str, dict[str, list[Diagnostic]]]) -> dict[str, list[Diagnostic]]:
+    """The diagnostics of each file, of all specs that it is part of, each once."""
+    merged: dict[str, list[Diagnostic]] = {}
+    for files in found.values():
+        for path, diagnostics in files.items():
+            known = merged.setdefault(path, [])
+            known += [each for each in diagnostics if each not in known]
+    return merged
+
+
+def _range(extent: Extent) -> t.Range:
+    return t.Range(t.Position(*extent.start), t.Position(*extent.end))
+
+
+def at(position: t.Position) -> TextPosition:
+    return TextPosition(position.line, position.character)
