@@ -5,8 +5,9 @@ import sys
 from importlib import import_module
 
 VERBS = (
-    "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "serve", "find-lr", "watch",
-    "control", "data", "checkpoint", "generate", "export", "merge", "docs", "schema", "explain", "completion",
+    "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
+    "fit-law", "watch", "control", "data", "checkpoint", "generate", "export", "merge", "docs", "schema",
+    "explain", "completion",
 )  # fmt: skip
 
 

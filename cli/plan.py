@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .arguments import add_sets, ranks
 from .counting import counted
 from .plan_alternatives import add_alternatives, show_alternatives, wants_alternatives
+from .plan_sweep import show_sweep
 from .plan_views import FORMATS, NotThere, json_text, view
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ examples:
   xtrain plan specs/llama_405b_16k.xtrain --show 'setup.parallel.*'
   xtrain plan specs/llama_8b_64gpu.xtrain --compare tp=2 tp=4,pp=2 activation=full
   xtrain plan specs/llama_8b_64gpu.xtrain --fit
+  xtrain plan specs/sweep_cpu.xtrain
   xtrain plan specs/two_ranks_cpu.xtrain --trace
   xtrain plan specs/two_ranks_cpu.xtrain --format dot | dot -Tsvg > plan.svg
   xtrain plan specs/two_ranks_cpu.xtrain --out plan.json && xtrain run plan.json
@@ -44,6 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what the spec asks for")
     add_sets(parser)
     parser.add_argument("--trace", action="store_true", help="also run a step of one rank of each kind without memory")
+    parser.add_argument("--law", type=Path, metavar="FILE", help="also predict the loss, by a law of `xtrain fit-law`")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the plan as JSON, for `xtrain run FILE`")
     _add_views(parser)
     add_alternatives(parser)
@@ -67,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 there is a plan, 2 the spec or the command line is wrong, 3 the plan cannot be saved or traced."""
     if wants_alternatives(arguments):
         return show_alternatives(arguments)
+    if (shown := show_sweep(arguments)) is not None:
+        return shown
     from ..planner.load import plan_from_path
 
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
@@ -89,6 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
     except NotThere as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
+    if arguments.law is not None:
+        predicted = _predicted(text, plan, arguments)
+        if predicted is None:
+            return 2
+        text = predicted
     if arguments.out is not None and not _save(plan, arguments):
         return 3
     sys.stdout.write(text)
@@ -131,6 +141,21 @@ def _traced(plan: "Plan") -> "Plan | None":
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     return with_trace(plan, tuple(found))
+
+
+def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | None:
+    """The text with what the law predicts; None after saying why there is no prediction."""
+    from ..records.law import LawError, ScalingLaw
+    from .plan_law import with_prediction
+
+    if arguments.format not in ("text", "json") or plan.serves:
+        print("error: --law predicts the loss of a run that is trained, as text or JSON", file=sys.stderr)
+        return None
+    try:
+        return with_prediction(text, plan, ScalingLaw.read(arguments.law), arguments.format)
+    except LawError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return None
 
 
 def _save(plan: "Plan", arguments: argparse.Namespace) -> bool:

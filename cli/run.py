@@ -50,11 +50,15 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from .run_sweep import drive
+
     def placed(plan: "Plan") -> "NodePlace | None":
         from ..runtime.launch.node_place import node_place
 
         return node_place(plan, arguments.node, arguments.meet)
 
+    if (status := drive(arguments)) is not None:
+        return status
     return start(lambda: _compiled(arguments), arguments.ui, placed=placed)
 
 

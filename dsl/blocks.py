@@ -25,6 +25,7 @@ from .schema import (
     rollout,
     schedules,
     serving,
+    sweep,
     tasks,
     tokenizers,
 )
@@ -66,6 +67,7 @@ KINDS: Final[dict[str, type]] = {
     "hook": hooks.Hook,
     "step": hooks.StepBody,
     "evaluation_step": hooks.EvaluationBody,
+    "sweep": sweep.Sweep,
     "serve": serving.Serve,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
@@ -77,7 +79,7 @@ NAMED: Final[dict[str, str]] = {
     "task": "tasks",
 }
 # What a spec without such a block does not have at all.
-OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step", "serve", "launcher")
+OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step", "sweep", "serve", "launcher")
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",

@@ -29,6 +29,7 @@ from .schema.precision import Precision
 from .schema.rollout import Reward, Rollout
 from .schema.schedules import SCHEDULERS, Scheduler
 from .schema.serving import Serve
+from .schema.sweep import Sweep
 from .schema.tasks import AdapterTask
 from .schema.tokenizers import Tokenizer
 
@@ -99,6 +100,7 @@ class Spec:
     hooks: dict[str, Hook] = field(factory=dict)
     step: StepBody | None = None
     evaluation_step: EvaluationBody | None = None
+    sweep: Sweep | None = None
     serve: Serve | None = None
     collate: tuple[Link, ...] = field(factory=usual_chain)
     ticks: tuple[Tick, ...] = ()

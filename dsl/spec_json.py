@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from . import blocks
+from .dimension import Dimension
 from .evaluation.values import quantity_text
 from .interval import Interval
 from .quantity import Quantity
@@ -72,7 +73,7 @@ def value_json(value: Any) -> Any:
     match value:
         case Quantity():
             return quantity_text(value)
-        case Interval():
+        case Interval() | Dimension():
             return str(value)
         case tuple():
             return [value_json(item) for item in value]

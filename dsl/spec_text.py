@@ -7,6 +7,7 @@ import attrs
 
 from . import blocks
 from .diagnostics.source import printable
+from .dimension import Dimension
 from .evaluation.values import quantity_text
 from .interval import Interval
 from .metric import Metric
@@ -53,8 +54,8 @@ def _block(kind: str, value: Any, indent: str = "", without: tuple[str, ...] = (
     inner = indent + "  "
     free = open_setting(block)
     if free is not None:
-        weights = getattr(value, free[0].name)
-        lines += [f"{inner}{_label(name)} = {value_text(weight)}" for name, weight in weights.items()]
+        given = getattr(value, free[0].name)
+        lines += [f"{inner}{_free(name, each)}" for name, each in given.items()]
     for name, (attribute, meta) in settings_of(block).items():
         given = getattr(value, attribute.name)
         if meta.only and label is not None and getattr(value, label.name) not in meta.only:
@@ -68,6 +69,10 @@ def _block(kind: str, value: Any, indent: str = "", without: tuple[str, ...] = (
     if not lines:
         return head if label is not None else f"{head} {{}}"
     return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
+
+
+def _free(name: str, value: Any) -> str:
+    return f"{name} in {value}" if isinstance(value, Dimension) else f"{_label(name)} = {value_text(value)}"
 
 
 def _folder(folder: ModelFolder) -> str:
@@ -117,7 +122,7 @@ def value_text(value: Any) -> str:
             return str(value).lower()
         case int() | float():
             return repr(value)
-        case Metric() | Interval():
+        case Metric() | Interval() | Dimension():
             return str(value)
         case str():
             return _string(value)

@@ -74,7 +74,7 @@ def _parts(token: Token, place: Place, following: str, named: dict[int, Occurren
 
 def _kind(token: Token, place: Place, following: str) -> str | None:
     item = place.item
-    if token.type in (*STATEMENTS.values(), "THEN") or token.text in CONSTANTS:
+    if token.type in (*STATEMENTS.values(), "THEN", "IN") or token.text in CONSTANTS:
         return "keyword"
     if token.type == "STRING" or (token.type == "ERROR" and token.text.startswith('"')):
         return "string"

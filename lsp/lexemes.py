@@ -12,6 +12,7 @@ from typing import Final
 from attrs import frozen
 
 from ..dsl import blocks
+from ..dsl.checking.dimensions import SCALES
 from ..dsl.evaluation.functions import FUNCTIONS
 from ..dsl.reference.reference import every_page
 from ..dsl.schema.collators import LINKS
@@ -61,11 +62,11 @@ def word_lists() -> WordLists:
     words = {word for field in fields for word in field.choices if re.fullmatch(r"\w+", word)}
     kinds = {page.name for page in pages if page.group == "block"}
     return WordLists(
-        statements=(*STATEMENTS, "then"),
+        statements=(*STATEMENTS, "then", "in"),
         constants=tuple(CONSTANTS),
         blocks=_sorted(kinds),
         actions=_sorted(blocks.ACTIONS),
-        calls=_sorted((*FUNCTIONS, *SOURCES, *LINKS, "hub")),
+        calls=_sorted((*FUNCTIONS, *SOURCES, *LINKS, *SCALES, "hub")),
         events=_sorted(blocks.EVENTS),
         settings=_sorted(
             {"collate", *(f.name for f in fields if not f.is_label and not f.is_block and f.name != "NAME")}

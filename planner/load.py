@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 from ..dsl.load import Loaded, load_spec
 from .rules.validate import check_spec
@@ -50,12 +52,13 @@ def plan_from_text(text: str, name: str, sets: Sequence[str] = (), world: int | 
 
 
 def plan_from_loaded(loaded: Loaded, world: int | None = None, count: "Count | None" = None) -> "Compiled":
-    """Compile a spec that is loaded."""
+    """Compile a spec that is loaded, without its sweep: the plan of one run."""
     from .compile import Compiled, compile_plan
 
     if loaded.spec is None:
         return Compiled(None, check_loaded(loaded, world))
-    compiled = compile_plan(loaded.spec, world=world, spec_text=loaded.resolved_text(), count=count)
+    loaded = evolve(loaded, spec=evolve(loaded.spec, sweep=None))  # a run knows of no other runs
+    compiled = compile_plan(loaded.require(), world=world, spec_text=loaded.resolved_text(), count=count)
     merged = Diagnostics()
     merged.extend(loaded.diagnostics)
     merged.extend(compiled.diagnostics)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ..blocks import choices_of
 from ..diagnostics.diagnostic import Fix
+from ..dimension import Dimension
 from ..evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
 from ..interval import Interval
 from ..metric import FORM, Metric
@@ -18,6 +19,7 @@ from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Setting
 from .calls import convert_call, convert_links
 from .context import Context, Converter, report
+from .dimensions import dimension
 from .type_errors import (
     TypeMismatch,
     interval_mismatch,
@@ -78,6 +80,8 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
         return _items(get_args(kind)[0], annotation, value, context, around)
     if kind is Quantity:
         return _quantity(value, context)
+    if kind is Dimension:
+        return dimension(value, context)
     if kind is Interval:
         return _interval(annotation, value, context, around)
     return _scalar(kind, annotation, value, context, around)

@@ -12,6 +12,7 @@ from ..diagnostics.fixes import renamed
 from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import closest
 from ..diagnostics.synonyms import ours
+from ..dimension import Dimension
 from ..evaluation.sections import Section, SectionEntry, Tree
 from ..evaluation.values import FAILED, Items, Mapping, Value
 from ..schema import later
@@ -153,10 +154,10 @@ class NameErrors:
     # Fields -----------------------------------------------------------------------------------------------------------
 
     def unknown_fields(self, block: type, section: Section) -> None:
-        if open_setting(block) is not None:
+        known, free = settings_of(block), open_setting(block)
+        if free is not None and get_args(free[0].type)[1] is not Dimension:
             return
-        known = settings_of(block)
-        given = [(name, entry.name_span) for name, entry in section.entries.items()]
+        given = [(name, each.name_span) for name, each in section.entries.items() if name not in section.varied]
         given += [(name, _word(nested.heads[0], name)) for name, nested in section.blocks.items() if nested.heads]
         label = section.labels[0].value.span.text if section.labels else ""
         fields = [name for name, (_, meta) in known.items() if not meta.only or label in meta.only]

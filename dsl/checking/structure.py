@@ -8,6 +8,7 @@ import attrs
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText, Span
+from ..dimension import Dimension
 from ..evaluation.evaluate import Definition, Evaluator
 from ..evaluation.sections import Label, Section, Tree
 from ..evaluation.values import FAILED, Items, Value, Word
@@ -199,14 +200,14 @@ class Structurer:
         known, (_, kind) = settings_of(block), get_args(attribute.type)
         found: dict[str, Any] = {}
         for name, entry in section.entries.items():
-            if name in known:
+            if name in known or (kind is Dimension and name not in section.varied):
                 continue
             self._entry(name, entry.name_span, entry.value, path)
             value = convert(kind, entry.value, Context(name, section.kind, block, meta), self)
             if value is FAILED:
                 self.unknown.paths.add(f"{path}.{name}")
             found[name] = stand_in_of(kind) if value is FAILED else value
-        for name in section.blocks.keys() - known.keys():
+        for name in section.blocks.keys() - known.keys() if kind is not Dimension else ():
             self.errors.block_for_value(section.blocks.pop(name), name, meta)
             self.unknown.paths.add(f"{path}.*")
         if section.broken or section.lost - known.keys():

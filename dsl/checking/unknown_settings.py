@@ -13,14 +13,24 @@ import attrs
 from .. import blocks
 from ..diagnostics.suggest import closest
 from ..diagnostics.synonyms import ours
+from ..dimension import Dimension
 from ..evaluation.sections import Section, Tree
+from ..metric import Metric
 from ..quantity import Quantity
 from ..schema import later
 from ..schema.collators import LINKS
 from ..schema.component import Component, variant
 from ..schema.setting import Setting, attributes_of, open_setting, settings_of, spelled
 
-_PLAIN: Final = {bool: False, int: 2, float: 1.0, str: "", Any: None}
+_PLAIN: Final = {
+    bool: False,
+    int: 2,
+    float: 1.0,
+    str: "",
+    Any: None,
+    Dimension: Dimension(),
+    Metric: Metric("eval.data.loss"),
+}
 
 
 class UnknownSettings:

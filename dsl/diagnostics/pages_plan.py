@@ -304,6 +304,19 @@ PAGES: Final = (
         dataset, in steps in which a checkpoint is saved.
         """, "checkpoint { best = eval.web.loss }  # and no `every … eval web`",
         "every 500 steps eval web then checkpoint\ncheckpoint { best = eval.web.loss }"),
+    CodePage("X640", "a sweep that cannot be", """
+        A sweep varies settings of the experiment, and needs an objective that its trials measure: the loss on what a
+        dataset held out, evaluated by a tick. A grid needs to know how many values of a range it tries. `method asha`
+        compares trials at budgets before their end, the first of them not before the first evaluation. Where trials lie
+        and how long they train, the sweep says itself.
+        """, "sweep {\n  optimizer.lr in log(1e-4, 1e-2)\n  method grid\n  objective = eval.web.loss\n}",
+        "sweep {\n  optimizer.lr in log(1e-4, 1e-2, 5)\n  method grid\n  objective = eval.web.loss\n}"),
+    CodePage("X641", "a point of a sweep that has no plan", """
+        Every point that a sweep is known to try is planned before a trial begins: all of a grid and of a random search,
+        and the ends of the dimensions where later points follow from results. The note says why the point has no plan,
+        with the code of that.
+        """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nsweep { model.heads in [6, 7] }",
+        "model qwen3 { dim = 192, layers = 4, heads = 6 }\nsweep { model.heads in [6, 8] }"),
     CodePage("X621", "a checkpoint of one file with several ranks", """
         With `backend = file` one process writes the whole checkpoint into one file. With several ranks each holds a
         part of the state, and with `dcp` each rank writes its own part; a run on any number of ranks can resume from a

@@ -107,7 +107,8 @@ PAGES: Final = (
         `every AMOUNT` and `on EVENT` are followed by actions, joined by `then`.
         """, 'every 10 steps lgo', 'every 10 steps log'),
     CodePage("X216", "a statement inside a block", """
-        include, use, let, param, every and on stand at the top level of a file, not inside braces.
+        include, use, let, param, every and on stand at the top level of a file, not inside braces. Several values of a
+        setting, `optimizer.lr in [1e-3, 3e-3]`, stand in `sweep`.
         """, 'batch {\n  let size = 8\n  sequence = 512\n}', 'let size = 8\nbatch { sequence = 64 * size }'),
     CodePage("X217", "a --set path that does not exist", """
         The path of `--set` names a `param`, or a block and one of its settings: `optimizer.lr`, `dataset.web.holdout`,

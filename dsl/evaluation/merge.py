@@ -40,6 +40,8 @@ class _Resolver:
                 self._merge(self.tree.root.block(kind.text), item, names)
             case s.Assign():
                 self._assign(self.tree.root, item, names, item.span)
+            case s.Vary():
+                self._out_of_place(item)
             case s.Every(period=period, actions=actions):
                 self._react(TriggerSection(item.span, names, self._actions(actions, names), period=period))
             case s.On(event=event, arguments=arguments, actions=actions):
@@ -88,6 +90,12 @@ class _Resolver:
             match item:
                 case s.Assign():
                     self._assign(section, item, names, block.span)
+                case s.Vary(span=span, name=name, value=value) if section.kind == "sweep" and depth == 0:
+                    self._assign(section, s.Assign(span, name, value), names, block.span)
+                    section.varied.add(name.text)
+                case s.Vary():
+                    self._out_of_place(item)
+                    section.lost.add(item.name.text)
                 case s.Block(kind=kind):
                     first = written.get(kind.text)
                     if first is not None and item.labels and _inside(first, block.span):
@@ -105,6 +113,11 @@ class _Resolver:
                         hint="move it out, to the top level of the file",
                         notes=[(f"the block `{section.kind}` begins here", block.kind.span)],
                     )  # fmt: skip
+
+    def _out_of_place(self, item: s.Vary) -> None:
+        name = item.name.text
+        hint = f"write `sweep {{ {item.span.text} }}`, or `=` and one value" if "\n" not in item.span.text else None
+        self.diagnostics.error("X216", f"only `sweep` tries several values of `{name}`", item.span, hint=hint)
 
     def _written(self, section: Section, around: Span) -> dict[str, Span]:
         return self.written.setdefault((id(around.source), id(section)), {})

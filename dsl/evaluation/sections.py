@@ -44,6 +44,7 @@ class Section:
     broken: bool = False
     repeated: list[Diagnostic] = field(factory=list)
     lost: set[str] = field(factory=set)  # names of settings whose value could not be read
+    varied: set[str] = field(factory=set)  # of the entries, those that `in` gives several values
 
     @property
     def head(self) -> Span | None:

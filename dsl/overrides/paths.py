@@ -9,6 +9,7 @@ from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import Span
 from ..diagnostics.suggest import closest
+from ..dimension import Dimension
 from ..evaluation.evaluate import Evaluator, Names
 from ..evaluation.includes import ReadStatements
 from ..evaluation.sections import Label, Section, SectionEntry
@@ -52,6 +53,9 @@ def descend(
     name, span = rest[0]
     known = settings_of(block)
     free = open_setting(block)
+    if name not in known and free is not None and get_args(free[0].type)[1] is Dimension:
+        name, rest = ".".join(part for part, _ in rest), rest[:1]
+        section.varied.add(name)
     if name not in known and free is not None and len(rest) == 1:
         value = value_of(override.value, reading, evaluator, diagnostics)
         if value is not None:

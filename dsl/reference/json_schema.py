@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import attrs
 
 from .. import blocks
+from ..dimension import Dimension
 from ..interval import Interval
 from ..metric import Metric
 from ..quantity import UNITS, Quantity
@@ -245,6 +246,8 @@ def _part(part: Any, meta: Setting) -> Schema:
         return schema
     if part is Interval:
         return {"type": "string", "pattern": r"^[0-9]+\.\.[0-9]+$"}
+    if part is Dimension:
+        return {"type": "string", "pattern": r"^(\[.*\]|-?[0-9]+\.\.-?[0-9]+|(uniform|log)\(.*\))$"}
     if part is Metric:
         return {"type": "string", "pattern": r"^eval\..+\.(loss|objective)$"}
     plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]

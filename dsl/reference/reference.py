@@ -10,6 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from .. import blocks
+from ..dimension import Dimension
 from ..interval import Interval
 from ..metric import Metric
 from ..quantity import Quantity
@@ -28,7 +29,14 @@ ROLES: Final[dict[Role, str]] = {
     Role.MESH: "which ranks, and how the work is divided among them: the experiment stays the same",
     Role.EXECUTION: "how it is computed: the experiment stays the same",
 }
-_SCALARS: Final = {int: "whole number", float: "number", str: "string", Metric: "metric", Interval: "range"}
+_SCALARS: Final = {
+    int: "whole number",
+    float: "number",
+    str: "string",
+    Metric: "metric",
+    Interval: "range",
+    Dimension: "values",
+}
 _MEASURES: Final = {"seconds": "time"}
 _LISTS: Final = {int: "list of whole numbers", float: "list of numbers", str: "list of strings"}
 _SAMPLE_LABELS: Final = {"size": "2", "source": "bytes", "command": '"./page-me.sh"'}
@@ -119,19 +127,20 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
             fields.append(_field_of_block(attribute, meta, where, head))
             continue
         if blocks.is_block(attribute.type):
-            needed = _needed(chosen, each) if chosen is not block else []
+            needed = _needed(chosen, each) if chosen is not block or name in blocks.OPTIONAL else []
             outside = partial("{0} {{ {1}{2} }}".format, head, "".join(f"{setting}, " for setting in needed))
             inner.append(_page(each, where, attribute.type, group, outside))
             continue
         for declared, said in _declarations(block, attribute, meta):
             chosen, head = _having(name, block, each, said)
             found = _field(declared, said, where, group)
-            needed = _needed(chosen, each) if group == "action" or name in blocks.NAMED or chosen is not block else []
+            alone = group == "action" or name in (*blocks.NAMED, *blocks.OPTIONAL) or chosen is not block
+            needed = _needed(chosen, each) if alone else []
             usage = _usage(name, head, found, needed)
             fields.append(attrs.evolve(found, usage=usage if group in ("link", "statement") else around(usage)))
     if (free := open_setting(block)) is not None:
         found = _free_field(*free, path, group)
-        fields.insert(0, attrs.evolve(found, usage=_usage(name, name, found, [])))
+        fields.insert(0, attrs.evolve(found, usage=_usage(name, name, found, _needed(block, ""))))
     label = blocks.label_of(block) if group in ("block", "action") else None
     with_label = _needed(variant(block, None), "") if name in blocks.NAMED or variant(block, None) is not block else []
     return ReferencePage(
@@ -192,7 +201,7 @@ def _registries(block: type) -> list[Registry[Any]]:
 
 
 def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
-    setting = f"{field.name} = {field.example}"
+    setting = f"{field.name} {'in' if field.kind == _SCALARS[Dimension] else '='} {field.example}"
     if field.group == "link":
         return f"collate = … -> {name}({setting})"
     if field.group == "source":
@@ -233,7 +242,7 @@ def _free_field(attribute: attrs.Attribute, meta: Setting, path: str, group: Gro
         doc=meta.doc,
         kind=type_words(item, meta),
         choices=(),
-        default="0",
+        default=None if item is Dimension else "0",
         values=_values(meta),
         only=(),
         role=meta.role,

@@ -5,7 +5,7 @@ from typing import Final
 from .losses import Loss
 from .parallel import Pp
 
-KINDS: Final = ("sweep",)
+KINDS: Final = ()
 ACTIONS: Final = ()
 EVENTS: Final = ()
 SOURCES: Final = ()

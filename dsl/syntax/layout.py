@@ -18,8 +18,8 @@ def layout_tokens(tokens: list[Token], source: SourceText, diagnostics: Diagnost
     """The tokens the parser sees, and whether brackets had to be repaired.
 
     Comments go. A line end counts only between items, once, and not behind a comma or an opening bracket. Words that
-    start a statement (`let`) and `then` become words of their own where they can stand; elsewhere they are names, and
-    so they are before `=` inside a block, where no statement can stand.
+    start a statement (`let`), `then` and `in` become words of their own where they can stand; elsewhere they are names,
+    and so they are before `=` and `.` inside a block, where no statement can stand.
     """
     tokens, repaired = match_brackets([t for t in tokens if t.type != "COMMENT"], diagnostics)
     result: list[Token] = []
@@ -33,8 +33,10 @@ def layout_tokens(tokens: list[Token], source: SourceText, diagnostics: Diagnost
             if inside in ("LPAR", "LSQB") or before in ("LBRACE", *SEPARATORS):
                 continue
         elif token.type == "NAME":
-            is_setting = bool(opened) and place + 1 < len(tokens) and tokens[place + 1].type == "_EQ"
+            is_setting = bool(opened) and place + 1 < len(tokens) and tokens[place + 1].type in ("_EQ", "_DOT")
             _classify(token, first=fresh and not is_setting, reacting=reacting[-1])
+            if token.text == "in" and opened and inside == "block" and _is_path(result):
+                token.type = "IN"
             called = place + 1 < len(tokens) and tokens[place + 1].type == "LPAR"
             if token.text == "hub" and called and result and result[-1].starts_item:
                 token.type = "HUB"  # a label: `model hub("…")`
@@ -54,6 +56,16 @@ def layout_tokens(tokens: list[Token], source: SourceText, diagnostics: Diagnost
         fresh = inside == "block" and token.type in ("LBRACE", *SEPARATORS)
     result.append(Token("$END", source, len(source.text.rstrip()), len(source.text.rstrip())))
     return result, repaired
+
+
+def _is_path(tokens: list[Token]) -> bool:
+    """Whether the item that has begun is a path so far, `optimizer.lr`."""
+    for token in reversed(tokens):
+        if token.type not in ("NAME", "_DOT"):
+            return False
+        if token.starts_item:
+            return tokens[-1].type == "NAME"
+    return False
 
 
 def _classify(token: Token, *, first: bool, reacting: bool) -> None:

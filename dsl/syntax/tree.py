@@ -143,6 +143,14 @@ class Assign(SyntaxNode):
 
 
 @frozen
+class Vary(SyntaxNode):
+    """`optimizer.lr in [1e-3, 3e-3]`. name: the whole path."""
+
+    name: Name
+    value: Expression
+
+
+@frozen
 class Body(SyntaxNode):
     """broken: its brackets had to be guessed, so that something may be missing that was written."""
 
@@ -198,7 +206,7 @@ class On(SyntaxNode):
     actions: tuple[Block, ...]
 
 
-Item = Assign | Block | Let | Param | Include | Use | Every | On | Broken
+Item = Assign | Vary | Block | Let | Param | Include | Use | Every | On | Broken
 
 
 @frozen

@@ -45,6 +45,12 @@ class TreeBuilder(Transformer):
         name, value = parts
         return s.Assign(name.span.to(value.span), _name(name), value)
 
+    def vary(self, parts: Parts) -> s.Vary:
+        *names, _, value = parts
+        span = names[0].span.to(names[-1].span)
+        name = s.Name(span, ".".join(token.text for token in names))
+        return s.Vary(span.to(value.span), name, value)
+
     def label(self, parts: Parts) -> s.Label:
         return _label(parts[0])
 

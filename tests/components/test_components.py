@@ -58,7 +58,7 @@ OTHER_THINGS = {
         "planner/compare/resumable_rules.py",
         "runtime/serving/engine.py",
     ),
-    "log": BLOCKS,
+    "log": (*BLOCKS, "dsl/checking/dimensions.py"),
     "checkpoint": (
         *BLOCKS,
         "planner/report/render_training.py",  # of estimates: the bytes of one

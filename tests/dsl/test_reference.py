@@ -90,6 +90,7 @@ def is_a_set(field):
     component = kind in ("optimizer", "scheduler", "loss")
     given = {
         "optimizer": "{ lr = 1 }",
+        "sweep": "first = 2 steps" if field.only[:1] == ("asha",) else "",
         "loss": '{ teacher = "models/teacher" }' if field.only[:1] == ("distill",) else "",
     }
     family = f"{kind} {field.only[0]} {given.get(kind, '')}" if component and field.only else family
@@ -105,6 +106,8 @@ def is_a_set(field):
     reward = 'model { folder = "models/reward" }' if field.only[:1] == ("model",) else "exact_answer"
     family = f"reward {reward}" if kind == "reward" and not field.is_label else family
     family = "precision { base nf4 }" if field.path.startswith("precision.base.") and not field.is_label else family
+    method = f"method {field.only[0]} {{ {given.get(kind, '')} }}" if kind == "sweep" and field.only else ""
+    family = f"sweep {{ lr in [1, 2], objective = eval.stdlib.loss, {method} }}" if kind == "sweep" else family
     others = kind if (component and (field.only or field.is_label)) or kind == "serve" else ""
     family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")
     expected = ["X219"] if field.path in OF_USERS else []
@@ -114,7 +117,7 @@ def is_a_set(field):
 @pytest.mark.parametrize(
     ("topic", "leads_to"),
     [
-        ("parallel", ["ReferencePage parallel"]),
+        ("parallel", ["ReferencePage parallel", "Field sweep.parallel"]),
         ("fsdp", ["ReferencePage parallel.fsdp"]),
         ("parallel.fsdp", ["ReferencePage parallel.fsdp"]),
         ("parallel.fsdp.reduce", ["Field parallel.fsdp.reduce"]),

@@ -119,6 +119,7 @@ EXEMPT = {
     **dict.fromkeys(("model.rope.low", "model.rope.high"), "of llama3: tests/planner/test_model_folder.py"),
     **dict.fromkeys(("rollout", "reward"), "of data that is sampled: tests/planner/test_rollout.py"),
     **dict.fromkeys(("step", "evaluation_step"), "a function of a module: tests/dsl/test_user_components.py"),
+    "sweep": "of other runs: tests/planner/test_sweep.py",
     "serve": "in place of training: tests/planner/test_server.py",
     **{f"datasets.{name}.name": "the name is the key" for name in DATASETS},
 }

@@ -156,7 +156,7 @@ def serve(asked: socket.socket) -> None:
 
 
 class ForkedRank(subprocess.Popen):
-    """What torch's agent starts, as a fork of this process."""
+    """What torch's agent, or the driver of a sweep, starts, as a fork of this process."""
 
     def _execute_child(  # type: ignore[override]
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
@@ -166,6 +166,8 @@ class ForkedRank(subprocess.Popen):
         self.pid = os.fork()
         if not self.pid:
             os.setsid()
+            if preexec_fn is not None:
+                preexec_fn()
             streams = [own if given < 0 else given for own, given in ((1, c2pwrite), (2, errwrite))]
             become(list(args), env, [0, *streams])
         self._child_created = True
@@ -221,7 +223,9 @@ def run(module: str) -> int:
     vars(dynamic_rendezvous)["get_method_name"] = lambda: ""
     if module == "xtrain":
         from xtrain.cli.main import main
+        from xtrain.runtime.sweep import trial_launcher
 
+        vars(trial_launcher)["Popen"] = ForkedRank
         return main()
     if module == "torch.distributed.run":
         from torch.distributed.run import main as torchrun

@@ -75,12 +75,12 @@ def rules() -> dict[str, Rule]:
     separators = repeat1(symbol("_separator"))
     items = seq(symbol("_item"), repeat(seq(separators, symbol("_item"))), optional(separators))
     multiplier = "|".join(sorted(words.multipliers, key=len, reverse=True))
-    statements = [text(word) for word in words.statements if word != "then"]
+    statements = [text(word) for word in words.statements if word not in ("then", "in")]
     return {
         "source_file": seq(optional(separators), optional(symbol("_items"))),
         "_items": items,
         "_separator": choice(text(","), text("\n")),
-        "_item": choice(*map(symbol, ("let", "param", "include", "use", "every", "on", "assignment", "block"))),
+        "_item": choice(*map(symbol, ("let", "param", "include", "use", "every", "on", "assignment", "vary", "block"))),
         "let": seq(text("let"), field("name", symbol("identifier")), text("="), field("value", symbol("value"))),
         "param": seq(text("param"), field("name", symbol("identifier")), text("="), field("value", symbol("value"))),
         "include": seq(text("include"), symbol("string")),
@@ -90,6 +90,7 @@ def rules() -> dict[str, Rule]:
         "assignment": seq(
             field("name", choice(symbol("identifier"), *statements)), text("="), field("value", symbol("value"))
         ),
+        "vary": seq(field("name", symbol("reference")), text("in"), field("value", symbol("value"))),
         "block": seq(
             field("kind", symbol("identifier")), repeat(field("label", symbol("_label"))), optional(symbol("body"))
         ),

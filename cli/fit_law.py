@@ -1,0 +1,92 @@
+"""`xtrain fit-law RUNS`: a scaling law of finished runs, with intervals."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..records.law import ScalingLaw
+    from ..runtime.law.fit import RunLoss
+
+EPILOG = """\
+example:
+  xtrain fit-law runs/sizes-sweep-1a2b3c4d --metric eval.web.loss --out law.json
+  xtrain plan larger.xtrain --law law.json
+"""
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "fit-law",
+        help="fit a scaling law to finished runs",
+        description="Fit L(N, D) = E + A / N^alpha + B / D^beta to the last losses of finished runs, with N parameters "
+        "that a token uses and D tokens, and say in which interval each coefficient lies.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUNS", help="run directories, or folders of them")
+    parser.add_argument("--metric", metavar="METRIC", help="eval.DATASET.loss; default: the one that all runs measure")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="save the law, for `xtrain plan SPEC --law FILE`")
+    parser.add_argument("--json", action="store_true", help="print the law as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 there is a law, 2 the runs give none, 3 it cannot be written."""
+    from ..runtime.law.fit import Unfittable, fit_law
+    from ..runtime.law.runs import finished_runs, measured_runs
+
+    finished = finished_runs(arguments.runs)
+    try:
+        metric, runs = measured_runs(finished, arguments.metric)
+        law = fit_law([each for _, each in runs], metric)
+    except Unfittable as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    if arguments.out is not None:
+        try:
+            law.write(arguments.out)
+        except OSError as error:
+            print(f"error: {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+            return 3
+    if arguments.json:
+        print(json.dumps(_as_json(law), indent=2))
+    else:
+        sys.stdout.write("\n".join(_lines(law, runs)) + "\n")
+    return 0
+
+
+def _as_json(law: "ScalingLaw") -> dict:
+    from ..records.law import NAMES
+
+    return {
+        "metric": law.metric,
+        "runs": law.runs,
+        "error": law.error,
+        **{name: {"value": getattr(law.fitted, name), "interval": list(law.interval(name))} for name in NAMES},
+    }
+
+
+def _lines(law: "ScalingLaw", runs: "Sequence[tuple[Path, RunLoss]]") -> Iterator[str]:
+    from ..planner.units import count_text
+    from ..records.law import FORM, NAMES, SHARE
+
+    yield f"{FORM}, {law.metric} of {law.runs} runs"
+    yield ""
+    for name in NAMES:
+        low, high = law.interval(name)
+        yield f"  {name:5}  {getattr(law.fitted, name):<10.4g} {low:.4g} to {high:.4g}"
+    yield ""
+    yield (
+        f"  in {SHARE:.0%} of samples; residuals {law.error:.2%}; {count_text(law.parameters[0])} to "
+        f"{count_text(law.parameters[1])} parameters, {count_text(law.tokens[0])} to {count_text(law.tokens[1])} tokens"
+    )
+    yield ""
+    yield f"  {'parameters':>10}  {'tokens':>7}  {'loss':>7}  {'law':>7}  run"
+    for directory, each in runs:
+        fitted = law.fitted.loss(each.parameters, each.tokens)
+        size, tokens = count_text(each.parameters), count_text(each.tokens)
+        yield f"  {size:>10}  {tokens:>7}  {each.loss:7.4f}  {fitted:7.4f}  {directory}"

@@ -1,0 +1,116 @@
+"""`xtrain sweep show|best|stop`: a sweep in its folder, while it goes on or afterwards."""
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .sweep_lines import table_text, value_text
+
+if TYPE_CHECKING:
+    from ..records.sweep_state import SweepState
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "sweep",
+        help="show, export or stop a sweep",
+        description="A sweep that `xtrain run` drives or has driven, by its folder: the trials, the best of them.",
+        epilog="example: xtrain sweep show runs/quickstart-sweep-1a2b3c4d --csv trials.csv",
+    )
+    verbs = parser.add_subparsers(title="what to do", metavar="WHAT", dest="what", required=True)
+    show = verbs.add_parser("show", help="its trials, the best first")
+    show.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
+    show.add_argument("--json", action="store_true", help="print the trials as JSON")
+    show.add_argument("--csv", type=Path, metavar="FILE", help="write the trials as CSV")
+    show.add_argument("--parquet", type=Path, metavar="FILE", help="write the trials as Parquet (needs pyarrow)")
+    best = verbs.add_parser("best", help="the best trial, its settings and its run directory")
+    best.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
+    best.add_argument("--json", action="store_true", help="print it as JSON")
+    stop = verbs.add_parser("stop", help="let the trials that run save and end; `xtrain run` goes on with them")
+    stop.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 it is done, 1 there is no best trial yet, 2 there is no sweep, 3 a file cannot be written."""
+    from ..records.sweep_events import SWEEP_FILE
+    from ..records.sweep_state import SweepState
+
+    if not (arguments.folder / SWEEP_FILE).is_file():
+        print(f"error: {arguments.folder} has no sweep: there is no {SWEEP_FILE}", file=sys.stderr)
+        return 2
+    if arguments.what == "stop":
+        return _stop(arguments.folder)
+    state = SweepState.read(arguments.folder)
+    return _best(state, arguments) if arguments.what == "best" else _show(state, arguments)
+
+
+def _show(state: "SweepState", arguments: argparse.Namespace) -> int:
+    rows = sorted(state.table(), key=lambda row: (row["value"] is None, row["value"] or 0.0, row["trial"]))
+    try:
+        if arguments.csv is not None:
+            _write_csv(rows, arguments.csv)
+        if arguments.parquet is not None:
+            _write_parquet(rows, arguments.parquet)
+    except OSError as error:
+        print(f"error: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        return 3
+    except ModuleNotFoundError:
+        print("error: Parquet needs pyarrow: pip install 'xtrain[data]'", file=sys.stderr)
+        return 3
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+    elif arguments.csv is None and arguments.parquet is None:
+        sys.stdout.write(table_text(rows))
+    return 0
+
+
+def _write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
+    """A column of several types is one of texts."""
+    import pyarrow
+    import pyarrow.parquet
+
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else [])}
+    for name, values in columns.items():
+        if any(isinstance(each, str) for each in values):
+            columns[name] = [None if each is None else str(each) for each in values]
+    with path.open("wb") as file:
+        pyarrow.parquet.write_table(pyarrow.table(columns), file)
+
+
+def _best(state: "SweepState", arguments: argparse.Namespace) -> int:
+    best = state.best()
+    if best is None:
+        print("error: no trial has been trained to its end yet", file=sys.stderr)
+        return 1
+    directory = arguments.folder / best.name
+    if arguments.json:
+        row = next(row for row in state.table() if row["trial"] == best.number)
+        print(json.dumps({**row, "directory": str(directory)}, indent=2))
+        return 0
+    print(f"trial {best.number:03d}: {value_text(best.value)} after {best.trained:,} steps, in {directory}")
+    print("".join(f"  --set {name}={value}\n" for name, value in best.point.items()), end="")
+    return 0
+
+
+def _stop(folder: Path) -> int:
+    from ..records.sweep_events import STOP_FILE
+    from ..runtime.control.asking import is_live
+    from ..runtime.files.locks import LAUNCHER_LOCK
+
+    if not is_live(folder, LAUNCHER_LOCK):
+        print(f"error: nothing drives the sweep in {folder}", file=sys.stderr)
+        return 2
+    (folder / STOP_FILE).touch()
+    print("asked to stop: its trials save a checkpoint and end")
+    return 0

@@ -1,0 +1,67 @@
+"""`method asha { … }`: asynchronous successive halving (Li et al. 2020, MLSys 2, arXiv 1810.05934)."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.dimension import Dimension
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import Role, at_least, positive, setting
+from ...dsl.schema.sweep import METHODS, Halving, Method, Point
+from .random import drawn
+from .tpe import TpeSearch
+
+
+@METHODS.register()
+@frozen
+class AshaSearch(Method):
+    """`method asha { … }`: trials are compared at rungs, each with `factor` times the budget of the one before, and go
+    on only if they are among the best 1 / `factor` of those that came there before them."""
+
+    kind: str = named("asha")
+    first: Quantity = setting(
+        "budget of a trial up to the first rung",
+        units=("steps", "tokens"),
+        check=positive,
+        role=Role.EXECUTION,
+        example="100k tokens",
+    )
+    factor: int = setting(
+        "one in so many goes on, with so many times the budget", default=3, check=at_least(2), role=Role.EXECUTION
+    )
+    suggest: Literal["tpe", "random"] = setting(
+        "who chooses values: tpe: Optuna, from the results; random: they are drawn", default="tpe", role=Role.EXECUTION
+    )
+    seed: int = setting("what values are drawn with", default=0, check=at_least(0), role=Role.EXECUTION)
+    startup: int = setting(
+        "with tpe: first trials, which draw as `random` does", default=10, check=at_least(1), role=Role.EXECUTION
+    )
+
+    packages: ClassVar[tuple[str, ...]] = ("optuna",)
+
+    @classmethod
+    def run_module(cls) -> str:
+        return TpeSearch.run_module()
+
+    def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
+        known = min(trials, self.startup) if self.suggests else trials
+        return [drawn(over, self.seed, number) for number in range(known)]
+
+    @property
+    def suggests(self) -> bool:
+        return self.suggest == "tpe"
+
+    @property
+    def halving(self) -> Halving:
+        return Halving(self.first, self.factor)
+
+    def needed(self) -> tuple[str, ...]:
+        return self.packages if self.suggests else ()
+
+    def does(self) -> str:
+        chosen = f"{self.startup} points drawn with seed {self.seed}, then suggested" if self.suggests else "drawn"
+        return (
+            f"{chosen}; one in {self.factor} goes on at each rung, the first at {self.first.value:,} {self.first.unit}"
+        )

@@ -1,0 +1,28 @@
+"""`method grid`."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.dimension import Dimension
+from ...dsl.schema.component import named
+from ...dsl.schema.sweep import METHODS, Method, Point
+
+
+@METHODS.register()
+@frozen
+class GridSearch(Method):
+    """`method grid`: every combination of the values, the last dimension changing fastest."""
+
+    kind: str = named("grid")
+
+    everything: ClassVar[bool] = True
+
+    def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
+        values = [dimension.grid() or () for dimension in over.values()]
+        return [dict(zip(over, each, strict=True)) for each in product(*values)]
+
+    def does(self) -> str:
+        return "every combination of the values"

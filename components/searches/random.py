@@ -1,0 +1,32 @@
+"""`method random { … }`: drawn points (Bergstra and Bengio 2012, JMLR 13)."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from attrs import frozen
+
+from ...dsl.dimension import Dimension
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import Role, at_least, setting
+from ...dsl.schema.sweep import METHODS, Method, Point
+
+
+def drawn(over: Mapping[str, Dimension], seed: int, number: int) -> Point:
+    """The point that a trial draws. It depends on nothing else: neither on how many trials there are, nor on the other
+    dimensions."""
+    return {name: dimension.at(Random(f"{seed}/{number}/{name}").random()) for name, dimension in over.items()}
+
+
+@METHODS.register(default=True)
+@frozen
+class RandomSearch(Method):
+    """`method random { … }`: each trial draws its values, independent of all others."""
+
+    kind: str = named("random")
+    seed: int = setting("what values are drawn with", default=0, check=at_least(0), role=Role.EXECUTION)
+
+    def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
+        return [drawn(over, self.seed, number) for number in range(trials)]
+
+    def does(self) -> str:
+        return f"values drawn with seed {self.seed}"

@@ -1,0 +1,36 @@
+"""`method tpe { … }`: tree-structured Parzen estimators (Bergstra et al. 2011, NeurIPS 24), as Optuna has them."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.dimension import Dimension
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import Role, at_least, setting
+from ...dsl.schema.sweep import METHODS, Method, Point
+from .random import drawn
+
+
+@METHODS.register()
+@frozen
+class TpeSearch(Method):
+    """`method tpe { … }`: later trials draw where earlier ones did well; Optuna suggests."""
+
+    kind: str = named("tpe")
+    seed: int = setting("what values are drawn with", default=0, check=at_least(0), role=Role.EXECUTION)
+    startup: int = setting(
+        "first trials, which draw as `random` does", default=10, check=at_least(1), role=Role.EXECUTION
+    )
+
+    packages: ClassVar[tuple[str, ...]] = ("optuna",)
+
+    def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
+        return [drawn(over, self.seed, number) for number in range(min(trials, self.startup))]
+
+    @property
+    def suggests(self) -> bool:
+        return True
+
+    def does(self) -> str:
+        return f"{self.startup} points drawn with seed {self.seed}, then suggested from the results"

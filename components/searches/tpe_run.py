@@ -1,0 +1,114 @@
+"""What Optuna does for a sweep: it suggests points, and keeps a study that its dashboard opens.
+
+Each suggestion is made by a new study of the results that it rests on, with a sampler seeded by the seed and the number
+of the trial: it depends on these alone, whatever was killed meanwhile.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+from attrs import define, field
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from ...dsl.dimension import Between, Dimension, Listed
+from ...dsl.schema.sweep import Method, Point
+from ...records.sweep_state import SweepState
+from ...records.sweep_state import TrialState as SweepTrial
+
+STUDY_FILE: Final = "optuna.log"
+_SEED_STRIDE: Final = 1_000_003  # so that neighbouring seeds share no trial
+
+
+def suggest(
+    method: Method, over: Mapping[str, Dimension], told: Sequence[tuple[SweepTrial, SweepTrial]],
+    number: int,
+) -> Point:  # fmt: skip
+    """told: trials, each with that which was run for it."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = (method.args()["seed"] * _SEED_STRIDE + number) % 2**32
+    # The startup trials are drawn by the sweep itself; with nothing to go by the sampler draws.
+    study = optuna.create_study(sampler=TPESampler(seed=seed, n_startup_trials=1))
+    for trial, run in told:
+        study.add_trial(_told(trial, run, over))
+    asked = study.ask(_distributions(over))
+    return {name: _text(dimension, asked.params[name]) for name, dimension in over.items()}
+
+
+def _distributions(over: Mapping[str, Dimension]) -> dict[str, BaseDistribution]:
+    return {name: _distribution(dimension) for name, dimension in over.items()}
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    if isinstance(dimension, Listed):
+        return CategoricalDistribution(dimension.values)
+    assert isinstance(dimension, Between)
+    if dimension.whole:
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+
+
+def _text(dimension: Dimension, value: Any) -> str:
+    return dimension.text(value) if isinstance(dimension, Between) else str(value)
+
+
+def _params(over: Mapping[str, Dimension], point: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, dimension in over.items():
+        found[name] = point[name]
+        if isinstance(dimension, Between):
+            # Rounding to the digits of a text may lead just beyond an end.
+            value = min(max(dimension.number(point[name]), dimension.low), dimension.high)
+            found[name] = int(value) if dimension.whole else value
+    return found
+
+
+def _told(trial: SweepTrial, run: SweepTrial, over: Mapping[str, Dimension]) -> FrozenTrial:
+    """A trial that has ended: with its value, stopped at a rung, or failed."""
+    state = TrialState.COMPLETE if run.finished else TrialState.PRUNED
+    if run.failed or run.value is None:
+        state = TrialState.FAIL
+    return create_trial(
+        state=state,
+        value=run.value if state == TrialState.COMPLETE else None,
+        params=_params(over, trial.point),
+        distributions=_distributions(over),
+        intermediate_values={rung: value for rung, value in enumerate(run.values) if value is not None},
+        user_attrs={"trial": trial.number, "run": run.name, "steps": run.trained, "tokens": run.tokens},
+    )
+
+
+def open_study(name: str, over: Mapping[str, Dimension], folder: Path) -> "StudyFile":
+    """The study of a sweep in its folder."""
+    return StudyFile(name, over, folder / STUDY_FILE)
+
+
+@define(eq=False)
+class StudyFile:
+    """`optuna.log`: every trial that has ended, in the order of their numbers. `sweep.jsonl` is the truth: the file is
+    written anew by each driver, so that a line that was broken off stays nowhere."""
+
+    name: str
+    over: Mapping[str, Dimension]
+    path: Path
+    _study: optuna.Study | None = None
+    _count: int = field(default=0, init=False)
+
+    def update(self, state: SweepState) -> None:
+        """Add the trials that have ended, up to the first that has not."""
+        if self._study is None:
+            self._study = self._begun()
+        while (trial := state.trials.get(self._count)) is not None and state.of(trial).ended:
+            self._study.add_trial(_told(trial, state.of(trial), self.over))
+            self._count += 1
+
+    def _begun(self) -> optuna.Study:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        for path in (self.path, self.path.with_name(f"{self.path.name}.lock")):
+            path.unlink(missing_ok=True)
+        return optuna.create_study(storage=JournalStorage(JournalFileBackend(str(self.path))), study_name=self.name)

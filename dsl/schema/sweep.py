@@ -1,0 +1,112 @@
+"""Many runs of one experiment: `sweep`, and the methods that choose what its trials try."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import attrs
+from attrs import frozen
+
+from ..dimension import Dimension
+from ..metric import Metric
+from ..quantity import Quantity
+from .component import Component, Registry
+from .setting import Role, at_least, setting, settings_of
+
+METHODS: Final = Registry["Method"]("method", "searches")
+
+Point = Mapping[str, str]
+"""What a trial tries: setting → its value, as `--set` takes it; in the order of the sweep."""
+
+
+@frozen
+class Halving:
+    """Trials are compared at rungs, and only the best share of each goes on.
+
+    first: budget of a trial up to the first rung. factor: the budget of a rung over that of the one before; of those
+    that have come to a rung, one in so many goes on.
+    """
+
+    first: Quantity
+    factor: int
+
+
+# The module `…_run` beside one that suggests has `suggest` and `open_study`, see `runtime/sweep/suggesting.py`.
+@METHODS.base
+class Method(Component):
+    """`method NAME { … }` inside `sweep`: how the values of trials are chosen, and which trials are stopped early."""
+
+    packages: ClassVar[tuple[str, ...]] = ()
+    """What a driver of such a sweep must be able to import."""
+    everything: ClassVar[bool] = False
+    """Whether it tries all there is, and `trials` says nothing."""
+
+    def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
+        """The points of the first trials, which no result changes: all of them, unless `suggests`."""
+        raise NotImplementedError
+
+    @property
+    def suggests(self) -> bool:
+        """Whether later points follow from the results of earlier ones."""
+        return False
+
+    @property
+    def halving(self) -> Halving | None:
+        """Where trials are compared on their way; None: each is trained to its end."""
+        return None
+
+    def needed(self) -> tuple[str, ...]:
+        """Of `packages` those that these settings need."""
+        return self.packages
+
+    def args(self) -> dict[str, Any]:
+        """The method and its settings as JSON."""
+        values = {name: getattr(self, a.name) for name, (a, _) in settings_of(type(self)).items()}
+        plain = {
+            name: f"{value.value} {value.unit}" if isinstance(value, Quantity) else value
+            for name, value in values.items()
+        }
+        return {"kind": self.kind, **plain}
+
+    def does(self) -> str:
+        """What it does, in words."""
+        raise NotImplementedError
+
+
+@frozen
+class Sweep:
+    """`sweep { … }`: trials of this spec with other values, each a run of its own, in search of the best."""
+
+    over: dict[str, Dimension] = setting(
+        "values of a setting or a `param`, written `optimizer.lr in log(1e-4, 1e-2)`: a list, a range of whole "
+        "numbers, `uniform(low, high)` or `log(low, high)`, with the number of points of a grid as a third argument",
+        names="a setting or `param` of the spec",
+        role=Role.EXECUTION,
+        example="[256, 512]",
+    )
+    method: Method = setting(
+        "how values are chosen", default=attrs.Factory(lambda: METHODS.default()), role=Role.EXECUTION
+    )
+    trials: int | None = setting(
+        "number of trials; none: 20, and of a grid all its points",
+        default=None,
+        check=at_least(1),
+        role=Role.EXECUTION,
+        example="40",
+    )
+    parallel: int = setting("trials that run at once", default=1, check=at_least(1), role=Role.EXECUTION, example="4")
+    objective: Metric = setting(
+        "what is looked for the least of: the last value that a trial measures",
+        role=Role.EXECUTION,
+        example="eval.web.loss",
+    )
+    retries: int = setting(
+        "how often a trial is started again that has failed without a step further than before",
+        default=2,
+        check=at_least(0),
+        role=Role.EXECUTION,
+    )
+
+    @property
+    def count(self) -> int:
+        """Trials, where the method does not try everything."""
+        return 20 if self.trials is None else self.trials

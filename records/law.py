@@ -1,0 +1,108 @@
+"""`ScalingLaw`: the loss of a model by its size and tokens, as `xtrain fit-law` writes it and `xtrain plan` reads it.
+
+L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, section 3.3), in nats a token: N
+parameters that a token uses, D tokens.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from attrs import asdict, frozen
+
+NAMES: Final = ("E", "A", "B", "alpha", "beta")
+FORM: Final = "L(N, D) = E + A / N^alpha + B / D^beta"
+SHARE: Final = 0.95
+"""Of an interval."""
+
+
+class LawError(ValueError):
+    """A file that has no law."""
+
+
+@frozen(kw_only=True)
+class Coefficients:
+    """E in nats a token; A and B have the units that make the terms nats a token."""
+
+    E: float
+    A: float
+    B: float
+    alpha: float
+    beta: float
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """In nats a token."""
+        return self.E + self.A * parameters**-self.alpha + self.B * tokens**-self.beta
+
+
+@frozen(kw_only=True)
+class ScalingLaw:
+    """A fit. metric: of which loss. samples: fits to the same runs with residuals drawn anew, from which intervals
+    follow. parameters, tokens: from the least to the largest of the runs. error: root mean square of the residuals of
+    the logarithm of the loss.
+    """
+
+    metric: str
+    runs: int
+    fitted: Coefficients
+    samples: tuple[Coefficients, ...]
+    parameters: tuple[float, float]
+    tokens: tuple[float, float]
+    error: float
+
+    def interval(self, name: str) -> tuple[float, float]:
+        """Of a coefficient, in which it lies with probability `SHARE`."""
+        return spread([getattr(each, name) for each in self.samples])
+
+    def predicted(self, parameters: float, tokens: float) -> tuple[float, tuple[float, float]]:
+        """The loss of a run, and the interval of that of the law."""
+        losses = [each.loss(parameters, tokens) for each in self.samples]
+        return self.fitted.loss(parameters, tokens), spread(losses)
+
+    def beyond(self, parameters: float, tokens: float) -> float:
+        """How far a run lies beyond those that the law was fitted to, as a factor of size or tokens; 1: among them."""
+        pairs = ((parameters, self.parameters), (tokens, self.tokens))
+        return max(1.0, *(max(low / value, value / high) for value, (low, high) in pairs))
+
+    def write(self, path: Path) -> None:
+        """Raises OSError."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "ScalingLaw":
+        """Raises LawError, also for a file that cannot be read."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return cls(
+                metric=str(found["metric"]),
+                runs=int(found["runs"]),
+                fitted=_coefficients(found["fitted"]),
+                samples=tuple(map(_coefficients, found["samples"])),
+                parameters=(float(found["parameters"][0]), float(found["parameters"][1])),
+                tokens=(float(found["tokens"][0]), float(found["tokens"][1])),
+                error=float(found["error"]),
+            )
+        except OSError as error:
+            raise LawError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise LawError(f"{path} is not a law that `xtrain fit-law --out` has written") from error
+
+
+def _coefficients(found: dict[str, float]) -> Coefficients:
+    return Coefficients(**{name: float(found[name]) for name in NAMES})
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """The middle `SHARE` of some values."""
+    ordered = sorted(values)
+    cut = (1 - SHARE) / 2
+    return _quantile(ordered, cut), _quantile(ordered, 1 - cut)
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

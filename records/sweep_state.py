@@ -1,0 +1,187 @@
+"""`SweepState`: what the lines of `sweep.jsonl` come to. Reading them again gives the same state."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import define, field
+
+from .event import Event
+from .lines import objects_since, read
+from .sweep_events import (
+    SWEEP_EVENTS,
+    SWEEP_FILE,
+    SweepBeginEvent,
+    SweepEndEvent,
+    TrialAskedEvent,
+    TrialDecidedEvent,
+    TrialFailedEvent,
+    TrialMeasuredEvent,
+    TrialStartedEvent,
+)
+
+_KINDS = {str(kind.__struct_config__.tag): kind for kind in SWEEP_EVENTS}
+Status = Literal["waiting", "training", "paused", "done", "stopped early", "failed", "same"]
+
+
+@define
+class TrialState:
+    """A trial as far as it is. values: at each rung. value, trained, tokens: at the last place where it was measured.
+
+    paused: it has come to a rung and is not decided on yet. going: it was started since it was measured last.
+    """
+
+    number: int
+    name: str
+    point: dict[str, str]
+    sameness: str
+    config_id: str = ""
+    same_as: int | None = None
+    values: list[float | None] = field(factory=list)
+    decisions: list[bool] = field(factory=list)
+    value: float | None = None
+    trained: int = 0
+    tokens: int | None = None
+    finished: bool = False
+    failed: bool = False
+    reason: str = ""
+    going: bool = False
+
+    @property
+    def rung(self) -> int:
+        """The rung that it is trained up to next: as many as it has passed."""
+        return len(self.decisions)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it has come to a rung and nothing says yet whether it goes on."""
+        return len(self.values) > len(self.decisions)
+
+    @property
+    def stopped_early(self) -> bool:
+        return bool(self.decisions) and not self.decisions[-1]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes of it. Of one that is the same as another, that one says so."""
+        return self.finished or self.failed or self.stopped_early or self.same_as is not None
+
+    @property
+    def status(self) -> Status:
+        if self.same_as is not None:
+            return "same"
+        if self.failed:
+            return "failed"
+        if self.finished:
+            return "done"
+        if self.stopped_early:
+            return "stopped early"
+        if self.undecided:
+            return "paused"
+        return "training" if self.going else "waiting"
+
+
+@define
+class SweepState:
+    """A sweep as far as it is. trials: by number."""
+
+    sweep_id: str = ""
+    lag: int = 1
+    trials: dict[int, TrialState] = field(factory=dict)
+    ended: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "SweepState":
+        """That of a folder; an empty one where there is no file. Raises OSError."""
+        state = cls()
+        for event in sweep_events(objects_since(folder / SWEEP_FILE)):
+            state.take(event)
+        return state
+
+    def take(self, event: Event) -> None:
+        """What an event changes. What nobody can have written (a trial that was never asked for) changes nothing."""
+        match event:
+            case SweepBeginEvent():
+                if not self.sweep_id:
+                    self.lag = max(event.lag, 1)
+                self.sweep_id, self.ended = event.sweep_id, ""
+                for each in self.trials.values():
+                    each.going = False
+            case TrialAskedEvent(trial=number):
+                self.trials[number] = TrialState(
+                    number=number, name=event.name, point=event.point, sameness=event.sameness,
+                    config_id=event.config_id, same_as=event.same_as, failed=bool(event.reason), reason=event.reason,
+                )  # fmt: skip
+            case SweepEndEvent():
+                self.ended = event.status
+                for each in self.trials.values():
+                    each.going = False
+            case _:
+                trial = self.trials.get(getattr(event, "trial", -1))
+                if trial is not None:
+                    _advance(trial, event)
+
+    def best(self) -> TrialState | None:
+        """Of the trials trained to their end that with the least value; of equals the first."""
+        done = [each for each in self.trials.values() if each.finished and each.value is not None]
+        return min(done, key=lambda each: (each.value, each.number), default=None)
+
+    def of(self, trial: TrialState) -> TrialState:
+        """The trial that was run for it: itself, unless it is the same as another."""
+        return trial if trial.same_as is None else self.trials[trial.same_as]
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row a trial, of plain values, for files and other programs."""
+        rows = []
+        for trial in sorted(self.trials.values(), key=lambda each: each.number):
+            run = self.of(trial)
+            rows.append(
+                {
+                    "trial": trial.number,
+                    "status": trial.status,
+                    "run": run.name,
+                    **{name: plain(text) for name, text in trial.point.items()},
+                    "value": run.value,
+                    "steps": run.trained,
+                    "tokens": run.tokens,
+                    "rungs": len(run.values),
+                    "config_id": trial.config_id,
+                    "same_as": trial.same_as,
+                }
+            )
+        return rows
+
+
+def _advance(trial: TrialState, event: Event) -> None:
+    match event:
+        case TrialStartedEvent():
+            trial.going = True
+        case TrialMeasuredEvent(rung=rung):
+            trial.going = False
+            value = event.value if event.value is not None and math.isfinite(event.value) else None
+            trial.value, trial.trained, trial.tokens = value, event.trained, event.tokens
+            if rung is None:
+                trial.finished = True
+            elif rung == len(trial.values):
+                trial.values.append(value)
+        case TrialDecidedEvent(rung=rung) if rung == len(trial.decisions):
+            trial.decisions.append(event.goes_on)
+        case TrialFailedEvent():
+            trial.going, trial.failed, trial.value = False, True, None
+            trial.reason = f"exit code {event.exit_code}"
+
+
+def sweep_events(objects: Iterable[dict[str, Any]]) -> list[Event]:
+    """The events in lines of `sweep.jsonl`; lines of another kind are left out."""
+    return [read(_KINDS[kind], each) for each in objects if (kind := str(each.get("event"))) in _KINDS]
+
+
+def plain(text: str) -> int | float | str:
+    """The number in a text of `--set` where it is one alone, else the text without its quotes."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text.strip('"')

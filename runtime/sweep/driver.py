@@ -1,0 +1,305 @@
+"""`SweepDriver`: asks for points, starts trials, measures them at rungs and at their end, and stops those that fall
+behind.
+
+All that it decides it writes to `sweep.jsonl` before it acts on it, and it rests on nothing else but that file and the
+run directories: a driver that takes the place of one that was killed does what that one would have done. What is
+suggested and what goes on depends on the numbers of trials, not on when they ended.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from attrs import define, field
+
+from ...dsl.schema.sweep import Point
+from ...planner.plan import Plan
+from ...planner.serialise import dumps
+from ...planner.sweep.compile_sweep import Trials, point_name, sameness
+from ...planner.sweep.sweep_plan import SweepPlan
+from ...records.end_status import EndStatus
+from ...records.event import Event
+from ...records.lines import objects_since
+from ...records.paths import METRICS_FILE
+from ...records.sweep_events import (
+    STOP_FILE,
+    SWEEP_FILE,
+    SWEEP_PLAN_FILE,
+    SweepBeginEvent,
+    SweepEndEvent,
+    TrialAskedEvent,
+    TrialDecidedEvent,
+    TrialFailedEvent,
+    TrialMeasuredEvent,
+    TrialStartedEvent,
+)
+from ...records.sweep_state import SweepState, TrialState
+from ..control.asking import is_live
+from ..files.lines import JsonLinesFile
+from ..files.locks import LAUNCHER_LOCK, hold
+from ..outcome import EXIT_CODES
+from ..run_directory.ends import last_end
+from .halving import decisions
+from .suggesting import study_of, suggested
+from .trial_launcher import StartedTrial, TrialLauncher
+
+LOOK_SECONDS: Final = 0.1
+UNFIT: Final = (2, EXIT_CODES[EndStatus.ENVIRONMENT])
+"""Exit codes of a run that was refused: no other trial would fare better."""
+
+
+@define(eq=False)
+class _Going:
+    """A trial that is running. before: the step that it had ended at when it was started."""
+
+    started: StartedTrial
+    target: int | None
+    before: int
+    slot: int
+
+
+@define(eq=False)
+class SweepDriver:
+    """Drives the sweep of a plan in its folder. show: is told every event once it is written.
+
+    Raises EnvironmentFault where another driver is at work there.
+    """
+
+    plan: SweepPlan
+    trials: Trials
+    launcher: TrialLauncher
+    show: Callable[[Event], None] = lambda event: None
+    folder: Path = field(init=False)
+    state: SweepState = field(init=False)
+    stopping: bool = field(default=False, init=False)
+    fault: str = field(default="", init=False)
+    """What is wrong with the machine or the data, so that no trial can be trained; empty: nothing."""
+    _lock: IO[str] = field(init=False)
+    _lines: JsonLinesFile = field(init=False)
+    _going: dict[int, _Going] = field(factory=dict, init=False)
+    _tries: dict[int, int] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.folder = Path(self.plan.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = hold(self.folder, LAUNCHER_LOCK)
+        (self.folder / STOP_FILE).unlink(missing_ok=True)
+        self._lines = JsonLinesFile(self.folder / SWEEP_FILE)
+        self.state = SweepState.read(self.folder)
+        text = json.dumps(self.plan.to_json(), indent=2)
+        partial = self.folder / f"{SWEEP_PLAN_FILE}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.folder / SWEEP_PLAN_FILE)
+
+    def run(self) -> str:
+        """Until every trial has ended, or the driver is to stop; `done` or `stopped`."""
+        attempt = time.strftime("%Y%m%d-%H%M%S")
+        self._write(SweepBeginEvent(step=0, sweep_id=self.plan.id, attempt=attempt, lag=self.plan.parallel))
+        study = study_of(self.plan, self.trials.sweep, self.folder)
+        while True:
+            self.stopping = self.stopping or (self.folder / STOP_FILE).exists()
+            moved = self._reap()
+            if self.stopping:
+                for each in self._going.values():
+                    each.started.stop()
+                if not self._going:
+                    return self._end("stopped")
+            else:
+                moved |= self._decide() | self._ask() | self._start()
+                if not self._going and self._all_ended():
+                    study.update(self.state)
+                    return self._end("done")
+            if moved:
+                study.update(self.state)
+            else:
+                time.sleep(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Let the trials that run save and end, and then end; from a signal handler."""
+        self.stopping = True
+
+    def _end(self, status: str) -> str:
+        best = self.state.best()
+        self._write(SweepEndEvent(step=0, status=status, best=best.number if best else None))
+        self._lines.close()
+        return status
+
+    def _write(self, event: Event) -> None:
+        """Write what has happened or is to happen; only then it counts."""
+        self._lines.write(event)
+        self.state.take(event)
+        self.show(event)
+
+    # Points -----------------------------------------------------------------------------------------------------------
+
+    def _all_ended(self) -> bool:
+        return len(self.state.trials) == self.plan.count and all(each.ended for each in self.state.trials.values())
+
+    def _ask(self) -> bool:
+        """The next point, if there is a trial without one that can begin."""
+        number, moved = len(self.state.trials), False
+        while number < self.plan.count and self._free_slots() > len(self._startable()):
+            point = self._point(number)
+            if point is None:
+                break
+            self._write(self._asked(number, point))
+            number, moved = number + 1, True
+        return moved
+
+    def _point(self, number: int) -> Point | None:
+        """That of a trial; None until the trials have ended that it rests on."""
+        if number < len(self.plan.trials):
+            return self.plan.trials[number].point
+        basis = [self.state.trials[each] for each in range(max(number - self.state.lag + 1, 0))]
+        if not all(self.state.of(each).ended for each in basis):
+            return None
+        return suggested(self.trials.sweep, self.state, basis, number)
+
+    def _asked(self, number: int, point: Point) -> TrialAskedEvent:
+        plan, reason = self._compiled(number, point)
+        name = point_name(number, point)
+        if plan is None:
+            return TrialAskedEvent(
+                step=0, trial=number, name=name, point=dict(point), sameness="", config_id="", reason=reason
+            )
+        same = sameness(plan)
+        first = next((each.number for each in self.state.trials.values() if each.sameness == same), None)
+        return TrialAskedEvent(
+            step=0, trial=number, name=name, point=dict(point), sameness=same, config_id=plan.config_id,
+            same_as=first,
+        )  # fmt: skip
+
+    def _compiled(self, number: int, point: Point) -> tuple[Plan | None, str]:
+        """The plan of a trial to its end, or why it has none."""
+        if number < len(self.plan.trials):
+            return self.plan.trials[number].plan, ""
+        compiled = self.trials.compiled(number, point)
+        errors = list(compiled.diagnostics.errors)
+        return compiled.plan, f"{errors[0].code}: {errors[0].message}" if errors else ""
+
+    # Decisions --------------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> bool:
+        halving = self.plan.method.halving
+        found = [] if halving is None else decisions(self.state.trials, halving.factor)
+        for each in found:
+            self._write(
+                TrialDecidedEvent(
+                    step=0, trial=each.trial, rung=each.rung, goes_on=each.goes_on, place=each.place, of=each.of
+                )
+            )
+        return bool(found)
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    def _free_slots(self) -> int:
+        return self.plan.parallel - len(self._going)
+
+    def _startable(self) -> list[TrialState]:
+        """Trials that can be trained further now, the lowest number first."""
+        waiting = (self.state.trials[number] for number in sorted(self.state.trials))
+        return [
+            each
+            for each in waiting
+            if not each.ended and not each.undecided and each.number not in self._going and not self._is_left(each)
+        ]
+
+    def _is_left(self, trial: TrialState) -> bool:
+        """Whether processes of a driver that was killed are still in the run directory, saving."""
+        directory = self._directory(trial)
+        return is_live(directory, LAUNCHER_LOCK) or is_live(directory)
+
+    def _directory(self, trial: TrialState) -> Path:
+        return self.folder / trial.name
+
+    def _log(self, trial: TrialState) -> Path:
+        return self.folder / "logs" / f"{trial.name}.log"
+
+    def _start(self) -> bool:
+        startable = self._startable()[: self._free_slots()]
+        for trial in startable:
+            rung = trial.rung if trial.rung < len(self.plan.rungs) else None
+            plan = self._plan_of(trial, rung)
+            file = self.folder / "plans" / f"{trial.name}.json"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(dumps(plan), encoding="utf-8")
+            self._write(TrialStartedEvent(step=0, trial=trial.number, rung=rung))
+            slot = min(set(range(self.plan.parallel)) - {each.slot for each in self._going.values()})
+            started = self.launcher.start(file, self._log(trial), slot)
+            target = None if rung is None else plan.timeline.stop_at
+            self._going[trial.number] = _Going(started, target, trained_steps(self._directory(trial)), slot)
+        return bool(startable)
+
+    def _plan_of(self, trial: TrialState, rung: int | None) -> Plan:
+        if rung is None:
+            plan, _ = self._compiled(trial.number, trial.point)
+        else:
+            plan = self.trials.compiled(trial.number, trial.point, self.plan.rungs[rung]).plan
+        assert plan is not None, "it had one when it was asked for"
+        return plan
+
+    def _reap(self) -> bool:
+        """Look after the trials that run; whether any has ended."""
+        ended = [(number, code) for number, each in self._going.items() if (code := each.started.poll()) is not None]
+        for number, code in ended:
+            self._take(self.state.trials[number], self._going.pop(number), code)
+        return bool(ended)
+
+    def _take(self, trial: TrialState, going: _Going, code: int) -> None:
+        """What has become of a trial whose processes are gone: measured, failed, or to be started again."""
+        directory = self._directory(trial)
+        end = last_end(directory)
+        trained = trained_steps(directory)
+        whole = end is not None and end.status in (EndStatus.DONE, EndStatus.COMPLETE)
+        if code == 0 and whole:
+            self._measure(trial, None, trained)
+        elif going.target is not None and trained >= going.target:
+            self._measure(trial, trial.rung, going.target)
+        elif code in UNFIT and trained <= going.before:
+            self.fault = self.fault or f"trial {trial.number:03d} cannot begin: {last_lines(self._log(trial))}"
+            self.stopping = True
+        elif not self.stopping:
+            tries = self._tries.get(trial.number, 0) + 1 if trained <= going.before else 0
+            self._tries[trial.number] = tries
+            if tries > self.plan.retries:
+                self._write(TrialFailedEvent(step=0, trial=trial.number, exit_code=code))
+
+    def _measure(self, trial: TrialState, rung: int | None, trained: int) -> None:
+        value, tokens = measured(self._directory(trial), self.trials.sweep.objective.key, trained)
+        self._write(
+            TrialMeasuredEvent(step=0, trial=trial.number, rung=rung, trained=trained, tokens=tokens, value=value)
+        )
+
+
+def last_lines(log: Path) -> str:
+    """The error at the end of a log."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    place = next((place for place in reversed(range(len(lines))) if "error" in lines[place]), len(lines))
+    return " ".join(each.strip() for each in lines[place : place + 2]) or f"see {log}"
+
+
+def trained_steps(directory: Path) -> int:
+    """The step at which a run ended last; 0 where it has not."""
+    end = last_end(directory)
+    return 0 if end is None else end.step or 0
+
+
+def measured(directory: Path, key: str, step: int) -> tuple[float | None, int | None]:
+    """The last value of a metric up to a step, and the tokens seen by the last logged step up to there."""
+    rows = [row for row in objects_since(directory / METRICS_FILE) if int(row.get("step", 0)) <= step]
+    return last_number(rows, key), _whole(last_number(rows, "tokens"))
+
+
+def last_number(rows: Sequence[dict], key: str) -> float | None:
+    """The last value of a key, None where it is not finite."""
+    values = [row[key] for row in rows if key in row]
+    if not values or not isinstance(values[-1], int | float) or not math.isfinite(values[-1]):
+        return None
+    return float(values[-1])
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

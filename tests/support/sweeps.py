@@ -1,0 +1,143 @@
+"""Sweeps without training: trials that write at once what a run would have written."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import ClassVar
+
+from attrs import define, field
+
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.sweep import Point
+from xtrain.planner.compile import Compiled
+from xtrain.planner.load import load_plan
+from xtrain.planner.sweep.compile_sweep import Trials, compile_sweep
+from xtrain.planner.sweep.sweep_plan import SweepPlan
+from xtrain.records.event import Event
+from xtrain.runtime.sweep.driver import SweepDriver
+
+SPEC = """
+experiment tiny {{ budget = {steps} steps }}
+model qwen3 {{ dim = 16, layers = 1, heads = 2, ffn = 32 }}
+tokenizer bytes
+dataset lines {{ source = jsonl("data.jsonl"), holdout = 10% }}
+batch {{ sequence = 32, rows = 4, micro = 4 }}
+optimizer adamw {{ lr = 3e-3 }}
+launch {{ device = cpu, threads = 1 }}
+parallel {{ fsdp 1 }}
+every 1 step log
+every 1 step eval lines {{ batches = 2 }}
+every {save} steps checkpoint
+sweep {{
+  optimizer.lr in log(1e-4, 1e-1)
+  model.ffn in [32, 64]
+  objective = eval.lines.loss
+  {more}
+}}
+"""
+KEY = "eval/lines/loss"
+
+
+def write_spec(folder: Path, more: str, *, steps: int = 18, save: int = 100) -> str:
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps({"text": f"line {i} " + "abc " * (i % 7)}) + "\n" for i in range(200))
+    )
+    (folder / "sweep.xtrain").write_text(SPEC.format(more=more, steps=steps, save=save))
+    return "sweep.xtrain"
+
+
+def loss_of(plan, step: int) -> float:
+    """A loss that falls with the steps, towards an end that is lowest for lr 0.01."""
+    lr = plan.node("setup.optimizer").args["lr"]
+    return 1.0 + abs(math.log10(lr) + 2) + 0.001 * (plan.architecture.ffn == 32) + 3.0 / step
+
+
+@define
+class WrittenTrial:
+    """A run that has taken place; it is seen to have ended after so many looks. died: it was killed halfway."""
+
+    code: int
+    looks: int
+
+    def poll(self) -> int | None:
+        self.looks -= 1
+        return None if self.looks >= 0 else self.code
+
+    def stop(self) -> None:
+        self.looks = 0
+
+
+@define
+class WrittenTrials:
+    """A `TrialLauncher`. chance: of a trial to die without getting further; steps: all that were trained, by trial."""
+
+    random: Random
+    chance: float = 0.0
+    steps: dict[str, int] = field(factory=dict)
+    slots: list[int] = field(factory=list)
+
+    def start(self, plan: Path, log: Path, slot: int) -> WrittenTrial:
+        found = load_plan(plan)
+        looks = self.random.randrange(6)
+        self.slots.append(slot)
+        if self.random.random() < self.chance:
+            return WrittenTrial(-9, looks)
+        directory = Path(found.workspace["root"]) / found.workspace["lineage"] / found.workspace["run"]
+        directory.mkdir(parents=True, exist_ok=True)
+        metrics, events = directory / "metrics.jsonl", directory / "events.jsonl"
+        before = len(metrics.read_text().splitlines()) if metrics.is_file() else 0
+        last = found.timeline.stop_at or found.timeline.steps
+        with metrics.open("a") as file:
+            for step in range(before + 1, last + 1):
+                row = {"step": step, "time": 0.0, "tokens": step * 128, KEY: loss_of(found, step)}
+                file.write(json.dumps(row) + "\n")
+        self.steps[directory.name] = self.steps.get(directory.name, 0) + max(last - before, 0)
+        whole = last == found.timeline.steps
+        end = {"step": last, "time": 0.0, "event": "run_end", "status": "done" if whole else "stopped"}
+        with events.open("a") as file:
+            file.write(json.dumps(end) + "\n")
+        return WrittenTrial(0 if whole else 75, looks)
+
+
+class CachedTrials(Trials):
+    """Compiles a point once, however often a driver is started."""
+
+    plans: ClassVar[dict[tuple, Compiled]] = {}
+
+    def compiled(self, number: int, point: Point, stop_at: str | None = None) -> Compiled:
+        key = (Path.cwd(), self.id, self.sets_of(number, point, stop_at))
+        if key not in self.plans:
+            self.plans[key] = super().compiled(number, point, stop_at)
+        return self.plans[key]
+
+
+@cache
+def _planned(folder: Path, text: str, path: str, sets: tuple[str, ...]) -> SweepPlan:
+    compiled = compile_sweep(path, sets)
+    assert compiled is not None and compiled.plan is not None, compiled and compiled.diagnostics.render(color=False)
+    return compiled.plan
+
+
+def driver(path: str, launcher, sets: tuple[str, ...] = (), show=lambda event: None) -> SweepDriver:
+    plan = _planned(Path.cwd(), Path(path).read_text(), path, sets)
+    sweep = load_spec(path, sets).require().sweep
+    assert sweep is not None
+    return SweepDriver(plan, CachedTrials(sweep, plan.base, path, sets, None, None), launcher, show)
+
+
+class Killed(BaseException):
+    """A driver that ends at once, without a word."""
+
+
+@define
+class DiesAfter:
+    """Ends the driver behind so many of its events."""
+
+    events: int
+
+    def __call__(self, event: Event) -> None:
+        self.events -= 1
+        if self.events < 0:
+            raise Killed
