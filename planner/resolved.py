@@ -1,11 +1,11 @@
 """`Resolved`: a spec with nothing left to choose, which the parts of a plan are made from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ..dsl.schema.collators import row_link
 from ..dsl.schema.parallel import Activation, Parallel
@@ -127,7 +127,7 @@ class TrainedKind(LayerKind):
 @frozen(kw_only=True)
 class Resolved:
     """What the graph, the timeline and the estimates are derived from. training: the datasets, by name. weights:
-    the files that the model begins with, if its weights are not drawn; adapter_files: the same of the adapter;
+    the files that the model begins with, if its weights are not drawn; adapter_files: as of a `Shape`;
     scorer: the model that completions are scored with; teacher: that of the model that computes beside this one."""
 
     spec: Spec
@@ -141,7 +141,7 @@ class Resolved:
     cuts: Cuts
     staging: StageAssignment
     weights: WeightFiles | None = None
-    adapter_files: PeftFolder | None = None
+    adapter_files: Mapping[str, PeftFolder] = field(factory=dict)
     scorer: "Shape | None" = None
     teacher: "Resolved | None" = None
 

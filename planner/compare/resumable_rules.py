@@ -108,10 +108,6 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.base": {"parameters": None},
     "setup.decompose": {"matrices": None},
     "setup.residual": {"matrices": None},
-    "setup.read_adapter": {
-        "digest": Rule("adapter.from", "learning", _FIRST),
-        "folder": Rule("adapter.from", "none", "it is only read at the start of a run"),
-    },
     "setup.activation": {
         "mode": _RECOMPUTE,
         "every": _RECOMPUTE,
@@ -366,6 +362,13 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         return {
             name: None if name in ("kind", "seed", "task") else Rule(f"{path}.{name}", "learning", _FIRST)
             for name in args
+        }
+    if op == "setup.read_adapter":
+        path = f"task.{args['task']}.adapter.from" if "task" in args else "adapter.from"
+        return {
+            "digest": Rule(path, "learning", _FIRST),
+            "folder": Rule(path, "none", "it is only read at the start of a run"),
+            "task": None,
         }
     if op == "rollout.score":
         chosen = REWARDS.of_users if "user" in args else REWARDS.get(args["kind"])

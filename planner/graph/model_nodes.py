@@ -53,22 +53,35 @@ def _adapter(graph: Builder, run: Resolved, last: str) -> str:
         return last
     if isinstance(adapter, TaskAdapters):
         for task, each in adapter.tasks.items():
+            if task in run.adapter_files:
+                last = _read_adapter(graph, run, last, task)
+                continue
             args = {"kind": each.kind, "seed": run.spec.experiment.seed, "task": task, **each.args()}
             does = f"of task {task}: {each.does()}"
             id, after = f"setup.adapter.{task}", ((last, "model"),)
             last = graph.add("setup", "setup.adapter", does, id=id, args=args, after=after)
         return last
-    if (files := run.adapter_files) is not None:
-        does = f"read the adapter of {files.folder}: {plural(len(files.files.tensors), 'tensor')}, each rank its own "
-        does += "pieces; where the run goes on they are read from its own checkpoint"
-        args: dict[str, Any] = {"folder": portable(files.folder), "digest": files.digest}
-        return graph.add("setup", "setup.read_adapter", does, args=args, after=((last, "model"),))
+    if run.adapter_files:
+        return _read_adapter(graph, run, last)
     if adapter.decomposes:
-        args = {"matrices": len({tensor.adapter for tensor in run.inventory.tensors if tensor.begun})}
+        args: dict[str, Any] = {"matrices": len({tensor.adapter for tensor in run.inventory.tensors if tensor.begun})}
         does = f"{adapter.does()}; where the run goes on they are read from its own checkpoint"
         return graph.add("setup", "setup.decompose", does, args=args, axes=run.wide(*AXES), after=((last, "model"),))
     args = {"kind": adapter.kind, "seed": run.spec.experiment.seed, **adapter.args()}
     return graph.add("setup", "setup.adapter", adapter.does(), args=args, after=((last, "model"),))
+
+
+def _read_adapter(graph: Builder, run: Resolved, last: str, task: str = "") -> str:
+    """Those of an adapter that PEFT has saved. task: whose it is, of several."""
+    files = run.adapter_files[task]
+    does = f"of task {task}: " if task else ""
+    does += f"read the adapter of {files.folder}: {plural(len(files.files.tensors), 'tensor')}, each rank its own "
+    does += "pieces; where the run goes on they are read from its own checkpoint"
+    args: dict[str, Any] = {"folder": portable(files.folder), "digest": files.digest}
+    if task:
+        args["task"] = task
+    id = f"setup.adapter.{task}" if task else "setup.read_adapter"
+    return graph.add("setup", "setup.read_adapter", does, id=id, args=args, after=((last, "model"),))
 
 
 def _dropout(graph: Builder, run: Resolved, last: str) -> str:

@@ -1,4 +1,7 @@
-"""`adapter { from }`: the settings of an adapter as PEFT has saved it, and its files held against the model."""
+"""`adapter { from }`: the settings of an adapter as PEFT has saved it, and its files held against the model.
+
+block: where an adapter stands in the spec, `adapter` or `task.sql.adapter`; rule: what its settings are checked by.
+"""
 
 import json
 from typing import Any
@@ -14,11 +17,9 @@ from .adapter import RULE
 from .frozen import frozen_names
 from .peft import PEFT_WEIGHTS, PeftFolder, PeftUnreadable, assign_peft, read_peft
 
-PATH = "adapter.from"
-
 
 def read_adapter(
-    spec: Spec, adapter: Adapter, arch: Architecture, found: Findings
+    spec: Spec, adapter: Adapter, arch: Architecture, found: Findings, block: str = "adapter", rule: str = RULE
 ) -> tuple[Adapter, PeftFolder | None, dict[str, str]]:
     """The adapter with the settings of its folder, the folder, and why each setting is what it is. arch: the model
     without adapter. Without `from`, or where it cannot be read, the adapter as it is."""
@@ -29,34 +30,36 @@ def read_adapter(
         files = read_peft(folder, arch, adapter.peft_keys)
         given = adapter.of_peft(files, arch)
     except PeftUnreadable as problem:
-        found.fail(RULE, problem.code, PATH, str(problem), problem.hint)
+        found.fail(rule, problem.code, f"{block}.from", str(problem), problem.hint)
         return adapter, None, {}
     reasons: dict[str, str] = {}
     values: dict[str, Any] = {}
     for name, (value, key) in given.items():
-        path, written = f"adapter.{name}", getattr(adapter, name)
+        path, written = f"{block}.{name}", getattr(adapter, name)
         if spec.origins[path].kind == "default" or isinstance(written, Auto):
             values[name] = value
             reasons[path] = f"`{key}` of {files.place(key)}"
         elif written != value and name not in adapter.free:
             message = f"`{name}` is {_short(written)}, and `{key}` of {files.place(key)} says {_short(value)}"
-            found.fail(RULE, "X523", path, message, "leave it out: the file says it")
+            found.fail(rule, "X523", path, message, "leave it out: the file says it")
             return adapter, None, {}
     return evolve(adapter, **values), files, reasons
 
 
-def check_adapter_files(arch: Architecture, files: PeftFolder, found: Findings) -> None:
-    """Every trained parameter must have its tensor, and every tensor its parameter."""
+def check_adapter_files(
+    arch: Architecture, files: PeftFolder, found: Findings, block: str = "adapter", rule: str = "model.adapter_files"
+) -> None:
+    """Every trained parameter must have its tensor, and every tensor its parameter. arch: with this adapter alone."""
     frozen = frozen_names(arch, ())
     trained = tuple(each for each in parameters(arch) if each.name not in frozen)
     try:
         assign_peft(arch, trained, files.files)
     except ValueError as problem:
         message = f"{files.folder}/{PEFT_WEIGHTS} does not fit the model: {problem}"
-        found.fail("model.adapter_files", "X524", PATH, message, "give an adapter of this model")
+        found.fail(rule, "X524", f"{block}.from", message, "give an adapter of this model")
     else:
         count = len(files.files.tensors)
-        found.passed("model.adapter_files", f"{count:,} tensors of {files.folder} have their place")
+        found.passed(rule, f"{count:,} tensors of {files.folder} have their place")
 
 
 def _short(value: Any) -> str:

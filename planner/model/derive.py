@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from attrs import evolve, field, frozen
 
-from ...dsl.schema.adapters import Adapter
+from ...dsl.schema.adapters import Adapter, TaskAdapters
 from ...dsl.schema.setting import Auto, settings_of
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ...dsl.spec import Spec
@@ -19,18 +19,19 @@ from .frozen import check_frozen
 from .groups import check_groups
 from .peft import PeftFolder
 from .reference import check_reference
-from .tasks import check_tasks, task_adapters
+from .tasks import alone, check_tasks
 
 
 @frozen
 class Shape:
     """The model, and for every number that was derived its reason (by path in the spec). weights: the files that it
-    begins with; None where weights are drawn. adapter_files: the same of the adapter."""
+    begins with; None where weights are drawn. adapter_files: the same of the adapter, under an empty name, or of those
+    of tasks, by their names; of none that is drawn."""
 
     architecture: Architecture
     reasons: dict[str, str] = field(factory=dict)
     weights: WeightFiles | None = None
-    adapter_files: PeftFolder | None = None
+    adapter_files: dict[str, PeftFolder] = field(factory=dict)
 
 
 def derive_architecture(spec: Spec, found: Findings) -> Shape:
@@ -49,16 +50,18 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
         lambda wrong: found.fail("model.block", "X223", "model.family", wrong.message, wrong.hint, span=wrong.span),
     )
     architecture = evolve(architecture, own={**architecture.own, **composed})
-    adapter_files: PeftFolder | None = None
+    adapter_files: dict[str, PeftFolder] = {}
+    adapters: dict[str, Adapter] = {}
+    for task, (block, rule, written) in _written_adapters(spec).items():
+        adapter, files, why = read_adapter(spec, written, architecture, found, block, rule)
+        reasons |= why | {f"{block}.{name}": reason for name, reason in _reasons(adapter)}
+        adapters[task] = evolve(adapter.resolved(), from_=None)
+        if files is not None:
+            adapter_files[task] = files
     if spec.adapter is not None:
-        adapter, adapter_files, why = read_adapter(spec, spec.adapter, architecture, found)
-        reasons |= why | {f"adapter.{name}": reason for name, reason in _reasons(adapter)}
-        architecture = evolve(architecture, adapter=evolve(adapter.resolved(), from_=None))
+        architecture = evolve(architecture, adapter=adapters[""])
     elif spec.tasks:
-        architecture = evolve(architecture, adapter=task_adapters(spec))
-        for name, task in spec.tasks.items():
-            if task.adapter is not None:
-                reasons |= {f"task.{name}.adapter.{each}": why for each, why in _reasons(task.adapter)}
+        architecture = evolve(architecture, adapter=TaskAdapters(tasks=adapters))
     if architecture.is_moe:
         _check_routing(architecture, found)
     if (unfit := spec.model.unfit()) is not None:
@@ -71,11 +74,28 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     check_adapter(spec, architecture, found)
     if not found.fails(RULE):  # which parameters there are, an adapter that does not fit does not say
         check_groups(spec, architecture, found)
-    if adapter_files is not None:
-        check_adapter_files(architecture, adapter_files, found)
+    for task, files in adapter_files.items():
+        if task and not found.fails(f"model.tasks.{task}") and not found.fails("model.tasks"):
+            check_adapter_files(
+                alone(architecture, task), files, found, f"task.{task}.adapter", f"model.adapter_files.{task}"
+            )
+        elif not task:
+            check_adapter_files(architecture, files, found)
     weights = _weights(spec, architecture, found) if loads_weights(spec) else None
     check_reference(spec, architecture, found)
     return Shape(architecture, reasons, weights, adapter_files)
+
+
+def _written_adapters(spec: Spec) -> dict[str, tuple[str, str, Adapter]]:
+    """Where each stands in the spec, by which rule it is checked, and what is written: that of the spec under an empty
+    name, else those of tasks by their names."""
+    if spec.adapter is not None:
+        return {"": ("adapter", RULE, spec.adapter)}
+    return {
+        name: (f"task.{name}.adapter", f"model.tasks.{name}", task.adapter)
+        for name, task in spec.tasks.items()
+        if task.adapter is not None
+    }
 
 
 def _reasons(adapter: Adapter) -> Iterator[tuple[str, str]]:

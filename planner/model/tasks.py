@@ -6,7 +6,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.adapters import TaskAdapters
+from ...dsl.schema.adapters import Adapter, TaskAdapters
 from ...dsl.schema.optimizers import Optimizer
 from ...dsl.spec import Spec
 from ..architecture import Architecture
@@ -14,12 +14,6 @@ from ..findings import Findings
 from ..schedule.mixing import amounts, trainable
 
 CODE: Final = "X440"
-
-
-def task_adapters(spec: Spec) -> TaskAdapters:
-    """The adapters of all tasks that have one, with nothing left to choose."""
-    given = {name: task.adapter for name, task in spec.tasks.items() if task.adapter is not None}
-    return TaskAdapters(tasks={name: evolve(adapter.resolved(), from_=None) for name, adapter in given.items()})
 
 
 def alone(arch: Architecture, task: str) -> Architecture:
@@ -67,13 +61,13 @@ def check_tasks(spec: Spec, arch: Architecture, found: Findings) -> None:
     if not spec.tasks:
         return
     rule = "model.tasks"
-    for path, message, hint in (*_wrong(spec), *_beside(spec, arch)):
+    for path, message, hint in (*_wrong(spec, arch), *_beside(spec, arch)):
         found.fail(rule, CODE, path, message, hint)
         return
     found.passed(rule, ", ".join(f"{name} on {', '.join(task.reads)}" for name, task in spec.tasks.items()))
 
 
-def _wrong(spec: Spec) -> Iterator[tuple[str, str, str]]:
+def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
     """The setting at fault, what is wrong, and what to do."""
     names = list(spec.tasks)
     if spec.adapter is not None:
@@ -89,15 +83,14 @@ def _wrong(spec: Spec) -> Iterator[tuple[str, str, str]]:
         path = f"task.{name}"
         if task.adapter is None:
             yield path, f"task {name} has no adapter", "add one, such as `adapter lora { rank = 16 }`"
-        elif task.adapter.train:
-            message = "the model under the adapters is that of all tasks, and none of them trains a part of it"
-            yield f"{path}.adapter.train", message, "leave it out"
-        elif task.adapter.from_ is not None:
-            message = "adapters of tasks are drawn, and not read from a folder"
-            yield f"{path}.adapter.from", message, "leave it out, or train this adapter alone, with `adapter`"
-        elif (unfit := task.adapter.unfit_for_task()) is not None:
+        elif isinstance(arch.adapter, TaskAdapters) and (unfit := _unfit(arch.adapter.tasks[name])) is not None:
             setting, message, hint = unfit
-            yield f"{path}.adapter.{setting}", message, hint
+            said = f"{path}.adapter.{setting}"
+            if task.adapter.from_ is not None and spec.origins[said].kind == "default":
+                said, message = f"{path}.adapter.from", f"`{setting}` of this adapter: {message}"
+                free = setting in task.adapter.free
+                hint = f"write another `{setting}` beside it" if free else "train this adapter alone, with `adapter`"
+            yield said, message, hint
         where = f"{path}.datasets" if task.datasets else path
         for dataset in task.reads:
             if dataset not in spec.datasets:
@@ -121,6 +114,15 @@ def _wrong(spec: Spec) -> Iterator[tuple[str, str, str]]:
         phase = next(phase for phase in spec.phases.values() if phase.mix)
         message = "tasks take the same rows from the first step to the last"
         yield f"phase.{phase.name}.mix", message, "leave it out"
+
+
+def _unfit(adapter: Adapter) -> tuple[str, str, str] | None:
+    """What of an adapter, as it was written or read, keeps it from being that of a task: the setting, what is wrong,
+    and what to do."""
+    if adapter.train:
+        message = "the model under the adapters is that of all tasks, and none of them trains a part of it"
+        return "train", message, "leave it out"
+    return adapter.unfit_for_task()
 
 
 def _beside(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:

@@ -70,6 +70,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         "model.*",
     ),
     "model.tasks.*": ("model.*", "task.{}.*", "tokenizer.source"),
+    "model.adapter_files.*": ("model.*", "task.{}.*", "tokenizer.source"),
     "model.adapter_files": ("model.*", "adapter", "adapter.*", "tokenizer.source"),
     "serve.adapter": ("serve.adapters", "serve.mode", "adapter", "adapter.*"),
     "serve.losses": ("model.*",),

@@ -4,6 +4,7 @@ from typing import Any
 
 from ...dsl.checking.hub_cache import SnapshotMissing, find_snapshot
 from ...planner.model.peft import PeftFolder, PeftUnreadable, read_peft
+from ...planner.model.tasks import alone
 from ...planner.plan import Plan
 from ...planner.weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..errors import EnvironmentFault
@@ -48,9 +49,10 @@ def planned_scorer(folder: str, digest: str = "", **_: Any) -> WeightFiles:
     return planned_files(digest, folder)
 
 
-def planned_adapter(plan: Plan, folder: str, digest: str) -> PeftFolder:
-    """The adapter in a folder that PEFT has saved. Raises OSError where it is not that of the plan."""
-    adapter = plan.architecture.adapter
+def planned_adapter(plan: Plan, folder: str, digest: str, task: str = "") -> PeftFolder:
+    """The adapter in a folder that PEFT has saved. task: whose it is, of several. Raises OSError where it is not that
+    of the plan."""
+    adapter = (alone(plan.architecture, task) if task else plan.architecture).adapter
     assert adapter is not None
     try:
         found = read_peft(folder, plan.architecture.base, adapter.peft_keys)

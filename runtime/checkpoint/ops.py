@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...planner.blocks.adapted import alone_name
 from ...planner.graph.checkpoint_fit import base_names
 from ...planner.model.peft import assign_peft
+from ...planner.model.tasks import alone
 from ...planner.plan import Plan
 from ...planner.weights.files import WeightFiles
 from ...planner.weights.fit import Assignment, assign
@@ -131,10 +133,11 @@ def read_adapter(
     beat: HeartbeatWriter,
     folder: str,
     digest: str,
+    task: str = "",
     anew: bool = False,
 ) -> None:
-    """Read this rank's pieces of an adapter that PEFT has saved; a run that goes on reads its checkpoint instead. anew:
-    these all the same.
+    """Read this rank's pieces of an adapter that PEFT has saved; a run that goes on reads its checkpoint instead. task:
+    whose adapter it is, of several. anew: these all the same.
 
     Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
     """
@@ -142,9 +145,13 @@ def read_adapter(
         return
 
     def files() -> tuple[WeightFiles, Assignment]:
-        found = planned_adapter(plan, folder, digest)
-        trained = tuple(tensor for tensor in plan.parameters.tensors if tensor.trained)
-        return found.files, assign_peft(plan.architecture, trained, found.files)
+        files = planned_adapter(plan, folder, digest, task).files
+        arch = alone(plan.architecture, task) if task else plan.architecture
+        trained = [tensor for tensor in plan.parameters.tensors if tensor.trained and tensor.task == task]
+        own = {alone_name(tensor): tensor.name for tensor in trained}
+        as_alone = (evolve(tensor, name=alone_name(tensor), task="") for tensor in trained)
+        parts = assign_peft(arch, tuple(as_alone), files).parts
+        return files, Assignment({own[name]: part for name, part in parts.items()})
 
     read_files(files, folder, model, rank, records, beat)
 

@@ -1,14 +1,17 @@
 """The adapter of one of several tasks, as if a run had trained it alone: what is exported, and merged."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from attrs import evolve
 
 from ...dsl.schema.adapters import TaskAdapters
 from ...planner.blocks.adapted import alone_name
 from ...planner.model.tasks import alone, unfit_task
-from ...planner.plan import Plan
+from ...planner.plan import Node, Plan
 from ..errors import ExportFailed
+
+READ: Final = "setup.read_adapter"
 
 
 def plan_of(plan: Plan, task: str | None) -> Plan:
@@ -21,8 +24,16 @@ def plan_of(plan: Plan, task: str | None) -> Plan:
     kept = (tensor for tensor in plan.parameters.tensors if tensor.task in ("", task))
     tensors = tuple(evolve(tensor, name=alone_name(tensor), task="") for tensor in kept)
     return evolve(
-        plan, architecture=alone(plan.architecture, task), parameters=evolve(plan.parameters, tensors=tensors)
+        plan,
+        architecture=alone(plan.architecture, task),
+        parameters=evolve(plan.parameters, tensors=tensors),
+        nodes=tuple(_as_alone(node) for node in plan.nodes if node.op != READ or node.args["task"] == task),
     )
+
+
+def _as_alone(node: Node) -> Node:
+    """What reads the adapter of a task as a run of that task alone has it; another node as it is."""
+    return evolve(node, args={name: node.args[name] for name in ("folder", "digest")}) if node.op == READ else node
 
 
 def stored_names(plan: Plan, task: str | None) -> Mapping[str, str]:

@@ -1,5 +1,7 @@
 """Several adapters in one run: each trains as in a run of its own, on every layout."""
 
+import shutil
+
 import numpy as np
 import pytest
 from attrs import evolve, frozen
@@ -8,6 +10,7 @@ from projects import records
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, Trial
 
+from xtrain.cli.main import main
 from xtrain.planner.plan import Plan
 
 pytestmark = pytest.mark.distributed
@@ -144,6 +147,33 @@ def gap(lab: Laboratory, topology: Topology, tasks: Tasks, *, shallow: bool, fau
 )
 def test_each_task_trains_as_in_a_run_of_its_own(lab: Laboratory, topology: Topology, tasks: Tasks, shallow: bool):
     assert gap(lab, topology, tasks, shallow=shallow) < TOLERANCE["fp64"]
+
+
+@pytest.mark.parametrize(
+    "topology", [Topology(tp=2), pytest.param(Topology(pp=2, tp=2, fsdp=2), marks=pytest.mark.matrix)], ids=str
+)
+def test_tasks_begin_with_adapters_of_folders_and_are_written_as_they_were(
+    lab: Laboratory, monkeypatch: pytest.MonkeyPatch, topology: Topology
+):
+    """Each as in a run that reads it alone; and with steps that change nothing what is exported has the same bytes."""
+    monkeypatch.chdir(lab.folder)
+    base = topology.trial("fp64", shallow=True)
+    for name, settings in (("first", "rank = 3, alpha = 12, dora = true"), ("second", 'targets = ["v_proj"]')):
+        shutil.rmtree(lab.folder / name, ignore_errors=True)
+        adapter = f"adapter lora {{ {settings} }}\n"
+        export = f'on finish export {{ to = "{name}", adapter = true }} then checkpoint'
+        lab.run(evolve(base, steps=1, more=adapter + export), ())
+    tasks = Tasks('lora { from = "first" }', 'lora { from = "second" }', "sgd { lr = 0.3")
+    assert gap(lab, topology, tasks, shallow=True) < TOLERANCE["fp64"]
+    still = evolve(base, steps=1, optimizer="sgd { lr = 1e-300, momentum = 0", clip="none")
+    still = evolve(still, more=evolve(tasks, optimizer="").more + "\non finish checkpoint")
+    directory = lab.run(still, topology.layout).directory
+    for task, name in (("lines", "first"), ("talks", "second")):
+        to = lab.folder / f"again-{task}"
+        shutil.rmtree(to, ignore_errors=True)
+        assert main(["export", str(directory), "--adapter", "--task", task, "--to", str(to)]) == 0
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            assert (to / file).read_bytes() == (lab.folder / name / file).read_bytes()
 
 
 @pytest.mark.parametrize("fault", ["shared_divisor", "next_task"])

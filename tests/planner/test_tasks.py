@@ -1,7 +1,11 @@
 """`task NAME { … }` in a plan: what each trains on what, what that costs, and what is said of tasks that do not fit."""
 
+import json
+
+import numpy as np
 import pytest
 from agreement import hold_against_the_trace
+from safetensors.numpy import save_file
 from topologies import SCHEDULES, Topology
 from traces import plan_of
 
@@ -142,6 +146,47 @@ def test_what_is_wrong_is_said_at_its_place(case, load, compiled):
     assert message in error.message and hint in (error.hint or ""), (error.message, error.hint)
     assert error.span is not None and origin.span is not None
     assert (error.span.start, error.span.end) == (origin.span.start, origin.span.end)
+
+
+def saved_adapter(folder, inputs: int = 64, **config) -> None:
+    """What PEFT has saved of v_proj of MODEL."""
+    folder.mkdir()
+    tensors = {}
+    for layer in range(4):
+        before = f"base_model.model.model.layers.{layer}.self_attn.v_proj"
+        tensors |= {
+            f"{before}.lora_A.weight": np.ones((4, inputs), "f4"),
+            f"{before}.lora_B.weight": np.ones((32, 4), "f4"),
+        }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["v_proj"], **config}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
+def test_an_adapter_of_a_task_is_that_of_a_folder(make_plan, compiled, tmp_path):
+    saved_adapter(tmp_path / "good")
+    read = f'adapter lora {{ from = "{tmp_path / "good"}" }}'
+    chat = f"task chat {{ {read}, optimizer sgd {{ lr = 0.1, clip = none }} }}"
+    plan = make_plan(**{**BLOCKS, "chat": chat})
+    own, alone = (each.architecture.adapter for each in (plan, make_plan(model=MODEL, adapter=read)))
+    assert own.tasks["chat"] == alone and (alone.rank, alone.alpha, alone.targets) == (4, 6, ("self_attn.v_proj",))
+    node = plan.node("setup.adapter.chat")
+    assert node.op == "setup.read_adapter" and node.args["task"] == "chat" and plan.node("setup.adapter.sql")
+    same = 'adapter lora { rank = 4, alpha = 6, targets = ["v_proj"] }'
+    drawn = make_plan(**{**BLOCKS, "chat": chat.replace(read, same)})
+    assert not mismatches(checkpoint_contents(drawn), checkpoint_contents(plan))
+
+    def wrong(**config: object) -> tuple[str, str, str]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        if config:
+            saved_adapter(folder, **config)
+        (error,) = compiled(**{**BLOCKS, "chat": chat.replace(str(tmp_path / "good"), str(folder))}).diagnostics.errors
+        return error.code, error.message, error.hint or ""
+
+    code, message, hint = wrong(lora_dropout=0.1)
+    assert code == "X440" and message.startswith("`dropout` of this") and hint == "write another `dropout` beside it"
+    assert wrong(inputs=32)[0] == "X524" and wrong(lora_bias=True)[0] == "X522"
+    assert "adapter_config.json" in wrong()[1]
 
 
 def test_a_loss_of_pairs_is_not_of_tasks(compiled):
