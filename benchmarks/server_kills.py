@@ -1,6 +1,6 @@
 """Kills a training server at random moments, under clients that ask again until they have an answer.
 
-    OMP_NUM_THREADS=1 python benchmarks/server_kills.py [--kills 30] [--seed 1] [--ranks 1]
+    OMP_NUM_THREADS=1 python benchmarks/server_kills.py [--kills 30] [--seed 1] [--layout "fsdp 2"]
 
 Two models are trained side by side, two passes a step, and saved every third step. At places drawn from the seed, up to
 50 ms behind the sending of a pass, an optim_step or a save, or up to 8 s, which may be while it starts, SIGKILL goes to
@@ -44,7 +44,7 @@ tokenizer bytes
 precision {{ params = fp64 }}
 adapter lora {{ rank = 8, alpha = 16 }}
 serve {{ adapters = 2, max_tokens = 64, rows = 2, port = {port} }}
-parallel {{ fsdp {ranks} }}
+parallel {{ {layout} }}
 launch {{ device = cpu }}
 workspace {{ root = "runs" }}
 """
@@ -62,7 +62,7 @@ class RestartedServer:
     """A server that is started again by the same command whenever it was killed."""
 
     folder: Path
-    ranks: int
+    layout: str
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
@@ -77,7 +77,7 @@ class RestartedServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        (self.folder / "kills.xtrain").write_text(SPEC.format(port=self.port, ranks=self.ranks))
+        (self.folder / "kills.xtrain").write_text(SPEC.format(port=self.port, layout=self.layout))
         self._watch = threading.Thread(target=self._run, daemon=True)
         self._watch.start()
         self._started.wait()
@@ -244,18 +244,18 @@ def gap(ours: Any, theirs: Any) -> float:
     return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-300))
 
 
-def campaign(folder: Path, kills: int, seed: int, ranks: int) -> int:
+def campaign(folder: Path, kills: int, seed: int, layout: str) -> int:
     chance = random.Random(seed)
     steps = max(6, -(-kills * 4 // 3 // SAVE_EVERY) * SAVE_EVERY)
     began = time.monotonic()
-    left = RestartedServer(folder / "left", ranks)
+    left = RestartedServer(folder / "left", layout)
     expected = train(left, steps, Kills(left, chance))
     left.stop()
     wanted = verify(left.store, steps, left.problems)
     print(json.dumps({"undisturbed": round(time.monotonic() - began, 1), "steps": steps}), flush=True)
 
     began = time.monotonic()
-    server = RestartedServer(folder / "killed", ranks)
+    server = RestartedServer(folder / "killed", layout)
     many = Kills(server, chance)
     total = MODELS * (3 * steps + steps // SAVE_EVERY)
     for number in chance.sample(range(total), kills):
@@ -287,13 +287,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--layout", default="fsdp 1", help="what `parallel` says, such as `pp 2`")
     parser.add_argument("--folder", type=Path, help="where servers are kept; default: one that is removed at the end")
     given = parser.parse_args()
     if given.folder is not None:
-        return campaign(given.folder, given.kills, given.seed, given.ranks)
+        return campaign(given.folder, given.kills, given.seed, given.layout)
     with tempfile.TemporaryDirectory() as folder:
-        return campaign(Path(folder), given.kills, given.seed, given.ranks)
+        return campaign(Path(folder), given.kills, given.seed, given.layout)
 
 
 if __name__ == "__main__":
