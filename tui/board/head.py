@@ -111,10 +111,12 @@ def _head_of_server(board: "Board", server: ServerStatus, width: int, frozen_at:
 @lru_cache(maxsize=16)
 def tabs(screens: tuple[tuple[int, str, type[Pane]], ...], visited: str, width: int) -> Content:
     """`screens` as (number, name, class); the visited one is in brackets, so that it shows without colour."""
-    for words in ("title", "short"):
+    labels = [{cls: text(cls) for _, _, cls in screens} for text in (_title, _short, _shortest)]
+    pieces: list[Piece] = []
+    for words in labels:
         pieces = []
         for number, name, cls in screens:
-            label = f"{number} {getattr(cls, words)}"
+            label = f"{number} {words[cls]}"
             here = name == visited
             pieces.append(
                 Piece(
@@ -127,3 +129,16 @@ def tabs(screens: tuple[tuple[int, str, type[Pane]], ...], visited: str, width: 
         if sum(len(piece.text) for piece in pieces) <= width:
             break
     return line(pieces, width, gap="", margin="")
+
+
+def _title(cls: "type[Pane]") -> str:
+    return cls.title
+
+
+def _short(cls: "type[Pane]") -> str:
+    return cls.short
+
+
+def _shortest(cls: "type[Pane]") -> str:
+    """Where all screens there can be are there at once."""
+    return cls.short[:3]

@@ -16,6 +16,7 @@ SCREENS = {
     "events": ("events", "EventsPane"),
     "compare": ("compare", "ComparePane"),
     "server": ("server", "ServerPane"),
+    "sweep": ("sweep", "SweepPane"),
 }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from ...records.server_status import ServerStatus
+from ...records.sweep_state import SweepState
 from ..state import RunState
 from .alerts import Alert
 from .event_log import EventLog
@@ -24,7 +25,7 @@ class Board:
     """Everything a screen draws. now: seconds since 1970, when it was made. version: changes when anything but `now`
     does. loading: the share of the metrics that has been read, from 0 to 1, while a long run is being opened. damaged:
     complete lines of metrics and events that hold no record. server: what a training server says of itself; None: a run
-    trains by itself."""
+    trains by itself. sweep: that which the run is a trial of."""
 
     directory: Path
     now: float
@@ -39,6 +40,7 @@ class Board:
     loading: float | None = None
     damaged: int = 0
     server: ServerStatus | None = None
+    sweep: SweepState | None = None
 
     @property
     def step(self) -> int:

@@ -16,6 +16,8 @@ from ...records.paths import EVENTS_FILE, METRICS_FILE
 from ...records.record import AnyRecord, Record
 from ...records.server_status import SERVER_FILE, ServerStatus
 from ...records.start_events import HorizonEvent
+from ...records.sweep_events import SWEEP_FILE
+from ...records.sweep_state import SweepState
 from ..state import RunState, begun_again, reduce_all
 from ..tail import Tail
 from .alerts import AlertTracker
@@ -62,6 +64,8 @@ class RunReader:
         self._board = Board(directory=directory, now=time.time(), series=self._series)
         self._server_state: tuple[int, int] | None = None
         self._server: ServerStatus | None = None
+        self._sweep_state: tuple[int, int, int] | None = None
+        self._sweep: SweepState | None = None
         self._parts: tuple[object, ...] = ()
 
     def poll(self, budget_seconds: float = BUDGET_SECONDS) -> Board:
@@ -70,6 +74,7 @@ class RunReader:
         deadline = began + budget_seconds
         self._read_plan()
         self._read_server()
+        self._read_sweep()
         self._read_records(began + FIRST_SECONDS if self._first else deadline)
         self._first = False
         start = self._state.start
@@ -93,9 +98,10 @@ class RunReader:
             "loading": self._metrics.loading,
             "damaged": self._metrics.damaged + self._events.damaged,
             "server": self._server,
+            "sweep": self._sweep,
         }
         # The parts are values, the same ones while nothing is new; the series is not.
-        drawn = (*map(id, (run, ranks, plan, self._log.log(), self._server)), self._series.version)
+        drawn = (*map(id, (run, ranks, plan, self._log.log(), self._server, self._sweep)), self._series.version)
         drawn += (parts["alerts"], life, parts["loading"], parts["damaged"])
         version = self._board.version + (drawn != self._parts)
         self._parts = drawn
@@ -141,6 +147,19 @@ class RunReader:
                 self._server, self._server_state = _STATUS.decode(path.read_bytes()), state
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return  # not there, or of another version: what was said is known
+
+    def _read_sweep(self) -> None:
+        """The sweep in whose folder the run lies, if it is a trial of one."""
+        folder = self.directory.parent
+        try:
+            status = (folder / SWEEP_FILE).stat()
+            state = status.st_ino, status.st_size, status.st_mtime_ns
+            if state != self._sweep_state:
+                found = SweepState.read(folder)
+                names = {each.name for each in found.trials.values()}
+                self._sweep, self._sweep_state = found if self.directory.name in names else None, state
+        except OSError:
+            return  # not there, or gone: what was read is known
 
     def _read_records(self, deadline: float) -> None:
         """Take in what is new, in the order of time; of one time a step comes before the events that followed it."""

@@ -1,0 +1,207 @@
+"""The Sweep screen as rows of text: how far a sweep is, how its best came down, which settings matter, and its trials
+as parallel coordinates: an axis for each setting, a mark on it for the value of each trial."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import frozen
+
+from ...records.sweep_state import SweepState, TrialState, plain
+from ..words import count, decimal, plural
+from .sheet import DOT, LINE, Row, bar, block, fit, joined, left, restyled, right, row, rule, window
+
+# Trials with a value from which on it is said how much settings matter: of fewer, chance says more.
+_FEW = 5
+_AXIS, _MARK = 14, "●"
+_STYLES = {"done": "", "training": "good", "stopped early": "dim", "failed": "bad", "same": "dim", "paused": "dim"}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@frozen(kw_only=True)
+class SweepView:
+    """What the reader has chosen. place: of the trial under the cursor."""
+
+    place: int = 0
+    top: int = 0
+
+
+@frozen(kw_only=True)
+class SweepPage:
+    """What is drawn. count: trials; height: rows of them that can be seen."""
+
+    rows: tuple[Row, ...]
+    view: SweepView
+    count: int
+    height: int
+
+
+def page(state: SweepState, mine: str, view: SweepView, width: int, height: int) -> SweepPage:
+    """In `height` rows of `width` cells. mine: the name of the run that the dashboard is of."""
+    trials = ranked(state)
+    names = list(dict.fromkeys(name for each in trials for name in each.point))
+    rows = [*_glance(state, width), *_importance(state, names, width, max(1, height // 4))]
+    rows.append(rule("Trials", width, "the best first; left is the least value"))
+    axes, shown = _axes(trials, names, width)
+    head = (left("trial", 6), right("value", 9), "  ", *(left(name.rpartition(".")[2], _AXIS + 1) for name in shown))
+    rows.append(fit(row(("".join((*head, left("is", 14))), "dim")), width))
+    room = max(1, height - len(rows))
+    place = max(0, min(len(trials) - 1, view.place))
+    top = window(len(trials), room, view.top, place)
+    for number, trial in enumerate(trials[top : top + room], start=top):
+        run = state.of(trial)
+        mark = "*" if run.name == mine else " "
+        cells = (left(f"{trial.number:03d}{mark}", 6), right(decimal(run.value, 4), 9), "  ")
+        line = "".join((*cells, *(axes[name](trial) + " " for name in shown), left(_is(state, trial), 14)))
+        drawn = fit(row((line, _STYLES.get(trial.status, ""))), width)
+        rows.append(restyled(drawn, "cursor") if number == place and len(trials) > room else drawn)
+    return SweepPage(
+        rows=tuple(block(rows, width, height)), view=SweepView(place=place, top=top), count=len(trials), height=room
+    )
+
+
+def moved(page: SweepPage, by: int) -> SweepView:
+    """The cursor by some trials."""
+    return SweepView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
+
+
+def ranked(state: SweepState) -> list[TrialState]:
+    """The trials: those trained to their end, the best first, then the others, the furthest first."""
+
+    def order(trial: TrialState) -> tuple:
+        run = state.of(trial)
+        value = math.inf if run.value is None else run.value
+        return (not run.finished, -len(run.values), value, trial.number)
+
+    return sorted(state.trials.values(), key=order)
+
+
+def best_so_far(state: SweepState) -> list[float]:
+    """For each trial that was trained to its end, in the order of their numbers, the best value up to it."""
+    found: list[float] = []
+    for number in sorted(state.trials):
+        trial = state.trials[number]
+        if trial.finished and trial.value is not None:
+            found.append(min([trial.value, *found[-1:]]))
+    return found
+
+
+def importance(state: SweepState, names: Sequence[str]) -> dict[str, float]:
+    """Share of the variance of the ranks of trials that lies between groups of values of a setting, from 0 to 1; empty
+    while too few trials have a value. Numbers of many values are put into three groups of equal size.
+
+    Trials stopped at a rung rank behind those that went further, as they would have been worse there.
+    """
+    measured = [each for each in ranked(state) if each.same_as is None and each.value is not None]
+    if len(measured) < _FEW:
+        return {}
+    ranks = {each.number: float(place) for place, each in enumerate(measured)}
+    mean = (len(measured) - 1) / 2
+    whole = sum((rank - mean) ** 2 for rank in ranks.values())
+    found = {}
+    for name in names:
+        groups = _groups(measured, name)
+        between = sum(len(g) * (sum(ranks[n] for n in g) / len(g) - mean) ** 2 for g in groups)
+        found[name] = between / whole
+    return found
+
+
+def _groups(trials: Sequence[TrialState], name: str) -> list[list[int]]:
+    """Numbers of trials by the value of a setting."""
+    by_value: dict[str, list[int]] = {}
+    for each in trials:
+        by_value.setdefault(each.point.get(name, ""), []).append(each.number)
+    if len(by_value) <= len(trials) // 2:
+        return list(by_value.values())
+    ordered = sorted(trials, key=lambda each: _as_number(each.point.get(name, "")))
+    third = -(-len(ordered) // 3)
+    return [[each.number for each in ordered[place : place + third]] for place in range(0, len(ordered), third)]
+
+
+def _glance(state: SweepState, width: int) -> list[Row]:
+    kinds: dict[str, int] = {}
+    for each in state.trials.values():
+        kinds[each.status] = kinds.get(each.status, 0) + 1
+    facts = joined([plural(len(state.trials), "trial"), state.ended])
+    best = state.best()
+    rows = [rule("Sweep", width, facts)]
+    rows.append(fit(row(f"  trials  {joined(f'{number} {kind}' for kind, number in kinds.items())}"), width))
+    if best is None:
+        return [*rows, fit(row(("  no trial has been trained to its end yet", "dim")), width)]
+    point = joined(f"{name} {value}" for name, value in best.point.items())
+    rows.append(fit(row(f"  best    {decimal(best.value, 4)}  trial {best.number:03d} {DOT} {point}"), width))
+    curve = best_so_far(state)
+    shown = curve[-max(1, width - 30) :]
+    rows.append(fit(row(f"  so far  {_sparks(shown)}  {decimal(curve[0], 4)} to {decimal(curve[-1], 4)}"), width))
+    return rows
+
+
+def _sparks(values: Sequence[float]) -> str:
+    """A column for each value, the highest the largest."""
+    low, high = min(values), max(values)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in values)
+
+
+def _importance(state: SweepState, names: Sequence[str], width: int, most: int) -> list[Row]:
+    found = sorted(importance(state, names).items(), key=lambda item: -item[1])
+    if not found:
+        return []
+    widest = min(max(len(name) for name, _ in found), max(8, width // 3))
+    rows = [rule("What matters", width, "share of the ranks' variance that it explains")]
+    rows += [
+        fit(row(f"  {left(name, widest)}  ", (bar(value, 20), "bar"), f"  {value:4.0%}"), width)
+        for name, value in found
+    ]
+    return rows[: most + 1]
+
+
+Axis = Callable[[TrialState], str]
+
+
+def _axes(trials: Sequence[TrialState], names: Sequence[str], width: int) -> tuple[Mapping[str, Axis], list[str]]:
+    """How each setting is drawn, and those that there is room for."""
+    shown = list(names[: max(1, (width - 17 - 14) // (_AXIS + 1))])
+    return {name: _axis([each.point[name] for each in trials if name in each.point], name) for name in shown}, shown
+
+
+def _axis(values: Sequence[str], name: str) -> Axis:
+    """Numbers by their size, on a logarithmic axis where they span more than ten times; texts in their order."""
+    distinct = list(dict.fromkeys(values))
+    numbers = [_as_number(each) for each in distinct]
+    if all(math.isfinite(each) for each in numbers) and numbers:
+        low, high = min(numbers), max(numbers)
+        log = low > 0 and high > 10 * low
+
+        def share(value: str) -> float:
+            number = _as_number(value)
+            if high == low:
+                return 0.5
+            if log:
+                return (math.log(number) - math.log(low)) / (math.log(high) - math.log(low))
+            return (number - low) / (high - low)
+    else:
+
+        def share(value: str) -> float:
+            return distinct.index(value) / max(1, len(distinct) - 1)
+
+    def drawn(trial: TrialState) -> str:
+        value = trial.point.get(name)
+        if value is None:
+            return " " * _AXIS
+        place = round(min(1.0, max(0.0, share(value))) * (_AXIS - 1))
+        return LINE * place + _MARK + LINE * (_AXIS - 1 - place)
+
+    return drawn
+
+
+def _as_number(text: str) -> float:
+    """The number that a text is or begins with (`100 steps`); infinite where there is none."""
+    found = plain(text.partition(" ")[0].rstrip("%"))
+    return float(found) if isinstance(found, int | float) else math.inf
+
+
+def _is(state: SweepState, trial: TrialState) -> str:
+    if trial.same_as is not None:
+        return f"as {trial.same_as:03d}"
+    tokens = f" {count(trial.tokens)}" if trial.stopped_early and trial.tokens else ""
+    return f"{trial.status}{tokens}"
