@@ -66,6 +66,7 @@ def _as_json(law: "ScalingLaw") -> dict:
         "metric": law.metric,
         "runs": law.runs,
         "error": law.error,
+        "undetermined": list(law.undetermined()),
         **{name: {"value": getattr(law.fitted, name), "interval": list(law.interval(name))} for name in NAMES},
     }
 
@@ -76,8 +77,12 @@ def _lines(law: "ScalingLaw", runs: "Sequence[tuple[Path, RunLoss]]") -> Iterato
 
     yield f"{FORM}, {law.metric} of {law.runs} runs"
     yield ""
+    unknown = law.undetermined()
     for name in NAMES:
         low, high = law.interval(name)
+        if name in unknown:
+            yield f"  {name:5}  not determined by these runs"
+            continue
         yield f"  {name:5}  {getattr(law.fitted, name):<10.4g} {low:.4g} to {high:.4g}"
     yield ""
     yield (

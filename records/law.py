@@ -61,6 +61,15 @@ class ScalingLaw:
         losses = [each.loss(parameters, tokens) for each in self.samples]
         return self.fitted.loss(parameters, tokens), spread(losses)
 
+    def undetermined(self) -> tuple[str, ...]:
+        """Coefficients that the runs say nothing of, whatever their intervals: those of a term that changes the loss
+        over all runs by less than the residuals, and E where it is less than them."""
+        fitted, least = self.fitted, self.fitted.loss(self.parameters[1], self.tokens[1])
+        by_size = fitted.A * (self.parameters[0] ** -fitted.alpha - self.parameters[1] ** -fitted.alpha)
+        by_tokens = fitted.B * (self.tokens[0] ** -fitted.beta - self.tokens[1] ** -fitted.beta)
+        terms = ((fitted.E, ("E",)), (by_size, ("A", "alpha")), (by_tokens, ("B", "beta")))
+        return tuple(name for change, names in terms if change < self.error * least for name in names)
+
     def beyond(self, parameters: float, tokens: float) -> float:
         """How far a run lies beyond those that the law was fitted to, as a factor of size or tokens; 1: among them."""
         pairs = ((parameters, self.parameters), (tokens, self.tokens))

@@ -67,6 +67,17 @@ def test_runs_that_are_too_few_or_too_much_alike_give_no_law():
         fit_law([*runs_of(0.0), RunLoss(1e8, 1e9, float("nan"))], "m")
 
 
+def test_what_the_runs_say_nothing_of_is_said(monkeypatch):
+    """Sizes that are nearly the same, with noise that is larger than what they change."""
+    monkeypatch.setattr(fit, "SAMPLES", 4)
+    generator = np.random.default_rng(3)
+    noise = lambda: float(np.exp(generator.normal(0, 0.01)))  # noqa: E731
+    sizes = (1.00e8, 1.01e8, 1.02e8)
+    law = fit_law([RunLoss(n, d, PLANTED.loss(n, d) * noise()) for n in sizes for d in LENGTHS], "m")
+    assert {"A", "alpha"} <= set(law.undetermined()) and "beta" not in law.undetermined()
+    assert fit_law(runs_of(0.002), "m").undetermined() == ()
+
+
 def made_runs(folder: Path) -> None:
     """Run directories of twelve models and lengths, as the command reads them."""
     from xtrain.planner.load import plan_from_spec
