@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..planner.units import plural
-from .arguments import add_node, add_sets, ranks
+from .arguments import above_zero, add_node, add_sets, ranks
 from .counting import counted
 
 if TYPE_CHECKING:
@@ -42,7 +42,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what the spec asks for")
     add_sets(parser)
     add_node(parser)
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for other machines (default: 60)")
+    parser.add_argument(
+        "--wait",
+        type=above_zero("a number of seconds"),
+        default=60.0,
+        metavar="SECONDS",
+        help="for other machines (default: 60)",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=run)
 
@@ -101,13 +107,17 @@ def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | N
 
 
 def _later_task() -> bool:
-    return os.environ.get("SLURM_NODEID", "0") != "0"
+    from ..runtime.launch.node_place import in_slurm_step
+
+    return in_slurm_step() and os.environ.get("SLURM_NODEID", "0") != "0"
 
 
 def _looked_at(plan: "Plan | None", arguments: argparse.Namespace) -> str:
     if plan is None:
         return f"this machine in {Path.cwd()}, without a plan"
-    nodes, alone = plan.launch["nodes"], arguments.node is None and "SLURM_STEP_ID" not in os.environ
+    from ..runtime.launch.node_place import in_slurm_step
+
+    nodes, alone = plan.launch["nodes"], arguments.node is None and not in_slurm_step()
     of = f"plan {plan.id}, {plural(plan.mesh.world_size, 'rank')} on {plural(nodes, 'machine')}"
     return f"{of}, of which this is one" if nodes > 1 and alone else of
 

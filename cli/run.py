@@ -108,11 +108,23 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     if arguments.ui == "tui" and (reason := _no_dashboard()):
         raise Refused(2, f"xtrain run: no dashboard can be opened here: {reason}")
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
-    if not compiled.report_to(sys.stderr):
+    if not _is_said_by_a_rank(compiled.plan, arguments):
+        compiled.report_to(sys.stderr)
+    if compiled.plan is None:
         raise _refused(compiled.diagnostics)
-    if compiled.plan is not None and compiled.plan.serves:
+    if compiled.plan.serves:
         raise Refused(2, "xtrain run: the spec is that of a server; start it with `xtrain serve`")
     return _settled(compiled, arguments)
+
+
+def _is_said_by_a_rank(plan: "Plan | None", arguments: argparse.Namespace) -> bool:
+    """Whether the first rank of several machines, which is this command again, says what there is to say."""
+    from ..runtime.launch.node_place import in_slurm_step
+    from ..runtime.provenance.start import is_worker
+
+    if plan is None or is_worker():
+        return False
+    return plan.launch["nodes"] > 1 and (arguments.node is not None or in_slurm_step())
 
 
 def _refused(diagnostics: Diagnostics) -> Refused:
@@ -169,7 +181,8 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
     found = find_drift(plan)
     if arguments.accept_drift:
         found = accepted(found)
-    sys.stderr.write(found.render(color=shows_color(sys.stderr)))
+    if found.has_errors or not _is_said_by_a_rank(plan, arguments):
+        sys.stderr.write(found.render(color=shows_color(sys.stderr)))
     if found.has_errors:
         raise _refused(found)
     return compiled

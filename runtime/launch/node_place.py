@@ -32,7 +32,7 @@ def node_place(plan: Plan, index: int | None, meet: str | None) -> NodePlace | N
     EnvironmentFault.
     """
     nodes, environment = plan.launch["nodes"], os.environ
-    if index is None and meet is None and "SLURM_STEP_ID" in environment:
+    if index is None and meet is None and in_slurm_step():
         _check_step(nodes, environment)
         if nodes > 1:
             return _of_slurm(environment)
@@ -46,6 +46,11 @@ def node_place(plan: Plan, index: int | None, meet: str | None) -> NodePlace | N
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise EnvironmentFault("X703", f"`{meet}` is no place to meet; write --meet HOST:PORT")
     return NodePlace(index=index, host=host.strip("[]"), port=int(port)) if nodes > 1 else None
+
+
+def in_slurm_step() -> bool:
+    """Whether `srun` has started this, and not a shell for people (`srun --pty`) in which it was typed."""
+    return "SLURM_STEP_ID" in os.environ and "SLURM_PTY_PORT" not in os.environ
 
 
 def _check_step(nodes: int, environment: Mapping[str, str]) -> None:

@@ -364,6 +364,38 @@ def test_a_process_in_the_background(monkeypatch, tmp_path, capsys):
     assert "is over: gone" in capsys.readouterr().out
 
 
+STARTED = {"event": "run_start", "time": 5.0, "attempt": 1}
+ENDED = {"event": "run_end", "time": 9.0, "step": 7, "status": "stopped", "exit_code": 75}
+
+
+@pytest.mark.parametrize(
+    ("events", "queue", "status"),
+    [
+        ([], "PENDING Priority", "waiting"),
+        ([STARTED], "RUNNING None", "training"),
+        ([STARTED], "", "lost"),
+        ([STARTED, ENDED], "PENDING BeginTime", "stopped, waiting"),
+        ([STARTED, ENDED], "", "stopped"),
+        ([STARTED, ENDED, STARTED], "RUNNING None", "training"),
+    ],
+)
+def test_what_a_run_and_its_job_say_together(monkeypatch, tmp_path, capsys, events, queue, status):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    commands(tmp_path, monkeypatch, sbatch="echo 17", squeue=f'echo "{queue}"')
+    assert main(["launch", "slurm.xtrain"]) == 0
+    (directory,) = submitted()
+    if events:
+        directory.mkdir()
+        (directory / "plan.json").write_text("{}")
+        (directory / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+        (directory / "metrics.jsonl").write_text('{"step": 7, "time": 8.0, "loss": 2.5}\n')
+    capsys.readouterr()
+    assert main(["runs", "--json"]) == 0
+    (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert row["status"] == status
+    assert (row["step"], row["loss"]) == ((7, 2.5) if events else (None, None))
+
+
 def test_a_run_without_a_job(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["launch", "--cancel", "runs/x/y"]) == 3

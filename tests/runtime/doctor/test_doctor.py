@@ -51,7 +51,7 @@ GPUS = Devices(kind="cuda", name="NVIDIA H100 80GB HBM3", memory=80 * GIB)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("SLURM_STEP_ID", "SLURM_NODEID"):
+    for name in ("SLURM_STEP_ID", "SLURM_NODEID", "SLURM_PTY_PORT"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 

@@ -22,7 +22,8 @@ def plan(nodes: int):
 
 @pytest.fixture(autouse=True)
 def no_slurm(monkeypatch):
-    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    for name in ("SLURM_STEP_ID", "SLURM_PTY_PORT"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,13 @@ def test_slurm_says_it(monkeypatch):
     place = node_place(plan(2), None, None)
     assert place is not None and (place.index, place.host) == (1, "n07")
     assert node_place(plan(2), 0, "m3:29500") == NodePlace(index=0, host="m3", port=29500), "what is said counts"
+
+
+def test_a_shell_that_srun_has_opened_is_no_start(monkeypatch):
+    """`srun --pty bash` in an allocation of eight tasks: what is typed there is for this machine."""
+    for name, value in {**STEP, "STEP_NUM_TASKS": "8", "PTY_PORT": "43259"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert node_place(plan(1), None, None) is None
 
 
 @pytest.mark.parametrize(
