@@ -103,7 +103,19 @@ def _bare_path(m: UnexpectedToken) -> Explanation | None:
     )
 
 
-ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _trigger, _value_with_body, _bare_path)
+def _path_assigned(m: UnexpectedToken) -> Explanation | None:
+    """`optimizer.lr = 3e-4`, as `--set` has it."""
+    kinds = {token.type for token in m.head}
+    if m.token.type != "_EQ" or kinds != {"NAME", "_DOT"}:
+        return None
+    path = "".join(token.text for token in m.head)
+    block, _, setting = path.rpartition(".")
+    opened, closed = block.replace(".", " { "), " }" * block.count(".")
+    hint = f"write `{opened} {{ {setting} = … }}{closed}`; in `sweep`, `{path} in […]`"
+    return mistake("X101", "a setting stands inside its block, not behind a path", m.token.span, hint)
+
+
+ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _trigger, _value_with_body, _bare_path, _path_assigned)
 
 
 def beginning(m: UnexpectedToken) -> Explanation | None:

@@ -15,7 +15,7 @@ ENDS: Final = {"_NEWLINE", "_COMMA", "RBRACE", "RPAR", "RSQB", "$END", "THEN"}
 _WORDS: Final = {
     "NAME": "a name", "STRING": "a string", "NUMBER": "a number", "AUTO": "`auto`", "_EQ": "`=`", "_COLON": "`:`",
     "LBRACE": "`{`", "RBRACE": "`}`", "RPAR": "`)`", "RSQB": "`]`", "_COMMA": "`,`", "_NEWLINE": "a new line",
-    "THEN": "`then`",
+    "THEN": "`then`", "IN": "`in`",
 }  # fmt: skip
 
 
