@@ -89,7 +89,7 @@ PAGES: Final = (
         """, 'scheduler cosine { decay = 10% }', 'scheduler wsd { decay = 10% }'),
     CodePage("X209", "not supported yet", """
         The word is reserved, and this version of xtrain does not implement it. It is refused rather than ignored.
-        """, 'sweep { }'),
+        """, 'loss kl { }'),
     CodePage("X210", "a block where a setting belongs, or the other way round", """
         A setting is `name = value`, a block is `kind label { … }` without `=`. The axes inside `parallel` are blocks:
         their size is the label.

@@ -99,7 +99,7 @@ class Untrained(Executor):
         feed = SimpleNamespace(steps=self.plan.timeline.steps, phase=None, timeline=self.plan.timeline, **taken)
         begun = SimpleNamespace(start=SimpleNamespace(entry=None))
         self.resources |= {"feed": feed, "window": SimpleNamespace(), "begun": begun}
-        state = SimpleNamespace(progress=self.progress, tensors=dict, described=dict)
+        state = SimpleNamespace(progress=self.progress, tensors=dict, described=dict, files=dict)
         self.saver = Saved(
             state=state, records=self.records, transaction=None, overlap="wait", best=None, failures=None,
             saved_step=saved, begun_from=None, written_by={},

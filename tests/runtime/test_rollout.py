@@ -282,7 +282,7 @@ def test_the_gap_is_taken_where_there_are_labels():
     batch: Any = SimpleNamespace(
         labels_BS=labels_BS, losses_BS=losses_BS, columns={"logprobs": torch.tensor([[9.0, -0.25, -1.0, 9.0]])}
     )
-    step = Step(index=0, valid_tokens=2, batches=[batch])
+    step = Step(index=0, valid_tokens=2, batches=[batch], sampled=True)
     nothing: Any = SimpleNamespace(modules=list)
     compare(alone(torch.device("cpu")), nothing)(step)
     assert step.metrics == {"rollout/logprob_gap": 0.125, "rollout/logprob_gap_max": 0.25}
