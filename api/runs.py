@@ -184,7 +184,7 @@ class _Launched:
         folder = tempfile.TemporaryDirectory(prefix="xtrain-")
         path = Path(folder.name) / "plan.json"
         path.write_text(plan, encoding="utf-8")
-        command = [sys.executable, "-m", "xtrain", "run", str(path), "--ui", "json"]
+        command = [sys.executable, "-P", "-m", "xtrain", "run", str(path), "--ui", "json"]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True
         )

@@ -45,7 +45,7 @@ class Dashboard:
 
     def __enter__(self) -> None:
         self._said.parent.mkdir(parents=True, exist_ok=True)
-        arguments = [sys.executable, "-m", "xtrain.tui.board.opening", str(self._directory), str(os.getpid())]
+        arguments = [sys.executable, "-P", "-m", "xtrain.tui.board.opening", str(self._directory), str(os.getpid())]
         # What may fail comes before there is a dashboard, or ends it again: nobody else would.
         with self._said.open("ab") as said, contextlib.ExitStack() as cleanup:
             self._process = subprocess.Popen(arguments)

@@ -193,7 +193,7 @@ def _run_node(plan: "Plan", place: "NodePlace") -> int:
     from ..runtime.launch.node_ranks import run_node
 
     nodes, each = plan.launch["nodes"], plan.launch["ranks_per_node"]
-    return run_node(place, nodes, each, [sys.executable, "-m", "xtrain", *sys.argv[1:]])
+    return run_node(place, nodes, each, [sys.executable, "-P", "-m", "xtrain", *sys.argv[1:]])
 
 
 def _run_launcher(compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]") -> int:

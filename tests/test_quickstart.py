@@ -24,7 +24,8 @@ pytestmark = pytest.mark.timeout(900)
 
 def run(folder: Path, *arguments: str) -> Path:
     """The folder, in which the quickstart has been run."""
-    command = [sys.executable, "-m", "xtrain", "run", str(ROOT / "specs" / "quickstart.xtrain"), "--ui", "plain"]
+    (folder / "random.py").write_text("raise ImportError('a file of the user, not the standard library')\n")
+    command = [sys.executable, "-P", "-m", "xtrain", "run", str(ROOT / "specs" / "quickstart.xtrain"), "--ui", "plain"]
     done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

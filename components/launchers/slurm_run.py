@@ -130,7 +130,7 @@ def _srun(job: Job, launcher: Any) -> str:
     """
     words = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", f"--wait={job.patience}"]
     words += [f"--cpus-per-task={launcher.cpus}"] if launcher.cpus else []
-    xtrain = f"{quote(job.python)} -m xtrain"
+    xtrain = f"{quote(job.python)} -P -m xtrain"
     if launcher.container:
         xtrain = "xtrain"
         words += [f"--container-image={quote(launcher.container)}", f"--container-workdir={quote(str(job.folder))}"]

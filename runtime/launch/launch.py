@@ -71,7 +71,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
     config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
     # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    command = [sys.executable, "-m", "xtrain.runtime.worker", str(directory), str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "xtrain.runtime.worker", str(directory), str(os.getpid())]
 
     asked: list[int] = []
     over: list[bool] = []

@@ -75,7 +75,7 @@ def _devices(plan: Plan) -> int | None:
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return None
     try:
-        done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-P", "-c", _COUNT], capture_output=True, text=True, timeout=120)
         count = int(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None

@@ -74,6 +74,7 @@ class StartedRanks:
             more = [str(there.fileno())] if rank == 0 else []
             command = [
                 sys.executable,
+                "-P",
                 "-m",
                 "xtrain.runtime.serving.rank",
                 str(self.directory),

@@ -49,7 +49,7 @@ class LocalTrials:
 
     def start(self, plan: Path, log: Path, slot: int) -> StartedTrial:
         environment = {**os.environ, **self._devices(slot)}
-        command = [sys.executable, "-m", "xtrain", "run", str(plan), "--ui", "plain"]
+        command = [sys.executable, "-P", "-m", "xtrain", "run", str(plan), "--ui", "plain"]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = Popen(

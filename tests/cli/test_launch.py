@@ -359,7 +359,7 @@ def test_a_process_in_the_background(monkeypatch, tmp_path, capsys):
         assert main(["launch", "--cancel", str(directory)]) == 0
         os.waitpid(int(job.id.partition("-")[0]), 0)  # it was started by this process
     output = (job_folder(directory) / "output.txt").read_text()
-    assert output == f"{tmp_path}: -m xtrain run {job_folder(directory)}/job-plan.json --accept-drift --ui plain\n"
+    assert output == f"{tmp_path}: -P -m xtrain run {job_folder(directory)}/job-plan.json --accept-drift --ui plain\n"
     assert main(["launch", "--cancel", str(directory)]) == 0
     assert "is over: gone" in capsys.readouterr().out
 

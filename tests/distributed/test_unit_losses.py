@@ -93,7 +93,7 @@ CASES = [
 
 
 def trial_of(lab: Laboratory, loss: str, layout: str) -> Trial:
-    (lab.folder / "numbers.py").write_text(PARTS)
+    (lab.folder / "numbered.py").write_text(PARTS)
     (lab.folder / "losses.py").write_text(OWN)
     topology, (kind, text) = BY_NAME[layout], LOSSES[loss]
     trial = topology.trial("fp64", shallow=True)

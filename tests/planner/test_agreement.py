@@ -131,7 +131,7 @@ LOSSES = {
 def test_losses_of_sequences_and_tokens_cost_what_the_plan_says(loss, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
-    (tmp_path / "numbers.py").write_text(PARTS)
+    (tmp_path / "numbered.py").write_text(PARTS)
     chain = CHAIN.format(kind="pairs" if loss in ("dpo", "bradley_terry") else "sequences")
     hold_against_the_trace(plan_of(topology, tmp_path, more=chain + LOSSES[loss]))
 
@@ -316,7 +316,7 @@ optimizer adamw {{ lr = 1e-3 }}
 def test_a_loss_of_pairs_takes_no_more_memory_than_the_cross_entropy(tmp_path, monkeypatch):
     """With a vocabulary of 128 k and rows of 8192 tokens, whose logits are 4 GiB: as planned, and as traced."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "numbers.py").write_text(PARTS)
+    (tmp_path / "numbered.py").write_text(PARTS)
     found = []
     for loss in ("loss cross_entropy", CHAIN.format(kind="pairs") + "loss dpo { reference = precomputed }"):
         (tmp_path / "wide.xtrain").write_text(WIDE_VOCABULARY.format(more=loss))

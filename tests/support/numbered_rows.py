@@ -39,4 +39,4 @@ def sequences(samples):
     for sample in samples:
         yield numbered(sample, 0, len(sample.tokens), 0)
 """
-CHAIN = 'use "numbers.py"\ncollate = to_tensor -> flatten -> shift_tokens -> {kind}() -> pack(sequential, align = 8)\n'
+CHAIN = 'use "numbered.py"\ncollate = to_tensor -> flatten -> shift_tokens -> {kind}() -> pack(sequential, align = 8)\n'

@@ -26,7 +26,7 @@ class Answer:
 def command_line(run: Path, word: str, argument: str = "") -> list[str]:
     """The command that asks, as arguments."""
     given = [argument] if argument else []
-    return [sys.executable, "-m", "xtrain", "control", str(run.absolute()), word, *given, "--json"]
+    return [sys.executable, "-P", "-m", "xtrain", "control", str(run.absolute()), word, *given, "--json"]
 
 
 def answers(arguments: list[str]) -> Iterator[Answer]:

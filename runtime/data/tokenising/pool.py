@@ -201,7 +201,7 @@ class Pool:
             serve = f"from {__package__}.worker import serve; serve({theirs.fileno()})"
             # Not multiprocessing's own: that would run the main module again, which in a rank imports torch.
             process = subprocess.Popen(
-                [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {serve}"],
+                [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {serve}"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a library prints must not get into what this process prints
