@@ -19,7 +19,8 @@ SHORT = (
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.parametrize(("sets", "least"), [(SHORT, 0.75), pytest.param((), 0.9, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("sets", "least"), [(SHORT, 0.75), ((), 0.9)])
 def test_held_out_pairs_are_told_apart(tmp_path: Path, sets: tuple[str, ...], least: float):
     given = [word for text in sets for word in ("--set", text)]
     command = ForkedCommand(["run", str(SPEC), "--ui", "plain", *given], tmp_path, Project(tmp_path).environment)

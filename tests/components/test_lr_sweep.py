@@ -150,6 +150,7 @@ def test_groups_keep_the_ratio_of_rates(spec, kind):
     assert "sgd" in compiled.plan.node("setup.group.layers.0").does
 
 
+@pytest.mark.slow
 def test_the_command_trains_shows_and_shows_again(spec, tmp_path, capsys):
     command = ForkedCommand(
         ["find-lr", "tiny.xtrain", "--steps", "12", "--to", "100", "--json"],

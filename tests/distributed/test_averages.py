@@ -94,6 +94,7 @@ def weights_of(outcome: Outcome) -> list[str]:
     return [event["weights"] for event in outcome.evals]
 
 
+@pytest.mark.slow
 def test_looking_with_averages_changes_nothing_that_is_trained(lab: Laboratory):
     """Also of what is saved beside training; tests/runtime/test_ema.py shows that a copy under way is waited for."""
     trial = evolve(averaging(TWO, "fp32", every=1), steps=2)

@@ -65,7 +65,7 @@ MOVES = {
     "adamw8bit": (("fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "fsdp 4 (dense)")),
     "groups": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)")),
 }
-MOVED = ("adafactor", "adamw8bit", "groups")
+MOVED = ("adamw8bit", "groups")
 # Those whose state goes on bit for bit by default: of every kind that is stored one.
 KINDS = ("adamw8bit", "rounded muon")
 Runs = Callable[[str, str], Outcome]

@@ -111,9 +111,8 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "fsdp" else pytest.mark.matrix) for name in SEVERAL]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", SEVERAL)
 def test_completions_of_several_steps_are_sampled_by_the_weights_before_them(lab: Laboratory, name: str):
     """And a run that goes on between them, on the same ranks or as one process, learns from the same ones."""
     layout, more = LAYOUTS[SEVERAL[name][0]], SEVERAL[name][1]

@@ -48,6 +48,7 @@ def losses(engine: StartedEngine, steps: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_ranks_that_are_lost_are_started_again(ranks: StartedRanks, tmp_path: Path):
     engine = StartedEngine.over(ranks)
     assert engine.start().models == 4

@@ -67,7 +67,8 @@ def under_torchrun(tmp_path_factory) -> Callable[[str], tuple[Path, str]]:
     return run
 
 
-@pytest.mark.parametrize("world", [pytest.param("1", marks=pytest.mark.slow), "2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["1", "2"])
 def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project, unbroken, world):
     spec = project.spec(steps=40)
     process = project.start(spec, "--world", world, "--ui", "plain")

@@ -149,9 +149,8 @@ def test_each_task_trains_as_in_a_run_of_its_own(lab: Laboratory, topology: Topo
     assert gap(lab, topology, tasks, shallow=shallow) < TOLERANCE["fp64"]
 
 
-@pytest.mark.parametrize(
-    "topology", [Topology(tp=2), pytest.param(Topology(pp=2, tp=2, fsdp=2), marks=pytest.mark.matrix)], ids=str
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("topology", [Topology(tp=2), Topology(pp=2, tp=2, fsdp=2)], ids=str)
 def test_tasks_begin_with_adapters_of_folders_and_are_written_as_they_were(
     lab: Laboratory, monkeypatch: pytest.MonkeyPatch, topology: Topology
 ):

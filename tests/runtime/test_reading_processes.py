@@ -221,6 +221,7 @@ def test_a_step_at_which_readers_always_die_fails(plan, loader, monkeypatch):
     assert caught.value.code == "X714" and [step for step, _ in warned] == [7, 7, 7]
 
 
+@pytest.mark.slow
 def test_real_processes_one_of_which_is_killed(plan, loader):
     warned: list = []
     reading = processes(plan, loader, 2, warned).reads(17, 30)

@@ -346,6 +346,7 @@ def test_machines_that_do_not_come(folder, capsys):
     assert "1 of 2 machines have come within 0.3 s" in found[0]["what"]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_machines_from_the_command_line(folder):
     """The first one has what both have found; here both are this machine, and sum a number over gloo."""

@@ -87,7 +87,14 @@ ULYSSES = pytest.param(("parallel.cp=2", "parallel.cp.ulysses=2"), marks=pytest.
 
 @pytest.mark.parametrize(
     "sets",
-    [(), pytest.param(("parallel.fsdp=2",), marks=pytest.mark.matrix), ("parallel.tp=2",), PP, RING, ULYSSES],
+    [
+        (),
+        pytest.param(("parallel.fsdp=2",), marks=pytest.mark.matrix),
+        ("parallel.tp=2",),
+        PP,
+        pytest.param(RING, marks=pytest.mark.matrix),
+        ULYSSES,
+    ],
     ids=["one", "fsdp", "tp", "pp", "ring", "ulysses"],
 )
 def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_path: Path):
@@ -308,7 +315,9 @@ def kept(engine: Any, folder: Path) -> dict[str, Any]:
     return refused
 
 
-@pytest.mark.parametrize("sets", [(), ("parallel.fsdp=2",), PP], ids=["one", "fsdp", "pp"])
+@pytest.mark.parametrize(
+    "sets", [(), ("parallel.fsdp=2",), pytest.param(PP, marks=pytest.mark.matrix)], ids=["one", "fsdp", "pp"]
+)
 def test_what_is_kept_goes_on_exactly(sets: tuple[str, ...], tmp_path: Path):
     refused = served(server_plan(tmp_path, *sets), kept, tmp_path / "run")
     six, again, fresh = (read_kept(tmp_path / "run" / name) for name in ("six", "again", "fresh"))

@@ -147,7 +147,7 @@ LAYOUTS = {
 }
 
 
-DEFAULT = ("one", "fsdp", "tp", "pp", "ring")
+DEFAULT = ("one", "tp", "pp")
 
 
 @pytest.mark.parametrize(
