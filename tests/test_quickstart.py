@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PSEUDO_COUNT = 5
 
 SHORT, WHOLE = 40, 300  # steps
-HOLDOUT, ROWS = 0.003, 8  # of the short run
+HOLDOUT = 0.003  # of the short run
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -36,7 +36,6 @@ def begun(tmp_path_factory) -> Path:
     """The folder of the first steps, with all that follows the last one."""
     less = (
         f"experiment.budget={SHORT} steps",
-        f"batch.rows={ROWS}",
         f"dataset.stdlib.holdout={HOLDOUT:.1%}",
         "launch.ranks_per_node=1",
     )
@@ -158,7 +157,7 @@ def test_its_files_are_where_the_documentation_says(either):
     times = {name for name in documented if name.endswith(("seconds", "per_second", "tflops"))}
     assert documented - times <= steps[0].keys() and not times & steps[0].keys(), "the first step warms up"
     if count == WHOLE:
-        assert steps[99]["eval/stdlib/loss"] < 2.3
+        assert steps[99]["eval/stdlib/loss"] < 2.45
 
 
 def test_the_finished_run_can_be_sampled(either):

@@ -64,7 +64,7 @@ def test_a_plan_begins_as_the_readme_shows():
     ("said", "change"),
     [
         ("| rows of a step", "batch.rows=64"),
-        ("micro against accumulate", "batch.micro=4"),
+        ("micro against accumulate", "batch.micro=2"),
         ("learning rate, scheduler", "optimizer.lr=1e-4"),
         ("`init_std`", "model.init_std=0.2"),
         ("parameters to a wider format", "precision.params=fp64"),

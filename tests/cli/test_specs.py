@@ -32,7 +32,7 @@ def test_the_json_of_a_plan_has_the_documented_names():
     plan = json.loads(xtrain("plan", "specs/quickstart.xtrain", "--json", "--world", "2").stdout)
     assert plan["world_size"] == 2 and plan["mesh"]["axes"]["fsdp"] == 2
     assert plan["parameters"]["total"] == plan["parameters"]["active"] == 821_120
-    assert plan["steps"] == 300 and plan["tokens_per_step"] == 32 * 256
+    assert plan["steps"] == 300 and plan["tokens_per_step"] == 8 * 256
     assert [r["coordinates"]["fsdp"] for r in plan["ranks"]] == [0, 1]
     assert plan["memory"]["per_rank"][0]["total_bytes"] > 0
     assert "setup.parallel.fsdp" in {node["id"] for node in plan["graph"]["nodes"]}

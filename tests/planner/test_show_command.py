@@ -104,8 +104,8 @@ def test_views_of_a_saved_plan(plan, tmp_path):
     why = plan(saved, "--why", "optimizer.lr")[1]
     assert "optimizer.lr = 0.01\n" in why and "with optimizer.lr = 0.02" in why
     world = tmp_path / "world.json"
-    assert plan("specs/quickstart.xtrain", "--world", "4", "--out", world)[0] == 0
-    assert "with --world 2" in plan(world, "--why", "world_size")[1]
+    assert plan("specs/quickstart.xtrain", "--world", "2", "--out", world)[0] == 0
+    assert "with --world 1" in plan(world, "--why", "world_size")[1]
 
 
 def test_a_trace_is_part_of_the_plan(plan, monkeypatch, tmp_path):
