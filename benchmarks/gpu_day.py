@@ -65,7 +65,7 @@ FEATURES: dict[str, tuple[str, str]] = {
     ),
     "adapter on NF4": (
         DENSE,
-        'precision { params = bf16, base = nf4 { block = 64 } }\nadapter lora { rank = 8, targets = "all_linear" }',
+        "precision { params = bf16, base nf4 { block = 64 } }\nadapter lora { rank = 8 }",
     ),
     "saved beside training": (DENSE, f"{BF16}\ncheckpoint {{ mode = async_pinned }}\nevery 4 steps checkpoint"),
     "profiled": (DENSE, f"{BF16}\nevery 5 steps profile {{ memory = true }}"),
@@ -122,13 +122,19 @@ def said(command: list[str], limit: float, folder: Path | None = None, *, code: 
     return done.stdout
 
 
+def spec_text(model: str, more: str, *, steps: int, sequence: int, device: str) -> str:
+    """The spec of a run. An optimizer in `more` takes the place of the usual one."""
+    text = SPEC.format(steps=steps, model=model, sequence=sequence, device=device, more=more)
+    if "\noptimizer" in f"\n{more}":
+        text = text.replace("optimizer adamw { lr = 1e-3 }\n", "", 1)
+    return text
+
+
 def spec_in(
     folder: Path, day: Day, model: str = DENSE, more: str = BF16, *, steps: int = 10, name: str = "s"
 ) -> list[str]:
-    """The command of a run. An optimizer in `more` takes the place of the usual one."""
-    text = SPEC.format(steps=steps, model=model, sequence=128 if day.dry else 512, device=day.device, more=more)
-    if "\noptimizer" in f"\n{more}":
-        text = text.replace("optimizer adamw { lr = 1e-3 }\n", "", 1)
+    """The command of a run."""
+    text = spec_text(model, more, steps=steps, sequence=128 if day.dry else 512, device=day.device)
     (folder / f"{name}.xtrain").write_text(text)
     return [sys.executable, "-m", "xtrain", "run", f"{name}.xtrain", "--ui", "none"]
 
