@@ -194,9 +194,10 @@ class Sum(Chain):
 
 
 def _traced(piece: BlockPiece, on: "Tracer", x: TracedTensor) -> TracedTensor:
-    if isinstance(piece, Layer):
-        on.ops.layers.append(len(on.ops.ops))
-    return piece.trace(on, x)
+    if not isinstance(piece, Layer):
+        return piece.trace(on, x)
+    with on.ops.scope():
+        return piece.trace(on, x)
 
 
 def row_bias(module: str, width: int, partial: Partial = "by_position") -> BlockParameter:

@@ -173,15 +173,17 @@ def _to_experts(layer: ExpertsLayer, on: "Tracer", x: TracedTensor) -> TracedTen
     arch, ep = on.run.architecture, on.axes.experts
     count = local.routed * arch.experts_per_token
     size, order = count * local.dim * local.width, count * INDEX
-    rows = ops.op(x, makes=size, extra=(order, order), scratch=(order, size))
+    back = _order(on, order)
+    rows = ops.op(x, makes=size, extra=(order,), scratch=(order, size))
     call = CollectiveCall("ep", "all_to_all", EP, size)
-    keys = None
+    keys = here = None
     if any(each.drops_inputs for matrix, each in on.adapted.items() if matrix.startswith(f"{layer.name}.experts.")):
         keys = ops.op(makes=order, named=(ops.op(makes=order, scratch=(2 * order, 0)),))
     if ep > 1:
         counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * _tasks(layer, on) * INDEX)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
-        rows = ops.op(rows, makes=size, extra=(order, order))
+        here = _order(on, order)
+        rows = ops.op(rows, makes=size, extra=(order,))
         if keys is not None:
             own = CollectiveCall("ep", "all_to_all", EP, order)
             received = ops.op(makes=order, saved=ALL_TO_ALL, calls=(own,))
@@ -189,14 +191,22 @@ def _to_experts(layer: ExpertsLayer, on: "Tracer", x: TracedTensor) -> TracedTen
     if keys is not None:
         ops.op(makes=0, keeps=(keys,))
     ops.mark(opens=on.experts)
-    rows = _experts(layer, on, rows, count)
+    with ops.scope():
+        rows = _experts(layer, on, rows, count)
     ops.mark(closes=on.experts)
-    if ep > 1:
-        rows = ops.op(rows, makes=size)
+    if here is not None:
+        rows = ops.op(rows, here, makes=size, keeps=(here,))
         # Names in the functions under way still hold what was sent first, and what the experts gave.
         scratch = (2 * size, 0)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, scratch=scratch, calls=(call,), back_calls=(call,))
-    return ops.op(rows, makes=size)
+    return ops.op(rows, back, makes=size, keeps=(back,))
+
+
+def _order(on: "Tracer", size: int) -> TracedTensor:
+    """The order in which rows are brought back, which the gradient takes the other way round."""
+    order = on.ops.op(makes=size)
+    order.gradient = 0
+    return order
 
 
 def _tasks(layer: ExpertsLayer, on: "Tracer") -> int:
@@ -247,13 +257,17 @@ def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) 
     for piece in pieces:
         gate = product(piece, "gate_proj", inner)
         if layer.limit is None:
-            active = ops.op(gate, makes=inner, keeps=(gate,))
+            with ops.scope():
+                active = ops.op(gate, makes=inner, keeps=(gate,))
             up = product(piece, "up_proj", inner)
-            both = ops.op(active, up, makes=inner, keeps=(active, up))
+            with ops.scope():
+                both = ops.op(active, up, makes=inner, keeps=(active, up))
         else:
             up = product(piece, "up_proj", inner)
-            both = ops.op(gate, up, makes=inner, keeps=(gate, up), scratch=(2 * inner, 4 * inner))
-        found.append(product(both, "down_proj", share))
+            with ops.scope():
+                both = ops.op(gate, up, makes=inner, keeps=(gate, up), scratch=(2 * inner, 4 * inner))
+        with ops.scope():
+            found.append(product(both, "down_proj", share))
     return found[0] if local.grouped else ops.op(*found, makes=rows.size, fresh=False)
 
 
@@ -261,5 +275,5 @@ def _weigh(on: "Tracer", out: TracedTensor, weights: TracedTensor) -> TracedTens
     """Σ weight · output, in exact sums."""
     local = on.local
     exact, size = local.routed * local.dim * local.exact, local.routed * local.dim * local.width
-    scratch = (3 * exact, out.size + 2 * exact)
+    scratch = (3 * exact - size, out.size + 2 * exact)  # two terms of the sum, and it with the next
     return on.ops.op(out, weights, makes=size, keeps=(out, weights), scratch=scratch)

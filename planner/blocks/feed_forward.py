@@ -74,6 +74,8 @@ def trace_swiglu(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> Trace
 
 def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
     gate = on.linear(x, f"{name}.gate_proj", tokens)
-    active = on.ops.op(gate, makes=gate.size, keeps=(gate,))
+    with on.ops.scope():
+        active = on.ops.op(gate, makes=gate.size, keeps=(gate,))
     up = on.linear(x, f"{name}.up_proj", tokens)
-    return on.ops.op(active, up, makes=up.size, keeps=(active, up))
+    with on.ops.scope():
+        return on.ops.op(active, up, makes=up.size, keeps=(active, up))

@@ -24,7 +24,7 @@ def without_frozen(trace: OpTrace, shapes: Mapping[str, tuple[int, ...]], frozen
             first = opened.pop()
             back = any(each.runs_back for each in ops[first + 1 : place])
             ops[first], ops[place] = (evolve(ops[each], runs_back=back) for each in (first, place))
-    return OpTrace(trace.input, ops, trace.choices, trace.layers)
+    return OpTrace(trace.input, ops, trace.choices, trace.scopes)
 
 
 def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], flows: set[int]) -> TracedOp:

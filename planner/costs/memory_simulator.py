@@ -6,7 +6,8 @@ gathers a unit into one buffer and from there into parameters, asks early for th
 the buffer of an exchange until the next one (torch.distributed.fsdp, `FSDPParamGroup`).
 """
 
-from collections.abc import Collection, Iterable, Set
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
 from typing import Literal
 
 from attrs import define, field, frozen
@@ -105,7 +106,7 @@ def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) 
     # that which takes the most.
     buffer = unit.flat if unit is not None and not any(op.runs_back for op in trace.ops) else 0
     simulator.make(buffer)
-    simulator.run(trace.ops, stays, layers=trace.layers)
+    simulator.run(trace.ops, stays, scopes=trace.scopes)
     simulator.free(buffer)
     return MemoryChange(
         simulator.peak, bytes_for_backward(trace, recompute) - trace.input.size + trace.ops[-1].outputs[0].gradient
@@ -134,7 +135,7 @@ def backward(
         later |= {id(value) for value in stored(trace, recompute)}
         stays = {id(value) for op in trace.ops for value in op.keeps} | later
         ops = _until_last_keeper(trace)
-        simulator.run(ops, stays, known=later, again=True, follower=ahead, layers=trace.layers)
+        simulator.run(ops, stays, known=later, again=True, follower=ahead, scopes=trace.scopes)
     simulator.run_back(trace, later, ahead if recompute is None else None)
     simulator.exchange(unit)
     if recompute is not None or keeps_input(trace):
@@ -156,7 +157,7 @@ def scratch_of(piece: PieceTrace) -> tuple[int, int]:
     backward beside gradients of parameters as they are in the end."""
     trace, weights = piece.trace, sum(op.weights for op in piece.trace.ops)
     there, back = _Simulator(), _Simulator()
-    there.run(trace.ops, frozenset())
+    there.run(trace.ops, frozenset(), scopes=trace.scopes)
     later = {id(trace.input), id(trace.ops[-1].outputs[0])}
     back.run(trace.ops, {id(value) for op in trace.ops for value in op.keeps} | later)
     back.run_back(trace, later, None)
@@ -223,10 +224,10 @@ class _Simulator:
         known: Set[int] = frozenset(),
         again: bool = False,
         follower: FsdpUnit | None = None,
-        layers: Collection[int] = (),
+        scopes: Sequence[range] = (),
     ) -> None:
         """Run operations; values that do not stay are freed after their last use, and freed units let go. What only a
-        backward would keep has a name until the layer is done; `layers`: where each begins.
+        backward would keep has a name until the functions that use it are done; `scopes`: as of an `OpTrace`.
 
         again: it is the second run, of whose last operation only what it keeps is wanted, in which units inside keep
         their parameters, and behind which everything else is freed. known: values that are there already. follower: the
@@ -237,7 +238,11 @@ class _Simulator:
             for value in op.inputs:
                 uses[id(value.storage)] = uses.get(id(value.storage), 0) + 1
         forgone = {id(value) for op in ops for value in op.forgone}
-        ends, named = {*layers, len(ops)}, list[int]()
+        ends = list(range(1, len(ops) + 1))  # behind which operation the names are gone that one uses
+        for scope in reversed(scopes):
+            ends[scope.start : scope.stop] = [min(scope.stop, len(ops))] * len(ends[scope.start : scope.stop])
+        until: dict[int, int] = {}  # of a storage whose names go
+        named = Counter[int]()  # bytes whose names go, by place
         allocated: dict[int, int] = {}
         for place, op in enumerate(ops):
             if op.opens is not None:
@@ -257,12 +262,11 @@ class _Simulator:
             for value in op.inputs:
                 storage, number = value.storage, id(value.storage)
                 uses[number] -= 1
+                until[number] = max(ends[place] if number in forgone else 0, until.get(number, 0))
                 if not uses[number] and number in allocated and number not in stays:
                     del allocated[number]
-                    named.append(storage.size) if number in forgone else self.free(storage.size)
-            if place + 1 in ends:
-                self.free(sum(named))
-                named.clear()
+                    named[max(place + 1, until[number])] += storage.size
+            self.free(named.pop(place + 1, 0))
         if again:
             extra = {id(value) for op in ops for value in op.extra}
             self.free(sum(size for number, size in allocated.items() if number not in stays | extra))

@@ -5,6 +5,7 @@ says how much is alive at any moment, which the sizes of single tensors do not.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from attrs import Factory, define, field, frozen
@@ -127,13 +128,20 @@ class TracedOp:
 
 @define(eq=False)
 class OpTrace:
-    """The operations of a block in order, from its `input`. choices: bytes of what its router decided. layers: the
-    operations with which the layers begin."""
+    """The operations of a block in order, from its `input`. choices: bytes of what its router decided. scopes: the
+    operations of functions, whose names go when they return; those called by others stand before these."""
 
     input: TracedTensor
     ops: list[TracedOp] = field(factory=list)
     choices: int = 0
-    layers: list[int] = field(factory=list)
+    scopes: list[range] = field(factory=list)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is recorded meanwhile is done by one function."""
+        first = len(self.ops)
+        yield
+        self.scopes.append(range(first, len(self.ops)))
 
     def op(
         self,
@@ -158,7 +166,7 @@ class OpTrace:
     ) -> TracedTensor:
         """Record an operation that makes a value of `makes` bytes; `extra`: sizes of others that it makes and keeps;
         `arranged`: the same of what it makes of its inputs first, which is no result of it; `named`: values that the
-        backward does not need, and that have a name until the layer is done."""
+        backward does not need, and that have a name until the function is done."""
         output = TracedTensor(makes, makes)
         others = tuple(TracedTensor(size, 0) for size in extra)
         first = tuple(TracedTensor(size, 0) for size in arranged)

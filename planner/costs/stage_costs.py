@@ -127,8 +127,8 @@ class StageCosts:
 
     @property
     def _kept_rotation(self) -> int:
-        """Those of them that are needed in the backward."""
-        return self._turned_by({block.angles for block, _ in self.blocks if block.attends_back})
+        """Those of them that are needed in the backward, where a block that is computed again takes them all anew."""
+        return self._turned_by({block.angles for block, again in self.blocks if block.attends_back or again})
 
     def _turned_by(self, angles: set[RotaryAngles | None]) -> int:
         widths = sum(each.width for each in angles if each is not None)

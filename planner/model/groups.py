@@ -1,6 +1,6 @@
 """`group NAME { … }`: parameters that are updated in a way of their own, and what the optimizers keep for all."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -174,10 +174,12 @@ def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
         taken = {**dict.fromkeys(meant, group.name), **taken}
         if not meant:
             message = f"no parameter of the model is in `{group.name}`"
-            found.fail(rule, "X436", path, message, instead(group.name, names, arch))
+            found.fail(
+                rule, "X436", path, message, _other_targets(group.name, arch) or instead(group.name, names, arch)
+            )
         elif frozen.issuperset(meant):
             message = f"every parameter in `{group.name}` is frozen, so no optimizer updates it"
-            found.fail(rule, "X436", path, message, "remove the group, or train some of it")
+            found.fail(rule, "X436", path, message, _to_train(meant, arch))
         elif shared:
             more = f" and {len(shared) - 1:,} more" if len(shared) > 1 else ""
             message = f"`{group.name}` and `{taken[shared[0]]}` both have {shared[0]}{more}"
@@ -189,6 +191,28 @@ def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
             trained = len(meant) - len(frozen.intersection(meant))
             found.passed(rule, f"{trained:,} of {len(names) - len(frozen):,} trained tensors are updated apart")
     _check_rest(spec, [name for name in names if name not in frozen], found)
+
+
+def _other_targets(pattern: str, arch: Architecture) -> str | None:
+    """What to do where a group means parameters of an adapter that the matrices it names do not have."""
+    module, dot, _ = pattern.rpartition(".")
+    if arch.adapter is None or not dot:
+        return None
+    named = [tensor.name for tensor in parameters(arch.base) if covers(module, tensor.name)]
+    adapted = {tensor.adapter for tensor in parameters(arch)}
+    if not named or not adapted.isdisjoint(named):
+        return None
+    return f"the adapter is of no matrix in `{module}`: name some in its `targets` and `layers`, or remove the group"
+
+
+def _to_train(meant: Sequence[str], arch: Architecture) -> str:
+    """What to do where nothing that a group means is trained."""
+    if arch.adapter is None:
+        return "remove the group, or train some of it"
+    beside = next((tensor.name for tensor in parameters(arch) if tensor.adapter in meant and not tensor.begun), None)
+    if beside is not None:
+        return f"the adapter is trained beside it: name its parameters, as {beside}"
+    return "remove the group, or name it in `train` of the adapter"
 
 
 def _check_settings(spec: Spec, group: ParameterGroup, found: Findings) -> None:

@@ -262,13 +262,19 @@ DROPOUT_EXPERTS = adapted('rank = 4, alpha = 8, dropout = 0.1, targets = ["exper
 PISSA = adapted("rank = 4, alpha = 8, init = pissa")
 PISSA_EXPERTS = adapted('rank = 4, init = pissa, targets = ["experts", "o_proj"]')
 EXPERTS = adapted('rank = 4, alpha = 8, targets = ["experts", "o_proj"]')
+EXPERT_OUTPUTS = adapted('rank = 4, alpha = 8, targets = ["experts.down_proj"], layers = ["1"]')
+LAST_OUTPUTS = adapted('rank = 4, targets = ["o_proj", "mlp.down_proj"], layers = ["1"]')
 FEW = [
+    (Topology(model="moe", note="outputs of experts of one block"), EXPERT_OUTPUTS),
     (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(tp=2, note="dora"), DORA),
     (Topology(fsdp=2, note="dropout"), DROPOUT),
     (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="queries, zero_bubble"), QUERIES),
 ]
 MORE = [
+    (Topology(fsdp=2, ep=2, model="moe", note="outputs of experts of one block"), EXPERT_OUTPUTS),
+    (Topology(model="moe", sets=("activation.mode=full",), note="outputs of experts, full"), EXPERT_OUTPUTS),
+    (Topology(sets=("activation.mode=selective",), note="outputs of one block, selective"), LAST_OUTPUTS),
     (Topology(fsdp=2, note="pissa"), PISSA),
     (Topology(fsdp=2, note="all"), LORA),
     (Topology(fsdp=2, sets=("activation.mode=full",), note="top, full recomputation"), TOP),

@@ -1,7 +1,10 @@
 """What blocks keep and take, against sums worked out by hand."""
 
+from contextlib import nullcontext
+
 import pytest
 
+from xtrain.planner.costs.frozen_trace import without_frozen
 from xtrain.planner.costs.memory_simulator import Handling, Recompute, backward, bytes_for_backward, forward, second_run
 from xtrain.planner.costs.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
 
@@ -77,6 +80,26 @@ def test_memory_of_a_trace_computed_by_hand():
     back = backward(trace, None, None, OWN, behind=None, ahead=None)
     assert back.net == -50 + 5 + 6  # all that was kept goes, gradients of weights stay, that of x is in the place of 10
     assert back.peak == 26  # 20 and 6, later 20 + 20 + 6 - 10 - 20 = 16, then less
+
+
+def test_names_of_a_frozen_layer_go_when_their_function_returns():
+    """x → 20 in a function, which a function in it squares → 10: what a backward would keep has names meanwhile."""
+
+    def peak(*, inner: bool, last: int) -> int:
+        trace = OpTrace(TracedTensor(10, 10))
+        with trace.scope():
+            hidden = trace.linear(trace.input, 20, weight=5, flops=100, parameters=("w",))
+            with trace.scope() if inner else nullcontext():
+                active = trace.op(hidden, makes=20, keeps=(hidden,))
+            out = trace.linear(active, 10, weight=6, flops=100, parameters=("v",))
+        trace.op(out, makes=10, scratch=(last, 0))
+        still = without_frozen(trace, {"w": (5,), "v": (6,)}, {"w", "v"}, below=False)
+        assert still.scopes == trace.scopes
+        return forward(still, None, None).peak
+
+    assert peak(inner=False, last=0) == 20 + 20 + 10
+    assert peak(inner=True, last=0) == 20 + 20  # what went into the square is gone before the product
+    assert peak(inner=False, last=40) == 10 + 10 + 40  # and all of the layer behind it
 
 
 def test_a_second_run_ends_where_nothing_more_is_kept():
