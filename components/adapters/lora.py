@@ -21,6 +21,7 @@ from ...planner.costs.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
 from ...planner.model.frozen import blocks_beyond, fits_part
 from ...planner.model.peft import PeftFolder, PeftMatrix, PeftUnreadable
 from ...planner.model.targets import ALL_LINEAR, all_matrices, is_target, matrices_of, patterns_of, targets_of
+from ...planner.units import plural
 
 if TYPE_CHECKING:
     from ...planner.costs.block_trace import Tracer
@@ -134,6 +135,8 @@ class Lora(Adapter):
                 except re.error as error:
                     message = f"`{pattern}` is no pattern in `{key}` of {folder.place(key)}: {error}"
                     raise PeftUnreadable("X522", message, "it must be a regular expression") from error
+        for matrix in folder.matrices:
+            self._compare_rank(folder, matrix)
         ranks = {matrix.parameter: matrix.rank for matrix in folder.matrices}
         alphas = {matrix.parameter: self._alpha(folder, matrix) for matrix in folder.matrices}
         rank, other_ranks = _by_name(arch, ranks, folder.config.get("r", 8))
@@ -172,6 +175,16 @@ class Lora(Adapter):
         return share
 
     @staticmethod
+    def _compare_rank(folder: PeftFolder, matrix: PeftMatrix) -> None:
+        module = matrix.modules[0]
+        found = folder.pattern("rank_pattern", module)
+        key, said = ("r", folder.config.get("r", 8)) if found is None else ("rank_pattern", found)
+        if matrix.rank != said:
+            rows = f"lora_A of {module} has {plural(matrix.rank, 'row')}"
+            message = f"{rows}, and `{key}` in {folder.place(key)} says {json.dumps(said)}"
+            raise PeftUnreadable("X522", message, "copy both files of the folder again: they are not of one adapter")
+
+    @staticmethod
     def _alpha(folder: PeftFolder, matrix: PeftMatrix) -> float:
         own = {folder.pattern("alpha_pattern", module) for module in matrix.modules}
         if len(own) > 1:
@@ -204,9 +217,6 @@ class Lora(Adapter):
         matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
         if not matrices:
             return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"
-        if self.decomposes and self.from_ is not None:
-            message = "the values of `from` are changes of the whole model, and with pissa it is no longer whole"
-            return "init", message, "leave init out"
         wide = [
             (min(matrix.shape[-2:]), rank, layer, matrix)
             for layer, matrix in matrices
@@ -239,6 +249,12 @@ class Lora(Adapter):
                 name = f"layers.{layer}.{matrix.name.removesuffix('.weight')}"
                 message = f"rank {rank} is more than {name} of {matrix.shape[-2]} × {matrix.shape[-1]} can have"
                 return own, message, f"use rank {most} or less, or train the matrix in full"
+        return None
+
+    def unfit_for_folder(self) -> tuple[str, str, str] | None:
+        if self.decomposes:
+            message = "the values of `from` are changes of the whole model, and with pissa it is no longer whole"
+            return "init", message, "leave init out"
         return None
 
     def unfit_for_slot(self) -> tuple[str, str, str] | None:

@@ -131,6 +131,10 @@ class Adapter(Component):
         """The same with another rank, of settings that are resolved."""
         raise NotImplementedError
 
+    def unfit_for_folder(self) -> tuple[str, str, str] | None:
+        """What of it does not go with values that a folder has, as of `unfit`."""
+        return None
+
     def unfit_for_task(self) -> tuple[str, str, str] | None:
         """What of it keeps it from being that of one of several tasks, as of `unfit`."""
         return None

@@ -43,7 +43,11 @@ def read_adapter(
             message = f"`{name}` is {_short(written)}, and `{key}` of {files.place(key)} says {_short(value)}"
             found.fail(rule, "X523", path, message, "leave it out: the file says it")
             return adapter, None, {}
-    return evolve(adapter, **values), files, reasons
+    read = evolve(adapter, **values)
+    if (unfit := read.unfit_for_folder()) is not None:
+        setting, message, hint = unfit
+        found.fail(rule, "X435", f"{block}.{setting}", message, hint)
+    return read, files, reasons
 
 
 def check_adapter_files(

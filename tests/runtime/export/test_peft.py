@@ -333,6 +333,13 @@ WRONG: dict[str, tuple[Change, str, str]] = {
     "no pattern": (config(alpha_pattern={"v_proj": None}), "X522", "`alpha_pattern` is null"),
     "patterns in a list": (config(rank_pattern=["v_proj"]), "X522", "`rank_pattern` is ["),
     "a broken pattern": (config(alpha_pattern={"v_proj(": 3}), "X522", "`v_proj(` is no pattern"),
+    "another rank": (config(r=3), "X522", "lora_A of model.layers.0.self_attn.v_proj has 2 rows, and `r` in"),
+    "another rank of some": (config(rank_pattern={"v_proj": 4}), "X522", "has 2 rows, and `rank_pattern` in"),
+    "no rank": (
+        weights(lambda found: found.update({name: each.flatten()[:0, None] for name, each in found.items()})),
+        "X522",
+        "has 0 rows",
+    ),
     "no weights": (lambda folder: (folder / PEFT_WEIGHTS).unlink(), "X524", "cannot be read"),
     "a pickle": (
         lambda folder: (folder / PEFT_WEIGHTS).rename(folder / "adapter_model.bin"),
@@ -385,6 +392,11 @@ def test_a_damaged_adapter_is_a_diagnostic(good: Path, tmp_path: Path, what: str
     change(tmp_path / "adapter")
     found = diagnosed(good, f'from = "{tmp_path / "adapter"}"')
     assert found[0] == code and said in found[1], found
+
+
+def test_values_of_a_folder_are_no_part_of_a_decomposition(good: Path):
+    code, text = diagnosed(good, f'from = "{good / "adapter"}", init = pissa')
+    assert code == "X435" and "with pissa it is no longer whole" in text
 
 
 def test_an_embedding_that_is_the_head_is_both(tmp_path: Path):
