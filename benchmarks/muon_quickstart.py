@@ -20,16 +20,17 @@ from xtrain.records.end_status import EndStatus
 from xtrain.runtime.executor import Executor
 
 SPEC = Path(__file__).parents[1] / "specs/quickstart.xtrain"
-EVALUATION = "on finish eval stdlib { batches = 8 }"
+EVALUATION = "on finish eval stdlib { batches = 32 }"
 RATES = ("1e-3", "2e-3", "3e-3", "6e-3", "1.2e-2")
 OPTIMIZERS = ("adamw", "muon")
 TURN = 3  # steps
 
 
-def executor_of(folder: Path, optimizer: str, rate: str, steps: int) -> Executor:
+def executor_of(folder: Path, optimizer: str, rate: str, steps: int, *more: str) -> Executor:
+    """more: lines of the spec."""
     sets = [f"experiment.budget={steps} steps", f"optimizer.kind={optimizer}", f"optimizer.lr={rate}"]
     lines = [line for line in SPEC.read_text().splitlines() if not line.startswith(("every 100", "on finish"))]
-    compiled = plan_from_text("\n".join([*lines, EVALUATION]), str(SPEC), sets, world=1)
+    compiled = plan_from_text("\n".join([*lines, *more]), str(SPEC), sets, world=1)
     if compiled.plan is None:
         raise SystemExit(compiled.diagnostics.render(color=False))
     folder.mkdir(parents=True)
@@ -38,7 +39,7 @@ def executor_of(folder: Path, optimizer: str, rate: str, steps: int) -> Executor
 
 def trained(folder: Path, optimizer: str, rate: str, steps: int) -> float:
     """The loss on what is held out."""
-    if executor_of(folder, optimizer, rate, steps).run() != EndStatus.DONE:
+    if executor_of(folder, optimizer, rate, steps, EVALUATION).run() != EndStatus.DONE:
         raise SystemExit(f"{optimizer} with {rate} did not end; see {folder}")
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     loss = [event for event in events if event["event"] == "eval"][-1]["loss"]
