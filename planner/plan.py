@@ -290,9 +290,9 @@ class Traffic:
 class RankClass:
     """What a step costs on the ranks with one pipeline coordinate, each figure that of the rank with the most.
 
-    flops: operations of a step on tokens, without and with what is computed a second time. optimizer_flops: those of
-    an optimizer that multiplies matrices, which `hardware_flops` has too. unsaved: bytes of parameters that no
-    checkpoint holds.
+    flops: operations of a step on tokens. hardware_flops: with what is computed a second time, by a teacher and of what
+    the loss compares with, and with optimizer_flops: those of an optimizer that multiplies matrices. unsaved: bytes of
+    parameters that no checkpoint holds.
     """
 
     pp: int

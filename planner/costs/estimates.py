@@ -7,6 +7,7 @@ from attrs import evolve
 from ..architecture import name_in_block, pairs_within
 from ..mesh.cluster import device_kind
 from ..model.inventory import BackwardLess, block_matmul_parameters, flops_per_token, matmul_sizes, training_work
+from ..model.reference import refers_in_each_step
 from ..plan import Estimates, Hardware, RankClass, Traffic, Work
 from ..resolved import Resolved
 from .bubble import StageBackward, bubble
@@ -37,6 +38,7 @@ WINDOWED: Final = {
 }
 
 TAUGHT: Final = {"work": f"{SOURCES['work']}; and the forward of the teacher"}
+REFERRED: Final = {"work": f"{SOURCES['work']}; and a forward of what the loss compares with"}
 FROZEN: Final = {
     "work": f"{SOURCES['work']}; without gradients of what is not trained, and of what is below all that is",
 }
@@ -64,7 +66,8 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
         sources=SOURCES
         | (WINDOWED if work.windows else {})
         | (FROZEN if less.blocks else {})
-        | (TAUGHT if run.teacher is not None else {}),
+        | (TAUGHT if run.teacher is not None else {})
+        | (REFERRED if refers_in_each_step(run.spec) else {}),
     )
 
 
@@ -84,7 +87,7 @@ def _classes(
                 memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
                 traffic=timed(_traffic(calls[pp], run.stack.beside), run.layout.mesh, cluster),
                 flops=flops,
-                hardware_flops=flops + run.batch.accumulate * sum(sum(_beside(stage)) for stage in own_stages) + own,
+                hardware_flops=flops + run.batch.accumulate * sum(sum(_beside(run, each)) for each in own_stages) + own,
                 optimizer_flops=own,
                 unsaved=0 if run.saves_base else memory[pp].parameters - memory[pp].gradients,
             )
@@ -158,11 +161,11 @@ def _works(run: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], 
 
 
 def _work(run: Resolved, stages: list[list[StageCosts]], less: BackwardLess) -> Work:
-    """Operations of the whole model; what is done again, and by a teacher, is counted on all ranks of all
-    coordinates."""
+    """Operations of the whole model; what is done again, by a teacher and by a reference, is counted on all ranks of
+    all coordinates."""
     tokens, sequence, work = run.batch.tokens_per_step, run.batch.sequence, training_work(run.architecture, less)
     turns = run.layout.mesh.world_size // run.size("pp") * run.batch.accumulate
-    found = [_beside(stage) for own in stages for stage in own]
+    found = [_beside(run, stage) for own in stages for stage in own]
     products, attention = (turns * sum(each) for each in zip(*found, strict=True))
     rows = tokens // sequence
     return evolve(work, position_again=products // tokens, pair_again=attention // (rows * work.pairs(sequence)))
@@ -184,16 +187,23 @@ def _again(stage: StageCosts) -> tuple[int, int]:
 def _taught(stage: StageCosts) -> tuple[int, int]:
     """Operations of the teacher's forward of one microbatch, head included: of products, of attention."""
     teacher = stage.ends.teacher if stage.predicts else None
-    if teacher is None:
-        return 0, 0
-    ops = [op for block, _ in teacher.blocks for op in block.trace.ops]
+    return (0, 0) if teacher is None else _forward(teacher, predicts=True)
+
+
+def _referred(run: Resolved, stage: StageCosts) -> tuple[int, int]:
+    """The same of the forward that the model runs of what its loss compares with, where each step has one."""
+    return _forward(stage, predicts=stage.predicts) if refers_in_each_step(run.spec) else (0, 0)
+
+
+def _forward(stage: StageCosts, *, predicts: bool) -> tuple[int, int]:
+    ops = [op for block, _ in stage.blocks for op in block.trace.ops]
     attention = sum(op.flops for op in ops if op.attends)
-    return sum(op.flops for op in ops) - attention + teacher.ends.product, attention
+    return sum(op.flops for op in ops) - attention + predicts * stage.ends.product, attention
 
 
-def _beside(stage: StageCosts) -> tuple[int, int]:
+def _beside(run: Resolved, stage: StageCosts) -> tuple[int, int]:
     """What a stage computes beside forward and backward, of one microbatch: of products, of attention."""
-    products, attention = zip(_again(stage), _taught(stage), strict=True)
+    products, attention = zip(_again(stage), _taught(stage), _referred(run, stage), strict=True)
     return sum(products), sum(attention)
 
 

@@ -7,7 +7,7 @@ from ..canonical import portable
 from ..data.data_rules import evaluated
 from ..data.loss_rules import is_measured
 from ..mesh.mesh import AXES
-from ..model.inventory import flops_per_token
+from ..model.inventory import forward_flops
 from ..model.reference import kept_tensors, reference_files
 from ..model.tasks import task_of
 from ..plan import Estimates
@@ -98,7 +98,7 @@ def _kept(graph: Builder, run: Resolved, reference: str, model: str) -> tuple[st
 def _cost(run: Resolved, estimates: Estimates) -> str:
     """Of a forward of each row."""
     sequence = run.batch.sequence
-    flops = flops_per_token(run.architecture, sequence) * sequence // 3
+    flops = int(forward_flops(run.architecture, sequence) * sequence)
     text = f"a forward of {flops_text(flops)} a row"
     if estimates.times is None:
         return text

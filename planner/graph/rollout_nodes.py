@@ -7,9 +7,9 @@ from attrs import frozen
 from ...dsl.schema.rollout import Reward, Rollout
 from ..canonical import portable
 from ..mesh.mesh import AXES
+from ..model.inventory import forward_flops
 from ..model.sampling import completion_positions, kept_completions_bytes, longest_prompt, sampling_cache_bytes
 from ..model.scorer import scorer_of
-from ..plan import Estimates
 from ..resolved import Resolved, attention_kernels
 from ..units import bytes_text, flops_text, plural, seconds_text
 from .builder import Builder
@@ -57,7 +57,7 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
         graph.add("setup", COMPLETIONS, does, args={"steps": rollout.steps}, axes=run.wide(*AXES), after=(loader,))
 
 
-def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Estimates) -> list[RolloutStep]:
+def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:
     """What is sampled, scored and made into rows before ranks agree on the step."""
     args: dict[str, Any] = {
         "group": rollout.group,
@@ -72,9 +72,9 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
     }
     everyone, rows = run.wide(*AXES), run.wide("pp", "ring", "ulysses", "tp")
     prompts = rollout.steps * run.batch.rows // run.layout.mesh.data_ranks
-    # Backwards compute twice what forwards do.
+    forward, world = forward_flops(run.architecture, run.batch.sequence), run.layout.mesh.world_size
     tokens = rollout.steps * run.batch.rows * rollout.group * rollout.max_tokens
-    share = estimates.flops_per_token / 3 * tokens / run.layout.mesh.world_size
+    share = forward * tokens / world
     cache = bytes_text(sampling_cache_bytes(run, rollout))
     several = f"for {rollout.steps} steps at once " if rollout.steps > 1 else ""
     does = f"{several}each data rank samples {plural(rollout.group, 'completion')} of each of "
@@ -82,7 +82,7 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
     does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "
     does += "experts of each token are recorded for the step; " if rollout.replay_routing else ""
     does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
-    if (seconds := sampling_seconds(run, rollout, estimates)) is not None:
+    if (seconds := sampling_seconds(run, rollout)) is not None:
         does += f", about {seconds_text(seconds)} at full length"
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
     made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
@@ -97,7 +97,7 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward, estimates: Esti
         RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards, **masks}, everyone),
     ]
     if run.spec.loss.computed:
-        share = flops_text(estimates.flops_per_step / 3 / run.layout.mesh.world_size)
+        share = flops_text(forward * run.batch.tokens_per_step / world)
         does = f"log-probabilities of the tokens of completions by the reference: a forward, {share} a rank"
         nodes.append(RolloutStep("rollout.reference", does, {}, everyone))
     return nodes

@@ -9,12 +9,12 @@ from math import prod
 
 from ...dsl.schema.rollout import Rollout
 from ..mesh.cluster import resolve_cluster
-from ..plan import Estimates
+from ..model.inventory import forward_flops
 from ..resolved import Resolved
 from ..units import BYTES
 
 
-def sampling_seconds(run: Resolved, rollout: Rollout, estimates: Estimates) -> float | None:
+def sampling_seconds(run: Resolved, rollout: Rollout) -> float | None:
     """Of all completions that are sampled at once, for a step or several, with `max_tokens` tokens each; None where a
     speed is not known."""
     cluster = resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
@@ -26,8 +26,7 @@ def sampling_seconds(run: Resolved, rollout: Rollout, estimates: Estimates) -> f
     weights = sum(each.size / ways[each.expert] for each in run.inventory.tensors) * size
     speed = cluster.flops * sum(cluster.efficiency) / len(cluster.efficiency)
     completions = run.batch.micro * rollout.group
-    # Backwards compute twice what forwards do.
-    products = completions * estimates.flops_per_token / 3 / run.size("tp") / speed
+    products = completions * forward_flops(run.architecture, run.batch.sequence) / run.size("tp") / speed
     shards = prod(run.size(axis) for axis in run.shard_axes)
     crosses = run.layout.nodes > 1 and cluster.network is not None
     link = cluster.network if crosses and cluster.network is not None else cluster.link

@@ -9,6 +9,7 @@ from ..architecture import EMBEDDING
 from ..mesh.mesh import AXES
 from ..mesh.sharding import folded_axes
 from ..model.groups import optimizers_of
+from ..model.inventory import forward_flops
 from ..model.tasks import clip_args
 from ..plan import Edge, Estimates
 from ..resolved import Resolved
@@ -61,7 +62,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         args = {"source": readers[0], **({"numbers": list(numbers)} if numbers else {})}
         then("step.share_outline", does, args, ("pp",))
     if spec.rollout is not None and spec.reward is not None:
-        for node in before_step(run, spec.rollout, spec.reward, estimates):
+        for node in before_step(run, spec.rollout, spec.reward):
             then(node.op, node.does, node.args, node.axes)
         graph.edges.append(Edge(before=PROMPTS, after="rollout.generate", data="prompts"))
         if spec.reward.model_folder is not None:
@@ -101,7 +102,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     share = estimates.flops_per_step / run.layout.mesh.world_size
     if spec.loss.mismatched:
         does = "what log-ratios are compared with: their mean over answers behind the prompts of other documents of "
-        does += f"their row, and at least 0; a forward, {flops_text(share / 3)} a rank"
+        forward = forward_flops(run.architecture, batch.sequence) * batch.tokens_per_step / run.layout.mesh.world_size
+        does += f"their row, and at least 0; a forward, {flops_text(forward)} a rank"
         then("step.reference_point", does, axes=everyone)
     does = f"{microbatches_text(batch)}, loss summed and divided by the {unit}s of the whole step"
     op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}

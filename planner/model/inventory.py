@@ -93,6 +93,11 @@ def flops_per_token(architecture: Architecture, sequence: int, less: BackwardLes
     return work.position + work.pair * work.pairs(sequence) // sequence
 
 
+def forward_flops(architecture: Architecture, sequence: int) -> float:
+    """Of them those of the forward; the backward of a model that is trained whole computes twice as many."""
+    return flops_per_token(architecture, sequence) / 3
+
+
 def weight_bytes(inventory: Parameters, number_format: str, frozen: str = "", base: Base | None = None) -> int:
     """Bytes of all weights in a number format. frozen: that of those that are not trained, if it is another. base: how
     quantised ones are stored; None: like the others."""

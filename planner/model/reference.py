@@ -33,6 +33,12 @@ def reference_files(spec: Spec) -> WeightFiles | None:
     return None if folder is None else read_weight_files(folder)
 
 
+def refers_in_each_step(spec: Spec) -> bool:
+    """Whether each step runs the model forward once more, for what its loss compares with: of completions, or of
+    answers behind the prompts of others. Else a reference is computed before the first step, or there is none."""
+    return spec.loss.mismatched or (spec.rollout is not None and bool(spec.loss.computed))
+
+
 def kept_tensors(run: "Resolved", tensors: Iterable[ParameterSpec]) -> list[ParameterSpec]:
     """What a run with rollouts keeps of the reference that it compares completions with, as training changes it."""
     loss = run.spec.loss

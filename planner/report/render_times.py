@@ -1,9 +1,14 @@
 """The part of the page about computing: operations, how long a step takes and why, how fast that is."""
 
+from typing import Final
+
 from ..costs.headroom import no_times
 from ..plan import Plan, Times
 from ..units import count_text, flops_text, rate_text, seconds_text
 from .text import Detail, Page
+
+# With these each step has forwards beside its own: by a teacher, or of what a loss compares with.
+OTHER_MODELS: Final = frozenset({"setup.teacher_model", "step.reference_point", "rollout.reference"})
 
 
 def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
@@ -16,6 +21,7 @@ def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
     each_rank = f"{flops_text(estimates.flops_per_step / world)} a rank"
     if again := slowest.hardware_flops - slowest.optimizer_flops - slowest.flops:
         each_rank += f"; {again / slowest.flops:.0%} more is computed a second time"
+        each_rank += ", or of other models" if any(node.op in OTHER_MODELS for node in plan.nodes) else ""
     if slowest.optimizer_flops:
         each_rank += f"; {slowest.optimizer_flops / slowest.flops:.1%} more by the optimizer"
     rows = [

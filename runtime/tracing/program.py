@@ -71,6 +71,7 @@ LEFT_OUT = frozenset(
         "rollout.advantages",
         "rollout.reference",
         "rollout.compare",
+        "step.reference_point",
         "step.put_off_save",
         "step.await_copy",
         "step.check_finite",

@@ -136,6 +136,27 @@ def test_losses_of_sequences_and_tokens_cost_what_the_plan_says(loss, name, tmp_
     hold_against_the_trace(plan_of(topology, tmp_path, more=chain + LOSSES[loss]))
 
 
+ESTIMATED = """
+dataset talks { source = jsonl("talks.jsonl"), prompt = "q", response = "a", template = "plain", label = "good" }
+mixture { talks = 1 }
+loss kto { reference_point = estimated, chunk = 8 KiB }
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp 2, three microbatches (dense)",
+        pytest.param("tp 2, z loss (dense)", marks=pytest.mark.matrix),
+        pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_trace_leaves_out_the_forward_that_estimates_a_point(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
+    hold_against_the_trace(plan_of(topology, tmp_path, more=ESTIMATED))
+
+
 DISTILLED = 'loss distill {{ teacher = "teacher", chunk = 8 KiB, {} }}'
 
 

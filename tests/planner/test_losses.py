@@ -117,6 +117,8 @@ def test_an_estimated_point_is_a_forward_in_each_step_and_numbers_of_a_reference
     args = [estimated.node(f"setup.reference.code{each}").args for each in ("", ".mismatched")]
     assert args[1] == {**args[0], "parts": ["training"], "mismatched": True}
     assert resumable(fixed, estimated).kind == "safe"
+    costs = [each.estimates.classes[0] for each in (fixed, estimated)]
+    assert costs[1].hardware_flops == costs[0].hardware_flops + fixed.estimates.flops_per_step // 3
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from xtrain.dsl.schema.rollout import Rollout
 from xtrain.dsl.schema.setting import Role
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.report.render import render
 from xtrain.planner.units import bytes_text, seconds_text
 
 BLOCKS = {
@@ -77,6 +78,23 @@ def test_how_long_sampling_takes_is_said_where_the_machines_are_known(make_plan,
     both = make_plan(**BLOCKS, cluster="cluster h100 { efficiency = 50% }", world=2)
     seconds = 2 * 20 * (weights + 4 * alone.parameters.total / 2 / 450e9)
     assert f"about {seconds_text(seconds)} at full length" in both.node("rollout.generate").does
+
+
+def test_the_forward_of_a_reference_is_part_of_the_operations_and_seconds_of_a_step(make_plan):
+    cluster = {"cluster": "cluster h100 { efficiency = 50% }"}
+    alone, compared = (
+        make_plan(**BLOCKS | cluster | {"loss": f"loss grpo {{ {kl} }}"}) for kl in ("", "kl = k3, kl_weight = 0.1")
+    )
+    forward = alone.estimates.flops_per_step // 3
+    costs = [each.estimates.classes[0] for each in (alone, compared)]
+    assert costs[1].flops == costs[0].flops and costs[1].hardware_flops == costs[0].hardware_flops + forward
+    times = [each.estimates.times for each in (alone, compared)]
+    assert times[0] is not None and times[1] is not None and alone.cluster.flops is not None
+    assert times[1].step - times[0].step == pytest.approx(forward / (0.5 * alone.cluster.flops), rel=1e-6)
+    # What runs measure as hfu counts it too.
+    again = compared.estimates.work.position_again - alone.estimates.work.position_again
+    assert again == pytest.approx(alone.estimates.work.position / 3, rel=1e-6)
+    assert "33% more is computed a second time, or of other models" in render(compared, parts=["compute"])
 
 
 def test_completions_of_several_steps_are_sampled_at_once(make_plan, plan):

@@ -145,6 +145,8 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
     if reads.prompt is None and all(isinstance(side, str) for side in sides):
         if reads.system is not None:
             return Unusable(f"{names[0]} is a text, and field `{reads.system}` is said before conversations")
+        if reads.tools is not None:
+            return Unusable(f"{names[0]} is a text, and field `{reads.tools}` is for conversations")
         texts = [checked(side, name) for side, name in zip(sides, names, strict=True)]
         for text in texts:
             if isinstance(text, Unusable):

@@ -173,6 +173,8 @@ MALFORMED = [
     ),
     (INSIDE, {"chosen": "text", "rejected": talk("q", "a")}, "field `chosen` is a text, and `rejected` is not"),
     (TEXTS, {"chosen": talk("q", "a"), "rejected": "b"}, "field `rejected` is a text, and `chosen` is not"),
+    (INSIDE | {"tools": "t"}, {"chosen": "a", "rejected": "b", "t": []}, "is a text, and field `t` is for conv"),
+    (INSIDE | {"system": "s"}, {"chosen": "a", "rejected": "b", "s": ""}, "a text, and field `s` is said before conv"),
     (SCORED, line(margin="big"), "field `margin` is a string, not a number"),
     (SCORED, line(margin=True), "field `margin` is a boolean, not a number"),
     (SCORED, line(margin=...), "no field `margin`"),
@@ -203,9 +205,9 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("reads", "bad", "reason"), MALFORMED)
 def test_malformed_records_are_left_out_with_their_line(reads, bad, reason, tmp_path: Path, tokenizer: TextTokenizer):
-    good = line() if reads not in (INSIDE, TEXTS) else {"chosen": "ab", "rejected": "ac"}
-    if reads is INSIDE:
-        good = {"chosen": talk("q", "a"), "rejected": talk("q", "b")}
+    good = line() if reads["form"] != "preference" or reads["prompt"] else {"chosen": "ab", "rejected": "ac"}
+    if reads["form"] == "preference" and reads is not TEXTS and not reads["prompt"]:
+        good = {"chosen": talk("q", "a"), "rejected": talk("q", "b"), "t": [], "s": ""}
     before, found, after = read([good, bad, good], reads, tmp_path, tokenizer)
     assert isinstance(before, TokenDocument) and isinstance(after, TokenDocument)
     assert isinstance(found, BadRecord) and found.origin == f"{tmp_path / 'in.jsonl'}:2"
