@@ -139,6 +139,23 @@ def test_kto_is_that_of_trl(name, point):
     assert weighted_loss == pytest.approx(2 * expected["loss"], rel=1e-10)
 
 
+@pytest.mark.parametrize("name", ["likelier", "less_likely", "weighted"])
+def test_kto_with_an_estimated_point_is_that_of_trl(name):
+    """The point is that which its trainer has estimated; tests/runtime/test_reference_point.py estimates it too."""
+    given = VECTORS["kto_estimated"]["cases"][name]
+    labels = [float(label) for *_, label in VECTORS["kto_estimated"]["documents"]]
+    rows = Rows(given["policy_logps"], {REF: given["reference_logps"]}, [[0, 1, 2, 3]], {"label": labels})
+    point = ReferencePoint(value=given["kl"], estimated=True)
+    term = kto_torch.judged(given["beta"], given["desirable"], given["undesirable"], point)
+    loss, metrics, slopes = rows.minimised(term, 4)
+    assert loss == pytest.approx(given["loss"], rel=1e-10)
+    for ours, theirs in zip(slopes, given["grad_per_token"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-10)
+    # TRL subtracts the mean over two undesirable answers from that over two desirable ones.
+    assert metrics["rewards/margin"] == pytest.approx(given["margin"] / 2, rel=1e-10)
+    assert metrics["rewards/reference_point"] == pytest.approx(given["kl"], rel=1e-12)
+
+
 def test_orpo_is_that_of_trl_with_the_cross_entropy_of_each_pair():
     """TRL takes the cross-entropy over the tokens of all chosen answers of a batch; here it is of each, as log p."""
     expected = VECTORS["orpo"]

@@ -1,5 +1,7 @@
 """Answers behind the prompts of others: which they are, and what a point is that is estimated from them."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +17,18 @@ from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.dsl.schema.losses import MISMATCHED, REF
 from xtrain.runtime.data.collate.collators import compose
 from xtrain.runtime.data.packing.row_reader import RawRow, mismatched
+from xtrain.runtime.models.tensors import model_tensors
 from xtrain.runtime.reference.mismatched import PointEstimate, exchanged_rows
 
+TRL = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())["kto_estimated"]
 DOCUMENTS = [([256, 10, 11], [20, 21, 22, 257]), ([256, 12], [30, 257]), ([256, 13, 14, 15], [40, 41, 257])]
 
 
-def row_of(documents: list[tuple[list[int], list[int]]]) -> RawRow:
+def row_of(documents: list[tuple[list[int], list[int]]], labels: tuple[bool, ...] = (True, False, True)) -> RawRow:
     """With a column that has the tokens themselves."""
     whole = [np.array([*prompt, *answer]) for prompt, answer in documents]
     trained = [np.repeat(np.array([0, 1], np.uint8), (len(p), len(a))) for p, a in documents]
-    values = {"label": [1.0, 0.0, 1.0][: len(documents)]}
+    values = {"label": [float(label) for label in labels[: len(documents)]]}
     return RawRow(segments=whole, trained=trained, columns={MISMATCHED: [each / 7.0 for each in whole]}, values=values)
 
 
@@ -95,3 +99,31 @@ def test_the_point_is_the_mean_log_ratio_of_these_answers(author, shift: float):
     # Columns are fp32 numbers.
     assert point == pytest.approx(max(0.0, total / count), rel=1e-6)
     assert estimate.of([]) == 0.0
+
+
+@pytest.mark.parametrize("name", TRL["cases"])
+def test_the_point_is_that_of_trl(author, name: str):
+    """Of documents of one row, which TRL has in one microbatch: the answers that it exchanges, and what comes of it."""
+    given = TRL["cases"][name]
+    row = row_of(
+        [(prompt, answer) for prompt, answer, _ in TRL["documents"]], tuple(label for *_, label in TRL["documents"])
+    )
+    # The reference's number of a token stands beside it in its own document, which comes before that of the prompt.
+    behind = given["reference_exchanged_logps"]
+    for (prompt, *_), column, logps in zip(
+        TRL["documents"], row.columns[MISMATCHED], behind[1:] + behind[:1], strict=True
+    ):
+        column[len(prompt) :] = logps
+    found = mismatched(row, rows())
+    for segment, (prompt, *_), answer in zip(found.segments, TRL["documents"], TRL["exchanged"], strict=True):
+        assert segment.tolist() == prompt + answer
+    with torch.no_grad():
+        for tensor_name, tensor in model_tensors(author.model, "").items():
+            places = torch.arange(tensor.numel(), dtype=torch.float64)
+            phase = sum(tensor_name.encode()) + given["policy_phase"]
+            tensor.copy_((0.6 * torch.sin(1.7 * places + phase)).view_as(tensor))
+        made = pack(capacity=32, unit="sequence", columns=(REF,), computed=(REF,), values=("label",))
+        chain = compose([to_tensor(), flatten(), shift_tokens(), made])
+        point = PointEstimate(model=author.model, rank=author.rank).of(exchanged_rows([[row]], rows(), chain))
+    assert point == pytest.approx(given["kl"], rel=1e-10, abs=1e-12)
+    assert (point > 0) == (name != "likelier")
