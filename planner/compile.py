@@ -27,8 +27,7 @@ from .rules.cost_rules import check_costs, check_failures
 from .rules.rule_inputs import Verdicts
 from .rules.validate import ValidatedSpec, validate
 from .schedule.arithmetic import Counts
-from .schedule.epochs import rows_of_epoch
-from .schedule.horizon import waits
+from .schedule.horizon import epoch_rows, waits
 from .schedule.mixing import trained_on
 from .serialise import plan_id
 from .serving.fit import check_room
@@ -76,8 +75,7 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", c
     counted = count(plan) if count is not None and waits(plan) else None
     if counted is not None:  # then the rules say of the spec what holds of it with this data
         found = Verdicts(spec)
-        rows = rows_of_epoch(plan.timeline.phases, counted.rows)
-        if validate(spec, world, found, Counts(epoch_rows=rows)) is None:
+        if validate(spec, world, found, Counts(epoch_rows=epoch_rows(plan, counted.rows))) is None:
             return Compiled(None, found.diagnostics)
     found.diagnostics.extend(of_costs.diagnostics)
     return Compiled(evolve(plan, checks=(*found.checks, *of_costs.checks), counted=counted), found.diagnostics)

@@ -84,6 +84,13 @@ class Rollout:
         check=at_least(1),
         added=True,
     )
+    updates: int = setting(
+        "optimizer steps that learn from each completion: behind those of `steps`, as many learn from the same "
+        "completions again, so often in all",
+        default=1,
+        check=at_least(1),
+        added=True,
+    )
     show: Quantity | None = setting(
         "how often completions of a prompt are recorded as samples; none: never",
         default=None,
@@ -92,6 +99,11 @@ class Rollout:
         role=Role.CADENCE,
         example="50 steps",
     )
+
+    @property
+    def period(self) -> int:
+        """Steps from one that samples to the next."""
+        return self.steps * self.updates
 
 
 REWARDS: Final = Registry["Reward"]("reward", "rewards")

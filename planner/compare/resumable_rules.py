@@ -202,6 +202,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         ),
         "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
         "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
+        "again": Rule("rollout.updates", "learning", "prompts come again so often from here on"),
     },
     "setup.rollout_reference": dict.fromkeys(("reference", "bytes")),
     "setup.reference": dict.fromkeys(("dataset", "reference", "digest", "format", "task", "parts", "mismatched")),
@@ -289,6 +290,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "replay_routing": Rule("rollout.replay_routing", "learning", "tokens go to their experts by it from here on"),
         "show": Rule("rollout.show", "none", _STAYS),
         "steps": Rule("rollout.steps", "learning", "completions are sampled for so many steps at once from here on"),
+        "updates": Rule("rollout.updates", "learning", "so many steps learn from each completion from here on"),
     },
     "rollout.advantages": {
         "scale": Rule("rollout.scale_rewards", "learning", "advantages are computed by it from here on"),

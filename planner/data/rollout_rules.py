@@ -32,6 +32,8 @@ def _problems(spec: Spec, trained: Set[str]) -> Iterator[Problem]:
         asked = {action.asks() for trigger in (*spec.ticks, *spec.events) for action in trigger.actions}
         for name in (each for each in spec.datasets if each in trained | asked):
             yield from _dataset(name, spec.datasets[name])
+        if spec.rollout.updates > 1:
+            yield from _repeated(spec, trained)
     elif spec.reward is not None:
         message = "`reward` scores the completions of a rollout, and there is none"
         yield "reward", "reward", message, "add `rollout { group = 8 }`, or remove `reward`"
@@ -76,12 +78,14 @@ def _loss(spec: Spec) -> Iterator[Problem]:
         message = "the first values of the adapter are computed from the weights of the model, which are others from "
         message += "there on: a run that goes on could not tell what its reference was"
         yield "loss.reference", "loss.kl", message, "write `kl = none`, or another `init` of the adapter"
-    if spec.rollout is not None and spec.rollout.steps > 1 and OLD not in loss.columns:
+    several = [name for name in ("steps", "updates") if getattr(spec.rollout, name) > 1]
+    if several and OLD not in loss.columns:
         message = (
             f"the loss {loss.kind} does not read `{OLD}`: it cannot know by how much the weights have moved since "
         )
-        message += f"the completions of {spec.rollout.steps} steps were sampled"
-        yield "steps", "rollout.steps", message, "write `steps = 1`, or choose a loss such as `grpo`"
+        message += "the completions were sampled that several steps learn from"
+        hint = f"write `{several[0]} = 1`, or choose a loss such as `grpo`"
+        yield several[0], f"rollout.{several[0]}", message, hint
     for name in (each for each in loss.columns if each not in (*MADE, REF)):
         message = f"the loss {loss.kind} reads `{name}`, and a rollout makes {made}"
         yield f"loss.{name}", "loss.kind", message, "choose a loss without it"
@@ -117,6 +121,18 @@ def _dataset(name: str, dataset: Dataset) -> Iterator[Problem]:
     elif dataset.long_documents in ("split", "truncate"):
         message = f"{who}: a document that is cut has no whole prompt and answer"
         yield f"oversized.{name}", f"{path}.oversized", message, "write `oversized = skip`"
+
+
+def _repeated(spec: Spec, trained: Set[str]) -> Iterator[Problem]:
+    """Prompts that come again are the rows of steps that are alike."""
+    path, hint = "rollout.updates", "write `updates = 1`"
+    if len(trained) > 1:
+        names = ", ".join(sorted(trained))
+        message = f"steps draw their prompts from several datasets ({names}), and those of one alone can come again"
+        yield "updates.datasets", path, message, f"{hint}, or put all prompts into one dataset"
+    if spec.batch.ramp_from is not None:
+        message = "the steps of a ramp have unequal numbers of prompts, which cannot come again"
+        yield "updates.ramp", path, message, f"{hint}, or remove `ramp_from`"
 
 
 def rows_of_prompts() -> str:

@@ -54,8 +54,11 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
     }
     if tasks := sorted(run.spec.tasks):
         args["task_of"] = [tasks.index(task_of(run.spec, name) or "") for name in run.training]
-    if run.spec.rollout is not None:
+    rollout = run.spec.rollout
+    if rollout is not None:
         args["prompts"] = True
+        if rollout.updates > 1:
+            args["again"] = {"steps": rollout.steps, "turns": rollout.updates}
     if batch.ramp:
         args["ramp"] = {"rows": batch.first_rows, "steps": batch.ramp}
     dealt = ""
@@ -71,6 +74,8 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
     does = f"{drawn}; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
     if tasks:
         does += "; those of a task side by side in a microbatch"
+    if rollout is not None and rollout.updates > 1:
+        does += f"; those of {plural(rollout.steps, 'step')} come {plural(rollout.updates, 'time')}"
     if batch.ramp:
         sizes = batch.row_sizes
         does += f"; {sizes.first:,} in the first step, growing evenly by {plural(sizes.grows_by, 'row')} "

@@ -48,10 +48,10 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
             args |= {"digest": scorer.digest, "architecture": scorer.architecture.to_json()}
             does += f", {scorer.architecture.title}, {bytes_text(scorer.bytes)} in {form}"
         graph.add("setup", SCORER, does, args=args, after=(loader,))
-    if rollout.steps > 1:
-        does = (
-            f"completions of {rollout.steps} steps, which are sampled at once, wait here: a checkpoint between these "
-        )
+    if rollout.period > 1:
+        again = f", and are learned from {plural(rollout.updates, 'time')}," if rollout.updates > 1 else ","
+        does = f"completions of {plural(rollout.steps, 'step')}, which are sampled at once{again} wait here: a "
+        does += "checkpoint between these "
         does += f"has those of the steps to come, at most {bytes_text(kept_completions_bytes(run, rollout))}, as the "
         does += "weights that have sampled them are gone"
         graph.add("setup", COMPLETIONS, does, args={"steps": rollout.steps}, axes=run.wide(*AXES), after=(loader,))
@@ -69,6 +69,7 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[Rollout
         **({"replay_routing": True} if rollout.replay_routing else {}),
         **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
         **({"steps": rollout.steps} if rollout.steps > 1 else {}),
+        **({"updates": rollout.updates} if rollout.updates > 1 else {}),
     }
     everyone, rows = run.wide(*AXES), run.wide("pp", "ring", "ulysses", "tp")
     prompts = rollout.steps * run.batch.rows // run.layout.mesh.data_ranks
@@ -77,6 +78,7 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[Rollout
     share = forward * tokens / world
     cache = bytes_text(sampling_cache_bytes(run, rollout))
     several = f"for {rollout.steps} steps at once " if rollout.steps > 1 else ""
+    several = f"every {rollout.period} steps {several}" if rollout.updates > 1 else several
     does = f"{several}each data rank samples {plural(rollout.group, 'completion')} of each of "
     does += f"{plural(prompts, 'prompt')}, "
     does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "

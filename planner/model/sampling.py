@@ -33,8 +33,8 @@ def sampling_cache_bytes(run: "Resolved", rollout: Rollout) -> int:
 
 def kept_completions_bytes(run: "Resolved", rollout: Rollout) -> int:
     """Of what a checkpoint behind the first of several steps, whose completions are sampled at once, holds of them, all
-    of full length; without texts."""
-    waiting = (rollout.steps - 1) * run.batch.rows * rollout.group
+    of full length; without texts. If those of the first step come again, they are among them."""
+    waiting = (rollout.steps - (rollout.updates == 1)) * run.batch.rows * rollout.group
     experts = completion_positions(run, rollout) * replayed_width(run) * BYTES["fp32"]
     return waiting * (rollout.max_tokens * TOKEN_BYTES + experts)
 

@@ -141,6 +141,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         "collate",
         "optimizer.kind",
         "batch.sequence",
+        "batch.ramp_from",
         "adapter",
         "adapter.*",
         *_EVALUATED,

@@ -5,6 +5,7 @@ fills the rest in here: the run before its first step, and pages and checks wher
 """
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from attrs import evolve
@@ -53,8 +54,13 @@ def counted_arithmetic(plan: Plan, rows: Mapping[str, int], *, done_steps: int =
     rows: of each dataset that is trained on; done_steps, done_rows: how many steps the run has behind it, and how many
     of these rows it took in them.
     """
-    epoch_rows = rows_of_epoch(plan.timeline.phases, rows)
-    return arithmetic_of(plan).counted(epoch_rows, done_steps=done_steps, done_rows=done_rows)
+    return arithmetic_of(plan).counted(epoch_rows(plan, rows), done_steps=done_steps, done_rows=done_rows)
+
+
+def epoch_rows(plan: Plan, rows: Mapping[str, int]) -> Fraction:
+    """Rows of one epoch of a run, each as often as it comes again; `rows`: of each dataset that is trained on."""
+    again = plan.node("setup.loader").args.get("again", {"turns": 1})
+    return again["turns"] * rows_of_epoch(plan.timeline.phases, rows)
 
 
 def known_arithmetic(plan: Plan) -> Arithmetic:

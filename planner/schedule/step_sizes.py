@@ -82,8 +82,32 @@ class StepSizes:
         level = -((self.first - size) // self.grows_by)
         return -(-level * self.ramp // self.levels)
 
+    def uses(self, step: int, taken: int) -> int:
+        """How much the steps before `step` take together if they take `taken`, each time that something is taken."""
+        return taken
+
     def stretches(self) -> tuple[tuple[int, int], ...]:
         """(first step, size) of the steps that are alike: they grow from one stretch to the next."""
         begins = (-(-level * self.ramp // self.levels) for level in range(self.levels)) if self.ramp else ()
         firsts = range(self.ramp) if self.ramp < self.levels else begins
         return tuple((step, self.at(step)) for step in (*firsts, self.ramp))
+
+
+@frozen(kw_only=True)
+class RepeatedSizes(StepSizes):
+    """Steps without a ramp, of which those from `steps` on take what the `steps` before them have taken, until that is
+    taken `turns` times; then new ones begin. What is before a step is what is before the first that takes the same."""
+
+    steps: int
+    turns: int
+
+    def before(self, step: int) -> int:
+        period, within = divmod(step, self.steps * self.turns)
+        return self.full * (period * self.steps + within % self.steps)
+
+    def between(self, begin: int, end: int) -> int:
+        return self.before(end) - self.before(begin)
+
+    def uses(self, step: int, taken: int) -> int:
+        within = step % (self.steps * self.turns)
+        return self.turns * (taken - self.between(step - within, step)) + self.full * within

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from ...planner.plan import Node, Plan
-from ...planner.schedule.epochs import rows_of_epoch
+from ...planner.schedule.horizon import epoch_rows
 from .documents.tokenizers import TextTokenizer, load_tokenizer
 from .documents.written import pieces, written
 from .loading.curriculum import Curriculum
@@ -199,12 +199,12 @@ def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
     takes, and how many `epochs` these are.
     """
     curriculum = curriculum_of(plan, rows)
-    taken = curriculum.position(curriculum.steps).cursors
+    taken, again = curriculum.uses(curriculum.steps), plan.node("setup.loader").args.get("again", {"turns": 1})
     return {
         name: {
             "shares": {phase.name: round(phase.shares.get(name, 0.0), 6) for phase in curriculum.phases},
             "rows": taken.get(name, 0),
-            "epochs": round(taken.get(name, 0) / rows[name], 4) if rows[name] else None,
+            "epochs": round(taken.get(name, 0) / rows[name] / again["turns"], 4) if rows[name] else None,
         }
         for name in curriculum.datasets
     }
@@ -212,7 +212,7 @@ def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
 
 def epoch(plan: Plan, rows: dict[str, int]) -> dict[str, float]:
     """What an epoch of a run comes to, as JSON values: its `rows`, and the `steps` that take them."""
-    found = rows_of_epoch(plan.timeline.phases, rows)
+    found = epoch_rows(plan, rows)
     steps = found / plan.node("setup.loader").args["rows"]
     return {"rows": round(float(found), 2), "steps": round(float(steps), 2)}
 
@@ -223,7 +223,7 @@ def rows_from(curriculum: Curriculum, rows: Mapping[str, int], step: int) -> Ite
 
     Raises DataError if one that is sampled has no rows.
     """
-    taken, before = (curriculum.position(at).cursors for at in (curriculum.steps, min(step, curriculum.steps)))
+    taken, before = (curriculum.uses(at) for at in (curriculum.steps, min(step, curriculum.steps)))
     left = sum(taken.get(name, 0) - before.get(name, 0) for name in rows)
     orders: dict[str, RowOrder] = {}
     while left:

@@ -221,6 +221,7 @@ def build_loader(
     balance: bool = False,
     task_of: list[int] | None = None,
     ramp: dict[str, int] | None = None,
+    again: dict[str, int] | None = None,
     prompts: bool = False,
 ) -> Feed:
     """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
@@ -229,8 +230,8 @@ def build_loader(
     will be sampled behind the rows, which have nothing yet that a loss reads beside labels.
 
     With a budget in epochs the steps are known from here on. ramp: `rows` of the first step, and the `steps` that grow
-    from there to `rows`. `prefetch` steps are read while another one computes, by a
-    thread, or by `workers` processes.
+    from there to `rows`. again: the rows of `steps` steps are those of as many behind them, until each is taken `turns`
+    times. `prefetch` steps are read while another one computes, by a thread, or by `workers` processes.
     """
     trained = tuple(TrainingRows.of(name, prepared[name].parts["training"], seed) for name in datasets)
     counts = {each.name: each.order.num_rows for each in trained}

@@ -1,4 +1,4 @@
-"""`setup.completions`: completions that are sampled for several steps at once, until these have learned from them."""
+"""`setup.completions`: completions that several steps learn from, until these have."""
 
 import io
 import json
@@ -87,7 +87,8 @@ class KeptCompletions:
         """What a checkpoint behind `step` steps keeps, on the first rank; None where no later step has any.
         Collective."""
         rank = self.rank
-        own = [group for number, some in self._steps.items() if number >= step for each in some for group in each]
+        coming = (some for number, some in self._steps.items() if number >= step)
+        own = list({group.prompt.place: group for some in coming for each in some for group in each}.values())
         # Ranks of tp and cp have the same; stages know the experts of their own layers.
         told = own if rank.coordinates["tp"] == rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0 else []
         parts: list[Any] = [[(group.prompt, group.completions) for group in told]]

@@ -28,7 +28,7 @@ from ..parallelize.fsdp import reshard
 from ..parallelize.pipeline import PipelineSchedule
 from ..reporting.records import Records
 from ..state import NonFinite, Rank, Step, StepCall
-from .completions import KeptCompletions
+from .completions import Groups, KeptCompletions
 from .groups import Prompt, SampledGroup, advantages_of
 from .prompts import PromptReader
 from .row_ranks import RowRanks
@@ -53,6 +53,7 @@ def generate(
     replay_routing: bool = False,
     show: int | None = None,
     steps: int = 1,
+    updates: int = 1,
     feed: Feed | None = None,
     kept_completions: KeptCompletions | None = None,
     pipeline: PipelineSchedule | None = None,
@@ -61,9 +62,9 @@ def generate(
     """Sample `group` completions of each prompt, by the microbatches that will be made of them.
 
     What is drawn follows from the seed, the place of the prompt in the run, the number of the completion and the
-    position, whatever ranks there are. show: every so many steps those of the first prompt are recorded. steps: those
-    whose numbers it divides sample for all up to the next one. Raises NonFinite, on all ranks alike, where no token can
-    be chosen.
+    position, whatever ranks there are. show: every so many steps those of the first prompt are recorded. steps,
+    updates: the steps whose numbers their product divides sample for all up to the next one; each completion is that of
+    `updates` of these. Raises NonFinite, on all ranks alike, where no token can be chosen.
     """
     author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -94,8 +95,12 @@ def generate(
         kept_completions.find(step.index, prompts, group=group, most=max_tokens, experts=replay_routing)
         if kept_completions.of(step.index) is None:
             step.sampled = True
-            for number in range(step.index, min((step.index // steps + 1) * steps, feed.steps)):
-                kept_completions.keep(number, [sampled(microbatch) for microbatch in prompts.of_step(number)])
+            period = steps * updates
+            made: dict[int, Groups] = {}
+            for number in range(step.index, min((step.index // period + 1) * period, feed.steps)):
+                # Up to the end of the period the prompts are those of `steps` steps before.
+                made[number] = made.get(number - steps) or [sampled(each) for each in prompts.of_step(number)]
+                kept_completions.keep(number, made[number])
         found = kept_completions.of(step.index)
         assert found is not None
         return found

@@ -109,6 +109,7 @@ SEVERAL = {
     "pp with experts": ("pp with experts", REPLAYED),
     "fsdp and ep": ("fsdp and ep", REPLAYED),
 }
+AGAIN = {"tp": "", "fsdp": "", "pp with experts": REPLAYED}
 
 
 @pytest.mark.matrix
@@ -133,6 +134,32 @@ def test_completions_of_several_steps_are_sampled_by_the_weights_before_them(lab
     # Steps 1 and 4 sample; 2 and 3 learn from completions of weights that have moved since.
     assert [abs(ratio - 1) < 1e-6 for ratio in ratios] == [True, False, False, True]
     assert ["rollout/logprob_gap" in each for each in measured(whole)] == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "tp" else pytest.mark.matrix) for name in AGAIN]
+)
+def test_several_steps_learn_from_the_same_completions(lab: Laboratory, name: str):
+    """In a run that goes on between them too, on the same ranks or as one process."""
+    layout = LAYOUTS[name]
+    trial = evolve(sampled_trial(lab, layout, more=f"{AGAIN[name]}, steps = 2, updates = 2"), steps=5)
+    slug = f"again-{name.replace(' ', '-')}"
+    whole, later = lab.resumed(trial, layout.layout, slug, step=3)
+    assert samples(later) == samples(whole)[3:] and measured(later)[1:] == measured(whole)[3:]
+    saving = evolve(trial, more=f"every 3 steps eval lines {{ batches = 1 }} then checkpoint\n{trial.more}")
+    one, limit = lab.alone(saving), TOLERANCE["fp64"]
+    assert samples(whole) == samples(one) and gaps(whole, one).worst < limit
+    shown = samples(whole)
+    # Steps 1 and 2, then the same again; step 5 samples of new prompts.
+    assert shown[0] == shown[2] != shown[1] == shown[3] and shown[4] not in shown[:4]
+    rewards = [each["reward"] for each in measured(whole)]
+    assert rewards[:2] == rewards[2:4] and len(set(rewards)) == 3
+    ratios = [each["policy/ratio"] for each in measured(whole)]
+    assert [abs(ratio - 1) < 1e-6 for ratio in ratios] == [True, False, False, False, True]
+    lab.take_checkpoint(whole, 3, f"{slug}-alone")
+    moved = lab.ranks.run(lab.plan(saving, (), alone=True), lab.folder, name=f"{slug}-alone")
+    alike = evolve(moved, curve=whole.curve, evals=whole.evals, routing=whole.routing)
+    assert samples(moved) == samples(whole)[3:] and gaps(alike, whole).worst < limit
 
 
 def test_the_reference_is_the_model_that_the_run_begins_with(lab: Laboratory):

@@ -12,6 +12,7 @@ from xtrain.dsl.schema.setting import Role
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.report.render import render
+from xtrain.planner.schedule.horizon import counted_arithmetic, epoch_rows
 from xtrain.planner.units import bytes_text, seconds_text
 
 BLOCKS = {
@@ -114,6 +115,23 @@ def test_completions_of_several_steps_are_sampled_at_once(make_plan, plan):
     assert not [node for node in plan.nodes if node.op == "setup.completions"]
 
 
+def test_prompts_come_again_where_several_steps_learn_from_completions(make_plan, plan):
+    again = make_plan(**BLOCKS | {"rollout": "rollout { group = 4, max_tokens = 20, steps = 3, updates = 2 }"})
+    assert again.node("setup.loader").args["again"] == {"steps": 3, "turns": 2}
+    assert "those of 3 steps come 2 times" in again.node("setup.loader").does
+    assert "again" not in plan.node("setup.loader").args and "updates" not in plan.node("rollout.generate").args
+    sampled = again.node("rollout.generate")
+    assert sampled.args["updates"] == 2 and sampled.does.startswith("every 6 steps for 3 steps at once each data rank")
+    # All three steps' completions are learned from again behind the first step.
+    assert bytes_text(3 * 8 * 4 * 20 * 16) in again.node("setup.completions").does
+    alone = make_plan(**BLOCKS | {"rollout": "rollout { group = 4, max_tokens = 20, updates = 2 }"})
+    assert alone.node("setup.completions").args == {"steps": 1}
+    assert alone.node("rollout.generate").does.startswith("every 2 steps each data rank")
+    # An epoch takes each prompt twice.
+    for one, rows in ((plan, 24), (again, 48)):
+        assert epoch_rows(one, {"code": 24}) == counted_arithmetic(one, {"code": 24}).epoch_rows == rows
+
+
 def test_experts_of_sampled_tokens_are_a_column_of_the_step(make_plan):
     blocks = BLOCKS | {"model": EXPERTS}
     chosen = make_plan(**blocks)
@@ -210,6 +228,9 @@ def test_a_loss_without_the_samplers_log_probabilities_learns_from_what_it_has_j
     found = compiled(**blocks | {"rollout": "rollout { group = 4, max_tokens = 20, steps = 2 }"})
     (error,) = found.diagnostics.errors
     assert error.code == "X528" and "does not read `logprobs`" in error.message and "steps = 1" in error.hint
+    found = compiled(**blocks | {"rollout": "rollout { group = 4, max_tokens = 20, updates = 2 }"})
+    (error,) = found.diagnostics.errors
+    assert error.code == "X528" and "updates = 1" in error.hint
 
 
 # (blocks, setting, part of the message, part of the hint)
@@ -233,6 +254,16 @@ WRONG = {
     "cut documents": ({"dataset": BLOCKS["dataset"].replace("skip", "truncate")}, "that is cut", "oversized = skip"),
     "all tokens": (
         {"dataset": BLOCKS["dataset"].replace("oversized", "train_on = all, oversized")}, "train_on = all", "remove",
+    ),
+    "prompts of two again": (
+        {"rollout": "rollout { group = 4, max_tokens = 20, updates = 2 }", "mixture": "mixture { code = 1, more = 2 }",
+         "dataset": BLOCKS["dataset"] + BLOCKS["dataset"].replace("dataset code", "\ndataset more")},
+        "several datasets (code, more)", "updates = 1",
+    ),
+    "a ramp again": (
+        {"rollout": "rollout { group = 4, max_tokens = 20, updates = 2 }",
+         "batch": "batch { sequence = 256, micro = 2, rows = 8, ramp_from = 2, ramp = 10 steps }"},
+        "unequal numbers", "ramp_from",
     ),
     "other weights": ({"optimizer": "optimizer schedule_free { lr = 1e-3 }"}, "other weights", "adamw"),
 }  # fmt: skip

@@ -100,7 +100,7 @@ class Curriculum:
         Both are int64 [rows per step]. `step` is not before `start`.
         """
         if len(self.datasets) == 1:
-            first = self.start.cursors.get(self.datasets[0], 0) + self.rows_per_step.between(self.start.step, step)
+            first = self._cursor(step)
             own = np.arange(first, first + self.rows_per_step.at(step), dtype=np.int64)
             return np.zeros_like(own), own
         stretch, sampled = self._at(step)
@@ -125,17 +125,28 @@ class Curriculum:
         if step == self.start.step:
             return self.start
         # The last step that was taken says which phase it was: whether it goes on, the plan of the next one says.
-        stretch, sampled = self._at(step - 1)
-        sampled += self.rows_per_step.at(step - 1)
-        cursors = dict(zip(self.datasets, self._cursors(stretch, sampled), strict=True))
+        stretch, _ = self._at(step - 1)
+        sampled = stretch.sampled + self.rows_per_step.between(stretch.first, step)
+        each = [self._cursor(step)] if len(self.datasets) == 1 else self._cursors(stretch, sampled)
+        cursors = dict(zip(self.datasets, each, strict=True))
         return Position(
             step=step,
             rows=self.rows_before(step),
             cursors={**self.start.cursors, **cursors},
             phase=stretch.phase,
-            sampled=sampled,
+            sampled=max(0, sampled),
             passes=stretch.passes,
         )
+
+    def uses(self, step: int) -> dict[str, int]:
+        """How many rows of each dataset are trained on before a step, each time that one is."""
+        cursors = self.position(step).cursors
+        return {name: self.rows_per_step.uses(step, cursor) for name, cursor in cursors.items()}
+
+    def _cursor(self, step: int) -> int:
+        """Of a dataset that is alone. Steps whose rows come again may begin before the one that the run starts with,
+        which has had larger ones."""
+        return max(0, self.start.cursors.get(self.datasets[0], 0) + self.rows_per_step.between(self.start.step, step))
 
     @cached_property
     def _stretches(self) -> list[_PhaseSpan]:

@@ -149,9 +149,9 @@ class RowLoader:
         return MixedFeeder(feeders=feeders, collate=self.collate)
 
     def rows_taken(self, step: int) -> dict[str, int]:
-        """Rows of each dataset that the run has taken before `step`."""
-        cursors = self.curriculum.position(step).cursors
-        return {dataset.name: cursors.get(dataset.name, 0) for dataset in self.datasets}
+        """Rows of each dataset that the run has taken before `step`, each time that it has."""
+        uses = self.curriculum.uses(step)
+        return {dataset.name: uses.get(dataset.name, 0) for dataset in self.datasets}
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps so that `step` (the next one to take) can be resumed exactly; JSON values."""

@@ -5,6 +5,7 @@ from attrs import frozen
 from ....planner.plan import Plan
 from ....planner.schedule.arithmetic import arithmetic_of
 from ....planner.schedule.horizon import counted_arithmetic, counted_timeline, waits
+from ....planner.schedule.step_sizes import RepeatedSizes
 from ..errors import DataError
 from ..packing.row_reader import RowReader
 from .curriculum import Curriculum
@@ -48,7 +49,7 @@ def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
         datasets=tuple(args["datasets"]),
         phases=timeline.phases,
         steps=timeline.steps,
-        rows_per_step=batch.row_sizes,
+        rows_per_step=RepeatedSizes(batch.rows, **args["again"]) if "again" in args else batch.row_sizes,
         seed=args["seed"],
         num_rows=rows,
     )

@@ -14,6 +14,7 @@ from xtrain.planner.schedule.arithmetic import Arithmetic
 from xtrain.planner.schedule.epochs import counted, exact, rows_of_epoch
 from xtrain.planner.schedule.mixture_sampler import LONGEST, STRIDE, TURN, MixtureSampler, even_stride, floor_sum
 from xtrain.planner.schedule.phases import first_step, in_order, phase_at
+from xtrain.planner.schedule.step_sizes import RepeatedSizes
 from xtrain.runtime.data.loading.curriculum import Curriculum, Position, sampled_datasets
 
 NAMES = ("a", "b", "c")
@@ -41,6 +42,23 @@ def curriculum(phases: tuple[PlanPhase, ...], rows: int = 4, seed: int = 0, step
 @given(st.integers(0, 60), st.integers(1, 50), st.integers(0, 200), st.integers(0, 200))
 def test_a_sum_of_floors(count: int, divisor: int, factor: int, offset: int):
     assert floor_sum(count, divisor, factor, offset) == sum((factor * i + offset) // divisor for i in range(count))
+
+
+def test_rows_that_come_again():
+    """Of two steps, three times each; from any step on, whatever rows its steps then have."""
+    sizes = RepeatedSizes(4, steps=2, turns=3)
+    one = Curriculum(datasets=("a",), phases=(phase("all", a=1.0),), steps=40, rows_per_step=sizes, seed=0)
+    firsts = [one.rows(step)[1].tolist() for step in range(14)]
+    assert [rows[0] for rows in firsts] == [0, 4, 0, 4, 0, 4, 8, 12, 8, 12, 8, 12, 16, 20]
+    assert all(rows == list(range(rows[0], rows[0] + 4)) for rows in firsts)
+    assert [one.rows_before(step) for step in range(8)] == [0, 4, 0, 4, 0, 4, 8, 12]
+    for begin in range(13):
+        later = evolve(one, start=one.position(begin))
+        assert [later.rows(step)[1].tolist() for step in range(begin, 14)] == firsts[begin:]
+        taken = one.position(begin).cursors.get("a", 0)
+        assert sizes.uses(begin, taken) == 4 * begin
+    larger = evolve(one, start=one.position(4), rows_per_step=RepeatedSizes(8, steps=2, turns=3))
+    assert [larger.rows(step)[1][0] for step in range(4, 8)] == [0, 8, 16, 24]
 
 
 @given(SHARES, st.integers(0, 2**64 - 1), st.integers(0, 10**15), st.integers(0, 400))
