@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 import attrs
 import cattrs
@@ -202,7 +202,7 @@ def load_ops() -> dict[str, Op]:
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    if isinstance(value, dict) and hint is Architecture:
+    if isinstance(value, dict) and Architecture in (hint, *get_args(hint)):
         return Architecture.from_values(value)
     if isinstance(value, dict) and isinstance(hint, type) and attrs.has(hint):
         return cattrs.structure(value, hint)

@@ -1,20 +1,22 @@
 """A reward model that scores completions: the numbers of transformers, and what is no reward model."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from xtrain.planner.architecture import Architecture
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.plan import Plan
 from xtrain.planner.weights.files import read_weight_files
 from xtrain.runtime.checkpoint.model_folder import check_folder
 from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.generation.trained import alone
+from xtrain.runtime.ops import op_of
 from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup
-from xtrain.runtime.rollout.scorer import Scorer, scorer_model
+from xtrain.runtime.rollout.scorer import Scorer
 
 SPEC = """experiment scored {{ seed = 1, budget = 4 steps }}
 model llama {{ dim = 32, layers = 1, heads = 4, ffn = 48 }}
@@ -57,11 +59,10 @@ def compiled(folder: Path) -> Any:
     return plan_from_text(SPEC.format(folder=folder), "scored", world=1)
 
 
-def scorer_of(plan: Plan, format: str) -> Scorer:
-    args = plan.node("setup.scorer").args
-    architecture = Architecture.from_values(args["architecture"])
-    files, device = read_weight_files(args["folder"]), torch.device("cpu")
-    return Scorer(scorer_model(architecture, files, "documents", format, device), device)
+def scorer_of(plan: Plan) -> Scorer:
+    """As a run reads it, by its node."""
+    node, rank = plan.node("setup.scorer"), alone(torch.device("cpu"))
+    return op_of(node).bind(node, {"rank": rank, "meshes": SimpleNamespace(has=lambda axis: False)})()
 
 
 def group() -> SampledGroup:
@@ -80,7 +81,7 @@ def test_rewards_are_those_of_transformers(tmp_path: Path, kind: str):
     model = saved(tmp_path, kind)
     plan = compiled(tmp_path).plan
     assert plan is not None
-    found = scorer_of(plan, "fp32").rewards(group())
+    found = scorer_of(plan).rewards(group())
     # What documents have behind their answers follows completions that have an end.
     texts = [[256, 5, 9, 1, 2, 3, 257, 10, 11], [256, 5, 9, 7, 257, 10, 11], [256, 5, 9, 30, 31, 32, 33, 34, 35]]
     model.config.pad_token_id = 0
