@@ -64,7 +64,9 @@ class ConversationWriter:
                 found = WrittenConversation(text=text, spans=spans)
         except TemplateRefusal as refusal:
             return str(refusal)
-        if isinstance(found, str) or any(found.text[start:end].strip() for start, end in found.spans):
+        if isinstance(found, str) or (left_out := _unwritten(template, messages, found.text)) is not None:
+            return found if isinstance(found, str) else left_out
+        if any(found.text[start:end].strip() for start, end in found.spans):
             return found
         return "the assistant says nothing in it"
 
@@ -103,3 +105,22 @@ class ConversationWriter:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_reserved"}
+
+
+def _unwritten(template: ChatTemplate, messages: list[Message], text: str) -> str | None:
+    """What of a conversation a template has left out that has no word for it, as `text` is what it writes without it
+    too: calls of functions, or definitions of tools."""
+    calls = [number for number, message in enumerate(messages, start=1) if message.get("tool_calls")]
+    without = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
+    if calls and _writes_alike(template, without, text):
+        return f"message {calls[0]}: the template does not write its calls of functions"
+    if template.tools and _writes_alike(evolve(template, tools=None), messages, text):
+        return "the template does not write the definitions of tools"
+    return None
+
+
+def _writes_alike(template: ChatTemplate, messages: list[Message], text: str) -> bool:
+    try:
+        return template.render(messages).text == text
+    except TemplateRefusal:
+        return False

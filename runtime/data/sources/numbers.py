@@ -5,9 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from ....dsl.schema.losses import OLD, REF
 from ..records.numbers import number, shown
 from ..records.records import Content, Numbered, Reads, TokenIds, Unusable
 from ..records.texts import described
+
+# So far above 0 come log-probabilities of logits in bf16.
+ROUNDED = 0.1
 
 
 def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbered | Unusable:
@@ -18,6 +22,10 @@ def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbe
         column = _column(fields[field], f"field `{field}`", count, reads)
         if isinstance(column, Unusable):
             return column
+        if name in (OLD, REF) and (most := _largest(column, content)) > ROUNDED:
+            return Unusable(
+                f"field `{field}` says {most:g} of a predicted token, and log-probabilities are not above 0"
+            )
         columns[name] = column
     values: dict[str, float] = {}
     for name, field in reads.values:
@@ -46,6 +54,15 @@ def token_ids(ids: Any, mask: Any, reads: Reads) -> TokenIds | Unusable:
         return TokenIds(ids=found)
     trained = _mask(mask, f"field `{reads.mask}`", len(found), reads)
     return trained if isinstance(trained, Unusable) else TokenIds(ids=found, trained=trained)
+
+
+def _largest(column: float | np.ndarray, content: Content) -> float:
+    """Of the numbers of tokens that are predicted, of which there are some."""
+    if not isinstance(column, np.ndarray):
+        return column
+    trained = content.trained if isinstance(content, TokenIds) else None
+    # The first token of a document is never predicted.
+    return float((column if trained is None else np.where(trained, column, -np.inf))[1:].max())
 
 
 def _column(value: Any, what: str, count: int | None, reads: Reads) -> float | np.ndarray | Unusable:

@@ -195,6 +195,8 @@ MALFORMED = [
     (DRAWN, line(old=[0, -1]), "field `old` has 2 numbers, and `tokens` has 3 tokens"),
     (DRAWN, line(old=[0, None, -1]), "field `old`, number 1, is null, not a number"),
     (DRAWN, '{"tokens": [1, 2], "mask": [0, 1], "old": 0, "gain": NaN, "reward": 1}', "NaN is not a valid JSON number"),
+    (DRAWN, line(old=[9, -1, 0.25]), "field `old` says 0.25 of a predicted token, and log-probabilities are not above"),
+    (DRAWN, line(old=3), "field `old` says 3 of a predicted token"),
     (DRAWN, line(gain=[1, 1, 1e60]), "field `gain`, number 2, is 1e+60, too large for float32"),
     (DRAWN, line(reward=[1]), "field `reward` is a list, not a number"),
     (DRAWN, line(reward=10**400), "field `reward` is a number of more than 20 digits, too large for float32"),
@@ -282,7 +284,7 @@ def test_a_store_of_pairs_is_opened_as_it_was_built(tmp_path: Path, tokenizer: T
 def test_other_columns_of_the_same_file_are_another_store(tmp_path: Path, tokenizer: TextTokenizer):
     keys = {
         stored([line()], DRAWN | changed, tmp_path, tokenizer).key
-        for changed in ({}, {"columns": {"logprobs": "gain", "advantages": "old"}}, {"mask": None}, {"values": {}})
+        for changed in ({}, {"columns": {"logprobs": "old", "advantages": "old"}}, {"mask": None}, {"values": {}})
     }
     assert len(keys) == 4
 
@@ -353,7 +355,7 @@ def test_pairs_whose_sides_would_be_the_same_are_left_out(tmp_path: Path, tokeni
 
 
 def test_numbers_go_with_the_labels_up_to_samples(tmp_path: Path, tokenizer: TextTokenizer):
-    lines = [line(), line(tokens=[4, 5, 6, 7], mask=[0, 0, 1, 1], old=[9, 8, 7, 6], gain=-1, reward=2)]
+    lines = [line(), line(tokens=[4, 5, 6, 7], mask=[0, 0, 1, 1], old=[9, -8, -7, -6], gain=-1, reward=2)]
     store = stored(lines, DRAWN, tmp_path, tokenizer)
     rows = pack_rows(store.lengths(), 8, "skip")
     row = RowReader(store=store, documents=np.arange(2), rows=rows).row(0)
@@ -361,7 +363,7 @@ def test_numbers_go_with_the_labels_up_to_samples(tmp_path: Path, tokenizer: Tex
     assert isinstance(found, Samples)
     first, second = found.samples
     assert second.tokens.tolist() == [4, 5, 6] and second.labels is not None
-    assert second.labels.tolist() == [-100, 6, 7] and second.columns["logprobs"].tolist() == [8, 7, 6]
+    assert second.labels.tolist() == [-100, 6, 7] and second.columns["logprobs"].tolist() == [-8, -7, -6]
     assert second.columns["advantages"].tolist() == [-1, -1, -1] and second.values == {"reward": 2.0}
     assert first.columns["logprobs"].tolist() == [-1.5, -2] and first.values == {"reward": 1.0} and first.side == 0
     assert first.columns["logprobs"].dtype == torch.float32

@@ -156,6 +156,12 @@ def test_calls_of_tools(tokenizer: TextTokenizer, tmp_path: Path):
         assert '"name": "weather"' in tokenizer.decode(document.ids)
     bare = made({"messages": messages, "tools": None}, reads, tokenizer)
     assert isinstance(bare, TokenDocument) and tokenizer.decode(bare.ids).startswith("user:rain?")
+    # A template that has no word for calls, or for definitions, would leave them out.
+    found = made({"messages": messages, "tools": None}, CHAT | {"tools": "tools"}, tokenizer)
+    assert found == "message 2: the template does not write its calls of functions"
+    plain = [said("user", "rain?"), said("assistant", "No.")]
+    found = made({"messages": plain, "tools": tools}, CHAT | {"tools": "tools"}, tokenizer)
+    assert found == "the template does not write the definitions of tools"
     # Nothing but a message with calls may be without content.
     for calls in (None, []):
         silent = [said("user", "rain?"), said("assistant", None, tool_calls=calls)]
