@@ -64,8 +64,10 @@ class ConversationWriter:
                 found = WrittenConversation(text=text, spans=spans)
         except TemplateRefusal as refusal:
             return str(refusal)
-        if isinstance(found, str) or (left_out := _unwritten(template, messages, found.text)) is not None:
-            return found if isinstance(found, str) else left_out
+        if isinstance(found, str):
+            return found
+        if (left_out := _unwritten(template, messages, found.text)) is not None:
+            return left_out
         if any(found.text[start:end].strip() for start, end in found.spans):
             return found
         return "the assistant says nothing in it"
