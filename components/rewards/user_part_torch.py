@@ -23,10 +23,12 @@ def score(plan: Plan, rank: Rank, meshes: Meshes, user: dict[str, Any]) -> StepC
     def reward(prompt: Prompt, text: str) -> float:
         with failures_of(part):
             found = function(prompt.text, text, {"answer": prompt.answer, **prompt.values}, **part.arguments)
-        if not isinstance(found, Real) or not math.isfinite(found):
-            raise part.failed(
-                f"gave {found!r} for the completion {text!r} of {prompt.text!r}, and a reward is a number"
-            )
-        return float(found)
+        try:
+            number, said = float(found) if isinstance(found, Real) else math.nan, f"{found!r}"
+        except (OverflowError, ValueError):  # of an integer with more digits than either takes
+            number, said = math.inf, "a number that is too large"
+        if not math.isfinite(number):
+            raise part.failed(f"gave {said} for the completion {text!r} of {prompt.text!r}, and a reward is a number")
+        return number
 
     return scoring(by_text(reward), RowRanks.of(rank, meshes))

@@ -255,7 +255,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "unit": None,
     },
     "setup.temperature": {"temperature": None},
-    "setup.completions": {"steps": None},
+    "setup.completions": {"steps": None, "updates": None},
     "setup.prompts": {"positions": None, "max_tokens": None},
     "setup.serve": {
         **{

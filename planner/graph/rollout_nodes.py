@@ -52,9 +52,10 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
         again = f", and are learned from {plural(rollout.updates, 'time')}," if rollout.updates > 1 else ","
         does = f"completions of {plural(rollout.steps, 'step')}, which are sampled at once{again} wait here: a "
         does += "checkpoint between these "
+        args = {"steps": rollout.steps, **({"updates": rollout.updates} if rollout.updates > 1 else {})}
         does += f"has those of the steps to come, at most {bytes_text(kept_completions_bytes(run, rollout))}, as the "
         does += "weights that have sampled them are gone"
-        graph.add("setup", COMPLETIONS, does, args={"steps": rollout.steps}, axes=run.wide(*AXES), after=(loader,))
+        graph.add("setup", COMPLETIONS, does, args=args, axes=run.wide(*AXES), after=(loader,))
 
 
 def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:

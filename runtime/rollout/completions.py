@@ -107,9 +107,10 @@ class KeptCompletions:
 
 
 @op("setup.completions", gives="kept_completions")
-def keep_completions(rank: Rank, records: Records, steps: int) -> KeptCompletions:
-    """What `rollout.generate` samples for `steps` steps at once waits here, and is part of checkpoints."""
-    assert steps > 1
+def keep_completions(rank: Rank, records: Records, steps: int, updates: int = 1) -> KeptCompletions:
+    """What `rollout.generate` samples for `steps` steps at once waits here until `updates` steps have learned from each
+    completion, and is part of checkpoints."""
+    assert steps * updates > 1
     return KeptCompletions(rank=rank, records=records)
 
 

@@ -125,7 +125,7 @@ def test_prompts_come_again_where_several_steps_learn_from_completions(make_plan
     # All three steps' completions are learned from again behind the first step.
     assert bytes_text(3 * 8 * 4 * 20 * 16) in again.node("setup.completions").does
     alone = make_plan(**BLOCKS | {"rollout": "rollout { group = 4, max_tokens = 20, updates = 2 }"})
-    assert alone.node("setup.completions").args == {"steps": 1}
+    assert alone.node("setup.completions").args == {"steps": 1, "updates": 2}
     assert alone.node("rollout.generate").does.startswith("every 2 steps each data rank")
     # An epoch takes each prompt twice.
     for one, rows in ((plan, 24), (again, 48)):

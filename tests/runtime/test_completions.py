@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from xtrain.runtime.generation.trained import alone
-from xtrain.runtime.rollout.completions import KeptCompletions, pack, unpacked
+from xtrain.runtime.rollout.completions import KeptCompletions, keep_completions, pack, unpacked
 from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup
 
 
@@ -83,6 +83,26 @@ def test_a_checkpoint_without_completions_leaves_none():
     later.keep(3, [[group(6)]])
     later.take(None)
     assert later.of(3) is None and later.packed(3) is None
+
+
+def test_completions_of_one_step_that_several_learn_from_are_kept_once():
+    """A checkpoint has them once, and gives them to each step."""
+    records: Any = SimpleNamespace(warn=lambda message, step: pytest.fail(message))
+    first = keep_completions(alone(torch.device("cpu")), records, steps=1, updates=3)
+    groups = [[group(4)], [group(5)]]
+    for number in (6, 7, 8):
+        first.keep(number, groups)
+    content = first.packed(7)
+    assert content is not None and set(unpacked(content)[0]) == {4, 5}
+    later = keep_completions(alone(torch.device("cpu")), records, steps=1, updates=3)
+    later.take(content)
+    same: Any = SimpleNamespace(of_step=lambda step: [[prompt(4)], [prompt(5)]])
+    later.find(7, same, group=2, most=3, experts=False)
+    for number in (7, 8):
+        found = later.of(number)
+        assert found is not None and [list(each.completions) for (each,) in found] == [
+            each.completions for (each,) in groups
+        ]
 
 
 def test_stages_put_together_what_they_know_of_experts():
