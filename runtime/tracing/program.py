@@ -66,6 +66,7 @@ LEFT_OUT = frozenset(
         "setup.compile",
         "setup.prompts",
         "setup.scorer",
+        "setup.completions",
         "rollout.generate",
         "rollout.score",
         "rollout.advantages",

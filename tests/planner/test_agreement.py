@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from agreement import hold_against_the_trace
+from agreement import calls, hold_against_the_trace
 from attrs import evolve
 from numbered_rows import CHAIN, PARTS
 from teachers import make_sparse_teacher, make_teacher
@@ -155,6 +155,24 @@ def test_a_trace_leaves_out_the_forward_that_estimates_a_point(name, tmp_path, m
     monkeypatch.chdir(tmp_path)
     topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
     hold_against_the_trace(plan_of(topology, tmp_path, more=ESTIMATED))
+
+
+SAMPLED = """
+dataset asked { source = jsonl("asked.jsonl"), prompt = "q", response = "a", template = "plain", oversized = skip }
+mixture { asked = 1 }
+collate = to_tensor -> flatten -> shift_tokens -> pack(single)
+loss grpo { kl = k3, kl_weight = 0.1, chunk = 8 KiB }
+rollout { group = 2, max_tokens = 8, steps = 2, updates = 2 }
+reward exact_answer { }
+"""
+
+
+def test_a_trace_leaves_out_what_a_step_samples(tmp_path, monkeypatch):
+    """The plan's memory has it, so that only what ranks send can be compared."""
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(BY_NAME["fsdp 2, three microbatches (dense)"], tmp_path, more=SAMPLED)
+    (traced,) = trace_plan(plan)
+    assert calls(plan, traced) == calls(plan, plan.estimates.classes[0])
 
 
 DISTILLED = 'loss distill {{ teacher = "teacher", chunk = 8 KiB, {} }}'
