@@ -73,7 +73,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
             prepared[name] = prepared_from(plan, nodes[name], tokenizer, progress=report)
     found = {name: prepared[name] for name in wanted}
     if held_out:
-        chosen = _held_out(found, arguments.n)
+        chosen, sizes = _held_out(found, arguments.n), arithmetic_of(plan).row_sizes
     else:
         curriculum = curriculum_of(plan, {name: data.train_rows.num_rows for name, data in prepared.items()})
         step = 1 if arguments.step is None else arguments.step
@@ -81,13 +81,13 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
             message = f"the run has {plural(curriculum.steps, 'step')}, --step 1 to {curriculum.steps:,}"
             print(f"xtrain data: {message}", file=sys.stderr)
             return 2
-        chosen = _trained(curriculum, found, step - 1, arguments.n)
+        chosen, sizes = _trained(curriculum, found, step - 1, arguments.n), curriculum.rows_per_step
     color = shows_color(sys.stdout)
     page = Page(color=color)
     view = _View(page, color=color, tokens=arguments.tokens, full=arguments.full)
     own = [_link(node) for node in plan.of_kind("collate") if changes_documents(node)]
     behind = _behind(plan) if own else None
-    any_row, sizes = False, arithmetic_of(plan).row_sizes
+    any_row = False
     for name, reader, index, place in chosen:
         any_row = True
         row = written_out(reader, index, tokenizer, dataset=name, place=place, each=arguments.tokens)

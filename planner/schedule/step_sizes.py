@@ -108,6 +108,11 @@ class RepeatedSizes(StepSizes):
     def between(self, begin: int, end: int) -> int:
         return self.before(end) - self.before(begin)
 
+    def steps_of(self, amount: int | Fraction) -> int:
+        """Up to the first of the steps that take the last of it."""
+        period, within = divmod(super().steps_of(amount) - 1, self.steps)
+        return period * self.steps * self.turns + within + 1
+
     def uses(self, step: int, taken: int) -> int:
         within = step % (self.steps * self.turns)
         return self.turns * (taken - self.between(step - within, step)) + self.full * within

@@ -52,6 +52,8 @@ def test_rows_that_come_again():
     assert [rows[0] for rows in firsts] == [0, 4, 0, 4, 0, 4, 8, 12, 8, 12, 8, 12, 16, 20]
     assert all(rows == list(range(rows[0], rows[0] + 4)) for rows in firsts)
     assert [one.rows_before(step) for step in range(8)] == [0, 4, 0, 4, 0, 4, 8, 12]
+    # The first step that takes a row.
+    assert [sizes.steps_of(place + 1) - 1 for place in (0, 3, 4, 7, 8, 15, 16)] == [0, 0, 1, 1, 6, 7, 12]
     for begin in range(13):
         later = evolve(one, start=one.position(begin))
         assert [later.rows(step)[1].tolist() for step in range(begin, 14)] == firsts[begin:]
