@@ -336,7 +336,8 @@ class Work:
     """Operations of training by what they grow with, of the whole model, a multiplication and an addition as two.
 
     position: of products with weights, for each position. pair: of attention, for each position and each one of its
-    document, before or behind it. position_again, pair_again: those of them that a backward computes a second time.
+    document, before or behind it. position_again, pair_again: those of them that a backward computes a second time, a
+    teacher computes, or the forward of what the loss compares with.
     windows: (window, share of the blocks that have it), where attention has windows: positions further apart are not
     computed. None: a block without.
     """
