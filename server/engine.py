@@ -89,6 +89,11 @@ class Capabilities:
     text: bool = False
     top: int = 20
 
+    @property
+    def whole(self) -> bool:
+        """Whether the model itself is trained."""
+        return self.rank == 0
+
 
 # what it is asked for -------------------------------------------------------------------------------------------------
 

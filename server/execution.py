@@ -35,7 +35,7 @@ class Execution:
         engine: Engine,
         limits: ServerLimits,
         kinds: Mapping[str, Kind],
-        live: Callable[[str], bool],
+        silence: Callable[[str], float],
         idle: Callable[[ModelsInMemory], None],
         ended: Callable[[str | None], None],
     ) -> None:
@@ -44,7 +44,7 @@ class Execution:
         self._stopping = False
         self._losses, self._last_idle = 0, 0.0
         self.restoring = False
-        self.memory = ModelsInMemory(engine, engine.start(), store, limits, self._repeat, live, self._arrived)
+        self.memory = ModelsInMemory(engine, engine.start(), store, limits, self._repeat, silence, self._arrived)
         for work in store.state.waiting.values():  # of before a restart
             work.request = kinds[work.entry.kind].read(work.entry.body)
             work.entry.body = b""

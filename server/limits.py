@@ -8,12 +8,13 @@ class ServerLimits:
     """body: of a request, also unpacked. rows: of a request, as clients are asked to cut what is larger. tokens: of the
     rows of a request. samples: of a request. queue, queue_bytes: requests that wait; beyond that clients are asked to
     come later (429). results: bytes of results that are kept, on the disk. answered: results that are kept after they
-    were fetched; of more, the newest are. sessions: that are connected. connections: with or without a request.
-    samplers: of a session; beyond that the oldest unnamed weights are removed. checkpoints: with a name, of an owner.
-    free: of the disk, which are left. together: tokens of one engine call.
+    were fetched; of more, the newest are. sessions: that are connected. models: of these. connections: with or without
+    a request. samplers: of a session; beyond that the oldest unnamed weights are removed. checkpoints: with a name, of
+    an owner. free: of the disk, which are left. together: tokens of one engine call.
 
     silence: how long a connection may be there without a request. poll: how long `retrieve_future` waits. gap: how long
-    a request waits for those before it. idle: after which a session without heartbeats frees the memory of its models.
+    a request waits for those before it. quiet, idle: after which a session without a word of its client has no claim to
+    memory that others ask for, and after which it frees the memory of its models.
     fetched, unfetched: how long results are kept. sample_wait: how long a sample waits for its turn. forgotten: after
     which what an ended or idle session leaves without a name is removed. snapshot_steps, snapshot_bytes: work that is
     repeated at most when a model is restored.
@@ -28,6 +29,7 @@ class ServerLimits:
     results: int = 2**30
     answered: int = 2**14
     sessions: int = 256
+    models: int = 1000
     connections: int = 4096
     samplers: int = 64
     checkpoints: int = 1000
@@ -37,6 +39,7 @@ class ServerLimits:
     silence: float = 15.0
     poll: float = 22.0
     gap: float = 120.0
+    quiet: float = 60.0
     idle: float = 1800.0
     fetched: float = 600.0
     unfetched: float = 3600.0

@@ -101,7 +101,7 @@ def _check_optimizer(config: OptimizerKind) -> None:
 
 def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> AdapterEntry | None:
     most = memory.capabilities.rank
-    if most == 0:
+    if memory.capabilities.whole:
         if config is not None:
             raise UserError("this server trains the whole model: leave out lora_config")
         return None
@@ -126,10 +126,9 @@ def _shape(adapter: AdapterEntry | None) -> object:
 
 def _new_model(work: QueuedWork, base: str, adapter: AdapterEntry | None, memory: ModelsInMemory) -> ModelEntry:
     request: CreateModel | LoadWeights = work.request
-    most, entry = memory.capabilities.models, work.entry
-    if memory.num_live() >= most:
-        every = f"all {most} models that fit into memory are" if most > 1 else "the one model that fits into memory is"
-        raise UserError(f"{every} in use; one gets free when a session ends")
+    entry = work.entry
+    if memory.capabilities.whole and memory.claims():
+        raise UserError("this server trains one model at a time, and one is trained; end its session first")
     metadata = plain_text(request.user_metadata)
     return ModelEntry(entry.queue, request.session_id or "", entry.owner, base, adapter, entry.time, metadata)
 

@@ -27,9 +27,9 @@ class ModelDamaged(Exception):
 class ModelsInMemory:
     """All calls are made by the one thread that calls the engine.
 
-    repeat: does a work again, without a result. live: whether the client of a session is connected. arrived: works
-    that may join those that are executed now. used: models that the engine has, in the order in which they were last
-    needed. targets: at which a loss was taken, of the passes whose gradients a model has now.
+    repeat: does a work again, without a result. silence: seconds since the last word of a session's client. arrived:
+    works that may join those that are executed now. used: models that the engine has, in the order in which they were
+    last needed. targets: at which a loss was taken, of the passes whose gradients a model has now.
     """
 
     engine: Engine
@@ -37,7 +37,7 @@ class ModelsInMemory:
     store: Store
     limits: ServerLimits
     repeat: Callable[["ModelsInMemory", Accepted], None]
-    live: Callable[[str], bool]
+    silence: Callable[[str], float]
     arrived: Callable[[], Sequence[QueuedWork]]
     used: dict[str, None] = field(factory=dict)
     targets: dict[str, int] = field(factory=dict)
@@ -62,20 +62,26 @@ class ModelsInMemory:
         self.used[id] = None
 
     def make_room(self, keep: Sequence[str] = ()) -> None:
-        """Room for one more: without it the model leaves that was not needed for longest, those of clients that are
-        not connected first."""
+        """Room for one more: without it the model leaves that was not needed for longest, those of quiet clients
+        first, then those without a gradient, which is computed again when its model comes back."""
         while len(self.used) >= self.capabilities.models:
             others = [id for id in self.used if id not in keep]
-            self.leave(next((id for id in others if not self.live(self.model(id).session)), others[0]))
+            self.leave(min(others, key=lambda id: (not self._is_quiet(id), not self._stepped(id))))
 
-    def num_live(self) -> int:
-        """Models in memory whose clients are connected."""
-        return sum(self.live(self.model(id).session) for id in self.used)
+    def live(self, session: str) -> bool:
+        """Whether its client is connected, as far as one can know."""
+        return self.silence(session) < self.limits.idle
+
+    def claims(self) -> set[str]:
+        """The sessions of models in memory whose clients have a claim to it."""
+        return {self.model(id).session for id in list(self.used) if not self._is_quiet(id)}
+
+    def _is_quiet(self, id: str) -> bool:
+        return self.silence(self.model(id).session) >= self.limits.quiet
 
     def leave(self, id: str) -> None:
         """Free the memory of a model; it is restored when it is needed again."""
-        history = self.store.state.history.get(id, {})
-        if history and self._stepped(id):
+        if self.store.state.history.get(id) and self._stepped(id):
             self.snapshot(id)
         self.engine.remove_model(id)
         del self.used[id]
@@ -113,7 +119,8 @@ class ModelsInMemory:
 
     def _stepped(self, id: str) -> bool:
         """Whether the last work that changed the model left no gradient."""
-        return self.store.done(id, max(self.store.state.history[id])).kind != "forward_backward"
+        history = self.store.state.history.get(id)
+        return not history or self.store.done(id, max(history)).kind != "forward_backward"
 
     def remove_unused(self) -> None:
         """Remove folders of weights that nothing refers to any more."""

@@ -78,7 +78,9 @@ class TrainingServer:
         self.store = Store(folder, clock, self._disk_failed, self.monitor.finished)
         self._beats = {id: self._started for id, one in self.store.state.sessions.items() if not one.ended}
         try:
-            self._execution = Execution(self.store, engine, self.limits, KINDS, self.live, self._keep_house, self._over)
+            self._execution = Execution(
+                self.store, engine, self.limits, KINDS, self.silence, self._keep_house, self._over
+            )
             self._status = StatusWriter(self.monitor, self._look)
         except BaseException:
             self.store.close()
@@ -135,9 +137,13 @@ class TrainingServer:
 
     # sessions
 
+    def silence(self, session: str) -> float:
+        """Seconds since the last word of its client."""
+        return self._clock() - self._beats.get(session, 0.0)
+
     def live(self, session: str) -> bool:
         """Whether its client is connected, as far as one can know."""
-        return self._clock() - self._beats.get(session, 0.0) < self.limits.idle
+        return self.silence(session) < self.limits.idle
 
     def open_session(self, owner: str, request: CreateSession) -> "tuple[Session, Future[None]]":
         if sum(map(self.live, list(self._beats))) >= self.limits.sessions:
@@ -259,12 +265,24 @@ class TrainingServer:
                 raise Refusal(400, f"seq_id {seq} of this model is past: next is {model.next}; its result is not kept")
             if any(work.entry.queue == queue and work.entry.seq > seq for work in waiting):
                 return
+            if seq == 0:
+                self._admit_model(queue.rpartition(":train:")[0])
         if len(waiting) >= limits.queue or sum(work.size for work in waiting) + size > limits.queue_bytes:
             raise Refusal(429, f"{len(waiting)} requests wait already", LATER)
         if state.results > limits.results:
             raise Refusal(429, "too many results have not been fetched", LATER)
         if shutil.disk_usage(self.store.folder).free < limits.free:
             raise Refusal(429, "the disk of the server is full", LATER)
+
+    def _admit_model(self, session: str) -> None:
+        """Whether there is room for a new model. Adapters take turns in memory; a model that is trained itself is that
+        of one client until it leaves."""
+        memory, limits = self._execution.memory, self.limits
+        if memory.capabilities.whole and memory.claims() - {session}:
+            free = f"free when its session ends, or {limits.quiet:.0f} s after its last word"
+            raise Refusal(429, f"another client trains the model; it is {free}", LATER)
+        if sum(map(self.live, [one.session for one in self.store.state.models.values()])) >= limits.models:
+            raise Refusal(429, f"connected clients have {limits.models} models already", LATER)
 
     async def result(self, owner: str, id: str) -> Done | None:
         """What came of a request; None: not yet, after `poll` seconds. It is read from the journal, however often."""

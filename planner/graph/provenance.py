@@ -244,7 +244,8 @@ def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any
         assert isinstance(adapter, TaskAdapters)
         return getattr(adapter.tasks[task], own)
     if block == "adapter":
-        return getattr(architecture.adapter, name)
+        adapter = architecture.adapter  # of a server each slot has it
+        return getattr(next(iter(adapter.tasks.values())) if isinstance(adapter, TaskAdapters) else adapter, name)
     if block == "model":
         found: Any = architecture.to_json()
         for part in name.split("."):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row, samples
 
@@ -311,18 +312,14 @@ def test_a_request_that_always_ends_the_engine_is_an_error_of_the_server(tmp_pat
         assert served.call("GET", "healthz").status_code == 200
 
 
-def test_more_models_than_fit_take_turns_where_clients_are_gone(tmp_path: Path) -> None:
+def test_more_models_than_fit_take_turns(tmp_path: Path) -> None:
     engine = NumpyEngine(models=2)
     with Served(tmp_path, engine) as served:
         first, second = served.model(seed=1), served.model(seed=2)
         first.train([row(1)])
         first.pass_([row(2)])
-        promise = served.post(
-            "create_model", session_id=served.session(), model_seq_id=0, base_model=MODEL, lora_config={"rank": 4}
-        )
-        assert "all 2 models" in served.result(promise)["error"]
-        served.later(LIMITS.idle + 1)
         third = served.model(seed=1)
+        assert engine.models.keys() == {first.id, third.id}, "without a gradient nothing is computed again"
         third.train([row(1)])
         third.pass_([row(2)])
         for one in (first, third, second, first):  # the gradient comes back as well
@@ -330,6 +327,49 @@ def test_more_models_than_fit_take_turns_where_clients_are_gone(tmp_path: Path) 
         np.testing.assert_array_equal(len(engine.models), 2)
         third.result(third.step())
         np.testing.assert_array_equal(first.logprobs([row(5)]), third.logprobs([row(5)]))
+
+
+def test_the_models_of_quiet_clients_leave_first(tmp_path: Path) -> None:
+    engine = NumpyEngine(models=2)
+    with Served(tmp_path, engine) as served:
+        gone = served.model(seed=1)
+        gone.train([row(1)])
+        gone.pass_([row(2)])
+        served.later(LIMITS.quiet + 1)
+        here = served.model(seed=2)
+        here.train([row(1)])
+        later = served.model(seed=3)
+        assert engine.models.keys() == {here.id, later.id}, "also with a gradient"
+        gone.result(gone.step())
+        gone.train([row(3)])
+        alone = served.model(seed=1)
+        for rows in (row(1), row(2), row(3)):
+            alone.train([rows])
+        np.testing.assert_array_equal(gone.logprobs([row(5)]), alone.logprobs([row(5)]))
+
+
+def test_a_model_that_is_trained_itself_is_that_of_one_client(tmp_path: Path) -> None:
+    class Whole(NumpyEngine):
+        def start(self) -> Capabilities:
+            return evolve(super().start(), rank=0)
+
+        def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
+            super().create_model(model, AdapterSettings(rank=8, seed=0))
+
+    with Served(tmp_path, Whole(models=1), ServerLimits(poll=5.0, models=2)) as served:
+        session, mine = served.session(), served.session()
+        asked = {"model_seq_id": 0, "base_model": MODEL}
+        first = served.post("create_model", session_id=session, **asked)
+        assert "error" not in served.result(first)
+        again = served.post("create_model", session_id=session, model_seq_id=1, base_model=MODEL)
+        assert "end its session first" in served.result(again)["error"]
+        refused = served.call("POST", "create_model", json={"session_id": mine} | asked)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "2"
+        assert "another client trains the model" in refused.json()["error"]
+        served.later(LIMITS.quiet + 1)  # its client has not come again
+        assert "error" not in served.result(served.post("create_model", session_id=mine, **asked))
+        third = served.call("POST", "create_model", json={"session_id": mine, "model_seq_id": 2, "base_model": MODEL})
+        assert third.status_code == 429 and "2 models already" in third.json()["error"]
 
 
 def test_a_model_without_room_is_restored_later(tmp_path: Path) -> None:
