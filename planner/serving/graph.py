@@ -1,5 +1,6 @@
 """The graph of a server: what is set up, what each kind of request does, how it ends."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ..graph.builder import Builder, check_graph
@@ -11,6 +12,7 @@ from ..plan import Estimates, PlanPhase, Timeline
 from ..resolved import Resolved
 from ..units import bytes_text, flops_text, plural
 from .fit import slot_bytes
+from .pages import MOST_ROWS, PAGE, pages_bytes, read_bytes, sampling_pages
 from .slots import microbatches, slot_names
 
 SETUP: Final = "setup.serve"
@@ -84,9 +86,9 @@ def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -
         spread += f", each text over {run.product(spread_over)}"
     last = after
 
-    def then(op: str, does: str) -> None:
+    def then(op: str, does: str, **args: Any) -> None:
         nonlocal last
-        last = graph.add("request", f"request.{op}", does, axes=everyone, after=(last,))
+        last = graph.add("request", f"request.{op}", does, args=args, axes=everyone, after=(last,))
 
     adapters = bool(run.spec.tasks)
     what, whose = ("an adapter", "the adapter") if adapters else ("the model", "the model")
@@ -104,7 +106,20 @@ def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -
     form = "write an adapter as PEFT reads it" if adapters else "write the model, as transformers reads it if it can"
     then("export", f"{form}; samples are drawn with that, whatever is trained meanwhile")
     weights = "an exported adapter, or with none" if adapters else "exported weights, or those that it began with"
-    then("sample", f"write texts with {weights}; log-probabilities of every token")
+    pages = sampling_pages(run, estimates)
+    does = f"write up to {MOST_ROWS} texts at once with {weights}; keys and values in {_pages_text(pages)} of {PAGE} "
+    does += f"positions, {bytes_text(pages_bytes(run, pages))} on a rank while nothing is trained, and up to "
+    does += f"{bytes_text(read_bytes(run))} for what a layer reads"
+    then("sample", does, rows=MOST_ROWS, pages=[[window, count] for window, count in pages.items()])
     then("forget", "release what sampling has kept of an export")
     then("close", "make the slot of an adapter free" if adapters else "make the model free for another client")
     return last
+
+
+def _pages_text(pages: Mapping[int | None, int]) -> str:
+    """How many there are, by the window of layers."""
+    found = [
+        f"{count:,} pages" if window is None else f"{count:,} for windows of {window:,}"
+        for window, count in pages.items()
+    ]
+    return " and ".join(found)

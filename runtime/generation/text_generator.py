@@ -16,8 +16,8 @@ from torch import Tensor
 from ..data.documents.tokenizers import TextTokenizer
 from ..data.errors import DataError
 from ..models.batch import ModelBatch
-from ..models.cache import KeyValueCache
-from ..models.document_layout import CachedRows, DocumentLayout
+from ..models.cache import KeyValueCache, LayerCache
+from ..models.document_layout import DocumentLayout
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..parallelize.pipeline import PipelineSchedule
@@ -88,63 +88,65 @@ class TextGenerator:
 class Prompts:
     """Prompts as the rows of a batch, and the rows of one position that follow.
 
-    positions_BL: of every place in the cache, counted from the beginning of the prompt. real_B1: all True.
+    positions_BL: of every place in the cache, counted from the beginning of the prompt.
     """
 
     cache: KeyValueCache
     ids: Sequence[Sequence[int]]
     positions_BL: Tensor
-    real_B1: Tensor
-    layout: DocumentLayout
 
     @classmethod
     def of(cls, ids: Sequence[Sequence[int]], length: int, device: torch.device) -> "Prompts":
         longest = max(map(len, ids))
-        return cls.over(KeyValueCache(length), [longest - len(each) for each in ids], device, ids)
-
-    @classmethod
-    def over(
-        cls, cache: KeyValueCache, missing: Sequence[int], device: torch.device, ids: Sequence[Sequence[int]] = ()
-    ) -> "Prompts":
-        """Rows in a cache. missing: of each row, positions before its first one."""
-        missing_B = torch.tensor(missing, device=device)
-        positions_BL = torch.arange(cache.length, device=device) - missing_B[:, None]
-        seen = (positions_BL >= 0)[:, None, None] if any(missing) else None
-        real_B1 = torch.ones(len(missing), 1, dtype=torch.bool, device=device)
-        layout = DocumentLayout(segments=(), document_BS=real_B1.int(), single=True, cached=CachedRows(cache, seen))
-        return cls(cache, ids, positions_BL.clamp_(min=0), real_B1, layout)
+        missing_B = torch.tensor([longest - len(each) for each in ids], device=device)
+        positions_BL = torch.arange(length, device=device) - missing_B[:, None]
+        seen = (positions_BL >= 0)[:, None, None] if missing_B.any() else None
+        return cls(KeyValueCache(length, seen_B11L=seen), ids, positions_BL.clamp_(min=0))
 
     def first(self) -> ModelBatch:
         """All positions of the prompts."""
-        rows, longest, device = len(self.ids), max(map(len, self.ids)), self.real_B1.device
-        tokens_BS = torch.zeros(rows, longest, dtype=torch.int64)
-        bounds = [0]
-        for row, each in enumerate(self.ids):
-            tokens_BS[row, longest - len(each) :] = torch.tensor(each)
-            bounds += [] if len(each) == longest else [row * longest + longest - len(each)]
-            bounds.append((row + 1) * longest)
-        layout = DocumentLayout.from_lengths(torch.tensor(bounds, dtype=torch.int32), rows, longest, device)
-        missing_B1 = torch.tensor([[longest - len(each)] for each in self.ids], device=device)
-        return ModelBatch(
-            input_ids_BS=tokens_BS.to(device),
-            labels_BS=None,
-            positions_BS=self.positions_BL[:, :longest],
-            real_BS=torch.arange(longest, device=device) >= missing_B1,
-            packing=layout,
-            cache=self.cache,
-        )
+        return prompt_batch(self.ids, self.cache, self.positions_BL.device)
 
     def next(self, tokens: Sequence[int]) -> ModelBatch:
         """One position more: `tokens`, one for each row."""
         at = self.cache.filled
-        return ModelBatch(
-            input_ids_BS=torch.tensor(tokens, device=self.real_B1.device)[:, None],
-            labels_BS=None,
-            positions_BS=self.positions_BL[:, at : at + 1],
-            real_BS=self.real_B1,
-            packing=self.layout,
-            cache=self.cache,
-        )
+        return next_batch(tokens, self.positions_BL[:, at : at + 1], self.cache)
+
+
+def prompt_batch(ids: Sequence[Sequence[int]], cache: LayerCache, device: torch.device) -> ModelBatch:
+    """Prompts as rows that end at the same place."""
+    rows, longest = len(ids), max(map(len, ids))
+    tokens_BS = torch.zeros(rows, longest, dtype=torch.int64)
+    bounds = [0]
+    for row, each in enumerate(ids):
+        tokens_BS[row, longest - len(each) :] = torch.tensor(each)
+        bounds += [] if len(each) == longest else [row * longest + longest - len(each)]
+        bounds.append((row + 1) * longest)
+    layout = DocumentLayout.from_lengths(torch.tensor(bounds, dtype=torch.int32), rows, longest, device)
+    missing_B1 = torch.tensor([[longest - len(each)] for each in ids], device=device)
+    places_S = torch.arange(longest, device=device)
+    return ModelBatch(
+        input_ids_BS=tokens_BS.to(device),
+        labels_BS=None,
+        positions_BS=(places_S - missing_B1).clamp_(min=0),
+        real_BS=places_S >= missing_B1,
+        packing=layout,
+        cache=cache,
+    )
+
+
+def next_batch(tokens: Sequence[int], positions_B1: Tensor, cache: LayerCache) -> ModelBatch:
+    """One position more of each row, behind those in the cache."""
+    device = positions_B1.device
+    real_B1 = torch.ones(len(tokens), 1, dtype=torch.bool, device=device)
+    return ModelBatch(
+        input_ids_BS=torch.tensor(tokens, device=device)[:, None],
+        labels_BS=None,
+        positions_BS=positions_B1,
+        real_BS=real_B1,
+        packing=DocumentLayout(segments=(), document_BS=real_B1.int(), single=True, cached=cache),
+        cache=cache,
+    )
 
 
 def continue_texts(

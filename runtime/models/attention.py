@@ -27,8 +27,9 @@ from ..parallel.attention_blocks import (
 )
 from ..parallel.axes import Axes
 from .blockwise import blockwise_attention
+from .cache import LayerCache
 from .causal_blocks import causal_blocks, takes
-from .document_layout import CachedRows, DocumentLayout
+from .document_layout import DocumentLayout
 from .recompute import as_one
 
 
@@ -90,7 +91,7 @@ def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scale: float | None =
 
 
 def newest(
-    q_BH1A: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, rows: CachedRows, scores: Scores, sink_H: Tensor | None
+    q_BH1A: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, cache: LayerCache, scores: Scores, sink_H: Tensor | None
 ) -> Tensor:
     """Attention of the newest position of every row over all that the cache has of it, which no window hides.
 
@@ -99,7 +100,7 @@ def newest(
     """
     groups = k_BKLA.shape[1]
     q_BKGA = q_BH1A.view(len(q_BH1A), groups, -1, q_BH1A.shape[-1])
-    mask = rows.seen(k_BKLA.shape[2])
+    mask = cache.seen(k_BKLA.shape[2], scores.window)
     if sink_H is None and scores.cap is None:
         out_BKGA = F.scaled_dot_product_attention(q_BKGA, k_BKLA, v_BKLA, attn_mask=mask, scale=scores.scale)
         return out_BKGA.view_as(q_BH1A)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data.collate.batch import IGNORE_INDEX, Microbatch
 from ..data.collate.units import Units
-from .cache import KeyValueCache
+from .cache import LayerCache
 from .document_layout import DocumentLayout
 
 # Among the columns of a term: what makes a sum over tokens a sum of the means of their sequences.
@@ -66,7 +66,7 @@ class ModelBatch:
     positions_BS: Tensor
     real_BS: Tensor
     packing: DocumentLayout
-    cache: KeyValueCache | None = None
+    cache: LayerCache | None = None
     cross_entropy: Tensor | None = None
     recorded: Tensor | None = None
     dataset_B: Tensor | None = None

@@ -31,7 +31,7 @@ from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
 from .adapted import put_on
 from .attention import AttentionKernel, AttentionModule
-from .cache import KeyValueCache
+from .cache import LayerCache
 from .document_layout import DocumentLayout
 from .dropout import HasKeys
 from .latent_attention import LatentAttention
@@ -65,7 +65,7 @@ class Attention(AttentionModule):
         self.q_norm, self.k_norm = norm(queries), norm(keys)
 
     def forward(
-        self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, cache: KeyValueCache | None = None
+        self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, cache: LayerCache | None = None
     ) -> Tensor:
         def heads(flat: Tensor) -> Tensor:
             return flat.unflatten(-1, (-1, self.head_dim))
@@ -94,7 +94,7 @@ class BlockInput(NamedTuple):
     rotate: Rotation | None
     packing: DocumentLayout
     real_BS: Tensor
-    cache: KeyValueCache | None = None
+    cache: LayerCache | None = None
     known_BSK: Tensor | None = None
     later_BS: Tensor | None = None
 
@@ -243,7 +243,7 @@ class DecoderBlock(nn.Module):
         rotate: Rotation | None,
         packing: DocumentLayout,
         real_BS: Tensor,
-        cache: KeyValueCache | None = None,
+        cache: LayerCache | None = None,
         keys_BS: Tensor | None = None,
         known_BSK: Tensor | None = None,
         later_BS: Tensor | None = None,
@@ -259,7 +259,7 @@ class DecoderBlock(nn.Module):
         rotate: Rotation | None,
         packing: DocumentLayout,
         real_BS: Tensor,
-        cache: KeyValueCache | None,
+        cache: LayerCache | None,
         keys_BS: Tensor | None,
         known_BSK: Tensor | None = None,
         later_BS: Tensor | None = None,

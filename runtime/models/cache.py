@@ -6,10 +6,26 @@ Shapes: B rows, K key/value heads of this rank, L positions that there is room f
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
-import torch
 from attrs import define, field
 from torch import Tensor, nn
+
+
+class LayerCache(Protocol):
+    """What layers ask for what they have computed of earlier positions. length: positions of a row that there is room
+    for. filled: positions that have been; 0: prompts are computed."""
+
+    length: int
+    filled: int
+
+    def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
+        """Keep tensors of new positions, and give those of all that the layer sees."""
+        ...
+
+    def seen(self, count: int, window: int | None) -> Tensor | None:
+        """Bool [B, 1, 1, count], which of so many positions that `extended` gives a layer each row sees; None: all."""
+        ...
 
 
 @define(eq=False)
@@ -17,14 +33,15 @@ class KeyValueCache:
     """Tensors of the positions so far, for every layer of this rank that asks for it.
 
     length: positions of a row that there is memory for. filled: positions that have been, in front of those of the
-    forward that is under way. A layer that sees no more than the `window` newest positions keeps these alone: position
-    p is the p modulo window, in the place of one that no later position sees.
+    forward that is under way. seen_B11L: bool, which of the positions of a row are its own; None: all. A layer that
+    sees no more than the `window` newest positions keeps these alone: position p is the p modulo window, in the place
+    of one that no later position sees.
     """
 
     length: int
     filled: int = 0
+    seen_B11L: Tensor | None = None
     _tensors: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict, init=False)
-    _windows: dict[nn.Module, int | None] = field(factory=dict, init=False)
 
     def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
         """Each of the tensors [B, K, S, A] of a layer: those of the prompts, which come first, as they are; with those
@@ -33,7 +50,7 @@ class KeyValueCache:
         known = self._tensors.get(layer)
         if known is None:
             known = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in new)
-            self._tensors[layer], self._windows[layer] = known, window
+            self._tensors[layer] = known
         count = new[0].shape[2]
         assert self.filled == 0 or count == 1, "behind prompts there is one position at a time"
         for tensor, x in zip(known, new, strict=True):
@@ -43,46 +60,12 @@ class KeyValueCache:
                 tensor.narrow(2, self.filled % room, count).copy_(x)
         return new if self.filled == 0 else [tensor.narrow(2, 0, min(self.filled + 1, room)) for tensor in known]
 
-    def newest(self, x: Tensor, count: int) -> Tensor:
-        """Of what there is of every position, [..., length], that of the `count` newest ones, with the position that is
-        under way, in the order in which a layer has them that keeps so many."""
+    def seen(self, count: int, window: int | None) -> Tensor | None:
+        """As of `LayerCache`, in the order in which a layer has them that keeps so many."""
+        if self.seen_B11L is None:
+            return None
         end = self.filled + 1
-        return x[..., end - count : end].roll(end - count, -1)
-
-    def moved(self, rows: Sequence[int], filled: int, length: int) -> "KeyValueCache":
-        """Some of its rows, with room for `length` positions of which `filled` have been; the newest position stays the
-        newest. Positions that were not there are zero, and nothing may see them."""
-        found = KeyValueCache(length, filled)
-        for layer, tensors in self._tensors.items():
-            window, before = self._windows[layer], tensors[0].shape[2]
-            room = length if window is None else min(window, length)
-            count = min(self.filled, filled, before, room)
-            newest, rows_B = torch.arange(-count, 0), torch.tensor(rows)
-            device = tensors[0].device
-            of, to = ((newest + self.filled) % before).to(device), ((newest + filled) % room).to(device)
-            found._windows[layer] = window
-            found._tensors[layer] = tuple(
-                x.new_zeros(len(rows), x.shape[1], room, x.shape[3]).index_copy_(
-                    2, to, x.index_select(0, rows_B.to(device)).index_select(2, of)
-                )
-                for x in tensors
-            )
-        return found
-
-    def joined(self, other: "KeyValueCache", order: Sequence[int]) -> "KeyValueCache":
-        """Its rows and those of another one with as many positions and as much room. order: places among its own, with
-        the others behind them."""
-        assert (self.length, self.filled) == (other.length, other.filled)
-        found = KeyValueCache(self.length, self.filled)
-        found._windows = dict(self._windows)
-        found._tensors = {
-            layer: tuple(
-                torch.cat(pair).index_select(0, torch.tensor(order, device=pair[0].device))
-                for pair in zip(tensors, other._tensors[layer], strict=True)
-            )
-            for layer, tensors in self._tensors.items()
-        }
-        return found
+        return self.seen_B11L[..., end - count : end].roll(end - count, -1)
 
     @property
     def bytes(self) -> int:

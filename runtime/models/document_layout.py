@@ -11,7 +11,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from .cache import KeyValueCache
+from .cache import LayerCache
 
 
 @frozen(eq=False)
@@ -29,7 +29,7 @@ class DocumentLayout:
     document_BS: Tensor
     single: bool
     block_masks: Mapping[int | None, Any] = field(factory=dict)
-    cached: "CachedRows | None" = None
+    cached: LayerCache | None = None
     task_rows: tuple[int, ...] = ()
 
     @classmethod
@@ -48,18 +48,3 @@ class DocumentLayout:
     def longest(self) -> int:
         """Positions of the longest document."""
         return max(length for _, _, length in self.segments)
-
-
-@frozen(eq=False)
-class CachedRows:
-    """What the newest position of every row sees of the rows in a cache.
-
-    seen_B11L: bool, which of the positions that there is room for; None: all that have come so far.
-    """
-
-    cache: KeyValueCache
-    seen_B11L: Tensor | None = None
-
-    def seen(self, count: int) -> Tensor | None:
-        """Bool [B, 1, 1, count], which of so many positions that a layer has in the cache; None: all."""
-        return None if self.seen_B11L is None else self.cache.newest(self.seen_B11L, count)

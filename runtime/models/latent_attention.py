@@ -16,7 +16,7 @@ from ..parallel.attention_blocks import Scores
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
 from .attention import AttentionKernel, AttentionModule
-from .cache import KeyValueCache
+from .cache import LayerCache
 from .document_layout import DocumentLayout
 from .layers import Linear, RMSNorm, Rotation
 
@@ -46,7 +46,7 @@ class LatentAttention(AttentionModule):
         self.o_proj = Linear(arch.heads * layer.value_dim, arch.dim, bias=layer.bias)
 
     def forward(
-        self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, cache: KeyValueCache | None = None
+        self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, cache: LayerCache | None = None
     ) -> Tensor:
         assert rotate is not None
         tensor = self.axes.tensor

@@ -32,12 +32,12 @@ from .files import read_exported
 from .keeping import UNREADABLE, RequestRefused, agree
 from .losses import TARGETS
 from .messages import RankMessage
+from .pages import SamplePages
 from .passes import Handle
 from .rows import TextRow, microbatch, put_losses
 from .slots import AdapterSlot, Slots
 from .writing import DrawnRow, WrittenRows
 
-MOST_ROWS: Final = 64  # that are written at once; of more, some wait
 TURN: Final = 8  # tokens until what is done is answered, and new requests are taken
 
 
@@ -55,9 +55,10 @@ class OpenRequest:
 
 @define(eq=False)
 class ServedSampler:
-    """Writes texts on all ranks together. open: by id. written: the rows that are written together: of all adapters, or
-    by weights where the model itself is trained. placed: which weights the slots have, for whom nothing waits the
-    longest first; later: requests for whose weights there is no slot yet.
+    """Writes texts on all ranks together. most: rows that are written at once; of more, some wait. counts: of pages, by
+    the window of layers. pages: of all rows that are written, as long as there are some. open: by id. written: the rows
+    that are written together: of all adapters, or by weights where the model itself is trained. placed: which weights
+    the slots have, for whom nothing waits the longest first; later: requests for whose weights there is no slot yet.
     """
 
     model: ModelParts
@@ -65,6 +66,9 @@ class ServedSampler:
     slots: Slots
     tokenizer: TextTokenizer
     author: TextGenerator
+    most: int
+    counts: dict[int | None, int]
+    pages: SamplePages | None = None
     open: dict[str, OpenRequest] = field(factory=dict)
     written: dict[str | None, WrittenRows] = field(factory=dict)
     placed: dict[str | None, int] = field(factory=dict)
@@ -74,7 +78,7 @@ class ServedSampler:
         """Take the requests of a message, let all rows grow by a few tokens, and give what is done then. values of the
         answer: `done`: ids; `stopped` of their rows; `refused`: reasons by id."""
         if message.values["first"]:  # what an engine has not asked for to its end
-            self.open, self.written, self.later = {}, {}, {}
+            self.open, self.written, self.later, self.pages = {}, {}, {}, None
         if not self.slots.replaced:  # they have been trained with since
             self.placed = {}
         refused: dict[str, str] = {}
@@ -83,18 +87,20 @@ class ServedSampler:
         }
         whole = self.slots.adapter is None
         asked, self.later = self.later, {}
+        pages = self.pages = self.pages or SamplePages.with_counts(self.counts)
         groups = {values["weights"] if whole else None: None for values, _ in asked.values()}
         for weights in [*self.written, *(each for each in groups if each not in self.written)]:
             own = {id: each for id, each in asked.items() if not whole or each[0]["weights"] == weights}
             try:
                 with self.whole_model(weights) if whole else nullcontext():
-                    rows = self.written.setdefault(weights, WrittenRows(self.author, self.rank.device))
+                    rows = self.written.setdefault(weights, WrittenRows(self.author, self.rank.device, pages))
                     for id, (values, prompt) in own.items():
                         self.take(id, values, prompt, rows, refused)
                     self.write(rows, refused)
             except RequestRefused as error:  # before any of its rows was written
                 refused |= dict.fromkeys(own, str(error))
         self.written = {weights: rows for weights, rows in self.written.items() if rows.unfinished}
+        self.pages = pages if self.written else None  # what is trained next has the memory
         done = [id for id, each in self.open.items() if each.done and id not in refused]
         arrays: dict[str, np.ndarray] = {}
         stopped: dict[str, list[bool]] = {}
@@ -152,7 +158,7 @@ class ServedSampler:
         with self.model.axes.uncut_rows():
             for _ in range(TURN):
                 busy = sum(len(each.rows) for each in self.written.values() if each is not rows)
-                for logits_BV, grown in rows.grow(MOST_ROWS - busy):
+                for logits_BV, grown in rows.grow(self.most - busy):
                     self.add(grown, logits_BV, refused)
                     rows.leave(refused)
                 if not rows.rows:
@@ -300,11 +306,14 @@ def sample(
     slots: Slots,
     tokenizer: TextTokenizer,
     beat: HeartbeatWriter,
+    rows: int,
+    pages: list[list[int | None]],
     pipeline: PipelineSchedule | None = None,
 ) -> Handle:
-    """Texts that follow prompts; those of each sampler are written together."""
+    """Texts that follow prompts, up to `rows` at once. pages: [window, count] of the pages of layers."""
     author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
-    return ServedSampler(model, rank, slots, tokenizer, author).answer
+    counts = {window: count for window, count in pages if count is not None}
+    return ServedSampler(model, rank, slots, tokenizer, author, rows, counts).answer
 
 
 @op("request.forget")

@@ -1,8 +1,9 @@
 """Rows that are written together, each with its adapter: new ones join at any token, and those that are done leave.
 
-Rows end at the same position of the cache; what is missing before the first one of a shorter row is seen by nothing.
-Samples of one request have the same prompt, which is computed once. Rows of one adapter lie side by side.
-Shapes: B rows, V vocabulary.
+Keys and values lie in pages. Where there are too few, the row that came last gives its own back, and joins again later
+with what it has written. Samples of one request have the same prompt, which is computed once. Rows of one adapter lie
+side by side.
+Shapes: B rows, P prompts, V vocabulary.
 """
 
 import random
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from ..data.documents.tokenizers import TextTokenizer
 from ..generation.sampling import Sampling
-from ..generation.text_generator import Prompts, TextGenerator
+from ..generation.text_generator import TextGenerator, next_batch, prompt_batch
+from .pages import PagedRows, SamplePages
 
 
 @define(eq=False)
@@ -53,9 +55,9 @@ class DrawnRow:
         return len(self.prompt) + max(0, len(self.tokens) - 1)
 
     @property
-    def left(self) -> int:
-        """Tokens that may still come."""
-        return self.values["most"] - len(self.tokens)
+    def text(self) -> list[int]:
+        """All tokens so far."""
+        return [*self.prompt.tolist(), *self.tokens]
 
     def add(self, token: int, logprob: float, tokenizer: TextTokenizer) -> None:
         """Take the next token; what ends a sample is part of it."""
@@ -81,13 +83,14 @@ class DrawnRow:
 
 @define(eq=False)
 class WrittenRows:
-    """rows: that are in the cache, with all of their tokens but the newest. waiting: that are still to join."""
+    """rows: that have pages, with all of their tokens but the newest. waiting: that are still to join. pages: those of
+    these rows, and of others that are written with other weights."""
 
     author: TextGenerator
     device: torch.device
+    pages: SamplePages
     rows: list[DrawnRow] = field(factory=list)
     waiting: list[DrawnRow] = field(factory=list)
-    _prompts: Prompts | None = None
 
     @property
     def unfinished(self) -> bool:
@@ -100,47 +103,66 @@ class WrittenRows:
 
         most: rows that there may be; one may always be. Collective.
         """
-        free = max(most - len(self.rows), int(not self.rows))
-        new, self.waiting = sorted(self.waiting[:free], key=lambda row: row.place), self.waiting[free:]
-        if new:
-            yield self._joining(new), new
+        self._step_back()
+        if new := self._joining(max(most - len(self.rows), int(not self.rows))):
+            yield self._first(new), new
+        self._make_room()
         if self.rows:
-            assert self._prompts is not None
-            batch = self._prompts.next([row.tokens[-1] for row in self.rows])
+            cache = PagedRows(self.pages, self.rows, [row.positions + 1 for row in self.rows], filled=1)
+            positions_B1 = torch.tensor([[row.positions] for row in self.rows], device=self.device)
+            batch = next_batch([row.tokens[-1] for row in self.rows], positions_B1, cache)
             batch.datasets = tuple(row.place for row in self.rows)
             yield self.author.logits(batch), list(self.rows)
 
     def leave(self, refused: Container[str]) -> None:
         """Rows that are done, or whose requests are refused, make room."""
         self.waiting = [row for row in self.waiting if row.request not in refused]
-        kept = [place for place, row in enumerate(self.rows) if not row.done and row.request not in refused]
-        if len(kept) < len(self.rows):
-            self._lay_out([self.rows[place] for place in kept], kept)
+        for row in [row for row in self.rows if row.done or row.request in refused]:
+            self.pages.release(row)
+            self.rows.remove(row)
 
-    def _joining(self, new: Sequence[DrawnRow]) -> Tensor | None:
-        """Compute the prompts of new rows, each once, and put them beside the others."""
-        firsts = list({row.request: row for row in new}.values())
-        place_of = {row.request: place for place, row in enumerate(firsts)}
-        prompts = [row.prompt.tolist() for row in firsts]
-        first = Prompts.of(prompts, max(map(len, prompts)), self.device)
-        places = [place_of[row.request] for row in new]
-        batch = first.first()
-        batch.datasets = tuple(row.place for row in firsts)
+    def _joining(self, most: int) -> list[DrawnRow]:
+        """Of those that wait as many as have pages, one for the next token of each row beside; at most so many."""
+        new: list[DrawnRow] = []
+        firsts: dict[str, DrawnRow] = {}
+        for row in self.waiting[:most]:
+            first = None if row.tokens else firsts.setdefault(row.request, row)
+            if first is None or first is row:
+                if not self.pages.take(row, len(row.text)):
+                    break
+            else:
+                self.pages.share(row, first)
+            if not self.pages.spare(len(self.rows) + len(new) + 1) and (self.rows or new):
+                self.pages.release(row)
+                break
+            new.append(row)
+        self.waiting = self.waiting[len(new) :]
+        return sorted(new, key=lambda row: row.place)
+
+    def _first(self, new: Sequence[DrawnRow]) -> Tensor | None:
+        """Compute the texts of new rows, each prompt once: logits [B, V] behind them."""
+        firsts: dict[object, DrawnRow] = {}
+        for row in new:
+            firsts.setdefault(row if row.tokens else row.request, row)
+        texts = [row.text for row in firsts.values()]
+        batch = prompt_batch(texts, PagedRows(self.pages, list(firsts.values()), list(map(len, texts)), 0), self.device)
+        batch.datasets = tuple(row.place for row in firsts.values())
         logits_PV = self.author.logits(batch)
-        self._lay_out([*self.rows, *new], range(len(self.rows)), first, places)
-        return None if logits_PV is None else logits_PV[torch.tensor(places, device=self.device)]
+        self.rows = sorted((*self.rows, *new), key=lambda row: row.place)
+        if logits_PV is None:
+            return None
+        place_of = {key: place for place, key in enumerate(firsts)}
+        places = [place_of[row if row.tokens else row.request] for row in new]
+        return logits_PV[torch.tensor(places, device=self.device)]
 
-    def _lay_out(
-        self, rows: list[DrawnRow], kept: Sequence[int], first: Prompts | None = None, places: Sequence[int] = ()
-    ) -> None:
-        """A cache with these rows. kept: places of those that have been there; first, places: where the others are."""
-        order = sorted(range(len(rows)), key=lambda number: rows[number].place)  # an adapter's lie side by side
-        before, self.rows, self._prompts = self._prompts, [rows[number] for number in order], None
-        if not rows:
-            return
-        filled = max(row.positions for row in rows)
-        length = filled + max(row.left for row in rows)
-        caches = [] if before is None or not kept else [before.cache.moved(kept, filled, length)]
-        caches += [] if first is None else [first.cache.moved(places, filled, length)]
-        cache = caches[0] if len(caches) == 1 else caches[0].joined(caches[1], order)
-        self._prompts = Prompts.over(cache, [filled - row.positions for row in self.rows], self.device)
+    def _make_room(self) -> None:
+        """Let every row have a page for its next token: the newest ones give theirs back."""
+        for row in list(self.rows):
+            while row in self.pages and not self.pages.reserve(row, row.positions):
+                self.pages.release(self.pages.newest)
+        self._step_back()
+
+    def _step_back(self) -> None:
+        """Rows without pages wait."""
+        self.waiting = [row for row in self.rows if row not in self.pages] + self.waiting
+        self.rows = [row for row in self.rows if row in self.pages]

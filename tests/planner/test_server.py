@@ -13,6 +13,7 @@ from xtrain.planner.plan import Plan
 from xtrain.planner.report.render import render
 from xtrain.planner.serialise import from_json, to_json
 from xtrain.planner.serving.fit import slots_that_fit
+from xtrain.planner.serving.pages import MOST_ROWS, PAGE, pages_of, window_pages
 
 SPEC = Path(__file__).parents[2] / "specs" / "serve_cpu.xtrain"
 
@@ -51,6 +52,27 @@ def test_what_follows_of_the_adapter_is_that_of_each_slot(tmp_path: Path):
     found = plan_from_spec(path, (), None).plan
     assert found is not None
     assert [(each.value, each.how) for each in found.provenance if each.path == "adapter.alpha"] == [("24", "rank 24")]
+
+
+def test_pages_take_what_a_pass_leaves_and_one_sample_fits_in_any_case(tmp_path: Path):
+    def pages(*sets: str) -> dict[int | None, int]:
+        return dict(plan(*sets).node("request.sample").args["pages"])
+
+    wide = plan()
+    (usual,) = (each.memory for each in wide.estimates.classes)
+    (count,) = dict(wide.node("request.sample").args["pages"]).values()
+    each = 2 * 2 * 32 * 3 * PAGE * 4  # keys and values of 2 heads of 32, in 3 layers of 16 positions, fp32
+    read = MOST_ROWS * pages_of(1024) * each // 3
+    assert 0 <= usual.activations + usual.loss - read - each * (count + 1) < each
+    assert f"{count:,} pages of 16 positions" in wide.node("request.sample").does
+    assert pages("serve.rows=1")[None] < count, "a pass leaves less"
+    assert pages("serve.rows=1", "serve.max_tokens=256")[None] == pages_of(256) + MOST_ROWS
+    path = tmp_path / "spec.xtrain"
+    path.write_text(SPEC.read_text().replace("model llama {", "model qwen3 { window = 40, full_layers = [1]"))
+    windowed = plan_from_spec(path, ("serve.rows=16",), None).plan
+    assert windowed is not None
+    windows = dict(windowed.node("request.sample").args["pages"])
+    assert windows.keys() == {None, 40} and windows[40] == MOST_ROWS * window_pages(40) < windows[None]
 
 
 def test_how_many_adapters_fit_is_said():

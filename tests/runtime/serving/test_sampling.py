@@ -10,6 +10,7 @@ import torch
 from attrs import evolve
 from served import served, server_plan
 
+from xtrain.planner.serialise import plan_id
 from xtrain.runtime.serving.files import read_kept
 from xtrain.server.engine import Adam, AdapterSettings, Datum, Pass, SampleQueue, SampleRequest, UserError
 
@@ -203,6 +204,24 @@ def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets
     # The first one is long: others come and go meanwhile.
     assert found["order"].index("1") < found["order"].index("3") < found["order"].index("0")
     assert found["messages"][:3] == [["0", "1"], ["2"], ["3"]]
+
+
+@pytest.mark.parametrize("sets", [(), pytest.param(PP, marks=pytest.mark.matrix)], ids=["one", "pp"])
+def test_samples_that_wait_for_pages_are_those_that_they_are_alone(sets: tuple[str, ...], tmp_path: Path):
+    """There are as many pages as one sample of the longest text may have: others begin again when some are free."""
+    plan = server_plan(tmp_path, *sets)
+    (usual,) = plan.node("request.sample").args["pages"]
+    assert usual[0] is None and usual[1] > 4, "one of 64 positions has four"
+    few = [
+        evolve(node, args={**node.args, "pages": [[None, 4]]}) if node.id == "request.sample" else node
+        for node in plan.nodes
+    ]
+    plan = evolve(plan, nodes=tuple(few))
+    found = served(evolve(plan, id=plan_id(plan)), joined, tmp_path / "run")
+    for id, result in found["found"].items():
+        for one, other in zip(*(getattr(each, "samples", ()) for each in (result, found["alone"][id])), strict=True):
+            assert one.tokens.tolist() == other.tokens.tolist() and one.stopped == other.stopped
+            np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-6)
 
 
 def of_many_weights(engine: Any, folder: Path) -> dict[str, Any]:

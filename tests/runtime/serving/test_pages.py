@@ -1,0 +1,89 @@
+"""Pages of keys and values: what is read is what was written, whoever shared, went round or gave back."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from xtrain.planner.serving.pages import PAGE, window_pages
+from xtrain.runtime.serving.pages import PagedRows, SamplePages
+
+K, A = 2, 3
+FULL, NARROW = nn.Identity(), nn.Identity()
+
+
+class Texts:
+    """Samples that grow in pages, and all that they should have there."""
+
+    def __init__(self, window: int, count: int) -> None:
+        self.window = window
+        self.pages = SamplePages.with_counts({None: count, window: count})
+        self.known: dict[str, list[Tensor]] = {}  # of each layer [K, S, A]
+
+    def begin(self, sample: str, length: int, twins: int) -> bool:
+        if not self.pages.take(sample, length):
+            return False
+        rows = PagedRows(self.pages, [sample], [length], 0)
+        new = [torch.randn(K, length, A) for _ in range(2)]
+        for layer, window, x in zip((FULL, NARROW), (None, self.window), new, strict=True):
+            (same,) = rows.extended(layer, x[None], window=window)
+            assert same is not None and torch.equal(same[0], x)
+        self.known[sample] = new
+        for number in range(twins):
+            self.pages.share(f"{sample}.{number}", sample)
+            self.known[f"{sample}.{number}"] = list(new)
+        return True
+
+    def grow(self, samples: list[str]) -> None:
+        lengths = [self.known[each][0].shape[1] + 1 for each in samples]
+        rows = PagedRows(self.pages, samples, lengths, 1)
+        for place, (layer, window) in enumerate(((FULL, None), (NARROW, self.window))):
+            new = torch.randn(len(samples), K, 1, A)
+            (found,) = rows.extended(layer, new, window=window)
+            seen = rows.seen(found.shape[2], window)
+            for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+                known = torch.cat((self.known[sample][place], new[row]), 1)
+                self.known[sample] = [known if at == place else each for at, each in enumerate(self.known[sample])]
+                mask = torch.ones(found.shape[2], dtype=torch.bool) if seen is None else seen[row, 0, 0]
+                expected = known[:, -min(length, window or length) :]
+                order = found[row][0, mask, 0].argsort()  # positions go round
+                assert torch.equal(found[row][:, mask][:, order], expected[:, expected[0, :, 0].argsort()])
+                assert found[row].isfinite().all()
+
+
+@pytest.mark.parametrize("window", [1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 3])
+def test_what_is_read_is_what_was_written(window: int):
+    draw, texts = random.Random(window), Texts(window, 40)
+    torch.manual_seed(window)
+    for turn in range(120):
+        if draw.random() < 0.2:
+            texts.begin(f"t{turn}", draw.randint(1, 5 * PAGE), draw.randint(0, 2))
+        for sample in [each for each in texts.known if draw.random() < 0.02]:
+            texts.pages.release(sample)
+            del texts.known[sample]
+
+        for sample in list(texts.known):
+            while sample in texts.pages and not texts.pages.reserve(sample, texts.known[sample][0].shape[1]):
+                texts.pages.release(texts.pages.newest)
+        texts.known = {each: known for each, known in texts.known.items() if each in texts.pages}
+        growing = [each for each in texts.known if draw.random() < 0.8]
+        if growing:
+            texts.grow(growing)
+    for sample in texts.known:
+        texts.pages.release(sample)
+    for pages in texts.pages.of_window.values():
+        assert sorted(pages.free) == list(range(1, 41)) and not any(pages.users) and not pages.tables
+
+
+def test_samples_of_a_prompt_have_its_pages_together():
+    texts = Texts(window=PAGE, count=20)
+    assert texts.begin("a", 3 * PAGE + 1, twins=4)
+    full, narrow = texts.pages.of_window[None], texts.pages.of_window[PAGE]
+    assert 20 - len(full.free) == 4 and 20 - len(narrow.free) == window_pages(PAGE)
+    everyone = list(texts.known)
+    assert all(texts.pages.reserve(each, 3 * PAGE + 1) for each in everyone)
+    assert 20 - len(full.free) == 3 + 5, "each has the last page for itself"
+    texts.grow(everyone)
+    assert not texts.pages.take("b", 20 * PAGE) and "b" not in texts.pages
+    assert len(full.free) == 12, "what cannot begin has nothing"
