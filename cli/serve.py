@@ -31,13 +31,17 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 75 it was stopped by a signal, 1 it could not go on, 2 the spec is wrong, 3 so is the machine."""
-    from ..planner.load import plan_from_path
+    from ..dsl.load import load_spec
+    from ..planner.load import is_saved, plan_from_path
 
-    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, lambda plan: None)
-    if not compiled.report_to(sys.stderr) or compiled.plan is None:
-        return 2
     try:
         with refusals():
+            # What a training run lacks is of no account then.
+            if not is_saved(arguments.spec) and (draft := load_spec(arguments.spec, arguments.sets).draft) is not None:
+                _check_serves(draft.serve is not None)
+            compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, lambda plan: None)
+            if not compiled.report_to(sys.stderr) or compiled.plan is None:
+                return 2
             return _serve(compiled, compiled.plan)
     except Refused as refused:
         return refused.show()
@@ -52,8 +56,7 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
     from ..server.limits import ServerLimits
     from ..server.serving import Address, CannotServe, check_serving, serve
 
-    if not plan.serves:
-        raise Refused(2, "xtrain serve: the spec has no `serve` block; `xtrain run` trains with it")
+    _check_serves(plan.serves)
     args = plan.node(SETUP).args
     files = {name: Path(args[name]) for name in ("certificate", "private_key") if args[name]}
     address, keys = Address(host=args["host"], port=args["port"], **files), _keys(args["key"])
@@ -75,6 +78,12 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
         )
     except CannotServe as problem:
         raise Refused(3, f"xtrain serve: {problem}") from None
+
+
+def _check_serves(serves: bool) -> None:
+    if not serves:
+        hint = "add one, such as `serve { adapters = 8 }` beside an `adapter`; `xtrain run` trains with the spec"
+        raise Refused(2, f"xtrain serve: the spec has no `serve` block; {hint}")
 
 
 def _keys(name: str | None) -> "Keys":

@@ -57,7 +57,8 @@ def _row(row: RowBody) -> DatumRow:
     for name in ("weights", "logprobs", "advantages"):
         numbers = getattr(row, name)
         if numbers is not None:
-            inputs[name] = np.array(numbers, np.float32)
+            with np.errstate(over="ignore"):  # what float32 does not have is refused as not finite
+                inputs[name] = np.array(numbers, np.float32)
     return DatumRow(np.array(row.tokens, np.int32), inputs)
 
 

@@ -103,6 +103,8 @@ def _request(work: QueuedWork, memory: ModelsInMemory) -> SampleRequest:
             raise UserError(f"{name} is {getattr(request, name)}; there may be {capabilities.top}")
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
     texts = tuple(stop for stop in stops if isinstance(stop, str))
+    if "" in texts:
+        raise UserError("sampling_params.stop has an empty text, which is in every sample")
     if texts and not capabilities.text:
         raise UserError("sampling_params.stop has texts, and this server has no tokenizer; use token ids")
     return SampleRequest(

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -53,6 +54,12 @@ def check_serving(address: Address, keys: Keys) -> None:
             raise CannotServe(
                 f"{address.certificate} and {address.private_key} cannot be used for TLS: {why}"
             ) from None
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        socket.create_server((address.host, address.port), family=family).close()
+    except OSError as error:
+        where = f"port {address.port} of {address.host}"
+        raise CannotServe(f"{where} cannot be listened on: {error.strerror}; choose another `serve.port`") from None
 
 
 def check_installed() -> None:

@@ -110,6 +110,7 @@ def test_stops_prompts_and_candidates(served: Served) -> None:
         ([64], {}, {}, "0..63"),
         ([1], {}, {"max_tokens": 256}, "context is 256"),
         ([1], {}, {"stop": "END"}, "no tokenizer"),
+        ([1], {}, {"stop": ["END", ""]}, "an empty text"),
         ([1], {}, {"top_k": 0}, "top_k"),
         ([1], {"num_samples": 10_000}, {}, "num_samples"),
         ([1], {"topk_prompt_logprobs": 50}, {}, "there may be 20"),

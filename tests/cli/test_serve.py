@@ -1,0 +1,41 @@
+"""`xtrain serve` where it cannot: what is said before any rank is started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from xtrain.cli.main import main
+
+SPEC = Path(__file__).parents[2] / "specs" / "serve_cpu.xtrain"
+
+
+def said(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> tuple[int, str]:
+    status = main(["serve", *arguments, "--set", f'workspace.root="{tmp_path}"'])
+    found = capsys.readouterr()
+    assert "starting" not in found.out and not list(tmp_path.glob("serve_cpu/*"))
+    return status, found.err
+
+
+def test_a_port_that_is_taken_is_said_before_ranks_are_started(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, error = said(capsys, tmp_path, str(SPEC), "--set", f"serve.port={port}")
+    assert status == 3
+    assert f"port {port} of 127.0.0.1 cannot be listened on: Address already in use" in error
+    assert "choose another `serve.port`" in error
+
+
+def test_a_spec_without_serve_is_told_from_one_with_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    path = tmp_path / "spec.xtrain"
+    path.write_text('experiment a { seed = 1 }\nmodel "models/nowhere"\ntokenizer bytes\n')
+    status, error = said(capsys, tmp_path, str(path))
+    assert status == 2 and error.startswith("xtrain serve: the spec has no `serve` block; add one")
+
+
+def test_a_key_that_is_not_set_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    status, error = said(capsys, tmp_path, str(SPEC), "--set", 'serve.key="NO_SUCH_KEY"')
+    assert status == 3 and "error[X709]" in error
