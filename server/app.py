@@ -170,7 +170,7 @@ class Paths:
     async def _sessions(self, request: Request) -> Response:
         offset, limit = _page(request)
         with self._server.store.changed:
-            own = [one.id for one in self._state.sessions.values() if one.owner == _owner(request)]
+            own = [one.id for one in reversed(self._state.sessions.values()) if one.owner == _owner(request)]
         return _answer({"sessions": own[offset : offset + limit]})
 
     async def _session(self, request: Request) -> Response:
@@ -210,7 +210,7 @@ class Paths:
     async def _runs(self, request: Request) -> Response:
         offset, limit = _page(request)
         with self._server.store.changed:
-            own = [one for one in self._state.models.values() if one.owner == _owner(request)]
+            own = [one for one in reversed(self._state.models.values()) if one.owner == _owner(request)]
             found = [views.training_run(one, self._state) for one in own]
         return _answer(views.page("training_runs", found, offset, limit))
 
@@ -230,7 +230,7 @@ class Paths:
     async def _checkpoints(self, request: Request) -> Response:
         offset, limit = _page(request)
         with self._server.store.changed:
-            own = [one for one in self._state.checkpoints.values() if one.owner == _owner(request)]
+            own = [one for one in reversed(self._state.checkpoints.values()) if one.owner == _owner(request)]
         return _answer(views.page("checkpoints", [views.checkpoint(one) for one in own], offset, limit))
 
     async def _weights_info(self, request: Request) -> Response:

@@ -348,7 +348,8 @@ PAGES: Final = (
         """),
     CodePage("X705", "a checkpoint does not fit the plan", """
         The checkpoint holds the state of another model, of a wider number format, or of other data. The message says
-        what differs; `xtrain diff RUN SPEC` reports the same before a run is started.
+        what differs; `xtrain diff RUN SPEC` reports the same before a run is started. Of a server: its directory has
+        the models of clients over another model, another adapter or another seed.
         """),
     CodePage("X706", "the run directory cannot be written", """
         The run directory below `workspace.root` cannot be created or written: permissions, a full disk, or a file in

@@ -48,11 +48,13 @@ class StartedRanks:
 
     @classmethod
     def open(cls, plan: Plan, spec_text: str) -> "StartedRanks":
-        """Make the directory ready, in which no other server may be. Raises EnvironmentFault."""
+        """Make the directory ready, in which no other server may be, nor models over another base. Raises
+        EnvironmentFault."""
         directory = locate(plan, None).absolute()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lock = hold(directory, LAUNCHER_LOCK)
+            _check_same(directory, plan)
             for name in ("ranks", "logs"):
                 (directory / name).mkdir(exist_ok=True)
             durable.write(directory / PLAN, json.dumps(to_json(plan), sort_keys=True))
@@ -160,6 +162,18 @@ class StartedEngine(RanksEngine):
 
     def close(self) -> None:
         self.ranks.end()
+
+
+def _check_same(directory: Path, plan: Plan) -> None:
+    """Raises EnvironmentFault where the models of a directory are those of another model, adapter or seed."""
+    try:
+        before = json.loads((directory / PLAN).read_text())["config_id"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or none that could have been served
+        return
+    if before != plan.config_id:
+        message = f"{directory} has the models of a server with another spec ({before}, and this one is "
+        message += f"{plan.config_id}), which would be lost; serve that spec, {directory / SPEC}, or give this server "
+        raise EnvironmentFault("X705", f"{message}another name with workspace.run")
 
 
 def _environment(rank: int, world: int, port: int) -> dict[str, str]:

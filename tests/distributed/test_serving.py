@@ -48,6 +48,15 @@ def losses(engine: StartedEngine, steps: int) -> list[float]:
     return found
 
 
+def test_the_models_of_another_spec_stay(ranks: StartedRanks, tmp_path: Path):
+    named = "workspace.run=mine"
+    StartedRanks.open(server_plan(tmp_path, named), "").end()
+    StartedRanks.open(server_plan(tmp_path, named, "serve.rows=1"), "").end()
+    with pytest.raises(EnvironmentFault, match=r"another name with workspace\.run") as found:
+        StartedRanks.open(server_plan(tmp_path, named, rank=9), "")
+    assert found.value.code == "X705"
+
+
 @pytest.mark.slow
 def test_ranks_that_are_lost_are_started_again(ranks: StartedRanks, tmp_path: Path):
     engine = StartedEngine.over(ranks)

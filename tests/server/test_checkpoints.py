@@ -69,7 +69,12 @@ def test_checkpoints_are_listed_read_and_deleted(served: Served) -> None:
     assert (info["base_model"], info["is_lora"], info["lora_rank"], info["train_mlp"]) == (MODEL, True, 8, True)
     run = served.call("GET", f"training_runs/{client.id}").json()
     assert run["last_checkpoint"] == one and run["last_sampler_checkpoint"] == two
-    assert [found["tinker_path"] for found in served.call("GET", "checkpoints?limit=1").json()["checkpoints"]] == [path]
+    newest = served.call("GET", "checkpoints?limit=1").json()["checkpoints"]
+    assert [found["tinker_path"] for found in newest] == [two["tinker_path"]]
+    later = served.model()
+    (first,) = served.call("GET", "training_runs?limit=1").json()["training_runs"]
+    assert first["training_run_id"] == later.id
+    assert served.call("GET", "sessions?limit=1").json()["sessions"] == [later.session]
     archive = served.call("GET", f"training_runs/{client.id}/checkpoints/weights/one/archive")
     with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
         assert tar.getnames() == ["one/state.npz"]
