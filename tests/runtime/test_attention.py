@@ -15,7 +15,7 @@ from xtrain.runtime.models.attention import KERNELS, newest, with_block_masks
 from xtrain.runtime.models.blockwise import BlockLayout
 from xtrain.runtime.models.cache import KeyValueCache
 from xtrain.runtime.models.causal_blocks import LONGEST, causal_blocks, takes
-from xtrain.runtime.models.document_layout import CachedRows, DocumentLayout
+from xtrain.runtime.models.document_layout import DocumentLayout
 from xtrain.runtime.parallel.attention_blocks import PLAIN, Scores
 
 B, S, H, K, A = 3, 24, 4, 2, 8
@@ -137,7 +137,7 @@ def test_the_newest_position_sees_what_it_sees_of_the_whole_text(scores: Scores,
         expected = dense(q, k, v, layout, scores, sink)[:, :, -1:]
 
         def found(rows: slice, seen: Tensor | None) -> Tensor:
-            cache, layer = KeyValueCache(S + 3), nn.Identity()
+            cache, layer = KeyValueCache(S + 3, seen_B11L=seen), nn.Identity()
             kept = (k, v)
             for part in (slice(S - 2), slice(S - 2, S - 1), slice(S - 1, S)):
                 new = (x[rows, :, part] for x in (k, v))
@@ -145,7 +145,7 @@ def test_the_newest_position_sees_what_it_sees_of_the_whole_text(scores: Scores,
                 cache.filled = part.stop
             cache.filled -= 1
             assert kept[0].shape[2] == min(S, scores.window or S)
-            return newest(q[rows, :, -1:], *kept, CachedRows(cache, seen), scores, sink)
+            return newest(q[rows, :, -1:], *kept, cache, scores, sink)
 
         seen = (torch.arange(S + 3) >= missing[:, None])[:, None, None]
         assert torch.allclose(found(slice(None), seen), expected, atol=1e-12)
