@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from xtrain.components.trackers.tensorboard_run import TensorBoardWriter
 from xtrain.components.trackers.wandb_run import WandbWriter
+from xtrain.planner.installed_packages import is_installed
 from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.files.lines import JsonLinesFile
-from xtrain.runtime.reporting.packages import _is_installed
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.reporting.sink import RecordSink, RecordWriter
 
@@ -94,7 +94,7 @@ def main() -> None:
                 found[kind] = direct(folder, steps)
             elif kind == "queued":
                 found[kind] = queued(folder, steps)
-            elif _is_installed(kind):
+            elif is_installed(kind):
                 found[kind] = queued(folder, steps, writer_of(kind, folder))
     print(json.dumps(found))
 

@@ -25,6 +25,7 @@ from .schema import (
     rollout,
     schedules,
     serving,
+    stacks,
     sweep,
     tasks,
     tokenizers,
@@ -155,7 +156,7 @@ def is_block(kind: Any) -> TypeGuard[type]:
     if issubclass(kind, Component):
         registry = getattr(kind, "components", None)
         return (registry is None or not registry.call) and (attrs.has(kind) or registry_of(kind) is not None)
-    return attrs.has(kind) and kind.__module__.startswith(_SCHEMA)
+    return attrs.has(kind) and (kind.__module__.startswith(_SCHEMA) or issubclass(kind, stacks.StackSettings))
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:

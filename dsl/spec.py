@@ -86,7 +86,7 @@ class Spec:
     tasks: dict[str, AdapterTask] = field(factory=dict)
     ema: Ema | None = None
     precision: Precision = Precision()
-    parallel: Parallel = field(factory=Parallel)
+    parallel: Parallel = field(factory=lambda: Parallel.complete()())
     activation: Activation = Activation(mode="none")
     compile: Compile = Compile(mode="none")
     checkpoint: Checkpoint = Checkpoint()

@@ -25,6 +25,7 @@ from .plan import Counted, ElasticWorld, Estimates, Hardware, Plan
 from .resolved import Resolved, resolve_formats
 from .rules.cost_rules import check_costs, check_failures
 from .rules.rule_inputs import Verdicts
+from .rules.stack_rules import check_installed
 from .rules.validate import ValidatedSpec, validate
 from .schedule.arithmetic import Counts
 from .schedule.horizon import epoch_rows, waits
@@ -66,7 +67,8 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", c
     """
     found = Verdicts(spec)
     valid = validate(spec, world, found)
-    if valid is None:
+    check_installed(spec, found)
+    if valid is None or found.diagnostics.has_errors:
         return Compiled(None, found.diagnostics)
     of_costs = Verdicts(spec)
     plan = _assemble(spec, valid, spec_text, of_costs)

@@ -206,7 +206,7 @@ def forward_backward(
             beat.mark()
             batch = ModelBatch.of(microbatch, rank.device)
             batch.each = each
-            (wrapped.forward(None, batch) * scale).sum().backward()
+            wrapped.backward((wrapped.forward(None, batch) * scale).sum())
             sums.append(batch.sums)
             step.row_losses += [batch.row_losses] if batch.row_losses is not None else []
             step.batches += [batch] if each else []
@@ -240,10 +240,11 @@ def clip(
     deviations: float | None = None,
     decay: float = 0.0,
     first: int = 0,
+    wrapped: WrappedModel | None = None,
 ) -> StepCall:
     """Scale gradients so that their norm over all ranks is at most `max_norm`, and that which `NormStatistics` allow
     for `deviations`, with `decay` and `first`."""
-    norm = GradientNorm(model, rank)
+    norm = GradientNorm(model, rank, None if wrapped is None else wrapped.gradients)
 
     def run(step: Step) -> None:
         _reduce(step, norm, rank, model)
@@ -271,9 +272,9 @@ def clip_value(model: ModelParts, largest: float) -> StepCall:
 
 
 @op("step.gradient_norm")
-def gradient_norm(model: ModelParts, rank: Rank) -> StepCall:
+def gradient_norm(model: ModelParts, rank: Rank, wrapped: WrappedModel | None = None) -> StepCall:
     """Measure the norm of the gradients over all ranks; nothing is scaled."""
-    norm = GradientNorm(model, rank)
+    norm = GradientNorm(model, rank, None if wrapped is None else wrapped.gradients)
 
     def run(step: Step) -> None:
         _reduce(step, norm, rank, model)

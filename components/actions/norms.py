@@ -37,6 +37,7 @@ class Norms(Action):
 
     kind: ClassVar[str] = "norms"
     records = True
+    reads_parameters = True
     metrics: ClassVar = {
         "param_norm/GROUP": (MEANING.format("the parameters"), ""),
         "grad_norm/GROUP": (MEANING.format("the gradients, before clipping,"), ""),
@@ -50,6 +51,10 @@ class Norms(Action):
         default=("parameters", "gradients", "updates"),
         role=Role.CADENCE,
     )
+
+    @property
+    def reads_gradients(self) -> bool:
+        return "gradients" in self.of
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         of = [each for each in self.of if each != "updates" or not place.event]

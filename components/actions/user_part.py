@@ -19,6 +19,7 @@ class UserAction(UserComponent, Action):
     """`every … NAME { … }`, `on … NAME`: a function of your own, called between steps on all ranks."""
 
     kind: ClassVar[str] = ""  # type: ignore[misc]
+    reads_parameters = True
     records = True
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
         "action/NAME/KEY": ("what your own action NAME returned under KEY, on the first rank", "")

@@ -43,6 +43,7 @@ class AdamW(Optimizer):
     stochastic_rounding: bool = random_rounding()
 
     counts: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     resuming: ClassVar[Mapping[str, str]] = {
         "betas": "the optimizer takes it from the plan, and the moments follow within some steps"
     }

@@ -1,7 +1,7 @@
 """`optimizer lion { … }`: Lion (Chen et al. 2023, arXiv 2302.06675)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -43,6 +43,8 @@ class Lion(Optimizer):
     clip_value: float | None = clip_value()
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
+
+    elementwise: ClassVar[bool] = True
 
     def does(self, number_format: str) -> str:
         return f"lion, one average in {self.stored(number_format)}, matrices {self.decayed(self.weight_decay)}"

@@ -1,7 +1,7 @@
 """`optimizer sgd { … }`: stochastic gradient descent, with momentum as torch has it (Sutskever et al. 2013)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -41,6 +41,8 @@ class Sgd(Optimizer):
     clip_value: float | None = clip_value()
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
+
+    elementwise: ClassVar[bool] = True
 
     def does(self, number_format: str) -> str:
         stored = self.stored(number_format)

@@ -175,7 +175,9 @@ PAGES: Final = (
         A stack may support some axes, formats and settings only: `xtrain docs --capabilities` lists which.
         `stack = ddp` keeps a full replica of the model on every rank and lets torch's DistributedDataParallel sum the
         gradients. It supports no other axes, no sharding and one number format. Leave `fsdp` auto, so that all ranks
-        are replicas, or give their number: `fsdp auto { replicate = 4 }`.
+        are replicas, or give their number: `fsdp auto { replicate = 4 }`. `stack = deepspeed` leaves the engine of
+        DeepSpeed to cut what its stage says, and to change parameters: what needs whole gradients, or parameters
+        outside of the model, does not work with it. docs/stacks.md says what each stage leaves.
         """, "parallel { stack = ddp, tp 2 }", "parallel { stack = ddp, fsdp auto { replicate = 2 } }"),
     CodePage("X416", "a zero-bubble schedule with an incompatible setting", """
         The schedules zero_bubble and zbv compute the gradients of weights later than those of activations. Parameters
@@ -384,7 +386,8 @@ PAGES: Final = (
         """),
     CodePage("X715", "a package is missing or cannot be loaded", """
         `log` needs a package that is not installed: `pip install 'xtrain[tensorboard]'` for TensorBoard event files,
-        `pip install 'xtrain[wandb]'` for Weights & Biases. Or a component comes with an installed package, and the
+        `pip install 'xtrain[wandb]'` for Weights & Biases. `stack = deepspeed` needs `pip install 'xtrain[deepspeed]'`,
+        also where the spec is planned. Or a component comes with an installed package, and the
         package's module that runs it cannot be imported: the message has the module and the reason.
         """),
     CodePage("X716", "the ranks do not find each other", """

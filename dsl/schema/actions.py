@@ -49,6 +49,10 @@ class Action(Component):
     """The run ends after the step. It has no node."""
     informs: ClassVar[bool] = False
     """The first rank alone does it, with nothing but a message, at once: it takes no default's place."""
+    reads_parameters: ClassVar[bool] = False
+    """It reads parameters of the model by themselves."""
+    reads_gradients: bool = False
+    """It reads their gradients."""
     uses_averages: ClassVar[bool] = False
     """It works with the averaged weights, where the spec says so."""
     publishes: ClassVar[bool] = False

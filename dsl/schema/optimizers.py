@@ -121,6 +121,8 @@ class Optimizer(Component):
     stochastic_rounding: bool = False
     counts: ClassVar[bool] = False
     """Whether it counts the updates of each parameter, as `step` of its state."""
+    elementwise: ClassVar[bool] = False
+    """Whether the update of an element needs that element alone, and begins with moments of 0."""
     before_forward: ClassVar[str] = ""
     """What it does to the weights before a step computes with them, in words; empty: nothing."""
     temporaries: ClassVar[int] = 0

@@ -1,8 +1,9 @@
 """How the work is spread over ranks and done there: `parallel` with its axes, `activation`, `compile`."""
 
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
-from attrs import frozen
+from attrs import fields, frozen
 
 from .setting import AUTO, Auto, Role, at_least, component_name, not_negative, rank_count, setting
 from .stacks import STACKS, Stack
@@ -117,10 +118,30 @@ class Parallel:
     pp: Pp = setting("pipeline parallel", default=Pp(), role=Role.MESH)
     cp: Cp = setting("context parallel", default=Cp(), role=Role.MESH)
 
+    @classmethod
+    def complete(cls) -> "type[Parallel]":
+        """The class with a block for each stack that has settings."""
+        blocks = {name: stack.settings for name, stack in STACKS.items() if stack.settings is not None}
+        return _parallel_class(tuple(blocks.items()))
+
+    def of_stacks(self) -> dict[str, Any]:
+        """The blocks of stacks, by the names of these."""
+        return {each.name: getattr(self, each.name) for each in fields(type(self)) if each.name in STACKS}
+
     @property
     def execution(self) -> Stack:
         """The stack of that name."""
         return STACKS[self.stack]()
+
+
+@cache
+def _parallel_class(blocks: tuple[tuple[str, type], ...]) -> type[Parallel]:
+    declared = {
+        name: setting(f"settings of `stack = {name}`", default=kind(), role=Role.MESH, added=True)
+        for name, kind in blocks
+    }
+    about = {"__doc__": Parallel.__doc__, "__module__": __name__, "__annotations__": dict(blocks)}
+    return frozen(type("Parallel", (Parallel,), {**about, **declared}))
 
 
 @frozen

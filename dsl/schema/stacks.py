@@ -6,9 +6,15 @@ from typing import Any, ClassVar, Final
 from attrs import frozen
 
 from .component import Component, Registry
+from .setting import Conflict
 
 STACKS: Final = Registry["Stack"]("stack", "stacks")
 PREFIX: Final = "setup.parallel."
+
+
+@frozen
+class StackSettings:
+    """`NAME { … }` inside `parallel`: the settings of a stack of that name."""
 
 
 @STACKS.base
@@ -36,16 +42,27 @@ class Stack(Component):
     """Whether gradients are summed in buckets, which take as many bytes as the gradients."""
     beside: ClassVar[tuple[str, ...]] = ()
     """The nodes that make its calls while blocks are computed; all other calls are waited for."""
+    settings: ClassVar[type[StackSettings] | None] = None
+    """The class of its block in `parallel`, which is called after it."""
+    package: ClassVar[str] = ""
+    """The package that it cannot run without."""
+    install: ClassVar[str] = ""
+    """What `pip install` takes for that package."""
     resuming: ClassVar[Mapping[str, str]] = {}
     """Argument of its own node → what becomes of a run that is resumed with another value, as a clause."""
 
     def __init_subclass__(cls) -> None:
         """Raises TypeError for one that wraps the model and does not refuse pp: its wrapper would never be called."""
-        if cls.wrap is not Stack.wrap and "pp" not in cls.unsupported:
+        if cls.wraps() and "pp" not in cls.unsupported:
             raise TypeError(
                 f'{cls.__name__} wraps the model, and so its `unsupported` must have "pp": a pipeline schedule calls '
                 "the stages and not the wrapper"
             )
+
+    @classmethod
+    def wraps(cls) -> bool:
+        """Whether it has a node that wraps the model."""
+        return cls.wrap is not Stack.wrap or cls.wrap_optimizer is not Stack.wrap_optimizer
 
     @classmethod
     def node(cls) -> str:
@@ -60,6 +77,33 @@ class Stack(Component):
         """Add the node that wraps the model, which has its weights, behind `last`; the id of the last node."""
         return last
 
+    def wrap_optimizer(self, graph: Any, run: Any, last: str) -> str:
+        """Add the nodes that wrap the model together with its optimizer, behind `last`, which gives the optimizer; the
+        id of the last node."""
+        return last
+
+    def conflicts(self, spec: Any) -> Iterable[Conflict]:
+        """What of a spec it does not support beside `unsupported`; each `setting` is a path of the spec."""
+        return ()
+
+    def held(self, run: Any, states: Any) -> Any:
+        """What a rank has of parameters, their gradients and the state of the optimizer, an `OwnedBytes`. states: of
+        the pieces that the axes of the mesh leave it."""
+        return states
+
+    def gradients_spared(self, run: Any, states: Any) -> int:
+        """Bytes of `states.trained`, the gradients of the pieces that a rank computes with, that are never there at
+        once. states: as `held` gets them."""
+        return 0
+
+    def gathered(self, run: Any) -> int:
+        """Bytes of parameters that a rank puts together to compute with them, at most at once; FSDP has its own."""
+        return 0
+
+    def beside_update(self, run: Any, states: Any) -> int:
+        """Bytes that an update takes beside gradients and moments. states: as `held` gives them."""
+        return 0
+
     def calls(self, run: Any, stages: list[Any], pp: int) -> Iterable[tuple[Any, int]]:
         """(`CollectiveCall`, how often) of a step on the ranks of a pipeline coordinate: what the stack itself sends.
 
@@ -71,4 +115,4 @@ class Stack(Component):
 def stack_of_node(op: str) -> type[Stack] | None:
     """The stack whose own node has this op; one that wraps nothing has none."""
     found = STACKS.get(op.removeprefix(PREFIX)) if op.startswith(PREFIX) else None
-    return None if found is None or found.wrap is Stack.wrap else found
+    return None if found is None or not found.wraps() else found

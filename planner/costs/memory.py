@@ -141,6 +141,10 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
     casts = sharded and run.formats.reduce != run.formats.compute
     forward, base = stage.forward(), states.parameters + states.moments + stage.resident + _buckets(run, states)
     gradients, peak = 0, 0
+    spared = run.stack.gradients_spared(run, states)
+    states, computed = run.stack.held(run, states), states
+    gathered = run.stack.gathered(run)
+    base += states.parameters + states.moments - computed.parameters - computed.moments + gathered
     turns = min(count, 3)  # those in between are alike
     for number in range(turns):
         sums: Sums = "exchange" if number == turns - 1 else "keep"
@@ -149,7 +153,9 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
         elif run.sync == "microbatch":
             sums = "each"
         change = stage.backward(Handling(sums=sums, again=number > 0, casts=casts))
-        peak = max(peak, base + gradients + max(forward.peak, forward.net + change.peak))
+        backward = max(forward.net, forward.net + change.peak - (spared if number == 0 else 0))
+        peak = max(peak, base + gradients + max(forward.peak, backward))
+        gradients -= spared if number == 0 else 0
         gradients += forward.net + change.net + (stage.resident if sharded else 0)
     whole = sharded and count > 1 and run.sync != "microbatch"
     return _memory(
@@ -157,7 +163,7 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
         0,
         states,
         peak,
-        unsharded=stage.unsharded,
+        unsharded=stage.unsharded + gathered,
         unreduced=(stage.unreduced if whole else 0) + _buckets(run, states),
         activations=forward.net - stage.loss,
         loss=stage.loss,
@@ -167,6 +173,7 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
 def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
     persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
+    updating += run.stack.beside_update(run, states)
     scorer, scoring = scorer_bytes(run, pp)
     sampling = _buckets(run, states) + max(sampling_bytes(run), scoring)
     peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling)

@@ -49,7 +49,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     add_bootstrap(graph, run)
     add_watch(graph, run)
     model = add_model(graph, run, add_mesh(graph, run))
-    optimizer = _groups(graph, run, _optimizer(graph, run, model))
+    optimizer = run.stack.wrap_optimizer(graph, run, _groups(graph, run, _optimizer(graph, run, model)))
     averages = add_average(graph, run, model)
     loader = add_data(graph, run, estimates, model)
     scheduler = _scheduler(graph, run, optimizer, loader)

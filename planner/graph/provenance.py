@@ -77,6 +77,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
         block = getattr(spec.parallel, axis)
         yield f"parallel.{axis}.size", block.size
         yield from _block(f"parallel.{axis}", block)
+    for name, block in spec.parallel.of_stacks().items():
+        yield from _block(f"parallel.{name}", block)
     yield "activation.mode", spec.activation.mode
     yield from _block("activation", spec.activation)
     yield from _block("compile", spec.compile)

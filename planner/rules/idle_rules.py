@@ -37,6 +37,10 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
     for name, why in spec.scheduler.idle().items():
         _warn(spec, f"scheduler.{name}", why, "remove it", found)
     _check_idle_axes(spec, layout, batch, found)
+    for kind, block in spec.parallel.of_stacks().items():
+        for name in settings_of(type(block)) if kind != spec.parallel.stack else ():
+            why = f"the stack is {spec.parallel.stack}"
+            _warn(spec, f"parallel.{kind}.{name}", why, f"use stack {kind}, or remove it", found)
     if spec.batch.ramp_from is None:
         why = "every step has the same rows without `ramp_from`"
         _warn(spec, "batch.ramp", why, "set ramp_from, or remove it", found)

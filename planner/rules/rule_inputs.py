@@ -201,6 +201,8 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "group.*": ("group", "group.*.name", "model.*", "tokenizer.source"),
     "optimizer.*": ("optimizer.*", "precision.params", "scheduler.kind", "model.*", "parallel.tp.size", "{world}"),
     "mesh.offload": ("parallel.fsdp.offload", "launch.device", "cluster.preset"),
+    "mesh.stack.package": ("parallel.stack",),
+    "mesh.stack.with.*": ("parallel.*", "{}", "{}.*"),
     "mesh.stack.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),
     "activation.every": ("activation.mode", "activation.every", "model.layers", "model.mtp"),
     "activation.tile_mlp": ("activation.tile_mlp", "model.*", "batch.micro", "batch.sequence", "{context}"),

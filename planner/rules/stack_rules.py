@@ -4,6 +4,7 @@ from ...dsl.schema.setting import AUTO, Auto
 from ...dsl.schema.stacks import STACKS
 from ...dsl.spec import Spec
 from ..findings import Findings
+from ..installed_packages import is_installed
 from ..mesh.cluster import device_kind
 from ..mesh.pipeline import ZERO_BUBBLE
 from ..resolved import resolve_formats
@@ -12,10 +13,21 @@ from ..resolved import resolve_formats
 def check_stack(spec: Spec, found: Findings) -> None:
     """Report settings that torch cannot combine, or of which one leaves the other without effect."""
     _check_support(spec, found)
+    for each in spec.parallel.execution.conflicts(spec):
+        found.fail(f"mesh.stack.with.{each.setting}", "X415", each.setting, each.message, each.hint)
     _check_zero_bubble(spec, found)
     _check_sync(spec, found)
     _check_offload(spec, found)
     _check_bodies(spec, found)
+
+
+def check_installed(spec: Spec, found: Findings) -> None:
+    """Report a stack whose package is not here: no other rule depends on what a machine has."""
+    stack = spec.parallel.execution
+    if stack.package and not is_installed(stack.package):
+        message = f"stack {stack.kind} needs the package {stack.package}, which is not installed here"
+        hint = f"install it with `pip install '{stack.install}'`, or use stack parallel"
+        found.fail("mesh.stack.package", "X715", "parallel.stack", message, hint)
 
 
 def _check_bodies(spec: Spec, found: Findings) -> None:

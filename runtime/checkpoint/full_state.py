@@ -22,6 +22,7 @@ from ..parallelize.fsdp import reshard
 from ..state import Progress, Rank
 from ..training import random_streams as streams
 from ..training.ema import WeightAverages
+from ..training.optimizer import KeepsPieces
 from .backend import read_tensors
 from .layout import CheckpointEntry
 from .rollback_state import onward
@@ -79,9 +80,9 @@ class FullState:
         own = {self._stream(name): state for name, state in streams.streams(self.rank.device).items()}
         averages = self.ema.tensors() if self.ema is not None else {}
         return {
-            **saved_tensors(self.model, self.plan),
+            **self._model_tensors(),
             **averages,
-            **optimizer_tensors(self.model, self.optimizer, self.plan),
+            **self._optimizer_tensors(),
             **own,
         }
 
@@ -94,7 +95,7 @@ class FullState:
         """The weights for publishing under the names of a model, and what is said of them."""
         if self.ema is not None and self.ema.publishes and self.ema.updates:
             return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.described()}
-        return saved_tensors(self.model, self.plan), {"weights": "trained"}
+        return self._model_tensors(), {"weights": "trained"}
 
     def described(self) -> dict[str, Any]:
         """What is known of the state besides its tensors, as JSON."""
@@ -159,9 +160,9 @@ class FullState:
             return "read"
 
         put_back: dict[str, Callable[[], str]] = {
-            "model": lambda: read(saved_tensors(self.model, self.plan)),
+            "model": lambda: self._restore_model(read),
             "ema": lambda: self._restore_ema(state, read),
-            "optimizer": lambda: read(optimizer_tensors(self.model, self.optimizer, self.plan)),
+            "optimizer": lambda: self._restore_optimizer(read),
             "loader": loader,
             "counters": counters,
             "completions": lambda: self._restore_completions(entry),
@@ -169,6 +170,29 @@ class FullState:
         }
         groups = {name: put_back[name]() for name in ORDER}
         return Restored(groups={name: word for name, word in groups.items() if word}, remarks=next(iter(remarks), None))
+
+    def _model_tensors(self) -> dict[str, Tensor]:
+        own = self.optimizer.weights() if isinstance(self.optimizer, KeepsPieces) else {}
+        return saved_tensors(self.model, self.plan) | own
+
+    def _restore_model(self, read: Callable[[dict[str, Tensor]], str]) -> str:
+        tensors = self._model_tensors()
+        word = read(tensors)
+        if isinstance(self.optimizer, KeepsPieces):
+            self.optimizer.take_weights(tensors)
+        return word
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        if isinstance(self.optimizer, KeepsPieces):
+            return self.optimizer.tensors(self.plan)
+        return optimizer_tensors(self.model, self.optimizer, self.plan)
+
+    def _restore_optimizer(self, read: Callable[[dict[str, Tensor]], str]) -> str:
+        tensors = self._optimizer_tensors()
+        word = read(tensors)
+        if isinstance(self.optimizer, KeepsPieces):
+            self.optimizer.take(self.plan, tensors)
+        return word
 
     def _restore_ema(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str]) -> str:
         saved = state.get("ema")

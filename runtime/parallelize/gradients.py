@@ -5,7 +5,7 @@ rest.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,9 @@ class GradientNorm:
     all ranks counts each element once, whatever is sharded or replicated over what.
     """
 
-    def __init__(self, model: ModelParts, rank: Rank) -> None:
+    def __init__(self, model: ModelParts, rank: Rank, pieces: Callable[[], list[Tensor]] | None = None) -> None:
+        """pieces: what this rank alone has of the gradients, where they are not those of the parameters."""
+        self._pieces = pieces
         self._parameters, self._rank = [parameter for _, parameter in model.trained()], rank
         weights = [1.0 / count for count in copies_of(model, rank, trained=True)]
         self._weights = torch.tensor(weights, dtype=torch.float64, device=rank.device)
@@ -41,9 +43,13 @@ class GradientNorm:
     @torch.no_grad()
     def measure(self, loss_sums: Tensor) -> list[float]:
         """Take the norm of the gradients as they are now; returns `loss_sums` [n] summed over all ranks."""
-        assert all(p.grad is not None for p in self._parameters), "every trained parameter is part of every step"
-        self._grads = [local_gradient(p.grad) for p in self._parameters]
-        squares = squares_of(self._parameters, self._weights) @ self._weights
+        if self._pieces is None:
+            assert all(p.grad is not None for p in self._parameters), "every trained parameter is part of every step"
+            self._grads = [local_gradient(p.grad) for p in self._parameters]
+            squares = squares_of(self._grads, self._weights) @ self._weights
+        else:
+            self._grads = self._pieces()
+            squares = squares_of(self._grads, self._weights).sum()
         sums = torch.cat((squares[None], loss_sums.double()))
         if self._rank.world_size > 1:
             dist.all_reduce(sums)
@@ -60,9 +66,9 @@ class GradientNorm:
         self._grads = []
 
 
-def squares_of(parameters: Sequence[nn.Parameter], like: Tensor) -> Tensor:
-    """fp64, on the device of `like`: the square of the norm of the gradient of each, as a rank has it."""
-    grads = [_at_least_fp32(local_gradient(parameter.grad)) for parameter in parameters]
+def squares_of(gradients: Sequence[Tensor], like: Tensor) -> Tensor:
+    """fp64, on the device of `like`: the square of the norm of each, as a rank has it."""
+    grads = [_at_least_fp32(gradient) for gradient in gradients]
     if not grads:  # of a stage that has nothing to train
         return like.new_zeros(0)
     norms = torch.stack(torch._foreach_norm(grads)).double()  # pyright: ignore[reportPrivateImportUsage]

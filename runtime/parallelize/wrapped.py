@@ -5,6 +5,7 @@ from collections.abc import Callable
 from attrs import frozen
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
 
 from ..models.batch import ModelBatch
 from ..models.parts import ModelParts
@@ -14,10 +15,15 @@ from ..models.parts import ModelParts
 class WrappedModel:
     """forward: the objective of a microbatch, by (None, batch), whose backward gives gradients; it calls the model that
     it wraps, hooks of modules included. sync_gradients: sum them over ranks in the coming backward, or only add them up
-    on this rank."""
+    on this rank. backward: of what was made of the objective. gradients: where they are not those of the parameters,
+    what this rank alone has of them, summed over ranks. optimizer: what updates the parameters, where the stack wraps
+    that too."""
 
     forward: Callable[[None, ModelBatch], Tensor]
     sync_gradients: Callable[[bool], None]
+    backward: Callable[[Tensor], None] = Tensor.backward
+    gradients: Callable[[], list[Tensor]] | None = None
+    optimizer: Optimizer | None = None
 
     @classmethod
     def of(cls, model: ModelParts) -> "WrappedModel":

@@ -55,7 +55,7 @@ def _sum_partial(parameter: Tensor) -> None:
 def _norm(parameters: list[Any], weights: list[float], rank: Rank) -> float:
     """Over all ranks, every element once. Collective."""
     weights_P = torch.tensor(weights, dtype=torch.float64, device=rank.device)
-    square = (squares_of(parameters, weights_P) * weights_P).sum()[None]
+    square = (squares_of([local_gradient(p.grad) for p in parameters], weights_P) * weights_P).sum()[None]
     if rank.world_size > 1:
         dist.all_reduce(square)
     found = square.item()

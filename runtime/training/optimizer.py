@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from attrs import evolve
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -14,6 +14,7 @@ from ...planner.model.groups import ParameterGroups, is_in, name_of
 from ...planner.plan import Node, Plan
 from ..models.parts import ModelParts
 from ..ops import PlanMismatch, op, op_of
+from ..parallelize.wrapped import WrappedModel
 from ..state import Resources
 
 
@@ -56,6 +57,27 @@ class MovesWeights(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsPieces(Protocol):
+    """An optimizer whose state is not that of parameters as they are, but of other pieces."""
+
+    def tensors(self, plan: Plan) -> dict[str, Tensor]:
+        """`optimizer.<name>.<moment>` → state of the parameter, for a checkpoint. Collective."""
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """`model.<name>` → those parameters that are in such pieces too. Collective."""
+        ...
+
+    def take_weights(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from parameters that have been read, those of `weights` into these tensors. Collective."""
+        ...
+
+    def take(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
+        """Go on from the state in these tensors, which have been read. Collective."""
+        ...
+
+
 class SeveralOptimizers(Optimizer):
     """Optimizers of different parameters, as one."""
 
@@ -81,6 +103,13 @@ class SeveralOptimizers(Optimizer):
             if place < first or self.tasks[place - first] not in self.left_out:
                 each.step()
         self._share_state()
+
+
+@op("setup.stack_optimizer", gives="optimizer")
+def of_stack(wrapped: WrappedModel) -> Optimizer:
+    """The optimizer that the stack has wrapped."""
+    assert wrapped.optimizer is not None
+    return wrapped.optimizer
 
 
 @op("setup.group", gives="optimizer")

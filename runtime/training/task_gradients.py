@@ -61,7 +61,9 @@ class TaskGradients:
         count = len(self.names)
         sums_3T = torch.zeros(3, count, dtype=torch.float64, device=self._rank.device)
         assert all(parameter.grad is not None for parameter in self._parameters), "every task is part of every step"
-        sums_3T[0].index_add_(0, self._places, squares_of(self._parameters, sums_3T) * self._weights)
+        sums_3T[0].index_add_(
+            0, self._places, squares_of([local_gradient(p.grad) for p in self._parameters], sums_3T) * self._weights
+        )
         if self._rank.is_tp_first:
             for rows in step.row_losses:
                 place_B = self._task_of_dataset[rows.dataset_B]

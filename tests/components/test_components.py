@@ -25,7 +25,7 @@ from xtrain.dsl.schema.packings import PACKINGS
 from xtrain.dsl.schema.schedules import SCHEDULERS
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.schema.sources import SOURCES
-from xtrain.dsl.schema.stacks import STACKS, Stack, stack_of_node
+from xtrain.dsl.schema.stacks import STACKS, stack_of_node
 from xtrain.dsl.schema.tokenizers import TOKENIZERS
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.ops import code_of
@@ -256,8 +256,8 @@ def test_each_has_the_module_that_runs_it():
 
 def test_stacks_that_wrap_the_model_have_a_torch_side():
     for name, stack in STACKS.items():
-        assert (ROOT / "components" / "stacks" / f"{name}_torch.py").is_file() == (stack.wrap is not Stack.wrap)
-        assert stack_of_node(stack.node()) is (None if stack.wrap is Stack.wrap else stack)
+        assert (ROOT / "components" / "stacks" / f"{name}_torch.py").is_file() == stack.wraps()
+        assert stack_of_node(stack.node()) is (stack if stack.wraps() else None)
 
 
 def test_actions_with_a_node_have_a_torch_side():

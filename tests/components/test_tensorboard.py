@@ -11,12 +11,12 @@ from projects import Project, curve, events, records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from xtrain.components.trackers.tensorboard_run import TensorBoardWriter
+from xtrain.planner import installed_packages
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.launch.preflight import check_machine
-from xtrain.runtime.reporting import packages
 from xtrain.runtime.reporting.sink import RecordSink
 
 
@@ -108,8 +108,8 @@ def test_a_run_that_is_stopped_and_gone_on_with_has_each_step_once(tmp_path, mon
 def test_a_missing_package_is_reported_before_anything_is_begun(tmp_path, monkeypatch, package: str):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wandb").mkdir()  # which W&B leaves where it was run, and is no package
-    find = packages.find_spec
-    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == package else find(name))
+    find = installed_packages.find_spec
+    monkeypatch.setattr(installed_packages, "find_spec", lambda name: None if name == package else find(name))
     block = {"tensorboard": "tensorboard = true", "wandb": 'wandb { project = "p" }'}[package]
     plan = plan_from_spec(tmp_path / Project(tmp_path).spec(more=f"log {{ {block} }}")).plan
     assert plan is not None
@@ -124,5 +124,5 @@ def test_a_missing_package_is_reported_before_anything_is_begun(tmp_path, monkey
 def test_a_folder_is_no_package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "only_a_folder").mkdir()
-    assert not packages._is_installed("only_a_folder")
-    assert packages._is_installed("json")
+    assert not installed_packages.is_installed("only_a_folder")
+    assert installed_packages.is_installed("json")

@@ -107,6 +107,7 @@ EXEMPT = {
     "optimizer.stochastic_rounding": "of weights in bf16 alone: tests/planner/test_stored_states.py",
     "activation.tile_mlp": "of blocks without experts: tests/planner/test_graph.py",
     "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
+    "parallel.deepspeed.stage": "of its stack alone: tests/planner/test_deepspeed.py",
     "launcher.options": "a word that is no option is refused: tests/cli/test_launch.py",
     "path": "where the spec lies is not part of the experiment",
     "origins": "nor is how it is written",

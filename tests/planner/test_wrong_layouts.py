@@ -494,7 +494,7 @@ SEVERAL = [
     ("parallel { pp 2 { stages_per_rank = 0 } }", "X304", "0"),
     ("parallel { pp 2 { head_cost = -1 } }", "X304", "-1"),
     ("parallel { cp 2 { fold = some } }", "X305", "some"),
-    ("parallel { stack = deepspeed }", "X305", "deepspeed"),
+    ("parallel { stack = megatron }", "X305", "megatron"),
     ("activation partial", "X305", "partial"),
     ("activation full { every = 0 }", "X304", "0"),
     ("activation selective { save = [softmax] }", "X305", "softmax"),

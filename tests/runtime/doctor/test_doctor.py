@@ -187,7 +187,7 @@ def test_an_old_driver(folder, monkeypatch):
 
 def test_an_extra_that_is_missing(folder, capsys, monkeypatch):
     made("log { tensorboard = true }\nlaunch { device = cpu }")
-    monkeypatch.setattr("xtrain.runtime.reporting.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("xtrain.planner.installed_packages.find_spec", lambda name: None)
     code, found = doctor("spec.xtrain", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X715"])
     assert "tensorboard" in found[0]["what"] and "pip install" in found[0]["do"]

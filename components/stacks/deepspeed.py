@@ -1,0 +1,263 @@
+"""`stack = deepspeed`: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) by the engine of DeepSpeed."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from attrs import evolve, frozen
+
+from ...dsl.schema.setting import Conflict, Range, Role, setting
+from ...dsl.schema.stacks import STACKS, Stack, StackSettings
+from ...planner.costs.op_trace import CollectiveCall
+from ...planner.units import BYTES, bytes_text, plural
+
+if TYPE_CHECKING:
+    from ...dsl.spec import Spec
+    from ...planner.costs.memory import OwnedBytes
+    from ...planner.costs.stage_costs import StageCosts
+    from ...planner.graph.builder import Builder
+    from ...planner.resolved import Resolved
+
+BUCKET: Final = 2**24  # numbers that are summed together, at most; one larger parameter is summed by itself
+_AXES: Final = "spreads a model over data ranks alone"
+_SHARES: Final = {
+    0: "nothing of it is shared",
+    1: "the state of the optimizer is cut",
+    2: "the state of the optimizer and gradients are cut",
+    3: "the state of the optimizer, gradients and parameters are cut",
+}
+
+
+@frozen
+class DeepspeedSettings(StackSettings):
+    """`deepspeed { … }`: what the ranks share under `stack = deepspeed`."""
+
+    stage: int = setting(
+        "stage of ZeRO: 0 cuts nothing, 1 the state of the optimizer, 2 also gradients, 3 also parameters",
+        default=2,
+        check=Range(low=0, high=3),
+        role=Role.MESH,
+        added=True,
+    )
+
+
+@STACKS.register()
+@frozen
+class Deepspeed(Stack):
+    """`stack = deepspeed`: ZeRO by DeepSpeed's engine, of the stage that `deepspeed { stage }` says."""
+
+    kind = "deepspeed"
+    settings = DeepspeedSettings
+    package = "deepspeed"
+    install = "xtrain[deepspeed]"
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("tp", "pp", "cp", "ep"), _AXES),
+        "fsdp": "cuts what its stage says",
+        "compute": "computes in the format of the parameters",
+        "reduce": "sums gradients in the format of the parameters",
+        "reshard": "gathers what its stage says",
+        "sync": "sums gradients when its stage says",
+        "offload": "keeps model states where they are used",
+    }
+    resuming: ClassVar[Mapping[str, str]] = {
+        "config": "gradients are summed in another order, and other ranks have other pieces of the state"
+    }
+
+    def conflicts(self, spec: "Spec") -> "Iterator[Conflict]":
+        stage, params = stage_of(spec), spec.precision.params
+        other = "or use stack parallel"
+        if params != "fp32":
+            message = f"stack deepspeed keeps weights and sums in fp32, not in {params}"
+            yield Conflict("precision.params", message, f"use params fp32, {other}")
+        if spec.precision.base.stores:
+            message = "stack deepspeed does not know matrices that are stored in blocks of codes"
+            yield Conflict("precision.base", message, f"remove it, {other}")
+        if spec.tasks:
+            message = "stack deepspeed has one norm of all gradients, and each task has its own"
+            yield Conflict("task", message, other.removeprefix("or "))
+        if spec.step is not None:
+            message = f"{spec.step.function} calls `backward` itself, and stack deepspeed has a backward of its own"
+            yield Conflict("step.name", message, f"remove `step`, {other}")
+        if spec.activation.tile_mlp != 1:
+            message = "stack deepspeed sums a gradient when it first comes, and with tile_mlp it comes in pieces"
+            yield Conflict("activation.tile_mlp", message, f"use tile_mlp 1, {other}")
+        if spec.optimizer.before_forward:
+            message = f"{spec.optimizer.kind} moves weights before the forward, which stack deepspeed does not know"
+            yield Conflict("optimizer.kind", message, f"use adamw, {other}")
+        if stage:
+            yield from _of_pieces(spec, stage, other)
+
+    def wrap_optimizer(self, graph: "Builder", run: "Resolved", last: str) -> str:
+        stage, ranks = stage_of(run.spec), run.size("replicate")
+        numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
+        whole, piece = (bytes_text(BYTES[run.formats.params] * each) for each in (numbers, -(-numbers // ranks)))
+        does = f"ZeRO stage {stage} by DeepSpeed over {plural(ranks, 'rank')}: {_SHARES[stage]}"
+        does += f", for each of its tensors {whole} → {piece} a rank" if stage and ranks > 1 else ""
+        does += "; its configuration is written to deepspeed.json of the run"
+        axes, args = run.wide("replicate"), {"config": config_of(run)}
+        last = graph.add("setup", self.node(), does, args=args, axes=axes, after=((last, "optimizer"),))
+        does = "from here on the engine updates parameters" + (", each rank its piece" if stage and ranks > 1 else "")
+        return graph.add("setup", "setup.stack_optimizer", does, after=((last, "wrapped"),))
+
+    def held(self, run: "Resolved", states: "OwnedBytes") -> "OwnedBytes":
+        """A rank computes with all parameters, or from stage 3 on with its pieces, put together for a module at a time;
+        it updates a copy of its piece of those that are trained."""
+        stage, ranks = stage_of(run.spec), run.size("replicate")
+        if stage == 0:
+            return states
+        piece = -(-states.trained // ranks)
+        return evolve(
+            states,
+            parameters=(piece if stage == 3 else states.parameters) + piece,
+            trained=states.trained if stage == 1 else piece,
+            moments=-(-states.moments // ranks),
+        )
+
+    def gradients_spared(self, run: "Resolved", states: "OwnedBytes") -> int:
+        if stage_of(run.spec) < 2:
+            return 0
+        piece = -(-states.trained // run.size("replicate"))
+        return max(0, states.trained - piece - _bucket_bytes(run))
+
+    def gathered(self, run: "Resolved") -> int:
+        """Under stage 3 what is not in blocks, and the largest parameter of one."""
+        if stage_of(run.spec) < 3:
+            return 0
+        ends = sum(each.size for each in run.inventory.tensors if not each.name.startswith("layers."))
+        largest = max(each.size for each in run.inventory.tensors if each.name.startswith("layers."))
+        return BYTES[run.formats.params] * (ends + largest)
+
+    def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
+        """The buffer of a bucket, and a rank's piece of the gradients once more, in one tensor."""
+        whole = BYTES[run.formats.params] * states.elements
+        piece = -(-whole // run.size("replicate")) if stage_of(run.spec) else 0
+        return _bucket_bytes(run) + piece
+
+    def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+        """Stages 0 and 1 sum gradients once a step, the others behind every microbatch. Updated pieces are gathered, or
+        in stage 3 all parameters, before each forward and each backward."""
+        ranks, stage = run.size("replicate"), stage_of(run.spec)
+        if ranks == 1:
+            return
+        width = BYTES[run.formats.params]
+        numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
+        times = run.batch.accumulate if stage > 1 else 1
+        for first in range(0, numbers, BUCKET):
+            size = width * min(BUCKET, numbers - first)
+            summed = "reduce_scatter" if stage == 3 else "all_reduce"
+            yield CollectiveCall("replicate", summed, self.node(), size), times
+            if stage in (1, 2):
+                yield CollectiveCall("replicate", "all_gather", self.node(), size), 1
+        for tensor in run.inventory.tensors if stage == 3 else ():
+            yield CollectiveCall("replicate", "all_gather", self.node(), width * tensor.size), 2 * run.batch.accumulate
+
+
+def stage_of(spec: "Spec") -> int:
+    """The stage that a spec with this stack chooses."""
+    return spec.parallel.of_stacks()[Deepspeed.kind].stage
+
+
+def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
+    """What needs whole gradients, or the whole state of a parameter, on each rank."""
+    from ...planner.data.data_rules import actions_of
+    from ...planner.model.groups import written_optimizers
+
+    for before, chosen in written_optimizers(spec).items():
+        if before:
+            message = "stack deepspeed has one optimizer for all parameters"
+            yield Conflict(f"{before}optimizer.kind", message, f"remove the group's `optimizer`, {other}")
+        elif not chosen.elementwise:
+            message = f"stage {stage} of stack deepspeed cuts parameters anywhere, and {chosen.kind} needs more of a "
+            message += "parameter than the element that it updates"
+            yield Conflict("optimizer.kind", message, f"use adamw, lion or sgd, or deepspeed.stage 0, {other}")
+    if stage == 3:
+        yield from _of_gathered(spec, other)
+    if spec.optimizer.clip_value is not None:
+        message = f"stage {stage} of stack deepspeed knows the norm of all gradients, not each of its elements"
+        yield Conflict("optimizer.clip_value", message, f"remove clip_value, {other}")
+    for hook in spec.hooks.values():
+        if (what := hook.declared.get("changes", "nothing")) != "nothing":
+            message = f"{hook.name} changes {what}, and stage {stage} of stack deepspeed has its own copies of pieces"
+            yield Conflict(f"hook.{hook.name}.name", message, f"use deepspeed.stage 0, {other}")
+    for path, action in actions_of(spec):
+        if action.reads_gradients:
+            message = (
+                f"{action.kind} reads gradients of parameters, and stage {stage} of stack deepspeed takes them away"
+            )
+            hint = f"leave gradients out of `of`, use deepspeed.stage 0, {other}"
+            yield Conflict(path, message, hint)
+
+
+def _of_gathered(spec: "Spec", other: str) -> Iterator[Conflict]:
+    """What needs parameters outside of the forward and backward of their module."""
+    from ...planner.data.data_rules import actions_of
+
+    less = f"use deepspeed.stage 2, {other}"
+    if spec.model.experts:
+        message = "stage 3 of stack deepspeed follows modules that give tensors, and a router gives more"
+        yield Conflict("model.experts", message, less)
+    reads = {
+        "adapter": (spec.adapter is not None, "an adapter"),
+        "model.frozen": (bool(spec.model.frozen), "frozen"),
+        "model.mtp": (bool(spec.model.mtp), "mtp"),
+        "ema": (spec.ema is not None, "ema"),
+        "rollout": (spec.rollout is not None, "a rollout"),
+        "hook": (bool(spec.hooks), "a hook"),
+        "evaluation_step.name": (spec.evaluation_step is not None, "an evaluation_step"),
+        "compile.mode": (spec.compile.mode != "none", "compile"),
+    }
+    reads |= {path: (action.reads_parameters, action.kind) for path, action in actions_of(spec)}
+    for path, (there, what) in reads.items():
+        if there:
+            message = f"{what} reads parameters, which stage 3 of stack deepspeed has only while their module computes"
+            yield Conflict(path, message, less)
+
+
+def config_of(run: "Resolved") -> dict[str, Any]:
+    """What the engine is given: nothing is left to it, and nothing scales the loss or the gradients.
+
+    Gradients are added, as the loss is divided by the tokens of all ranks; they are clipped by `step.clip`. Stage 3
+    knows averages alone, and so is given the loss times the ranks.
+    """
+    batch, stage = run.batch, stage_of(run.spec)
+    zero: dict[str, Any] = {"stage": stage}
+    if stage:
+        zero |= {
+            "reduce_bucket_size": _bucket(run),
+            "contiguous_gradients": True,
+            "overlap_comm": False,
+            "reduce_scatter": True,
+        }
+    if stage in (1, 2):
+        zero |= {"allgather_bucket_size": _bucket(run), "round_robin_gradients": False, "compute_grad_norm": False}
+    if stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_param_persistence_threshold": 0,
+            "sub_group_size": _bucket(run),
+        }
+    return {
+        "train_batch_size": batch.micro * batch.accumulate * run.size("replicate"),
+        "train_micro_batch_size_per_gpu": batch.micro,
+        "gradient_accumulation_steps": batch.accumulate,
+        **({"gradient_allreduce_op": "sum"} if stage < 3 else {}),
+        "gradient_clipping": 0.0,
+        "bf16": {"enabled": False},
+        "fp16": {"enabled": False},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+        **({"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}} if stage else {}),
+    }
+
+
+def _bucket(run: "Resolved") -> int:
+    """Numbers in a bucket; even, as DeepSpeed wants it."""
+    numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
+    return min(BUCKET, numbers + numbers % 2)
+
+
+def _bucket_bytes(run: "Resolved") -> int:
+    return BYTES[run.formats.params] * _bucket(run)

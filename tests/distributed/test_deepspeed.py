@@ -1,0 +1,125 @@
+"""DeepSpeed's engine trains as one process does, and its checkpoints are those of every other layout."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+from checkpoints import tensors
+from forked_ranks import Mutation, Outcome
+from projects import events
+from topologies import Topology
+from trials import TOLERANCE, Laboratory, Trial, gaps
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytest.importorskip("deepspeed")
+
+SAVED, STEPS, LIMIT = 2, 4, TOLERANCE["fp32"]
+MORE = f"every {SAVED} steps checkpoint\ncheckpoint {{ mode = sync, keep = none, model = false }}"
+matrix = pytest.mark.matrix
+
+
+def engine(stage: int, ranks: int = 2, *sets: str, **settings) -> Topology:
+    own = ("parallel.stack=deepspeed", f"parallel.deepspeed.stage={stage}", *sets)
+    return Topology(replicate=ranks, sets=own, note=f"stage {stage}", **settings)
+
+
+def state(outcome: Outcome, step: int = STEPS) -> dict[str, np.ndarray]:
+    """Weights and moments of a checkpoint."""
+    path: Path = outcome.directory / "checkpoints" / f"ckpt-s{step:012d}"
+    return {name: each.numpy() for name, each in tensors(path).items() if name.startswith(("model.", "optimizer."))}
+
+
+def hold_together(ours: Outcome, theirs: Outcome, limit: float) -> None:
+    """Losses, norms, evaluations; weights and moments that were saved."""
+    # Under stage 3 ranks hold no parameters between two steps: what is compared are checkpoints.
+    assert not gaps(evolve(ours, whole=[{}]), evolve(theirs, whole=[{}])).beyond(limit)
+    saved, expected = state(ours), state(theirs)
+    assert saved.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.abs(saved[name] - value).max() < limit * max(np.abs(value).max(), 1e-30), name
+
+
+def run(lab: Laboratory, trial: Trial, topology: Topology, name: str, mutation: Mutation | None = None) -> Outcome:
+    return lab.ranks.run(lab.plan(trial, topology.layout), lab.folder, name=name, mutation=mutation)
+
+
+def trial_of(topology: Topology, more: str = "") -> Trial:
+    return evolve(topology.trial("fp32"), steps=STEPS, more=f"{MORE}\n{more}")
+
+
+@pytest.mark.parametrize(
+    ("topology", "more"),
+    [
+        pytest.param(engine(0), "", id="stage 0"),
+        pytest.param(engine(1), "", id="stage 1"),
+        pytest.param(engine(2), "", id="stage 2"),
+        pytest.param(engine(3), "", id="stage 3"),
+        pytest.param(engine(3, 4), "", id="stage 3, 4 ranks", marks=matrix),
+        pytest.param(engine(3, 2, "activation.mode=full"), "", id="computed again, 3", marks=matrix),
+        pytest.param(engine(3, 2, model="gemma3"), "", id="gemma3, 3", marks=matrix),
+        pytest.param(engine(0, 4), "", id="stage 0, 4 ranks", marks=matrix),
+        pytest.param(engine(1, 4), "", id="stage 1, 4 ranks", marks=matrix),
+        pytest.param(engine(2, 4), "", id="stage 2, 4 ranks", marks=matrix),
+        pytest.param(engine(2, 2, clip="none", accumulate=1), "", id="no clipping", marks=matrix),
+        pytest.param(engine(1, 2, accumulate=4), "ema { decay = 0.9 }", id="averages", marks=matrix),
+        pytest.param(engine(2, 2, model="moe"), "", id="experts", marks=matrix),
+        pytest.param(engine(1, 2, "activation.mode=full"), "", id="computed again, 1", marks=matrix),
+        pytest.param(engine(2, 2, "activation.mode=full"), "", id="computed again, 2", marks=matrix),
+        pytest.param(engine(2), "adapter lora { rank = 3 }", id="adapter", marks=matrix),
+        pytest.param(engine(2), 'group "**.*norm*" { lr_scale = 0.5 }', id="groups", marks=matrix),
+    ],
+)
+def test_it_trains_as_one_process_does(lab: Laboratory, request, topology: Topology, more: str):
+    trial, name = trial_of(topology, more), request.node.callspec.id.replace(" ", "_").replace(",", "")
+    alone = lab.run(trial, (), alone=True)
+    hold_together(run(lab, trial, topology, f"ds_{name}"), alone, LIMIT)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=matrix), pytest.param(1, marks=matrix), 2, 3])
+def test_it_goes_on_bit_for_bit(lab: Laboratory, stage: int):
+    topology = engine(stage)
+    trial = evolve(topology.trial("fp32"), steps=STEPS, more="checkpoint { mode = sync, keep = none, model = false }")
+    whole, later = lab.resumed(trial, topology.layout, f"ds_goes_on_{stage}", step=SAVED)
+    assert state(later).keys() == state(whole).keys()
+    assert not [name for name, value in state(whole).items() if not np.array_equal(state(later)[name], value)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(Topology(fsdp=2), engine(2), id="fsdp to 2"),
+        pytest.param(engine(2), Topology(fsdp=2), id="2 to fsdp"),
+        pytest.param(engine(1), Topology(fsdp=4), id="1 to fsdp 4", marks=matrix),
+        pytest.param(engine(2, 4), engine(1), id="2 on 4 ranks to 1", marks=matrix),
+        pytest.param(Topology(tp=2), engine(1), id="tp to 1", marks=matrix),
+        pytest.param(engine(0), engine(2), id="0 to 2", marks=matrix),
+        pytest.param(engine(3), Topology(fsdp=2), id="3 to fsdp"),
+        pytest.param(Topology(fsdp=2), engine(3), id="fsdp to 3", marks=matrix),
+        pytest.param(engine(3, 4), engine(3), id="3 on 4 ranks to 3", marks=matrix),
+    ],
+)
+def test_a_checkpoint_moves(lab: Laboratory, request, before: Topology, after: Topology):
+    trial, name = trial_of(before), "ds_" + request.node.callspec.id.replace(" ", "_")
+    there = run(lab, trial, before, f"{name}_stays")
+    lab.take_checkpoint(there, SAVED, name)
+    here = run(lab, trial, after, name)
+    assert events(here.directory, "resumed")[-1]["step"] == SAVED
+    later = evolve(there, curve=there.curve[SAVED - 1 :], routing=there.routing[SAVED - 1 :])
+    hold_together(here, later, LIMIT)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=matrix), pytest.param(1, marks=matrix), 2, 3])
+@pytest.mark.parametrize("policy", ["(3) skip", pytest.param("(2) rollback", marks=matrix)])
+def test_bad_steps_leave_no_trace(lab: Laboratory, stage: int, policy: str):
+    """What their backward has summed is dropped, and of what is gone back to nothing stays as it was."""
+    topology = engine(stage)
+    trial = evolve(trial_of(topology, f"on nan{policy}"), steps=6)
+    name = f"ds_bad_{stage}_{policy[4:]}"
+    poison = Mutation("poison", rank=1, portions=[3, 4], kind="activation")
+    instead = Mutation("without", steps=[3, 4]) if "skip" in policy else Mutation("further", behind=2, by=2)
+    ours = run(lab, trial, topology, name, poison)
+    theirs = run(lab, trial, topology, f"{name}_expected", instead)
+    assert ours.curve[-1] == theirs.curve[-1]
+    saved, expected = state(ours, 6), state(theirs, 6)
+    assert not [name for name, value in expected.items() if not np.array_equal(saved[name], value)]

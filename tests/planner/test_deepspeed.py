@@ -1,0 +1,137 @@
+"""The plan of `stack = deepspeed`: its nodes, configuration, memory and traffic, and what it refuses; DeepSpeed itself
+is not needed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from xtrain.dsl.load import load_spec
+from xtrain.planner.compile import Compiled, compile_plan
+from xtrain.planner.plan import Plan
+from xtrain.planner.rules import stack_rules
+from xtrain.planner.rules.validate import check_spec
+
+SPEC = """
+experiment tiny {{ seed = 1, budget = 100 steps }}
+model llama {{ dim = 64, layers = 2, heads = 8 }}
+tokenizer bytes
+dataset code {{ source = python_stdlib() }}
+batch {{ sequence = 64, micro = 2, accumulate = 3 }}
+optimizer adamw {{ lr = 1e-3, clip = 0.7 }}
+launch {{ ranks_per_node = 4 }}
+cluster other {{ flops = 1e9, memory = 1 GiB }}
+parallel {{ stack = {stack}, deepspeed {{ stage = {stage} }} }}
+{more}
+"""
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The packages that are there."""
+    there = {"deepspeed"}
+    monkeypatch.setattr(stack_rules, "is_installed", lambda package: package in there)
+    return there
+
+
+def compiled(folder: Path, stage: int, more: str = "", stack: str = "deepspeed") -> Compiled:
+    (folder / "spec.xtrain").write_text(SPEC.format(stage=stage, more=more, stack=stack))
+    return compile_plan(load_spec(folder / "spec.xtrain").require())
+
+
+def plan_of(folder: Path, stage: int, stack: str = "deepspeed") -> Plan:
+    found = compiled(folder, stage, stack=stack)
+    assert found.plan is not None, found.diagnostics.render()
+    return found.plan
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_configuration_follows_from_the_spec(tmp_path: Path, stage: int):
+    """Batches agree with one another, and neither clipping nor averaging is left to the engine."""
+    plan = plan_of(tmp_path, stage)
+    config = plan.node("setup.parallel.deepspeed").args["config"]
+    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert [config[name] for name in batch] == [24, 2, 3]
+    assert config["gradient_clipping"] == 0.0 and config["zero_optimization"]["stage"] == stage
+    assert config.get("gradient_allreduce_op") == ("sum" if stage < 3 else None)
+    assert "auto" not in json.dumps(config)
+    assert plan.node("step.clip").args == {"max_norm": 0.7}
+    assert plan.mesh.size("replicate") == 4
+    ids = [node.id for node in plan.nodes]
+    assert ids.index("setup.optimizer") < ids.index("setup.parallel.deepspeed") < ids.index("setup.stack_optimizer")
+
+
+def test_each_stage_leaves_a_rank_less(tmp_path: Path):
+    """Parameters P, gradients and moments of four ranks; from stage 1 on a rank updates a copy of its piece of P."""
+    plans = [plan_of(tmp_path, stage) for stage in range(4)]
+    whole = sum(tensor.size for tensor in plans[0].parameters.tensors) * 4
+    piece = whole // 4
+    memory = [plan.estimates.classes[0].memory for plan in plans]
+    assert [each.parameters for each in memory] == [whole, whole + piece, whole + piece, 2 * piece]
+    assert [each.gradients for each in memory] == [whole, whole, piece, piece]
+    assert [each.optimizer for each in memory] == [2 * whole, 2 * piece, 2 * piece, 2 * piece]
+    assert memory[3].unsharded > 0 == memory[2].unsharded
+    assert memory[0].total_bytes > memory[1].total_bytes > memory[3].total_bytes
+
+
+@pytest.mark.parametrize(
+    ("stage", "calls"),
+    [
+        (0, {"all_reduce": 1}),
+        (1, {"all_reduce": 1, "all_gather": 1}),
+        (2, {"all_reduce": 3, "all_gather": 1}),
+        (3, {"reduce_scatter": 3, "all_gather": 6}),
+    ],
+)
+def test_what_a_step_sends(tmp_path: Path, stage: int, calls: dict[str, int]):
+    """How often all parameters, or their gradients, pass in a step of three microbatches."""
+    plan = plan_of(tmp_path, stage)
+    whole = sum(tensor.size for tensor in plan.parameters.tensors) * 4
+    traffic = {each.op: each.bytes for each in plan.estimates.classes[0].traffic if "deepspeed" in each.node}
+    assert traffic == {op: times * whole for op, times in calls.items()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "more", "says"),
+    [
+        (0, "parallel { tp 2 }", "spreads a model over data ranks alone, and tp is 2"),
+        (0, "parallel { pp 2 }", "spreads a model over data ranks alone, and pp is 2"),
+        (0, "precision { params = fp64 }", "keeps weights and sums in fp32, not in fp64"),
+        (0, "precision { compute = bf16 }", "computes in the format of the parameters, fp32, not in bf16"),
+        (0, "activation full { tile_mlp = 2 }", "with tile_mlp it comes in pieces"),
+        (0, "optimizer schedule_free { lr = 1e-3 }", "moves weights before the forward"),
+        (1, "optimizer muon { lr = 1e-3 }", "muon needs more of a parameter than the element that it updates"),
+        (1, "optimizer { clip_value = 1.0 }", "knows the norm of all gradients, not each of its elements"),
+        (1, 'group "norm*" { optimizer sgd { lr = 1.0 } }', "has one optimizer for all parameters"),
+        (2, "every 10 steps norms", "norms reads gradients of parameters"),
+        (3, "ema { decay = 0.9 }", "ema reads parameters"),
+        (3, "adapter lora { rank = 2 }", "an adapter reads parameters"),
+        (3, "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 4, expert_ffn = 32 }", "a router gives more"),
+        (3, "compile { mode = default }", "compile reads parameters"),
+    ],
+)
+def test_what_does_not_work_with_it_is_refused(tmp_path: Path, stage: int, more: str, says: str):
+    (tmp_path / "spec.xtrain").write_text(SPEC.format(stage=stage, more=more, stack="deepspeed"))
+    errors = check_spec(load_spec(tmp_path / "spec.xtrain").require(), 4).errors
+    (error,) = (each for each in errors if each.code == "X415")
+    assert says in error.message and "stack parallel" in (error.hint or "") and error.span is not None
+
+
+def test_what_a_lower_stage_allows(tmp_path: Path):
+    for stage, more in ((0, "optimizer muon { lr = 1e-3 }"), (0, "every 10 steps norms"), (2, "ema { decay = 0.9 }")):
+        assert compiled(tmp_path, stage, more).plan is not None
+
+
+def test_the_extra_is_named_where_the_package_is_missing(tmp_path: Path, found: set[str]):
+    found.clear()
+    result = compiled(tmp_path, 2)
+    assert result.plan is None
+    (error,) = result.diagnostics.errors
+    assert error.code == "X715" and error.message.startswith("stack deepspeed needs the package deepspeed")
+    assert error.hint == "install it with `pip install 'xtrain[deepspeed]'`, or use stack parallel"
+    assert compiled(tmp_path, 2, stack="parallel").plan is not None
+
+
+def test_its_stage_under_another_stack_changes_nothing(tmp_path: Path):
+    (warning,) = (each for each in compiled(tmp_path, 2, stack="ddp").diagnostics if each.code == "W401")
+    assert "the stack is ddp" in warning.message
