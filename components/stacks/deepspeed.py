@@ -59,7 +59,8 @@ class Deepspeed(Stack):
         "offload": "keeps model states where they are used",
     }
     resuming: ClassVar[Mapping[str, str]] = {
-        "config": "gradients are summed in another order, and other ranks have other pieces of the state"
+        "stage": "gradients are summed in another order, and ranks have other pieces",
+        "config": "",
     }
 
     def conflicts(self, spec: "Spec") -> "Iterator[Conflict]":
@@ -93,7 +94,7 @@ class Deepspeed(Stack):
         does = f"ZeRO stage {stage} by DeepSpeed over {plural(ranks, 'rank')}: {_SHARES[stage]}"
         does += f", for each of its tensors {whole} → {piece} a rank" if stage and ranks > 1 else ""
         does += "; its configuration is written to deepspeed.json of the run"
-        axes, args = run.wide("replicate"), {"config": config_of(run)}
+        axes, args = run.wide("replicate"), {"stage": stage, "config": config_of(run)}
         last = graph.add("setup", self.node(), does, args=args, axes=axes, after=((last, "optimizer"),))
         does = "from here on the engine updates parameters" + (", each rank its piece" if stage and ranks > 1 else "")
         return graph.add("setup", "setup.stack_optimizer", does, after=((last, "wrapped"),))

@@ -25,7 +25,7 @@ from ...planner.plan import Plan
 from ...runtime.errors import EnvironmentFault
 from ...runtime.files import durable
 from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
+from ...runtime.ops import PlanMismatch, op
 from ...runtime.parallelize.wrapped import WrappedModel
 from ...runtime.reporting.records import Records
 from ...runtime.state import Rank
@@ -35,13 +35,23 @@ FILE = "deepspeed.json"
 
 
 @op("setup.parallel.deepspeed", gives="wrapped")
-def wrap(model: ModelParts, optimizer: Optimizer, rank: Rank, records: Records, config: dict[str, Any]) -> WrappedModel:
-    """Raises EnvironmentFault (X715) where the package is not there, or cannot be loaded."""
+def wrap(
+    model: ModelParts,
+    optimizer: Optimizer,
+    rank: Rank,
+    stage: int,
+    config: dict[str, Any],
+    records: Records | None = None,
+) -> WrappedModel:
+    """Raises EnvironmentFault (X715) where the package is not there, or cannot be loaded; PlanMismatch in a trace,
+    which has no ranks that the engine could share anything with."""
+    if records is None:
+        raise PlanMismatch("the engine of DeepSpeed works on real ranks alone; a trace shows what stack parallel does")
     if rank.is_first:
         durable.write(records.directory / FILE, json.dumps(config, indent=2) + "\n")
     names = {parameter: name for name, parameter in model.trained()}
+    assert stage == config["zero_optimization"]["stage"]
     engine = _engine(model, optimizer, rank, config)
-    stage = config["zero_optimization"]["stage"]
     if stage == 0:
         updates = EngineOptimizer(engine, optimizer)
         return WrappedModel(engine, engine.set_gradient_accumulation_boundary, _backward(engine), optimizer=updates)

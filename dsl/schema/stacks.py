@@ -49,7 +49,8 @@ class Stack(Component):
     install: ClassVar[str] = ""
     """What `pip install` takes for that package."""
     resuming: ClassVar[Mapping[str, str]] = {}
-    """Argument of its own node → what becomes of a run that is resumed with another value, as a clause."""
+    """Argument of its own node → what becomes of a run that is resumed with another value, as a clause; empty where
+    other arguments, or the batch, say the same."""
 
     def __init_subclass__(cls) -> None:
         """Raises TypeError for one that wraps the model and does not refuse pp: its wrapper would never be called."""

@@ -12,6 +12,7 @@ from ...dsl.schema.actions import ACTIONS
 from ...dsl.schema.log import OP as TRACKER
 from ...dsl.schema.optimizers import OPTIMIZERS
 from ...dsl.schema.rollout import REWARDS
+from ...dsl.schema.setting import settings_of
 from ...dsl.schema.stacks import stack_of_node
 from ..model.groups import OP as GROUP
 
@@ -174,6 +175,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.teacher_model": dict.fromkeys(("architecture", "attention", "format", "owner", "cuts")),
     "setup.teacher_weights": {"offload": _OFFLOAD},
     "setup.read_teacher": dict.fromkeys(("folder", "digest"), Rule("loss.teacher", "learning", _TEACHER)),
+    "setup.stack_optimizer": {},
     "collate.to_tensor": {},
     "collate.flatten": {},
     "collate.shift_tokens": {},
@@ -391,7 +393,9 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
     if op.startswith(TRACKER):
         return dict.fromkeys(args, tracker_rule(op, args))
     if op not in RULES and (stack := stack_of_node(op)) is not None:
-        own = {name: Rule(f"parallel.stack.{name}", "rounding", text) for name, text in stack.resuming.items()}
+        named = {} if stack.settings is None else settings_of(stack.settings)
+        paths = {name: f"parallel.{stack.kind if name in named else 'stack'}.{name}" for name in stack.resuming}
+        own = {name: Rule(paths[name], "rounding", text) if text else None for name, text in stack.resuming.items()}
         return {**_SHARDING, **own}
     if op not in RULES and op.partition(".")[2] in ACTIONS:
         return dict.fromkeys(args)  # what an action needs in the step, which its ticks say more of

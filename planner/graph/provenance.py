@@ -78,7 +78,7 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
         yield f"parallel.{axis}.size", block.size
         yield from _block(f"parallel.{axis}", block)
     for name, block in spec.parallel.of_stacks().items():
-        yield from _block(f"parallel.{name}", block)
+        yield from _block(f"parallel.{name}", block, silent=name != spec.parallel.stack)
     yield "activation.mode", spec.activation.mode
     yield from _block("activation", spec.activation)
     yield from _block("compile", spec.compile)
@@ -135,12 +135,15 @@ def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def _block(path: str, block: Any, label: str = "", without: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def _block(
+    path: str, block: Any, label: str = "", without: tuple[str, ...] = (), *, silent: bool = True
+) -> Iterator[tuple[str, Any]]:
+    """silent: on values of which plans do not speak."""
     for name, (attribute, setting) in settings_of(type(block)).items():
         if setting.only and label not in setting.only:
             continue
         value = getattr(block, attribute.name)
-        if name in without or is_unspoken(attribute, setting, value):
+        if name in without or (silent and is_unspoken(attribute, setting, value)):
             continue
         if is_block(attribute.type):
             if (chosen := label_of(attribute.type)) is not None and isinstance(value, Component):

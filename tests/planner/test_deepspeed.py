@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import Compiled, compile_plan
 from xtrain.planner.plan import Plan
 from xtrain.planner.rules import stack_rules
@@ -135,3 +136,13 @@ def test_the_extra_is_named_where_the_package_is_missing(tmp_path: Path, found: 
 def test_its_stage_under_another_stack_changes_nothing(tmp_path: Path):
     (warning,) = (each for each in compiled(tmp_path, 2, stack="ddp").diagnostics if each.code == "W401")
     assert "the stack is ddp" in warning.message
+
+
+def test_its_checkpoints_move_between_stages_and_stacks(tmp_path: Path):
+    two, three, other = plan_of(tmp_path, 2), plan_of(tmp_path, 3), plan_of(tmp_path, 2, stack="parallel")
+    (reason,) = resumable(two, three).reasons
+    assert (reason.kind, reason.path, reason.effect) == ("safe", "parallel.deepspeed.stage", "rounding")
+    assert reason.text == "2 → 3: gradients are summed in another order, and ranks have other pieces"
+    for one, next_one in ((two, other), (other, three)):
+        kinds = {each.path: each.kind for each in resumable(one, next_one).reasons}
+        assert kinds == {"parallel": "resharded", "parallel.stack": "safe"}
