@@ -65,6 +65,7 @@ def wrap(
 
 def _engine(model: ModelParts, optimizer: Optimizer, rank: Rank, config: dict[str, Any]) -> Any:
     os.environ["DS_ACCELERATOR"] = rank.device.type
+    os.environ.setdefault("LOCAL_RANK", str(rank.local_rank))  # which a rank by itself is not given
     warnings.filterwarnings("ignore", message=".*is deprecated. Please use", category=FutureWarning)
     try:
         import deepspeed

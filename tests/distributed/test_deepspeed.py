@@ -16,6 +16,7 @@ pytest.importorskip("deepspeed")
 
 SAVED, STEPS, LIMIT = 2, 4, TOLERANCE["fp32"]
 MORE = f"every {SAVED} steps checkpoint\ncheckpoint {{ mode = sync, keep = none, model = false }}"
+TEXT = 'every 2 steps generate { prompts = ["line 1", "abc def"], tokens = 4, temperature = 0.0 }'
 matrix = pytest.mark.matrix
 
 
@@ -58,6 +59,13 @@ def trial_of(topology: Topology, more: str = "") -> Trial:
         pytest.param(engine(3, 4), "", id="stage 3, 4 ranks", marks=matrix),
         pytest.param(engine(3, 2, "activation.mode=full"), "", id="computed again, 3", marks=matrix),
         pytest.param(engine(3, 2, model="gemma3"), "", id="gemma3, 3", marks=matrix),
+        pytest.param(engine(3), TEXT, id="text, 3", marks=matrix),
+        pytest.param(engine(3, 3, rows=12), "", id="3 ranks, 3", marks=matrix),
+        pytest.param(engine(1, 3, rows=12), "", id="3 ranks, 1", marks=matrix),
+        pytest.param(engine(2, 1), "", id="one rank, 2", marks=matrix),
+        pytest.param(engine(3, 1), "", id="one rank, 3", marks=matrix),
+        pytest.param(engine(2, 2, "checkpoint.mode=async"), "", id="saved beside", marks=matrix),
+        pytest.param(engine(3, 2, "checkpoint.mode=async"), "", id="saved beside, 3", marks=matrix),
         pytest.param(engine(0, 4), "", id="stage 0, 4 ranks", marks=matrix),
         pytest.param(engine(1, 4), "", id="stage 1, 4 ranks", marks=matrix),
         pytest.param(engine(2, 4), "", id="stage 2, 4 ranks", marks=matrix),
