@@ -9,6 +9,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from math import prod
 from typing import Any
 
@@ -68,8 +69,8 @@ def _engine(model: ModelParts, optimizer: Optimizer, rank: Rank, config: dict[st
     os.environ.setdefault("LOCAL_RANK", str(rank.local_rank))  # which a rank by itself is not given
     warnings.filterwarnings("ignore", message=".*is deprecated. Please use", category=FutureWarning)
     try:
-        import deepspeed
-        import deepspeed.ops
+        deepspeed: Any = import_module("deepspeed")  # without types, and an extra
+        import_module("deepspeed.ops")
     except Exception as error:
         message = f"stack deepspeed needs the package deepspeed ({type(error).__name__}: {error}); install it with "
         raise EnvironmentFault("X715", message + "`pip install 'xtrain[deepspeed]'`, or use stack parallel") from error

@@ -51,8 +51,6 @@ class Action(Component):
     """The first rank alone does it, with nothing but a message, at once: it takes no default's place."""
     reads_parameters: ClassVar[bool] = False
     """It reads parameters of the model by themselves."""
-    reads_gradients: bool = False
-    """It reads their gradients."""
     uses_averages: ClassVar[bool] = False
     """It works with the averaged weights, where the spec says so."""
     publishes: ClassVar[bool] = False
@@ -117,6 +115,11 @@ class Action(Component):
     def shown(cls, args: Mapping[str, Any]) -> str:
         """Its name on a page of the plan. args: of its node."""
         return cls.kind
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether it reads gradients of parameters by themselves."""
+        return False
 
     def held_out(self) -> str | None:
         """The dataset whose held-out part it reads."""

@@ -189,11 +189,12 @@ def become(command: list[str], environment: dict[str, str], streams: list[int]) 
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         show_as(command, environment)
         # torchrun adds -u.
-        module, *arguments = command[command.index("-m") + 1 :]
-        assert command[1 : command.index("-m")] in ([], ["-u"]), command
+        options, (module, *arguments) = command[1 : command.index("-m")], command[command.index("-m") + 1 :]
+        assert set(options) <= {"-u", "-P"}, command
         sys.argv = [module, *arguments]
         sys.orig_argv = command
-        sys.path.insert(0, str(Path.cwd()))
+        if "-P" not in options:
+            sys.path.insert(0, str(Path.cwd()))
         importlib.invalidate_caches()
         for site in (Path(folder) / "sitecustomize.py" for folder in environment.get("PYTHONPATH", "").split(":")):
             if site.is_file():
