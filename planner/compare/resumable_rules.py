@@ -281,8 +281,9 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     },
     **{
         f"request.{name}": {}
-        for name in ("open", "forward_backward", "optim_step", "keep", "load", "export", "sample", "forget", "close")
+        for name in ("open", "forward_backward", "optim_step", "keep", "load", "export", "forget", "close")
     },
+    "request.sample": {"pages": None, "rows": None},
     "rollout.generate": {
         **{
             name: Rule(f"rollout.{name}", "learning", "completions are sampled by it from here on")

@@ -28,7 +28,6 @@ from ..parallel.attention_blocks import (
 from ..parallel.axes import Axes
 from .blockwise import blockwise_attention
 from .cache import LayerCache
-from .causal_blocks import causal_blocks, takes
 from .document_layout import DocumentLayout
 from .recompute import as_one
 
@@ -67,15 +66,13 @@ def by_document(
 ) -> Tensor:
     """One causal product a document: no mask is built, and nothing is computed between documents.
 
-    Rows that hold a single document go through one batched call, and short ones of them through `causal_blocks` on a
-    CPU, which is not faster for documents one by one. Documents that are longer than the window, sinks, and
+    Rows that hold a single document go through one batched call. Documents that are longer than the window, sinks, and
     capped scores are computed block by block.
     """
     if packing.cached is not None:
         return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached, scores, sink_H)
     if packing.single and _is_causal(scores, sink_H, q_BHSA.shape[2]):
-        attend = causal_blocks if takes(q_BHSA) else causal
-        return attend(q_BHSA, k_BKSA, v_BKSA, scores.scale)
+        return causal(q_BHSA, k_BKSA, v_BKSA, scores.scale)
     return _one_by_one(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
 
 
