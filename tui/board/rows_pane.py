@@ -1,13 +1,20 @@
 """What screens made of rows have in common: a view that keys turn into another one, and a text that is asked for."""
 
 from types import ModuleType
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.widgets import Input
 
+from ..pages import list_page
+from ..pages.list_page import ListPage, ListView
 from .pane import Pane
 from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from ..model.board import Board
 
 ViewT = TypeVar("ViewT")
 PageT = TypeVar("PageT")
@@ -51,6 +58,42 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self._draw)
+
+
+class ListPane(RowsPane[ListView, ListPage]):
+    """One list on the whole screen, with a cursor."""
+
+    keys = list_page
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "do('moved', 1)", "next row", show=False),
+        Binding("up,k", "do('moved', -1)", "previous row", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(ListView(), id=id)
+        self._board: Board | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Sheet()
+
+    def show(self, board: "Board") -> None:
+        self._board = board
+        self._draw()
+
+    def page(self, board: "Board", width: int, height: int) -> ListPage:
+        """What is drawn of a board for which the screen is available."""
+        raise NotImplementedError
+
+    def _draw(self) -> None:
+        width, height = self.content_size
+        board = self._board
+        if board is None or not self.available(board) or not width or not height:
+            return
+        self._page = self.page(board, width, height)
+        self._view = self._page.view
+        self.query_one(Sheet).draw(self._page.rows)
 
 
 class SearchedPane(RowsPane[ViewT, PageT]):

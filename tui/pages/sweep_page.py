@@ -4,11 +4,10 @@ as parallel coordinates: an axis for each setting, a mark on it for the value of
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from attrs import frozen
-
 from ...records.sweep_state import SweepState, TrialState, plain
 from ..words import count, decimal, plural
-from .sheet import DOT, LINE, Row, bar, block, fit, joined, left, restyled, right, row, rule, window
+from .list_page import ListPage, ListView
+from .sheet import DOT, LINE, Row, bar, block, fit, joined, left, restyled, right, row, rule
 
 # Trials with a value from which on it is said how much settings matter: of fewer, chance says more.
 _FEW = 5
@@ -17,25 +16,7 @@ _STYLES = {"done": "", "training": "good", "stopped early": "dim", "failed": "ba
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-@frozen(kw_only=True)
-class SweepView:
-    """What the reader has chosen. place: of the trial under the cursor."""
-
-    place: int = 0
-    top: int = 0
-
-
-@frozen(kw_only=True)
-class SweepPage:
-    """What is drawn. count: trials; height: rows of them that can be seen."""
-
-    rows: tuple[Row, ...]
-    view: SweepView
-    count: int
-    height: int
-
-
-def page(state: SweepState, mine: str, view: SweepView, width: int, height: int) -> SweepPage:
+def page(state: SweepState, mine: str, view: ListView, width: int, height: int) -> ListPage:
     """In `height` rows of `width` cells. mine: the name of the run that the dashboard is of."""
     trials = ranked(state)
     names = list(dict.fromkeys(name for each in trials for name in each.point))
@@ -45,23 +26,15 @@ def page(state: SweepState, mine: str, view: SweepView, width: int, height: int)
     head = (left("trial", 6), right("value", 9), "  ", *(left(name.rpartition(".")[2], _AXIS + 1) for name in shown))
     rows.append(fit(row(("".join((*head, left("is", 14))), "dim")), width))
     room = max(1, height - len(rows))
-    place = max(0, min(len(trials) - 1, view.place))
-    top = window(len(trials), room, view.top, place)
-    for number, trial in enumerate(trials[top : top + room], start=top):
+    view = view.within(len(trials), room)
+    for number, trial in enumerate(trials[view.top : view.top + room], start=view.top):
         run = state.of(trial)
         mark = "*" if run.name == mine else " "
         cells = (left(f"{trial.number:03d}{mark}", 6), right(decimal(run.value, 4), 9), "  ")
         line = "".join((*cells, *(axes[name](trial) + " " for name in shown), left(_is(state, trial), 14)))
         drawn = fit(row((line, _STYLES.get(trial.status, ""))), width)
-        rows.append(restyled(drawn, "cursor") if number == place and len(trials) > room else drawn)
-    return SweepPage(
-        rows=tuple(block(rows, width, height)), view=SweepView(place=place, top=top), count=len(trials), height=room
-    )
-
-
-def moved(page: SweepPage, by: int) -> SweepView:
-    """The cursor by some trials."""
-    return SweepView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
+        rows.append(restyled(drawn, "cursor") if number == view.place and len(trials) > room else drawn)
+    return ListPage(rows=tuple(block(rows, width, height)), view=view, count=len(trials), height=room)
 
 
 def ranked(state: SweepState) -> list[TrialState]:

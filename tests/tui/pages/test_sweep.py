@@ -9,8 +9,9 @@ from rich.cells import cell_len
 from xtrain.records.sweep_events import SWEEP_FILE
 from xtrain.records.sweep_state import SweepState
 from xtrain.tui.model.reader import RunReader
+from xtrain.tui.pages.list_page import ListView, moved
 from xtrain.tui.pages.sheet import plain
-from xtrain.tui.pages.sweep_page import SweepView, best_so_far, importance, moved, page, ranked
+from xtrain.tui.pages.sweep_page import best_so_far, importance, page, ranked
 
 
 def lines(trials: int) -> list[dict]:
@@ -40,13 +41,13 @@ def state_of(folder: Path, trials: int) -> SweepState:
 @pytest.mark.parametrize("size", [(20, 3), (40, 8), (60, 20), (80, 24), (120, 40)])
 def test_every_size_is_filled(tmp_path: Path, trials: int, size: tuple[int, int]):
     width, height = size
-    drawn = page(state_of(tmp_path, trials), "000-x", SweepView(), width, height)
+    drawn = page(state_of(tmp_path, trials), "000-x", ListView(), width, height)
     assert len(drawn.rows) == height and {cell_len(plain(each)) for each in drawn.rows} == {width}
 
 
 def test_what_is_shown(tmp_path: Path):
     state = state_of(tmp_path, 12)
-    text = "\n".join(plain(each) for each in page(state, "001-x", SweepView(), 100, 40).rows)
+    text = "\n".join(plain(each) for each in page(state, "001-x", ListView(), 100, 40).rows)
     best = state.best()
     assert best is not None and f"trial {best.number:03d}" in text
     assert "8 done · 4 stopped early" in text and "001*" in text
@@ -63,7 +64,7 @@ def test_the_setting_that_the_loss_follows_from_matters_most(tmp_path: Path):
 
 def test_the_least_value_is_at_the_left_of_an_axis(tmp_path: Path):
     state = state_of(tmp_path, 12)
-    rows = [plain(each) for each in page(state, "", SweepView(), 100, 40).rows]
+    rows = [plain(each) for each in page(state, "", ListView(), 100, 40).rows]
     by_number = {line[:3]: line for line in rows if line[:3].isdigit()}
     rates = {f"{each.number:03d}": float(each.point["optimizer.lr"]) for each in state.trials.values()}
     least, largest = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
@@ -71,7 +72,7 @@ def test_the_least_value_is_at_the_left_of_an_axis(tmp_path: Path):
 
 
 def test_the_cursor_stays_among_the_trials(tmp_path: Path):
-    drawn = page(state_of(tmp_path, 60), "", SweepView(), 80, 24)
+    drawn = page(state_of(tmp_path, 60), "", ListView(), 80, 24)
     assert moved(drawn, -1).place == 0
     assert page(state_of(tmp_path, 60), "", moved(drawn, 1000), 80, 24).view.place == 59
 
