@@ -14,11 +14,9 @@ from .evaluation.values import quantity_text
 from .interval import Interval
 from .quantity import Quantity
 from .schema.actions import Action
-from .schema.collators import Link
-from .schema.component import UserComponent
+from .schema.component import Component, Registry, UserComponent
 from .schema.model import FOLDER
 from .schema.setting import AUTO, spelled
-from .schema.sources import Source
 from .spec import Spec
 
 
@@ -79,9 +77,14 @@ def value_json(value: Any) -> Any:
             return [value_json(item) for item in value]
         case dict():
             return {name: value_json(item) for name, item in value.items()}
-        case Source() | Link() if isinstance(value, UserComponent):
+        case Component() if _is_called(value) and isinstance(value, UserComponent):
             return {value.function: value_json(value.given())}
         case None | bool() | int() | float() | str():
             return value
-    name = value.kind if isinstance(value, Action | Source | Link) else None
-    return {name: _block(value)} if name is not None else _block(value)
+    return {value.kind: _block(value)} if isinstance(value, Action) or _is_called(value) else _block(value)
+
+
+def _is_called(value: Any) -> bool:
+    """Whether a spec chooses it by a call, as `source = text("*.txt")`."""
+    kind = getattr(value, "components", None)  # actions are chosen otherwise
+    return isinstance(kind, Registry) and bool(kind.call)

@@ -10,10 +10,8 @@ from ..dsl import blocks
 from ..dsl.metric import Metric
 from ..dsl.quantity import UNITS, Quantity
 from ..dsl.schema.actions import Tick
-from ..dsl.schema.collators import LINKS
-from ..dsl.schema.component import is_call, registry_of
+from ..dsl.schema.component import registry_of
 from ..dsl.schema.setting import Auto, Setting, settings_of
-from ..dsl.schema.sources import SOURCES
 from ..dsl.spec_text import is_plain
 from ..dsl.syntax.tokens import Token
 from ..dsl.user_parts.kinds import PART_KINDS
@@ -201,11 +199,13 @@ class _Completion:
 
     def _values(self, scope: Scope, name: str, before: tuple[Token, ...]) -> Iterator[Suggestion]:
         """The values of a setting. before: the tokens of its value that stand before the place."""
+        for registry in self.scopes.calls((scope, name)):
+            for call, component in registry.items():
+                page = page_of(call, component)
+                detail = page.summary if page else ""
+                yield self._one(call, "function", registry.form(call), detail=detail, order=2)
+            yield from self._parts_of(registry.word)
         if scope.block is None and name == "collate":
-            for link in LINKS:
-                page = page_of(link, LINKS[link])
-                yield self._one(link, "function", detail=page.summary if page else "")
-            yield from self._parts_of("collator")
             return
         found = self.scopes.attribute(scope, name)
         if found is None:
@@ -234,11 +234,6 @@ class _Completion:
         if Metric in parts:
             for dataset in filter(is_plain, self._dataset_names()):
                 yield self._one(f"eval.{dataset}.loss", "value", order=2)
-        if any(is_call(part) for part in parts):
-            for source in SOURCES:
-                page = page_of(source, SOURCES[source])
-                yield self._one(source, "function", f"{source}()", detail=page.summary if page else "", order=2)
-            yield from self._parts_of("source")
         listed = next((part for part in parts if get_origin(part) is tuple), None)
         if meta.example and not choices and (listed is not None or bool not in parts):
             yield self._one(meta.example, "value", detail="an example", order=3)

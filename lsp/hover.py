@@ -5,9 +5,7 @@ from attrs import frozen
 from ..dsl import blocks
 from ..dsl.diagnostics.source import Span
 from ..dsl.evaluation.evaluate import Definition
-from ..dsl.schema.collators import LINKS
 from ..dsl.schema.component import registry_of
-from ..dsl.schema.sources import SOURCES
 from ..dsl.syntax.tokens import CONSTANTS, STATEMENTS, Token
 from ..planner.plan import Plan
 from .analysis import Analysis
@@ -61,10 +59,10 @@ def _reference(analysis: Analysis, words: Words, token: Token, plan: Plan | None
     if token.text in CONSTANTS:
         found = _some(word_text("constant", token.text))
         return [*_value(analysis, words, token, plan), *found]
-    for registry in (SOURCES, LINKS):
-        if token.text in registry and setting is not None and setting[1] in ("source", "collate"):
-            page = page_of(token.text, registry[token.text])
-            return [page_text(page)] if page is not None else []
+    chosen = next((each for each in scopes.calls(setting) if token.text in each), None)
+    if chosen is not None:
+        page = page_of(token.text, chosen[token.text])
+        return [page_text(page)] if page is not None else []
     if setting is None and item and item[0].type in WORDS:
         return _label(scopes.block_of(scope, item[0].text), token)
     if behind == "LPAR" and (text := word_text("function", token.text)) is not None:

@@ -1,7 +1,7 @@
 """What the schema says of a place: which block it is in, which setting is given a value there, and what may stand."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 from attrs import frozen
@@ -9,10 +9,9 @@ from attrs import frozen
 from ..dsl import blocks
 from ..dsl.checking.user_parts import DeclaredParts
 from ..dsl.schema.collators import LINKS
-from ..dsl.schema.component import members_of, registry_of, variant
+from ..dsl.schema.component import Registry, is_call, members_of, registry_of, variant
 from ..dsl.schema.data import Weight
 from ..dsl.schema.setting import Setting, open_setting, settings_of
-from ..dsl.schema.sources import SOURCES
 from ..dsl.syntax.tokens import Token
 from ..dsl.user_parts.kinds import PART_KINDS
 from .place import Bracket, Place
@@ -90,6 +89,16 @@ class Scopes:
             return open_setting(scope.block)
         return found
 
+    def calls(self, setting: tuple[Scope, str] | None) -> list[Registry[Any]]:
+        """The kinds of calls that are values of a setting."""
+        if setting is None:
+            return []
+        if setting[0].block is None and setting[1] == "collate":
+            return [LINKS]
+        found = self.attribute(*setting)
+        types = () if found is None else (found[0].type, *get_args(found[0].type))
+        return [each.components for each in types if is_call(each)]
+
     def action(self, item: tuple[Token, ...]) -> int | None:
         """Where the last action of an `every` or `on` begins: its place in the item, or None before the first one."""
         behind = max((number for number, token in enumerate(item) if token.type == "THEN"), default=None)
@@ -115,7 +124,7 @@ class Scopes:
         name = before.text
         if bracket.head[0].type in ("EVERY", "ON") and name in blocks.ACTIONS:
             return Scope(name, blocks.ACTIONS[name])
-        for registry in (SOURCES, LINKS):
+        for registry in Registry.of_calls.values():
             if name in registry:
                 return Scope(name, registry[name])
         return Scope(name, self.parts[name].component()) if name in self.parts else None

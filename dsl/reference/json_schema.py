@@ -4,7 +4,7 @@ It describes the objects that `spec_json` makes. What JSON Schema cannot say, su
 to `xtrain check`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -17,11 +17,10 @@ from ..metric import Metric
 from ..quantity import UNITS, Quantity
 from ..schema import actions
 from ..schema.collators import LINKS, usual_chain
-from ..schema.component import UserComponent, is_call, members_of, registry_of
+from ..schema.component import Registry, UserComponent, is_call, members_of, registry_of
 from ..schema.model import FOLDER
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
-from ..schema.sources import SOURCES
 from ..spec_json import value_json
 from ..syntax.numbers import MULTIPLIERS
 from .reference import described, label_setting
@@ -58,7 +57,7 @@ def json_schema() -> Schema:
             "additionalProperties": _block(blocks.KINDS[kind], without=(_name_of(kind),)),
         }
     properties["dataset"]["minProperties"] = 1
-    links = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/link"}}
+    links = {"type": "array", "minItems": 1, "items": _call_of(LINKS)}
     properties["collate"] = {"description": "links from samples to rows", **links}
     properties["collate"]["default"] = value_json(usual_chain())
     used = "modules of your own Python functions: paths from the folder of the spec, or dotted names"
@@ -76,12 +75,36 @@ def json_schema() -> Schema:
         "if": {"not": {"required": ["use"]}},
         "then": {"properties": _without_own()},
         "allOf": [_of_servers(properties)],
-        "$defs": {
-            "action": {**_one_of(blocks.ACTIONS), "additionalProperties": _OWN},
-            "source": {**_one_of(SOURCES), "additionalProperties": _OWN},
-            "link": {**_one_of(LINKS), "additionalProperties": _OWN},
-        },
+        "$defs": {"action": {**_one_of(blocks.ACTIONS), "additionalProperties": _OWN}, **_calls(properties)},
     }
+
+
+def _call_of(registry: Registry[Any]) -> Schema:
+    """A call that chooses one of its components."""
+    return {"$ref": f"#/$defs/{registry.word}"}
+
+
+def _calls(schema: Schema) -> dict[str, Schema]:
+    """What is to be known of the kinds of calls in a schema, and of those in their arguments."""
+    found: dict[str, Schema] = {}
+    open_ = [schema]
+    while open_:
+        for word in set(_referred(open_.pop())) - {"action", *found}:
+            registry = Registry.of_calls[word]
+            found[word] = {**_one_of(registry), **({"additionalProperties": _OWN} if registry.takes_functions else {})}
+            open_.append(found[word])
+    return dict(sorted(found.items()))
+
+
+def _referred(schema: Any) -> Iterator[str]:
+    """The names of definitions that a schema refers to."""
+    if isinstance(schema, dict):
+        if isinstance(at := schema.get("$ref"), str):
+            yield at.rpartition("/")[2]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _referred(each)
 
 
 def _of_servers(properties: dict[str, Schema]) -> Schema:
@@ -220,8 +243,6 @@ def _setting(attribute: attrs.Attribute, meta: Setting | None) -> Schema:
 
 def _typed(annotation: Any, meta: Setting) -> Schema:
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    if is_call(parts[0]):
-        return {"$ref": "#/$defs/source"}
     found = [_part(part, meta) for part in parts if part not in (Auto, NoneType)]
     found += [{"const": str(AUTO)}] if Auto in parts else []
     found += [{"type": "null"}] if NoneType in parts else []
@@ -230,6 +251,8 @@ def _typed(annotation: Any, meta: Setting) -> Schema:
 
 def _part(part: Any, meta: Setting) -> Schema:
     check = meta.check
+    if is_call(part):
+        return _call_of(part.components)
     if part is Quantity:
         return _quantity(meta.units)
     if get_origin(part) is Literal:

@@ -142,6 +142,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     """The package whose module is being loaded."""
     faults: ClassVar[dict[str, str]] = {}
     """Installed package whose components cannot be loaded → why."""
+    of_calls: ClassVar[dict[str, "Registry[Any]"]] = {}
+    """Word → the registry of components that are chosen by calls."""
 
     def __init__(
         self,
@@ -157,6 +159,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         self._default = ""
         self._loaded = False
         self._user: type[C] | None = None
+        if call:
+            Registry.of_calls[word] = self
         self._settings: tuple[Any, Mapping[str, tuple[attrs.Attribute, Setting]]] | None = None
 
     def base(self, block: type[C]) -> type[C]:

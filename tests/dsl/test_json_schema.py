@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import attrs
+import called_curves
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.reference.json_schema import DIALECT, json_schema
 from xtrain.dsl.reference.reference import every_page
 from xtrain.dsl.schema.setting import settings_of, spelled
-from xtrain.dsl.spec_json import spec_json
+from xtrain.dsl.spec_json import spec_json, value_json
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"
@@ -262,3 +263,22 @@ def test_the_object_of_a_spec_says_all_of_it():
     }
     assert GOOD["on"][1] == {"event": "sigterm", "actions": [{"checkpoint": {}}, {"stop": {}}]}
     assert GOOD["checkpoint"]["keep"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "good"),
+    [
+        ({"line": {"slope": 2.0}}, True), ("auto", True), ({"wave": {"by": {"wave": {"by": "auto"}}}}, True),
+        ({"text": {"patterns": ["a.txt"]}}, False), ({"line": {"slope": -1}}, False), ({"mine": {}}, False),
+        ({"wave": {"by": {"line": {"steep": 1}}}}, False), (None, False),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_kind_of_calls(monkeypatch, value, good):
+    with called_curves.known(monkeypatch) as bend:
+        schema = json_schema()
+        assert sorted(schema["$defs"]) == ["action", "collator", "curve", "source"]
+        validator = Draft202012Validator(schema)
+        assert validator.is_valid({**GOOD, "bend": {"by": value}}) == good
+        if good and value != "auto":
+            assert validator.is_valid({**GOOD, "bend": {"several": [value, value]}})
+        assert value_json(bend()) == {"by": "auto", "several": [{"line": {"slope": 1.0}}]}

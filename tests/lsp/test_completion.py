@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import called_curves
 import pytest
 
 from xtrain.dsl import blocks
@@ -141,3 +142,19 @@ def test_every_setting_of_every_block_is_offered():
         missing = settings_of(block).keys() - {each.label for each in offered(f"{kind} {words} {{ |", rest="")}
         only = {name for name in missing if settings_of(block)[name][1].only}
         assert missing == only, kind
+
+
+def test_calls_of_another_kind_are_offered_where_they_are_values(monkeypatch: pytest.MonkeyPatch):
+    def found(text: str) -> dict[str, str]:
+        specs, offset = OpenSpecs(), len(REST) + text.index("|")
+        specs.open(PATH, REST + text.replace("|", ""))
+        analysis = specs.analysis(PATH)
+        with called_curves.known(monkeypatch):
+            return {each.label: each.text for each in complete(analysis, PATH, offset)}
+
+    values = found("bend { by = |")
+    assert {"line": "line()", "wave": "wave()", "auto": "auto"}.items() <= values.items()
+    assert not {"text", "synthetic", "pack"} & set(values), "these are sources and links"
+    assert "slope" in found("bend { by = line(|")
+    assert {"line", "auto"} <= set(found("bend { by = wave(by = |"))
+    assert "line" not in found("dataset x { source = |")
