@@ -65,7 +65,7 @@ NAMES = [*FAMILIES, "side_by_side"]
 WITH_EXPERTS = expert_families()
 # One of three layouts each by default, in turns, but of families whose blocks are those of others.
 IN_TURN = ("tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ulysses 2, full")
-LIKE_OTHERS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe")
+LIKE_OTHERS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "olmo2")
 ADDED = ((WITH_EXPERTS[0], "pp 2"),)  # a rank adds up whole gradients of experts, which are most of the model
 
 

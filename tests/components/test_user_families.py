@@ -496,6 +496,7 @@ SCORES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=() if each == "windows and sinks, selective" else pytest.mark.matrix) for each in SCORES],
@@ -590,6 +591,7 @@ def test_names_that_modules_of_torch_have_are_refused():
     assert "is_cut" in kept and all(map(is_reserved, kept))
 
 
+@pytest.mark.matrix
 def test_operations_cost_what_is_said_of_them(plan_of):
     """All functions of single numbers that a layer may use, one after the other."""
     functions = [f"F.{name}" for name in FUNCTIONAL if name != "softmax"]

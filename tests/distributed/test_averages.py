@@ -111,6 +111,7 @@ def test_looking_with_averages_changes_nothing_that_is_trained(lab: Laboratory):
         assert [name for name in theirs if not np.array_equal(ours[name], theirs[name])] == [], step
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_is_what_is_published_and_taken_over(lab: Laboratory):
     """A learning rate of nothing evaluates the weights that a run begins with."""
     outcome = lab.run(averaging(TWO), TWO.layout)
@@ -126,6 +127,7 @@ def test_what_is_evaluated_is_what_is_published_and_taken_over(lab: Laboratory):
         assert abs(heir.evals[-1]["loss"] - outcome.evals[-1]["loss"]) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_average_and_begins_or_leaves_one_behind(lab: Laboratory):
     """From the middle of another run, which is what going on from one's own checkpoint is."""
     trial = averaging(TWO, every=1)

@@ -34,6 +34,7 @@ def same(ours, theirs) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_job_is_the_same_bit_for_bit_whatever_ran_before(lab):
     trial, other = FSDP.trial("fp32", shallow=True), REPLICATE.trial("fp64", shallow=True)
     first = lab.run(trial, FSDP.layout, saves=False)

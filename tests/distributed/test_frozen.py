@@ -16,13 +16,15 @@ ROUTER = ('model.frozen=["layers.*.mlp.gate", "layers.1.mlp.experts"]',)
 HEAD = ('model.frozen=["embed_tokens", "layers", "norm"]',)
 MOE = {"model": "moe"}
 
+UNITS = Topology(fsdp=2, shared=MIDDLE, note="within units")
+IN_EXPERTS = Topology(fsdp=2, ep=2, shared=EXPERTS, note="some matrices of experts", **MOE)
 ORDINARY = [
     Topology(pp=2, shared=HALF, note="a stage without any"),
-    Topology(fsdp=2, ep=2, shared=EXPERTS, note="some matrices of experts", **MOE),
 ]
 MORE = [
+    IN_EXPERTS,
     Topology(tp=2, shared=MIDDLE, note="within blocks"),
-    Topology(fsdp=2, shared=MIDDLE, note="within units"),
+    UNITS,
     Topology(fsdp=2, shared=LOW, note="low"),
     Topology(fsdp=2, shared=HEAD, note="all but the head"),
     Topology(tp=2, shared=HEAD, note="all but the head"),
@@ -82,7 +84,7 @@ def test_what_is_frozen_stays_and_what_is_not_learns_as_before(lab: Laboratory):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("topology", [MORE[1], ORDINARY[1]], ids=lambda topology: topology.name)
+@pytest.mark.parametrize("topology", [UNITS, IN_EXPERTS], ids=lambda topology: topology.name)
 def test_matrices_of_trained_parts_alone_are_made_orthogonal(lab: Laboratory, topology: Topology):
     trial = evolve(topology.trial("fp64"), steps=2, optimizer="muon { lr = 0.01")
     found = gaps(lab.run(trial, topology.layout, saves=False), lab.alone(trial))
@@ -94,6 +96,7 @@ def test_a_run_goes_on_with_the_same_parts_frozen(lab: Laboratory):
     lab.resumed(trial, (), "frozen")
 
 
+@pytest.mark.slow
 def test_frozen_weights_need_no_finer_copy_than_the_computation(lab: Laboratory):
     trial = Trial(params="fp32", steps=1, settings=("precision.compute=bf16",))
     part = evolve(trial, settings=(*trial.settings, *MIDDLE))

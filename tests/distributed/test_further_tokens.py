@@ -27,7 +27,7 @@ LAYOUTS = (
     "pp 2 · ring 2 (dense)",
     "pp 2 (moe)",
 )
-ORDINARY = ("tp 2, uneven vocabulary (dense)", "ring 2 (dense)")
+ORDINARY = ("tp 2, uneven vocabulary (dense)",)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_the_loss_of_records_stays_the_cross_entropy(lab: Laboratory):
     assert len(set(evals)) == 3 and max(evals) < 1.2 * min(evals)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["one rank", pytest.param("pp 2 · tp 2", marks=pytest.mark.matrix)])
 def test_a_run_with_an_own_loss_goes_on_bit_for_bit(lab: Laboratory, layout: str):
     (lab.folder / "losses.py").write_text(PARTS)

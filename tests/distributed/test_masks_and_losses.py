@@ -31,6 +31,7 @@ LAYOUTS = (
     *(
         pytest.param(topology, marks=pytest.mark.matrix)
         for topology in (
+            BY_NAME["ulysses 2 · tp 2 · ep 2 (moe)"],
             Topology(fsdp=2, ring=2),
             Topology(tp=2, pp=2),
             Topology(replicate=2, ulysses=2, sets=("parallel.cp.fold=ring_only",)),

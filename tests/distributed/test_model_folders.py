@@ -154,9 +154,6 @@ ORDINARY = (
     ("llama", "odd heads, tied", PP, SHARDS),
     ("qwen3", "wide heads, tied", TP, SHARDS),
     ("qwen3_moe", "plain", (*TP, *EP), STACKED),
-    ("qwen2", "windows", RING, {}),
-    ("smollm3", "windows", ULYSSES, {}),
-    ("gemma3", "wide heads, capped logits", TP, SHARDS),
     ("gpt_oss", "plain", (*RING, *EP), SHARDS),
     ("deepseek_v3", "biased, scaled by yarn", (*TP, *EP), STACKED),
 )
@@ -167,6 +164,9 @@ MORE = [
     for number, layout in enumerate((TP, FSDP, PP, RING, ULYSSES, *([(*FSDP, *EP)] if family in SETTINGS else [])))
 ]
 MORE += [
+    ("qwen2", "windows", RING, {}),
+    ("smollm3", "windows", ULYSSES, {}),
+    ("gemma3", "wide heads, capped logits", TP, SHARDS),
     ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),
     ("qwen2_moe", "dense between, tied", (*FSDP, *EP), {}),
     ("olmo2", "plain", TP, {}),

@@ -16,16 +16,16 @@ FAULTS = [
     ("fsdp 2 (dense)", Mutation("own_tokens")),
     ("fsdp 2 · ep 2 (moe)", Mutation("divide_experts", by=2)),
     ("tp 2, no clipping (qwen3)", Mutation("own_summands")),
-    ("tp 2 (moe)", Mutation("own_statistics")),
     ("pp 2, gpipe (dense)", Mutation("clip_per_stage", stages=2)),
     ("pp 2, tied (dense)", Mutation("skip", op="step.tied_grad_sync")),
     ("fsdp 2 · ring 2, fold none (dense)", Mutation("skip", op="step.context_grad_sync")),
-    ("ring 2 · ulysses 2, fold ring_only (dense)", Mutation("sync_context_over", axis="ring")),
-    ("fsdp 2 · ring 2, fold none (dense)", Mutation("shard_over", axis="ring")),
     ("fsdp 2 · ep 2, balance bias (moe)", Mutation("skip", op="step.router_bias")),
 ]
-# The same faults in other rows.
+# Further ones, and the same in other rows.
 AGAIN = [
+    ("tp 2 (moe)", Mutation("own_statistics")),
+    ("ring 2 · ulysses 2, fold ring_only (dense)", Mutation("sync_context_over", axis="ring")),
+    ("fsdp 2 · ring 2, fold none (dense)", Mutation("shard_over", axis="ring")),
     ("replicate 2 · fsdp 2 (dense)", Mutation("average")),
     ("tp 2 (moe)", Mutation("own_summands")),
     ("ring 2 · ulysses 2, fold none (dense)", Mutation("skip", op="step.context_grad_sync")),

@@ -84,6 +84,7 @@ def layouts(ordinary: int) -> list:
     return [pytest.param(BY_NAME[n], id=n, marks=() if i < ordinary else SLOW) for i, n in enumerate(LAYOUTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", layouts(1))
 def test_a_skipped_step_leaves_nothing_behind(lab, layout):
     """What comes out of a block is no number on the last rank, so that routers, losses and gradients all take it in."""

@@ -20,6 +20,7 @@ LAYOUTS = (
     *(
         pytest.param(name, marks=pytest.mark.matrix)
         for name in (
+            "pp 2 · ring 2 (dense)",
             "fsdp 2 · tp 2 (dense)",
             "pp 2, tied (dense)",
             "replicate 2, ddp (dense)",

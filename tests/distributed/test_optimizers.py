@@ -65,7 +65,7 @@ MOVES = {
     "adamw8bit": (("fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "fsdp 4 (dense)")),
     "groups": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)")),
 }
-MOVED = ("adamw8bit", "groups")
+MOVED = ("adamw8bit",)
 # Those whose state goes on bit for bit by default: of every kind that is stored one.
 KINDS = ("adamw8bit", "rounded muon")
 Runs = Callable[[str, str], Outcome]
@@ -123,6 +123,7 @@ def test_faults_of_optimizers_are_seen(lab: Laboratory, name: str, fault: str, l
     assert found.worst_tensor > 1e3 * TOLERANCE["fp64"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["tp 2 (dense)", pytest.param("fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix)])
 def test_weights_are_rounded_alike_on_layouts(lab: Laboratory, layout: str):
     """Lion moves by signs, which hardly depend on the order of sums: whoever rounds otherwise differs in half of all
@@ -151,6 +152,7 @@ def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
     lab.resumed(trial, (), name.replace(" ", "-"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "layouts",
     [
@@ -209,6 +211,7 @@ def test_a_state_moves_to_another_layout(lab: Laboratory, trained: Runs, name: s
 CLIPPED = "none, clip_spikes = 0.1, clip_value = 2e-3"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["fsdp 2 (dense)", pytest.param("fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix)])
 def test_spikes_and_elements_are_clipped_alike_on_layouts(lab: Laboratory, monkeypatch: pytest.MonkeyPatch, name: str):
     """Statistics are those of all ranks, and a run goes on with them: the norm of the second step is a spike against

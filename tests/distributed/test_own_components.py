@@ -118,6 +118,7 @@ def test_a_run_in_one_process_goes_on_exactly(train, alone):
     assert [r.get("action/position/left") for r in ours] == [None, 2.0, None, 0.0]
 
 
+@pytest.mark.slow
 def test_a_body_that_does_what_the_built_in_one_does_changes_nothing(train, alone):
     found = train("body", "step=one_by_one", "evaluation_step=in_turn")
     assert found.curve == alone.curve and found.evals[-1]["loss"] == alone.evals[-1]["loss"]

@@ -88,6 +88,7 @@ def test_a_layout_learns_the_same(train, alone, layout):
     assert gaps(found, expected).worst < 1e-10
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["ep 2", pytest.param("ep 2, tp 2, full", marks=pytest.mark.matrix)])
 def test_with_experts_too(train, alone, layout):
     _, expected = alone(spec=ROUTED)
@@ -110,6 +111,7 @@ SINKS = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "layout", [pytest.param(name, marks=() if name == "ring 2" else pytest.mark.matrix) for name in SINKS]
 )

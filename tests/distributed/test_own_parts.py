@@ -102,6 +102,7 @@ def alone(train):
 
 
 # Of stages and of two data ranks other tests of this file see the same, of reading processes test_references.py.
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "layout",
     [
@@ -118,6 +119,7 @@ def test_every_layout_learns_the_same(train, alone, layout):
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-10)
 
 
+@pytest.mark.slow
 def test_stages_between_the_ends_of_a_pipeline_take_every_kind_of_collator(train):
     """They read no tokens, and learn from another stage where documents lie in rows that are collated there."""
     alone, found = train("kinds", EVERY_KIND), train("kinds-pp3", EVERY_KIND, "parallel.pp=3")
@@ -126,6 +128,7 @@ def test_stages_between_the_ends_of_a_pipeline_take_every_kind_of_collator(train
     assert found.evals[0]["loss"] == pytest.approx(alone.evals[0]["loss"], rel=1e-10)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_fewer_ranks_draws_the_same_numbers(train, alone):
     first = train("moved", "parallel.fsdp=2", "experiment.budget=2 steps", saves=True)
     assert [step for step, *_ in first.curve] == [1, 2]

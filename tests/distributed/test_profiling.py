@@ -42,6 +42,7 @@ def messages(directory: Path, part: str) -> list[str]:
     return [event["message"] for event in events(directory, "warning") if part in event["message"]]
 
 
+@pytest.mark.slow
 def test_the_steps_that_are_asked_for_on_every_rank_and_nothing_learned_otherwise(lab):
     """After step 5: one passes, one warms up, 8 and 9 are recorded; what is asked for meanwhile is refused."""
     more = "every 5 steps profile { wait = 1, warmup = 1, active = 2, ranks = all } then memory_snapshot"

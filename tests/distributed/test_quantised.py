@@ -92,6 +92,7 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     assert not [name for name in stored if not np.array_equal(outcome.tensors[name], alone.tensors[name])]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("topology", "adapter"),
     [
@@ -178,6 +179,7 @@ FROZEN = 'frozen = ["layers.*.self_attn", "layers.*.mlp.experts"]'
 BASE = "precision { base nf4 { block = 32 } }"
 
 
+@pytest.mark.matrix
 def test_folders_and_checkpoints_are_stored_as_they_are_read_on_every_layout(lab: Laboratory, capsys):
     """A model of a folder, and the same model of a checkpoint; exported again with the values of its codes."""
 

@@ -48,6 +48,7 @@ def measured(outcome: Outcome) -> list[list[float]]:
     return steps + held_out
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "layout", [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.matrix) for name in LAYOUTS]
 )

@@ -309,6 +309,7 @@ def test_a_run_remembers_what_it_began_with(desk: Desk):
 # The cache ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_is_never_computed_twice(desk: Desk):
     """Nor by another run, or another layout; and with other weights, documents or formats it is another entry."""
     told: list[dict[str, Any]] = []

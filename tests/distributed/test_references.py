@@ -86,6 +86,7 @@ def test_held_out_pairs_have_a_reference_too(lab: Laboratory):
     assert told.keys() == {"lines", "other"} and min(told.values()) > 0
 
 
+@pytest.mark.slow
 def test_a_run_over_two_datasets_of_pairs_goes_on_bit_for_bit(lab: Laboratory):
     """From the middle of a mixture, with what is minimised, measured and evaluated."""
     trial = evolve(trial_of(lab, LAYOUTS[0]), steps=4)
@@ -102,6 +103,7 @@ def test_a_run_over_two_datasets_of_pairs_goes_on_bit_for_bit(lab: Laboratory):
     assert later.evals[-1]["objective"] == whole.evals[-1]["objective"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["own_rows_of_reference", pytest.param("empty_reference", marks=pytest.mark.matrix)])
 def test_a_fault_is_noticed(lab: Laboratory, fault: str):
     layout = "fsdp 2, three microbatches (dense)"
@@ -111,6 +113,7 @@ def test_a_fault_is_noticed(lab: Laboratory, fault: str):
     assert gaps(outcome, alone).worst > 1e3 * TOLERANCE["fp64"]
 
 
+@pytest.mark.slow
 def test_processes_that_read_find_the_numbers(lab: Laboratory):
     """Of a trial that others read, every step is the same bit for bit."""
     trial = trial_of(lab, LAYOUTS[1])

@@ -52,10 +52,7 @@ LAYOUTS = {
     "adapter, tp and pp": dense(tp=2, pp=2),
 }
 # Adapters move in test_adapters.py.
-ORDINARY = (
-    ("one process, one file", "zbv"),
-    ("zbv", "two ranks, ep and tp"),
-)
+ORDINARY = (("one process, one file", "zbv"),)
 
 
 def moves() -> list:

@@ -69,6 +69,7 @@ def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name
     assert reference_kl[0] < 1e-12 and min(reference_kl[1:]) > 1e-3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name", ["fsdp and ep", *(pytest.param(each, marks=pytest.mark.matrix) for each in LAYOUTS if "with" in each)]
 )
@@ -136,6 +137,7 @@ def test_completions_of_several_steps_are_sampled_by_the_weights_before_them(lab
     assert ["rollout/logprob_gap" in each for each in measured(whole)] == [True, False, False, True]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "tp" else pytest.mark.matrix) for name in AGAIN]
 )
@@ -173,6 +175,7 @@ def test_the_reference_is_the_model_that_the_run_begins_with(lab: Laboratory):
     assert gaps(first, second).worst < TOLERANCE["fp64"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("fault", "name"),
     [("draws_of_a_rank", "fsdp"), pytest.param("unshared_scores", "tp", marks=pytest.mark.matrix)],

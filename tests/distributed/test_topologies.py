@@ -90,6 +90,7 @@ def test_bf16_compute_follows_fp32_and_is_the_same_on_two_ranks(lab):
     assert {value.dtype for value in one.tensors.values()} == {np.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_partial_evaluations_are_the_same_in_every_layout(lab):
     """They take the same first rows, however many ranks share them."""
     more = "every 2 steps eval lines { batches = 1 }"

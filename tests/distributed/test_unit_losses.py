@@ -79,11 +79,7 @@ LAYOUTS = (
 )
 ORDINARY = {
     ("dpo", "tp 2, uneven vocabulary (dense)"),
-    ("dpo", "pp 2 · ring 2 (dense)"),
-    ("gspo", "fsdp 2, three microbatches (dense)"),
-    ("weighted", "ring 2 (dense)"),
     ("bradley_terry", "tp 2, uneven vocabulary (dense)"),
-    ("own sequences", "ulysses 2 (dense)"),
 }
 CASES = [
     pytest.param(loss, layout, marks=() if (loss, layout) in ORDINARY else pytest.mark.matrix)

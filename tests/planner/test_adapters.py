@@ -266,12 +266,12 @@ EXPERT_OUTPUTS = adapted('rank = 4, alpha = 8, targets = ["experts.down_proj"], 
 LAST_OUTPUTS = adapted('rank = 4, targets = ["o_proj", "mlp.down_proj"], layers = ["1"]')
 FEW = [
     (Topology(model="moe", note="outputs of experts of one block"), EXPERT_OUTPUTS),
-    (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(tp=2, note="dora"), DORA),
-    (Topology(fsdp=2, note="dropout"), DROPOUT),
     (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="queries, zero_bubble"), QUERIES),
 ]
 MORE = [
+    (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
+    (Topology(fsdp=2, note="dropout"), DROPOUT),
     (Topology(fsdp=2, ep=2, model="moe", note="outputs of experts of one block"), EXPERT_OUTPUTS),
     (Topology(model="moe", sets=("activation.mode=full",), note="outputs of experts, full"), EXPERT_OUTPUTS),
     (Topology(sets=("activation.mode=selective",), note="outputs of one block, selective"), LAST_OUTPUTS),

@@ -22,12 +22,9 @@ SPECS = Path(__file__).parents[2] / "specs"
 # Of every feature one layout; the others with `-m matrix`.
 FEW = (
     "fsdp 2, three microbatches (dense)",
-    "replicate 2, ddp (dense)",
-    "ring 2 · ulysses 2, fold none (dense)",
     "pp 2, zbv (dense)",
     "pp 2 · tp 2, tied, uneven vocabulary (dense)",
     "fsdp 2 · ep 2, full recomputation (moe)",
-    "fsdp 2, selective recomputation (dense)",
     "tp 2, tiled, without sequence (dense)",
 )
 
@@ -86,6 +83,7 @@ ENTROPY = 'use "losses.py"\nloss own'
 OWN = "from xtrain import loss\n@loss\ndef own(x, mean_logprob_T, entropy_T): return mean_logprob_T * entropy_T - x\n"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
     [
@@ -143,6 +141,7 @@ loss kto { reference_point = estimated, chunk = 8 KiB }
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
     [
@@ -167,6 +166,7 @@ reward exact_answer { }
 """
 
 
+@pytest.mark.matrix
 def test_a_trace_leaves_out_what_a_step_samples(tmp_path, monkeypatch):
     """The plan's memory has it, so that only what ranks send can be compared."""
     monkeypatch.chdir(tmp_path)
@@ -178,6 +178,7 @@ def test_a_trace_leaves_out_what_a_step_samples(tmp_path, monkeypatch):
 DISTILLED = 'loss distill {{ teacher = "teacher", chunk = 8 KiB, {} }}'
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
@@ -199,6 +200,7 @@ SMALL = {"hidden_size": 24, "num_hidden_layers": 3}
 THREE_HEADS = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 1}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("teacher", "settings", "name"),
     [
@@ -223,6 +225,7 @@ def test_a_teacher_beside_the_model_costs_what_the_plan_says(teacher, settings, 
     hold_against_the_trace(plan_of(topology, tmp_path, more=LIVE.format(teacher, settings)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("modules", "name"),
     [
@@ -256,6 +259,7 @@ def test_modules_that_predict_further_tokens_cost_what_the_plan_says(modules, na
     hold_against_the_trace(plan_of(topology, tmp_path))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [
@@ -294,6 +298,7 @@ def test_whole_matrices_on_64_ranks_cost_what_the_plan_says(monkeypatch):
     hold_against_the_trace(compiled.plan)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -352,6 +357,7 @@ optimizer adamw {{ lr = 1e-3 }}
 """
 
 
+@pytest.mark.matrix
 def test_a_loss_of_pairs_takes_no_more_memory_than_the_cross_entropy(tmp_path, monkeypatch):
     """With a vocabulary of 128 k and rows of 8192 tokens, whose logits are 4 GiB: as planned, and as traced."""
     monkeypatch.chdir(tmp_path)

@@ -115,6 +115,7 @@ def test_the_best_layouts_fit_and_can_be_asked_for(write, blocks, ranks):
     assert "fit and are slower" in text and max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_the_search_starts_from_what_the_spec_says(write):
     """What the first one is asked for by differs from the spec, and from nothing else."""
     path = write(**SMALL | {"parallel": "parallel { tp 4, fsdp auto }"})
@@ -124,6 +125,7 @@ def test_the_search_starts_from_what_the_spec_says(write):
     assert plain.sets == ()
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_rejected_for_memory(write):
     path = write(**SMALL | {"cluster": "cluster h100 { memory = 6 GiB }"})
     spec = load_spec(path).require()

@@ -185,6 +185,7 @@ MORE = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "topology",
     [*FEW, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)],
@@ -195,6 +196,7 @@ def test_a_frozen_part_costs_what_the_plan_says(topology, tmp_path, monkeypatch)
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", shallow=False))
 
 
+@pytest.mark.matrix
 def test_a_stage_that_trains_nothing_costs_what_the_plan_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = plan_of(tmp_path, Topology(pp=2, shared=HALF), params="fp32", shallow=False)

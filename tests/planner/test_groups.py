@@ -129,6 +129,7 @@ group "layers.1.mlp" { optimizer sgd { lr = 0.1 } }
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "topology", [Topology(fsdp=2, note="mixed"), pytest.param(Topology(pp=2, fsdp=2), marks=pytest.mark.matrix)]
 )

@@ -229,6 +229,7 @@ MORE = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("topology", "tasks", "shallow"),
     [

@@ -164,6 +164,7 @@ def test_experts_get_an_even_share(tmp_path):
     assert size == LAYERS * (4 * rows * DIM * 4 + 8 * 8)  # eight counts of eight bytes
 
 
+@pytest.mark.matrix
 def test_a_pipeline_passes_the_stream_on_and_its_gradient_back(tmp_path):
     plan = plan_of(tmp_path, BY_NAME["pp 2, 1f1b (dense)"])
     first, last = trace_plan(plan)
@@ -185,6 +186,7 @@ def test_units_are_known_by_name_from_the_first_gather_on(tmp_path):
         assert traced.memory.unreduced > 0
 
 
+@pytest.mark.matrix
 def test_gradients_wait_whole_for_the_last_microbatch_of_a_pipeline(tmp_path):
     """All forwards of gpipe come first: what waits is seen after backwards alone."""
     plan = plan_of(tmp_path, Topology(pp=2, fsdp=2, sets=SCHEDULES["gpipe"]), params="fp32")
@@ -208,6 +210,7 @@ def test_recomputed_blocks_leave_what_they_were_given(alone):
     assert full.activations < selective.activations < whole.activations
 
 
+@pytest.mark.matrix
 def test_one_kernel_for_all_experts_is_given_where_each_begins(tmp_path):
     """Hopper has it, and keeps a number of four bytes for each of eight experts; elsewhere they go one by one."""
     wide = ("model.dim=64", "model.expert_ffn=32", "precision.compute=bf16")
@@ -237,6 +240,7 @@ def test_what_is_offloaded_is_not_on_the_device(tmp_path, on_two):
     assert there.memory.total_bytes < here.memory.total_bytes
 
 
+@pytest.mark.matrix
 def test_traces_do_not_disturb_each_other(tmp_path):
     """Groups of one world have the names of another's."""
     ours, other = (plan_of(tmp_path, BY_NAME[name]) for name in ("fsdp 2 · tp 2 (dense)", "tp 2, no clipping (qwen3)"))

@@ -209,7 +209,7 @@ def number_of_changes(tmp_path, monkeypatch, backend: Backend, links: bool) -> i
 @pytest.mark.parametrize(
     ("backend", "links", "error"),
     [
-        pytest.param("dcp", True, None, id="dcp, death"),
+        pytest.param("dcp", True, None, id="dcp, death", marks=pytest.mark.slow),
         pytest.param("dcp", True, FULL, id="dcp, disk full", marks=pytest.mark.slow),
         pytest.param("file", True, None, id="file, death", marks=pytest.mark.slow),
         pytest.param("file", True, FULL, id="file, disk full"),

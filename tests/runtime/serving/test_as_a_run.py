@@ -21,7 +21,7 @@ from xtrain.client import IGNORED, RemoteModel, Server, TrainingRow
 from xtrain.runtime.serving.files import KeptState, read_kept
 from xtrain.server.engine import Engine
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.matrix]
 
 STEPS, ROWS, RANK = 5, 8, 3
 ADAM = {"eps": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "grad_clip_norm": 0.5}
@@ -47,10 +47,10 @@ def test_the_trial_has_answers_that_are_learned_and_steps_that_clip(lab: Laborat
     ("layout", "calls"),
     [
         (("parallel.tp=2",), 3),
-        pytest.param((), 1, marks=pytest.mark.matrix),
-        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), 3, marks=pytest.mark.matrix),
-        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), 1, marks=pytest.mark.matrix),
-        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), 7, marks=pytest.mark.matrix),
+        ((), 1),
+        (("parallel.fsdp=2", "parallel.tp=2"), 3),
+        (("parallel.fsdp=2", "parallel.tp=2"), 1),
+        (("parallel.fsdp=2", "parallel.tp=2"), 7),
     ],
     ids=str,
 )
@@ -66,16 +66,11 @@ def test_a_client_with_the_texts_of_a_run_trains_as_the_run(
     "layout",
     [
         ("parallel.fsdp=2",),
-        *(
-            pytest.param(sets, marks=pytest.mark.matrix)
-            for sets in (
-                (),
-                ("parallel.tp=2",),
-                ("parallel.fsdp=2", "parallel.tp=2"),
-                ("parallel.pp=2",),
-                ("parallel.cp=2", "parallel.cp.ring=2"),
-            )
-        ),
+        (),
+        ("parallel.tp=2",),
+        ("parallel.fsdp=2", "parallel.tp=2"),
+        ("parallel.pp=2",),
+        ("parallel.cp=2", "parallel.cp.ring=2"),
     ],
     ids=str,
 )

@@ -206,6 +206,7 @@ def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets
     assert found["messages"][:3] == [["0", "1"], ["2"], ["3"]]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sets", [(), pytest.param(PP, marks=pytest.mark.matrix)], ids=["one", "pp"])
 def test_samples_that_wait_for_pages_are_those_that_they_are_alone(sets: tuple[str, ...], tmp_path: Path):
     """There are as many pages as one sample of the longest text may have: others begin again when some are free."""
@@ -335,7 +336,9 @@ def kept(engine: Any, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "sets", [(), ("parallel.fsdp=2",), pytest.param(PP, marks=pytest.mark.matrix)], ids=["one", "fsdp", "pp"]
+    "sets",
+    [("parallel.fsdp=2",), *(pytest.param(each, marks=pytest.mark.matrix) for each in ((), PP))],
+    ids=["fsdp", "one", "pp"],
 )
 def test_what_is_kept_goes_on_exactly(sets: tuple[str, ...], tmp_path: Path):
     refused = served(server_plan(tmp_path, *sets), kept, tmp_path / "run")
@@ -372,6 +375,7 @@ def exported(engine: Any, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "sets",
     [(FROZEN,), pytest.param((FROZEN, "parallel.pp=2"), marks=pytest.mark.slow), ("parallel.fsdp=2",)],

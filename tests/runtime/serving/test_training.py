@@ -179,6 +179,7 @@ MIXTURE = """qwen3_moe {
 }"""
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["fsdp 2, ep 2", pytest.param("tp 2, ep 2", marks=pytest.mark.slow)])
 def test_a_mixture_of_experts_is_served_over_expert_ranks(layout: str, tmp_path: Path):
     """Adapters of spread experts are trained and kept as those of one rank."""
