@@ -177,12 +177,12 @@ class RequestJournal:
             _write(self._fd, content)
             os.fsync(self._fd)
         except OSError as error:
+            self._failed(error)  # before anyone is answered: health is asked next
             with self._changed:
                 self._broken = True
                 batch, self._written = batch + self._written, []
                 self._changed.notify_all()
             _call(batch, False)
-            self._failed(error)
             return False
         _call(batch, True)
         with self._changed:
