@@ -353,8 +353,3 @@ class Resolved:
         """`fsdp=64`, `fsdp=8 · ulysses=2`: axes with their sizes."""
         sizes = {axis.name: axis.size for axis in (*self.layout.mesh.axes, *self.layout.mesh.expert_axes)}
         return " · ".join(f"{axis}={sizes[axis]}" for axis in axes)
-
-
-def attention_kernels(kernel: str | Auto) -> dict[str, str]:
-    """The kernel on each kind of device: packed documents one by one on a CPU, one block mask on a GPU."""
-    return {"cpu": "documents", "cuda": "flex"} if kernel == "auto" else {"cpu": str(kernel), "cuda": str(kernel)}

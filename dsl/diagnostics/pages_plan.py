@@ -201,7 +201,8 @@ PAGES: Final = (
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 5 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 2 }"),
     CodePage("X419", "an attention kernel that cannot be used here", """
-        flex has no backward on a CPU. The kernels flex and mask need whole rows, and ring attention exchanges parts of
+        flex has no backward on a CPU, and blocks, plain products of 64 queries at a time, is made for one, in fp32 and
+        fp64 and not compiled. The kernels blocks, flex and mask need whole rows, and ring attention exchanges parts of
         rows: with a ring use `attention` auto or documents.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, attention = mask }\nparallel { cp 2 { ring = 2 } }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { cp 2 { ring = 2 } }"),

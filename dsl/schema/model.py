@@ -92,7 +92,7 @@ class Model(Component):
     ffn: int | Auto
     vocab: int | Auto
     tie_embeddings: bool
-    attention: Literal["auto", "documents", "flex", "mask"]
+    attention: Literal["auto", "documents", "blocks", "flex", "mask"]
     experts: int = 0  # of families without
     window: int | None = None
     full_layers: tuple[int, ...] = ()
@@ -195,8 +195,9 @@ class TransformerSettings(Model):
     tie_embeddings: bool = setting("use the embedding as the output head", default=False)
     qk_norm: bool | Auto = setting("RMSNorm on queries and keys; auto: as the family has it", default=AUTO)
     init_std: float = setting("standard deviation of the initial weights", default=0.02, check=positive)
-    attention: Literal["auto", "documents", "flex", "mask"] = setting(
-        "attention kernel for packed documents; auto: documents on cpu, flex on cuda",
+    attention: Literal["auto", "documents", "blocks", "flex", "mask"] = setting(
+        "attention kernel for packed documents; blocks: rows of one document 64 queries at a time; auto: on cpu blocks "
+        "for rows of 128 to 512 positions in fp32 and fp64, else documents; flex on cuda",
         default="auto",
         role=Role.EXECUTION,
     )

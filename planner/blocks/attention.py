@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 
 from ...dsl.schema.rope import Rope
 from ..architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
+from ..attention_kernels import QUERIES
 from ..costs.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
 from .block import Layer, later, row_bias
 from .norm import norm_weight
@@ -138,8 +139,10 @@ def trace_kernel(
     if axes.ulysses > 1:
         parts = (_to_heads(on, q, k, v),)
     is_causal = not layer.sinks and layer.cap is None and (layer.window is None or layer.window >= local.sequence)
-    if axes.ring > 1 or (local.attention == "documents" and not is_causal):
+    if axes.ring > 1 or (local.attention in ("documents", "blocks") and not is_causal):
         out = _blockwise(layer, on, parts)
+    elif local.attention == "blocks":
+        out = _by_queries(layer, on, parts)
     else:
         out = _whole_rows(layer, on, parts)
     return _to_positions(on, out) if axes.ulysses > 1 else out
@@ -181,6 +184,27 @@ def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, 
     # What is left beside the sink, of each query, times what there is without.
     shares = (statistics, *(() if local.width == local.exact else (local.tokens * local.heads * local.width,)))
     return ops.op(out, makes=size, keeps=(out,), extra=shares, scratch=(0, size), **sinks)
+
+
+def _by_queries(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+    """Some queries of all rows at a time: their scores with the keys up to the last of them, of which the backward has
+    three kinds."""
+    local = on.local
+    heads, length = local.heads // on.axes.ulysses, local.sequence
+    blocks = [(min(QUERIES, length - first), min(first + QUERIES, length)) for first in range(0, length, QUERIES)]
+    keys = 2 * local.tokens * local.spread_kv * local.head_dim * local.width
+    block = local.rows * heads * min(QUERIES, length) * local.head_dim * local.width
+    scores = local.rows * heads * max(queries * seen for queries, seen in blocks) * local.width
+    pairs = local.rows * sum(queries * seen for queries, seen in blocks)
+    return on.ops.op(
+        *parts,
+        makes=local.queries,
+        keeps=parts,
+        scratch=(keys + block + 2 * scores, keys + 2 * block + 3 * scores),
+        saved=ATTENTION,
+        flops=4 * pairs * heads * local.head_dim,
+        attends=True,
+    )
 
 
 def _sinks(layer: AttentionLayer, on: "Tracer") -> dict[str, Any]:

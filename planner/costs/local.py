@@ -5,9 +5,10 @@ from attrs import frozen
 from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.cluster import CLUSTERS
 from ..architecture import expert_widths
+from ..attention_kernels import attention_kernels
 from ..mesh.cluster import device_kind
 from ..plan import Hardware
-from ..resolved import Resolved, attention_kernels
+from ..resolved import Resolved
 from ..units import BYTES
 from .op_trace import INDEX
 
@@ -90,7 +91,7 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
         vocab=-(-arch.vocab // tp),
         width=BYTES[compute],
         exact=exact,
-        attention=attention_kernels(spec.model.attention)[device],
+        attention=attention_kernels(run)[device],
         flash=flash,
         grouped=compute == "bf16"
         and _capability(cluster) == HOPPER

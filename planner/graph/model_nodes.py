@@ -6,11 +6,13 @@ from typing import Any, Final
 
 from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.losses import Loss
+from ..attention_kernels import QUERIES, attention_kernels
 from ..canonical import portable
+from ..mesh.cluster import device_kind
 from ..mesh.mesh import AXES
 from ..model.inventory import quantised_bytes
 from ..model.module_names import modules_of
-from ..resolved import Resolved, attention_kernels, resolve_save
+from ..resolved import Resolved, resolve_save
 from ..units import BYTES, bytes_text, count_text, plural
 from ..weights.files import LOADED
 from ..weights.fit import draws_head
@@ -144,7 +146,7 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
     arch, spec, pipeline = run.architecture, run.spec, run.pipeline
     args: dict[str, Any] = {
         "architecture": arch.to_json(),
-        "attention": attention_kernels(spec.model.attention),
+        "attention": attention_kernels(run),
         "params": run.formats.params,
         **_logits(spec.loss),
         "stages": [list(span) for span in pipeline.spans],
@@ -158,6 +160,8 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
     does = f"{arch.title}: {plural(arch.blocks, 'block')} of width {arch.dim}, {size}"
     if arch.mtp:
         does += f", {plural(arch.mtp, 'module')} behind them that predict further tokens"
+    if args["attention"]["cpu"] == "blocks" and device_kind(spec) != "cuda":
+        does += f"; on a CPU attention takes {QUERIES} queries of a row at a time"
     if run.size("pp") > 1:
         does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
     does += ", with a head of rewards" if arch.head == "reward" else ""

@@ -5,12 +5,13 @@ from typing import Any
 from attrs import frozen
 
 from ...dsl.schema.rollout import Reward, Rollout
+from ..attention_kernels import PLAIN
 from ..canonical import portable
 from ..mesh.mesh import AXES
 from ..model.inventory import forward_flops
 from ..model.sampling import completion_positions, kept_completions_bytes, longest_prompt, sampling_cache_bytes
 from ..model.scorer import scorer_of
-from ..resolved import Resolved, attention_kernels
+from ..resolved import Resolved
 from ..units import bytes_text, flops_text, plural, seconds_text
 from .builder import Builder
 from .sampling_time import sampling_seconds
@@ -42,7 +43,7 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
     folder = None if run.spec.reward is None else run.spec.reward.model_folder
     if folder is not None:
         scorer, form = scorer_of(run), run.formats.compute
-        args = {"folder": portable(folder), "attention": attention_kernels("auto"), "format": form}
+        args = {"folder": portable(folder), "attention": PLAIN, "format": form}
         does = f"read the model that scores from {folder}: all of it on the first rank of those with the same rows"
         if scorer is not None:
             args |= {"digest": scorer.digest, "architecture": scorer.architecture.to_json()}

@@ -3,9 +3,10 @@ run."""
 
 from typing import Any
 
+from ..attention_kernels import attention_kernels
 from ..canonical import portable
 from ..mesh.mesh import AXES
-from ..resolved import Resolved, attention_kernels
+from ..resolved import Resolved
 from ..units import bytes_text, count_text, plural
 from .builder import Builder
 from .spread_nodes import SPREADING
@@ -25,7 +26,7 @@ def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
     owner = run.pipeline.owner(len(run.pipeline.spans) - 1)
     args: dict[str, Any] = {
         "architecture": arch.to_json(),
-        "attention": attention_kernels(own.spec.model.attention),
+        "attention": attention_kernels(own),
         "format": own.formats.compute,
         "owner": owner,
         "cuts": [{"op": node.op, "args": node.args} for node in cuts.nodes],

@@ -4,11 +4,12 @@ actions that need a certain model."""
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture
+from ..attention_kernels import EXACT
 from ..data.data_rules import actions_of
 from ..findings import Findings
 from ..mesh.cluster import device_kind
 from ..mesh.layout import Layout
-from ..resolved import exchanges, resolve_tile
+from ..resolved import exchanges, resolve_formats, resolve_tile
 from ..schedule.arithmetic import Arithmetic
 
 
@@ -76,12 +77,25 @@ def _check_tiles(spec: Spec, architecture: Architecture, layout: Layout, batch: 
         found.passed(path, "feed-forward layers are computed in pieces of the positions")
 
 
+def _not_in_blocks(spec: Spec) -> str:
+    compute = resolve_formats(spec.precision, spec.parallel).compute
+    if device_kind(spec) == "cuda":
+        return "the device is cuda"
+    if compute not in EXACT:
+        return f"computation is in {compute}"
+    return "" if spec.compile.mode == "none" else "the model is compiled"
+
+
 def _check_attention(spec: Spec, layout: Layout, found: Findings) -> None:
-    """A ring has a kernel of its own, which goes document by document and block by block, and flex is made for cuda."""
+    """A ring has a kernel of its own, which goes document by document and block by block; flex is made for cuda, and
+    blocks for a CPU."""
     kernel, ring = spec.model.attention, layout.size("ring")
     if kernel == "flex" and device_kind(spec) == "cpu":
         message = "attention flex has no backward on cpu, and launch.device is cpu"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
+    elif kernel == "blocks" and (reason := _not_in_blocks(spec)):
+        message = f"attention blocks is made for plain products on cpu in fp32 and fp64, and {reason}"
+        found.fail("model.attention", "X419", "model.attention", message, "use attention auto")
     if "cp" in layout.unsettled or ring == 1 or kernel in ("auto", "documents"):
         return
     message = f"attention {kernel} needs whole rows, and with ring {ring} they are split"

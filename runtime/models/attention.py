@@ -28,6 +28,7 @@ from ..parallel.attention_blocks import (
 from ..parallel.axes import Axes
 from .blockwise import blockwise_attention
 from .cache import LayerCache
+from .causal_blocks import causal_blocks
 from .document_layout import DocumentLayout
 from .recompute import as_one
 
@@ -74,6 +75,20 @@ def by_document(
     if packing.single and _is_causal(scores, sink_H, q_BHSA.shape[2]):
         return causal(q_BHSA, k_BKSA, v_BKSA, scores.scale)
     return _one_by_one(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
+
+
+def by_queries(
+    q_BHSA: Tensor,
+    k_BKSA: Tensor,
+    v_BKSA: Tensor,
+    packing: DocumentLayout,
+    scores: Scores = PLAIN,
+    sink_H: Tensor | None = None,
+) -> Tensor:
+    """Rows that hold a single document some queries at a time, all others as `by_document`."""
+    if packing.cached is None and packing.single and _is_causal(scores, sink_H, q_BHSA.shape[2]):
+        return causal_blocks(q_BHSA, k_BKSA, v_BKSA, scores.scale)
+    return by_document(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
 
 
 def _is_causal(scores: Scores, sink_H: Tensor | None, length: int) -> bool:
@@ -285,4 +300,4 @@ def _flex_functions(device_type: str) -> tuple[Callable[..., Tensor], Callable]:
     return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False)  # pyright: ignore
 
 
-KERNELS: dict[str, AttentionKernel] = {"documents": by_document, "mask": masked, "flex": flex}
+KERNELS: dict[str, AttentionKernel] = {"documents": by_document, "blocks": by_queries, "mask": masked, "flex": flex}

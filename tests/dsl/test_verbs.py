@@ -94,7 +94,7 @@ made_of |= {{"architecture", "costs", "costs.op_trace", "blocks", "data", "data.
 made_of |= {{f"blocks.{{name}}" for name in ("block", "attention", "experts", "feed_forward", "further", "norm")}}
 made_of |= {{f"blocks.{{name}}" for name in ("latent_attention", "user_layer", "layer_reader")}}
 made_of |= {{"mesh", "mesh.hardware_specs", "weights", "weights.stored", "weights.config_file", "weights.files"}}
-made_of |= {{"model", "model.cache", "data.source_args"}}
+made_of |= {{"model", "model.cache", "data.source_args", "attention_kernels"}}
 rooms = set(rooms) - {{f"xtrain.planner.{{name}}" for name in made_of}}
 assert not heavy and not rooms, (heavy, rooms)
 """

@@ -50,6 +50,33 @@ def test_a_layout_costs_what_its_plan_says(name, tmp_path, monkeypatch):
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path))
 
 
+BLOCKS = ("model.attention=blocks", "batch.sequence=160")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tp 2, without sequence (dense)",
+        *(
+            pytest.param(name, marks=pytest.mark.matrix)
+            for name in (
+                "fsdp 2, three microbatches (dense)",
+                "fsdp 2, selective recomputation (dense)",
+                "fsdp 2 · ep 2, full recomputation (moe)",
+                "ulysses 2, fewer key/value heads than ranks (dense)",
+                "pp 2, zbv (dense)",
+                "fsdp 2 · tp 2 (dense)",
+                "fsdp 2, no clipping (qwen3)",
+            )
+        ),
+    ],
+)
+def test_attention_in_blocks_of_queries_costs_what_the_plan_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    topology = BY_NAME[name]
+    hold_against_the_trace(plan_of(evolve(topology, shared=(*topology.shared, *BLOCKS)), tmp_path))
+
+
 MIXED = """
 dataset others { source = jsonl("data.jsonl") }
 mixture { lines = 1, others = 2 }

@@ -363,11 +363,28 @@ def test_arguments_of_bootstrap(make_plan):
 
 @pytest.mark.parametrize(
     ("kernel", "expected"),
-    [("auto", {"cpu": "documents", "cuda": "flex"}), ("mask", {"cpu": "mask", "cuda": "mask"})],
+    [("auto", {"cpu": "blocks", "cuda": "flex"}), ("mask", {"cpu": "mask", "cuda": "mask"})],
 )
 def test_attention_kernel_by_device(make_plan, kernel, expected):
     plan = make_plan(model=f"model llama {{ dim = 64, layers = 2, heads = 4, attention = {kernel} }}")
     assert plan.node("setup.build_model").args["attention"] == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "kernel"),
+    [
+        ({"batch": "batch { sequence = 128, micro = 2 }"}, "blocks"),
+        ({"batch": "batch { sequence = 512, micro = 2 }"}, "blocks"),
+        ({"batch": "batch { sequence = 127, micro = 2 }"}, "documents"),
+        ({"batch": "batch { sequence = 513, micro = 2 }"}, "documents"),
+        ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { compute = bf16 }"}, "documents"),
+        ({"batch": "batch { sequence = 256, micro = 2 }", "parallel": "parallel { cp 2 { ring = 2 } }"}, "documents"),
+        ({"batch": "batch { sequence = 256, micro = 2 }", "parallel": "parallel { cp 2 { ulysses = 2 } }"}, "blocks"),
+        ({"batch": "batch { sequence = 256, micro = 2 }", "compile": "compile { mode = default }"}, "documents"),
+    ],
+)
+def test_short_rows_in_exact_formats_are_attended_to_in_blocks_on_a_cpu(make_plan, more, kernel):
+    assert make_plan(**more).node("setup.build_model").args["attention"] == {"cpu": kernel, "cuda": "flex"}
 
 
 def node(name):

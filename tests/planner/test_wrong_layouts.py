@@ -331,6 +331,15 @@ TABLE = {
         "X419", "flex", "attention flex has no backward on cpu", "use attention auto", "model.attention=auto",
         model=dense(more="attention = flex"), launch="launch { device = cpu }",
     ),
+    "blocks of queries on cuda": wrong(
+        "X419", "blocks", "made for plain products on cpu in fp32 and fp64, and the device is cuda",
+        "use attention auto", "model.attention=auto",
+        model=dense(more="attention = blocks"), launch="launch { device = cuda }",
+    ),
+    "blocks of queries in bf16": wrong(
+        "X419", "blocks", "and computation is in bf16", "use attention auto", "model.attention=auto",
+        model=dense(more="attention = blocks"), precision="precision { compute = bf16 }",
+    ),
     "zbv with a tied embedding": wrong(
         "X416", "true", "schedule zbv has the first and the last stage on one rank", "schedule interleaved_1f1b",
         "model.tie_embeddings=false", model=dense(more="tie_embeddings = true"),

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xtrain.planner.architecture import pairs_within
@@ -13,6 +14,7 @@ from xtrain.runtime.models import blockwise
 from xtrain.runtime.models.attention import KERNELS, newest, with_block_masks
 from xtrain.runtime.models.blockwise import BlockLayout
 from xtrain.runtime.models.cache import KeyValueCache
+from xtrain.runtime.models.causal_blocks import causal_blocks
 from xtrain.runtime.models.document_layout import DocumentLayout
 from xtrain.runtime.parallel.attention_blocks import PLAIN, Scores
 
@@ -184,6 +186,36 @@ def test_a_document_does_not_see_its_neighbours(name):
     assert not torch.equal(before[1, :, :5], after[1, :, :5])
     assert torch.equal(before[1, :, 5:], after[1, :, 5:])
     assert torch.equal(before[[0, 2]], after[[0, 2]])
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize(("heads", "wide"), [(1, 5), (2, 8), (4, 8)])
+def test_blocks_of_queries_are_torchs_attention(length: int, heads: int, wide: int):
+    """wide: of values, which latent attention has in another width than keys."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(heads: int, width: int) -> Tensor:
+        return torch.randn(2, length, heads, width, dtype=torch.float64, generator=generator).transpose(1, 2)
+
+    given = [each.detach().requires_grad_() for each in (drawn(4, 8), drawn(heads, 8), drawn(heads, wide))]
+    seed = drawn(4, wide)
+    for scale in (None, 0.3):
+        ours = causal_blocks(*given, scale)
+        whole = F.scaled_dot_product_attention(*given, is_causal=True, scale=scale, enable_gqa=True)
+        assert torch.allclose(ours, whole, atol=1e-12, rtol=0)
+        for a, b in zip(*(torch.autograd.grad(out, given, seed) for out in (ours, whole)), strict=True):
+            assert torch.allclose(a, b, atol=1e-12, rtol=0)
+
+
+def test_rows_of_one_document_go_through_blocks_of_queries():
+    q, k, v = (x[:, :, :1].expand(-1, -1, 64, -1) for x in inputs())
+    whole = DocumentLayout.from_lengths(torch.tensor([0, 64, 128, 192]).int(), B, 64, torch.device("cpu"))
+    parts = DocumentLayout.from_lengths(torch.tensor([0, 64, 100, 128, 192]).int(), B, 64, torch.device("cpu"))
+    found = [
+        str(KERNELS[kernel](q, k, v, packing).grad_fn)
+        for kernel, packing in (("blocks", whole), ("blocks", parts), ("documents", whole))
+    ]
+    assert ["CausalBlocks" in each for each in found] == [True, False, False]
 
 
 def test_packing_knows_segments_and_document_numbers():
