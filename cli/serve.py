@@ -59,7 +59,8 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
     _check_serves(plan.serves)
     args = plan.node(SETUP).args
     files = {name: Path(args[name]) for name in ("certificate", "private_key") if args[name]}
-    address, keys = Address(host=args["host"], port=args["port"], **files), _keys(args["key"])
+    address = Address(host=args["host"], port=args["port"], **files)
+    keys = _keys(args["key"], needed=args["key_needed"])
     try:
         check_serving(address, keys)
         check_one_machine(plan)
@@ -86,14 +87,15 @@ def _check_serves(serves: bool) -> None:
         raise Refused(2, f"xtrain serve: the spec has no `serve` block; {hint}")
 
 
-def _keys(name: str | None) -> "Keys":
-    """Of all owners, from the environment variable. Raises Refused where there are none."""
+def _keys(name: str, *, needed: bool) -> "Keys":
+    """Of all owners, from the environment variable. Raises Refused where there are none and some are needed."""
     from ..server.keys import Keys
 
-    if name is None:
+    text = os.environ.get(name, "")
+    if not (text or needed):
         return Keys()
     try:
-        return Keys.read(os.environ.get(name, ""))
+        return Keys.read(text)
     except ValueError as error:
         message = f"error[X709]: the environment variable {name} has no keys for the server: {error}"
         raise Refused(3, f"{message}; set it to a key, or to `NAME=KEY` for each of several owners") from None

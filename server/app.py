@@ -61,7 +61,7 @@ class Authorised:
             given = headers.get(b"x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else None)
             owner = self._keys.owner(given)
             if owner is None:
-                return await _error(401, "the key (X-API-Key) is missing or wrong")(scope, receive, send)
+                return await _error(401, self._keys.refusal)(scope, receive, send)
             scope.setdefault("state", {})["owner"] = owner
         await self._app(scope, receive, send)
         return None

@@ -4,17 +4,20 @@ import hmac
 from collections.abc import Mapping
 from typing import Final, Self
 
-from attrs import field, frozen
+from attrs import define, field
 
-ANYONE: Final = "anyone"
+ANYONE: Final = "anyone"  # who shows no key
+FIRST: Final = "first"  # who was the first to show one
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
-@frozen
+@define(eq=False)
 class Keys:
-    """Owner → key. Without keys everyone who reaches the server is one owner: only for loopback addresses."""
+    """Owner → key. Without keys, which is for loopback addresses alone, the first key that is shown becomes that of an
+    owner, and no other is taken; all who show none are another owner. One thread asks."""
 
     of: Mapping[str, str] = field(factory=dict, repr=False)
+    _shown: str | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -38,13 +41,27 @@ class Keys:
     def owner(self, given: str | None) -> str | None:
         """Whose key it is. All keys are compared in full, so that the time says nothing of them."""
         if not self.of:
-            return ANYONE
+            return self._of_no_keys(given)
         raw = (given or "").encode()
         found = None
         for owner, key in self.of.items():
             if hmac.compare_digest(raw, key.encode()):
                 found = owner
         return found
+
+    def _of_no_keys(self, given: str | None) -> str | None:
+        if not given:
+            return ANYONE
+        if self._shown is None:
+            self._shown = given
+        return FIRST if hmac.compare_digest(given.encode(), self._shown.encode()) else None
+
+    @property
+    def refusal(self) -> str:
+        """What is said to who is no owner."""
+        if self.of:
+            return "the key (X-API-Key) is missing or wrong"
+        return "the key (X-API-Key) is not the one that the first client has shown; that one is needed from then on"
 
 
 def refused_address(host: str, keys: Keys) -> str | None:

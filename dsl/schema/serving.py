@@ -1,12 +1,14 @@
 """`serve { … }`: a training server in place of a training run."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from attrs import frozen
 
 from ..quantity import Quantity
 from .names import file_path, some_text
 from .setting import Range, Role, at_least, positive, setting
+
+KEY_VARIABLE: Final = "XTRAIN_KEY"  # with the keys of a server whose spec names none
 
 
 @frozen
@@ -50,11 +52,12 @@ class Serve:
     )
     key: str | None = setting(
         "name of the environment variable with the key that clients must show, or with `NAME=KEY` for each of several "
-        "owners, who see nothing of one another; none: no key is asked for",
+        "owners, who see nothing of one another; none: XTRAIN_KEY, where that is set; where it is not, the first key "
+        "that a client shows is the server's until it ends, and those who show none have their own",
         default=None,
         check=some_text,
         role=Role.EXECUTION,
-        example='"XTRAIN_KEY"',
+        example='"SUPPORT_KEY"',
     )
     certificate: str | None = setting(
         "file (PEM) with the certificate of the server, and those that it is signed by, relative to the working "
@@ -85,6 +88,11 @@ class Serve:
         role=Role.EXECUTION,
         example="30 min",
     )
+
+    @property
+    def key_variable(self) -> str:
+        """The environment variable that is read for keys."""
+        return self.key or KEY_VARIABLE
 
     @property
     def places(self) -> int:

@@ -13,6 +13,7 @@ from ..resolved import Resolved
 from ..units import bytes_text, flops_text, plural
 from .fit import slot_bytes
 from .pages import MOST_ROWS, PAGE, pages_bytes, read_bytes, sampling_pages
+from .rules import asked_key
 from .slots import microbatches, slot_names
 
 SETUP: Final = "setup.serve"
@@ -49,7 +50,8 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
         "model_name": serve.model or run.spec.experiment.name,
         "host": serve.host,
         "port": serve.port,
-        "key": serve.key,
+        "key": serve.key_variable,
+        "key_needed": serve.key is not None,
         "certificate": serve.certificate,
         "private_key": serve.private_key,
         "queue": serve.queue,
@@ -71,7 +73,7 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
         does += "what is sampled from, stay in the memory of the machine; "
     does += f"listen on {serve.host}:{serve.port}"
     does += " with TLS" if serve.certificate else ""
-    does += f" for clients that show the key in {serve.key}" if serve.key else ""
+    does += f"; {asked_key(serve)} is asked for"
     return graph.add("setup", SETUP, does, args=args, axes=run.wide(*AXES), after=((model, "model"), tokenizer))
 
 

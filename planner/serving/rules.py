@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from ...dsl.schema.serving import Serve
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..findings import Findings
@@ -10,6 +11,13 @@ from ..mesh.sharding import folded_axes
 
 CODE: Final = "X447"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def asked_key(serve: Serve) -> str:
+    """Which key clients must show, in words."""
+    if serve.key is not None:
+        return f"the key in {serve.key}"
+    return f"the key in {serve.key_variable}, or if that is not set the first one that a client shows,"
 
 
 def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
@@ -40,8 +48,7 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
         hint = 'write `key = "XTRAIN_KEY"`, the name of an environment variable, or `host = "127.0.0.1"`'
         found.fail("serve.key", CODE, "serve.host", message, hint)
     else:
-        asked = f"the key in {serve.key} is asked for" if serve.key else "no key is asked for on this machine"
-        found.passed("serve.key", asked)
+        found.passed("serve.key", f"{asked_key(serve)} is asked for")
     if (serve.certificate is None) != (serve.private_key is None):
         given, other = ("certificate", "private_key") if serve.certificate else ("private_key", "certificate")
         message = f"a server with TLS needs both files, and there is no {other}"

@@ -114,7 +114,8 @@ def test_every_setting_is_in_the_plan(setting: str, value: str):
     assert set(settings_of(Serve)) == {*SETTINGS, "mode"}
     tls = ('serve.certificate="tls.pem"', 'serve.private_key="tls.key"')
     usual, changed = (plan(*tls, *sets).node("setup.serve").args for sets in ((), (f"serve.{setting}={value}",)))
-    assert [name for name in usual if usual[name] != changed[name]] == [SETTINGS[setting]]
+    found = [name for name in usual if usual[name] != changed[name]]
+    assert found == (["key", "key_needed"] if setting == "key" else [SETTINGS[setting]])
 
 
 SETTINGS = {
@@ -201,8 +202,15 @@ def test_a_pipeline_computes_forwards_before_backwards():
 
 
 def test_another_address_needs_a_key():
-    found = plan("serve.host=0.0.0.0", 'serve.key="XTRAIN_KEY"')
-    assert "key in XTRAIN_KEY" in render(found)
+    found = plan("serve.host=0.0.0.0", 'serve.key="SUPPORT_KEY"')
+    assert "key in SUPPORT_KEY\n" in render(found) and found.node("setup.serve").args["key_needed"]
+
+
+def test_without_one_it_is_that_of_an_environment_variable_or_the_first():
+    found = plan()
+    assert found.node("setup.serve").args["key"] == "XTRAIN_KEY" and not found.node("setup.serve").args["key_needed"]
+    assert "key in XTRAIN_KEY, or the first that is shown" in render(found)
+    assert "the key in XTRAIN_KEY, or if that is not set the first one" in found.node("setup.serve").does
 
 
 def test_a_server_with_tls_is_asked_by_https():

@@ -182,6 +182,18 @@ def test_keys_are_of_one_owner_or_of_several() -> None:
         assert "tml-" not in str(refused.value)
 
 
+def test_without_keys_the_first_that_is_shown_is_needed_from_then_on(tmp_path: Path) -> None:
+    with Served(tmp_path, keys=Keys()) as served:
+        http, path = served.http, "/api/v1/create_session"
+        made = [http.post(path, json={}, headers=headers).json() for headers in ({}, {"x-api-key": "tml-a"})]
+        wrong = http.post(path, json={}, headers={"x-api-key": "tml-b"})
+        assert wrong.status_code == 401 and "not the one that the first client has shown" in wrong.text
+        seen = [
+            http.get("/api/v1/sessions", headers=headers).json()["sessions"] for headers in ({}, {"x-api-key": "tml-a"})
+        ]
+        assert seen == [[each["session_id"]] for each in made]
+
+
 def test_what_is_someone_elses_is_not_there(tmp_path: Path) -> None:
     with Served(tmp_path, keys=Keys({"me": "tml-a", "you": "tml-b"})) as served:
         mine = served.model(key="tml-a")
