@@ -59,7 +59,10 @@ def _launch(arguments: argparse.Namespace) -> int:
     """Raises Refused, EnvironmentFault."""
     from ..planner.serialise import dumps
     from ..runtime.launch.jobs import job_launcher, submit_job
+    from .run_sweep import launch as launch_sweep
 
+    if (status := launch_sweep(arguments, _launcher)) is not None:
+        return status
     job = _job(arguments)
     if arguments.dry:
         for number, (name, text) in enumerate(job_launcher(job.launcher.kind).files(job).items()):

@@ -1,16 +1,23 @@
-"""`xtrain run` of a spec with `sweep`: this process drives its trials, each an `xtrain run` of its own."""
+"""`xtrain run` and `xtrain launch` of a spec with `sweep`: this process drives its trials, each an `xtrain run` of its
+own, on this machine or in a job."""
 
 import argparse
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .counting import counted
 from .refused import Refused, refusals
 
 if TYPE_CHECKING:
+    from ..dsl.schema.launchers import Launcher
+    from ..planner.plan import Plan
+    from ..planner.sweep.compile_sweep import Trials
     from ..planner.sweep.sweep_plan import SweepPlan
-    from ..runtime.sweep.trial_launcher import LocalTrials
+    from ..runtime.sweep.job_trials import JobTrials
+    from ..runtime.sweep.trial_launcher import LocalTrials, TrialLauncher, TrialStart
 
 
 def drive(arguments: argparse.Namespace) -> int | None:
@@ -21,17 +28,10 @@ def drive(arguments: argparse.Namespace) -> int | None:
 
     if is_saved(arguments.spec) or is_worker():
         return None
-    from ..planner.sweep.compile_sweep import compile_sweep
-
-    compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted)
-    if compiled is None:
-        return None
-    from ..dsl.diagnostics.diagnostic import shows_color
-
-    sys.stderr.write(compiled.diagnostics.render(color=shows_color(sys.stderr)))
-    if compiled.plan is None:
-        return 2
     try:
+        plan = _compiled(arguments)
+        if plan is None:
+            return None
         if arguments.accept_drift:
             raise Refused(2, "xtrain run: --accept-drift is for a saved plan, and this is a spec")
         if arguments.node is not None or arguments.meet is not None:
@@ -39,38 +39,102 @@ def drive(arguments: argparse.Namespace) -> int | None:
         if arguments.ui == "tui":
             raise Refused(2, "xtrain run: a sweep is shown in lines; `xtrain watch` shows its trials")
         with refusals():
-            return _drive(compiled.plan, arguments)
+            launcher = _local(plan)
+            return _drive(plan, _trials(plan, arguments), launcher, arguments.ui or "plain")
     except Refused as refused:
         return refused.show()
 
 
-def _drive(plan: "SweepPlan", arguments: argparse.Namespace) -> int:
+def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | None], Launcher]") -> int | None:
+    """The same with trials as jobs, or what is submitted first. None where the spec has no sweep.
+
+    launcher_of: that of a plan, or the one that is named. Raises Refused, EnvironmentFault.
+    """
+    from ..planner.load import is_saved
+
+    plan = None if is_saved(arguments.spec) else _compiled(arguments)
+    if plan is None:
+        return None
+    launcher = launcher_of(plan.base, arguments.on)
+    if launcher.alone:
+        raise Refused(2, "xtrain launch: `xtrain run` trains the trials of a sweep on this machine")
+    trials, jobs = _trials(plan, arguments), _jobs(plan, launcher)
+    if arguments.dry:
+        files = jobs.files(_first(plan, trials))
+        sys.stdout.write("\n".join(f"# {path}\n{text}" for path, text in files.items()))
+        return 0
+    return _drive(plan, trials, jobs, "plain", stops_with_terminal=False)
+
+
+def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
+    """None where the spec has no sweep. Raises Refused."""
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.sweep.compile_sweep import compile_sweep
+
+    compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted)
+    if compiled is None:
+        return None
+    sys.stderr.write(compiled.diagnostics.render(color=shows_color(sys.stderr)))
+    if compiled.plan is None:
+        raise Refused(2, compiled.diagnostics.render(color=False), shown=True)
+    return compiled.plan
+
+
+def _trials(plan: "SweepPlan", arguments: argparse.Namespace) -> "Trials":
+    """Raises EnvironmentFault where a package is missing."""
     from ..dsl.load import load_spec
-    from ..planner.report.render_sweep import render_sweep
     from ..planner.sweep.compile_sweep import Trials
-    from ..runtime.outcome import EXIT_CODES
-    from ..runtime.sweep.driver import SweepDriver
     from ..runtime.sweep.suggesting import check_method
-    from .sweep_lines import SweepLines
 
     sweep = load_spec(arguments.spec, arguments.sets).require().sweep
     assert sweep is not None
     check_method(sweep)
-    launcher = _launcher(plan)
-    trials = Trials(sweep, plan.base, arguments.spec, tuple(arguments.sets), arguments.world, counted)
-    lines = SweepLines(plan, arguments.ui or "plain")
+    return Trials(sweep, plan.base, arguments.spec, tuple(arguments.sets), arguments.world, counted)
+
+
+def _drive(
+    plan: "SweepPlan", trials: "Trials", launcher: "TrialLauncher", ui: str, *, stops_with_terminal: bool = True
+) -> int:
+    """stops_with_terminal: trials save and end when the terminal is closed; else they go on, and this process ends."""
+    from ..planner.report.render_sweep import render_sweep
+    from ..runtime.outcome import EXIT_CODES
+    from ..runtime.sweep.driver import SweepDriver
+    from .sweep_lines import SweepLines
+
+    lines = SweepLines(plan, ui)
     driver = SweepDriver(plan, trials, launcher, lines.show)
     if lines.ui == "plain":
         print(render_sweep(plan), flush=True)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if stops_with_terminal else [])):
         signal.signal(number, lambda *_: driver.stop())
     status = driver.run()
     if driver.fault:
-        raise Refused(3, f"xtrain run: the sweep was stopped: {driver.fault}")
+        raise Refused(3, f"xtrain: the sweep was stopped: {driver.fault}")
     return EXIT_CODES[status]
 
 
-def _launcher(plan: "SweepPlan") -> "LocalTrials":
+def _jobs(plan: "SweepPlan", launcher: "Launcher") -> "JobTrials":
+    from ..runtime.sweep.job_trials import JobTrials
+
+    return JobTrials(Path(plan.folder).absolute(), launcher, Path.cwd(), sys.executable)
+
+
+def _first(plan: "SweepPlan", trials: "Trials") -> "list[TrialStart]":
+    """The trials that begin first, of those that are known."""
+    from ..runtime.sweep.trial_launcher import TrialStart
+
+    found = []
+    for slot, trial in enumerate(plan.runs[: plan.parallel]):
+        stop_at = plan.rungs[0] if plan.rungs else None
+        compiled = trials.compiled(trial.number, trial.point, stop_at).plan
+        assert compiled is not None
+        folder = Path(plan.folder)
+        file, log = folder / "plans" / f"{trial.name}.json", folder / "logs" / f"{trial.name}.log"
+        found.append(TrialStart(compiled, file, log, slot))
+    return found
+
+
+def _local(plan: "SweepPlan") -> "LocalTrials":
     """Trials on this machine. Raises EnvironmentFault where it has too few devices for so many at once."""
     from ..runtime.launch.preflight import check_one_machine, find_devices
     from ..runtime.sweep.trial_launcher import LocalTrials

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..runtime.launch.jobs import SubmittedJob
+    from collections.abc import Sequence
+
+    from ..runtime.launch.jobs import QueueState, SubmittedJob
     from ..tui.model.find import FoundRun
 
 
@@ -32,7 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     root: Path = arguments.root.absolute()
     found = {each.directory: each for each in runs_below(root)}
     waiting = [each for each in _submitted(root) if each not in found]
-    rows = [_row(directory, found.get(directory), root) for directory in (*waiting, *found)]
+    directories = [*waiting, *found]
+    rows = [
+        _row(directory, found.get(directory), root, job, state)
+        for directory, (job, state) in zip(directories, _jobs(directories), strict=True)
+    ]
     if not rows:
         print(f"there is no run at {arguments.root} or below it; `xtrain run SPEC` makes one")
         return 3
@@ -52,12 +58,11 @@ def _submitted(root: Path) -> list[Path]:
     return [each.parent.parent.parent / each.parent.name for each in reversed(files)]
 
 
-def _row(directory: Path, run: "FoundRun | None", root: Path) -> dict[str, Any]:
-    """What is said of a run. job: None where it was given to none."""
-    from ..runtime.launch.jobs import read_job
-
-    job = read_job(directory)
-    state, over = _state(job) if job is not None else (None, None)
+def _row(
+    directory: Path, run: "FoundRun | None", root: Path, job: "SubmittedJob | None", state: "QueueState | str | None"
+) -> dict[str, Any]:
+    """What is said of a run. job: None where it was given to none. state: a text where nobody can be asked for it."""
+    over = None if state is None or isinstance(state, str) else state.over
     return {
         "run": str(directory.relative_to(root)) or directory.name,
         "directory": str(directory),
@@ -66,20 +71,25 @@ def _row(directory: Path, run: "FoundRun | None", root: Path) -> dict[str, Any]:
         "loss": run.loss if run else None,
         "time": run.time if run else None,
         "job": None if job is None else f"{job.kind} {job.id}",
-        "state": state,
+        "state": None if state is None else str(state),
     }
 
 
-def _state(job: "SubmittedJob") -> tuple[str, bool | None]:
-    """What its launcher says of a job, and whether it is over; None where it cannot be asked."""
+def _jobs(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, QueueState | str | None]]":
+    """The job of each run, and what its launcher says of it."""
     from ..runtime.errors import EnvironmentFault
-    from ..runtime.launch.jobs import job_state
+    from ..runtime.launch.jobs import job_states, read_job
 
-    try:
-        state = job_state(job)
-    except EnvironmentFault as fault:
-        return f"unknown: {fault}", None
-    return str(state), state.over
+    jobs = [read_job(each) for each in directories]
+    states: dict[tuple[str, str], QueueState | str] = {}
+    for kind in {each.kind for each in jobs if each is not None}:
+        asked = [each for each in jobs if each is not None and each.kind == kind]
+        try:
+            found: list[QueueState] | list[str] = job_states(asked)
+        except EnvironmentFault as fault:
+            found = [f"unknown: {fault}"] * len(asked)
+        states |= {(each.kind, each.id): state for each, state in zip(asked, found, strict=True)}
+    return [(each, None if each is None else states[each.kind, each.id]) for each in jobs]
 
 
 def _status(run: "FoundRun | None", over: bool | None) -> str:

@@ -7,19 +7,24 @@ import base64
 import gzip
 import json
 import re
-from pathlib import PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Any, Final
 
 from ... import __version__
 from ...dsl.schema.launchers import Launcher
 from ...planner.serialise import dumps
-from ...runtime.launch.jobs import Job, QueueState
+from ...runtime.launch.jobs import EndedJob, Job, QueueState
 from ...runtime.launch.outside_commands import answer_of
 from ...runtime.provenance.start import RESTART
 
 MANIFEST: Final = "job.k8s.json"
 PORT: Final = 29500
+# By which the pods of a JobSet, or of a Job, are found.
+NAME_LABELS: Final = {"jobset": "jobset.sigs.k8s.io/jobset-name", "job": "batch.kubernetes.io/job-name"}
+# Of each pod, in the log of a trial.
+LOG_LINES: Final = 1000
 # Written on its pods by the controller of JobSets.
 ATTEMPT: Final = "jobset.sigs.k8s.io/restart-attempt"
 # Of a ConfigMap, which holds 1 MiB; a larger plan is packed.
@@ -40,29 +45,76 @@ class KubernetesJobs:
         return {MANIFEST: json.dumps(manifest(job), indent=2) + "\n"}
 
     def submit(self, job: Job) -> str:
-        launcher = job.launcher
-        answer_of("kubectl", "apply", *_namespace(launcher), "--filename", str(job.files / MANIFEST))
-        return f"{launcher.manifest}/{object_name(job)}"
+        id = _id(job)
+        # What an earlier job has left under this name, which is over, would stay as it is.
+        _delete(job.launcher, id, wait=True)
+        answer_of("kubectl", "apply", *_namespace(job.launcher), "--filename", str(job.files / MANIFEST))
+        return id
 
-    def state(self, launcher: Launcher, id: str) -> QueueState:
-        answer = answer_of("kubectl", "get", id, *_namespace(launcher), "--output", "json", refused=["NotFound"])
-        if answer is None:
-            return QueueState(over=True, word="gone")
-        found = json.loads(answer)
-        held = {
-            each["type"]: each for each in found.get("status", {}).get("conditions", ()) if each["status"] == "True"
+    def states(self, launcher: Launcher, ids: Sequence[str]) -> dict[str, QueueState]:
+        answer = answer_of("kubectl", "get", *ids, *_namespace(launcher), "--ignore-not-found", "--output", "json")
+        found = json.loads(answer) if answer and answer.strip() else {"items": []}
+        objects = {each["metadata"]["name"]: each for each in found.get("items", [found])}
+        names = {id: id.partition("/")[2] for id in ids}
+        return {
+            id: _state(objects[name]) if name in objects else QueueState(over=True, word="gone")
+            for id, name in names.items()
         }
-        for over, name in ((True, "Completed"), (True, "Complete"), (True, "Failed"), (False, "Suspended")):
-            if name in held:
-                return QueueState(over=over, word=name, why=held[name].get("reason", ""))
-        suspended = found.get("spec", {}).get("suspend", False)
-        return QueueState(over=False, word="Suspended" if suspended else "Active")
 
     def cancel(self, launcher: Launcher, id: str) -> None:
-        answer_of("kubectl", "delete", id, *_namespace(launcher), "--wait=false")
+        _delete(launcher, id)
+
+    # Trials: objects of their own, whose names follow from their plans -----------------------------------------------
+
+    def trial_files(self, jobs: Sequence[Job], name: str, logs: Sequence[Path]) -> dict[Path, str]:
+        return {job.files / file: text for job in jobs for file, text in self.files(job).items()}
+
+    def submit_trials(self, jobs: Sequence[Job], name: str) -> list[str]:
+        return [self.submit(job) for job in jobs]
+
+    def find_trials(self, jobs: Sequence[Job], name: str) -> list[str] | None:
+        return [_id(job) for job in jobs]
+
+    def stop(self, launcher: Launcher, id: str) -> None:
+        _delete(launcher, id)  # pods are asked to end, and have their grace period to save
+
+    def collect(self, launcher: Launcher, id: str) -> EndedJob:
+        kind, _, name = id.partition("/")
+        pods = ["--selector", f"{NAME_LABELS[kind]}={name}", *_namespace(launcher)]
+        found = json.loads(answer_of("kubectl", "get", "pods", *pods, "--output", "json") or '{"items": []}')
+        statuses = [status for pod in found["items"] for status in pod["status"].get("containerStatuses", ())]
+        codes = [each["state"]["terminated"]["exitCode"] for each in statuses if "terminated" in each["state"]]
+        output = answer_of("kubectl", "logs", *pods, "--tail", str(LOG_LINES), "--prefix") if codes else ""
+        _delete(launcher, id)
+        # Of several pods that of one that has failed, as the exit code of `xtrain run` is that of such a rank.
+        return EndedJob(code=next(filter(None, codes), 0) if codes else None, output=output or "")
 
 
 LAUNCHER: Final = KubernetesJobs()
+
+
+def _id(job: Job) -> str:
+    return f"{job.launcher.manifest}/{object_name(job)}"
+
+
+def _delete(launcher: Any, id: str, *, wait: bool = False) -> None:
+    """A job and what belongs to it. It is there until its pods are gone."""
+    kind, _, name = id.partition("/")
+    others = [f"configmap/{name}", *([f"service/{name}"] if kind == "job" else [])]
+    answer_of(
+        "kubectl", "delete", id, *others, *_namespace(launcher), "--ignore-not-found", "--cascade=foreground",
+        f"--wait={str(wait).lower()}",
+    )  # fmt: skip
+
+
+def _state(found: Any) -> QueueState:
+    """Of a JobSet or a Job."""
+    held = {each["type"]: each for each in found.get("status", {}).get("conditions", ()) if each["status"] == "True"}
+    for over, name in ((True, "Completed"), (True, "Complete"), (True, "Failed"), (False, "Suspended")):
+        if name in held:
+            return QueueState(over=over, word=name, why=held[name].get("reason", ""))
+    suspended = found.get("spec", {}).get("suspend", False)
+    return QueueState(over=False, word="Suspended" if suspended else "Active")
 
 
 def _namespace(launcher: Any) -> list[str]:

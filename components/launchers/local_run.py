@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Final
@@ -36,13 +37,12 @@ class LocalJobs:
             )
         return f"{process.pid}-{_started(process.pid) or 0}"
 
-    def state(self, launcher: Launcher, id: str) -> QueueState:
-        pid, _, started = id.partition("-")
-        alive = _started(int(pid)) == int(started)
-        return QueueState(over=not alive, word="RUNNING" if alive else "gone")
+    def states(self, launcher: Launcher, ids: Sequence[str]) -> dict[str, QueueState]:
+        found = {each: _is_alive(each) for each in ids}
+        return {each: QueueState(over=not alive, word="RUNNING" if alive else "gone") for each, alive in found.items()}
 
     def cancel(self, launcher: Launcher, id: str) -> None:
-        if not self.state(launcher, id).over:
+        if _is_alive(id):
             try:
                 os.kill(int(id.partition("-")[0]), signal.SIGTERM)
             except OSError as error:
@@ -50,6 +50,11 @@ class LocalJobs:
 
 
 LAUNCHER: Final = LocalJobs()
+
+
+def _is_alive(id: str) -> bool:
+    pid, _, started = id.partition("-")
+    return _started(int(pid)) == int(started)
 
 
 def _started(pid: int) -> int | None:

@@ -1,6 +1,9 @@
 """The job of a run in Slurm: its script, and the commands of Slurm."""
 
 import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
@@ -8,7 +11,7 @@ from ... import __version__
 from ...dsl.quantity import Quantity
 from ...dsl.schema.launchers import Launcher
 from ...runtime.errors import EnvironmentFault
-from ...runtime.launch.jobs import PLAN_FILE, Job, QueueState
+from ...runtime.launch.jobs import PLAN_FILE, EndedJob, Job, QueueState
 from ...runtime.launch.outside_commands import answer_of
 
 SCRIPT: Final = "job.sh"
@@ -51,36 +54,101 @@ if [ "$code" -eq 75 ] && [ "$over" -eq 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -l
   scontrol requeue "$SLURM_JOB_ID"
 fi
 """
+ELEMENT: Final = """\
+scripts=({scripts})
+logs=({logs})
+exec bash "${{scripts[$SLURM_ARRAY_TASK_ID]}}" >> "${{logs[$SLURM_ARRAY_TASK_ID]}}" 2>&1
+"""
 
 
 class SlurmJobs:
-    """Jobs of Slurm; an id is a number of Slurm."""
+    """Jobs of Slurm; an id is a number of Slurm, of a trial with the number of its element: `17_2`."""
 
     def files(self, job: Job) -> dict[str, str]:
         return {SCRIPT: _script(job)}
 
     def submit(self, job: Job) -> str:
-        missing = [name for name in job.launcher.secrets if not os.environ.get(name)]
-        if missing:
-            message = f"launcher.secrets names {' and '.join(missing)}, and there is no such environment variable here"
-            raise EnvironmentFault("X709", f"{message}; set it where the job is submitted")
-        answer = answer_of("sbatch", "--parsable", str(job.files / SCRIPT))
-        assert answer is not None
-        return answer.strip().partition(";")[0]
+        _check_secrets(job.launcher)
+        return _submit(job.files / SCRIPT)
 
-    def state(self, launcher: Launcher, id: str) -> QueueState:
-        answer = answer_of("squeue", "--noheader", "--jobs", id, "--format", "%T %r", refused=["Invalid job id"])
-        lines = (answer or "").split("\n")
-        word, _, why = lines[0].strip().partition(" ")
-        if not word:
-            return QueueState(over=True, word="gone")
-        return QueueState(over=word not in WAITING, word=word, why="" if why == "None" else why)
+    def states(self, launcher: Launcher, ids: Sequence[str]) -> dict[str, QueueState]:
+        # Of elements of an array a line each; of those that have ended a while ago none.
+        answer = answer_of(
+            "squeue", "--noheader", "--array", "--states=all", "--jobs", ",".join(ids), "--format", "%i %T %r",
+            refused=["Invalid job id"],
+        )  # fmt: skip
+        lines = [line.split(maxsplit=2) for line in (answer or "").splitlines() if line.strip()]
+        found = {
+            id: QueueState(over=word not in WAITING, word=word, why="".join(why).strip().removeprefix("None"))
+            for id, word, *why in lines
+        }
+        return {id: found.get(id, QueueState(over=True, word="gone")) for id in ids}
 
     def cancel(self, launcher: Launcher, id: str) -> None:
         answer_of("scancel", id)
 
+    # Trials: elements of an array, whose name is that under which they are found ------------------------------------
+
+    def trial_files(self, jobs: Sequence[Job], name: str, logs: Sequence[Path]) -> dict[Path, str]:
+        scripts = {job.files / SCRIPT: _script(job) for job in jobs}
+        return {_array_file(jobs, name): _array(jobs, name, logs), **scripts}
+
+    def submit_trials(self, jobs: Sequence[Job], name: str) -> list[str]:
+        _check_secrets(jobs[0].launcher)
+        return _elements(_submit(_array_file(jobs, name)), jobs)
+
+    def find_trials(self, jobs: Sequence[Job], name: str) -> list[str] | None:
+        # %F: the number that all elements of an array share.
+        answer = answer_of("squeue", "--noheader", "--states=all", "--name", name, "--format", "%F")
+        numbers = (answer or "").split()
+        return _elements(numbers[0], jobs) if numbers else None
+
+    def stop(self, launcher: Launcher, id: str) -> None:
+        # To the run, and not to the script: it saves, leaves with 75, and is not put back into the queue.
+        for option in ("--state=PENDING", "--signal=TERM"):
+            answer_of("scancel", option, id, refused=["Invalid job id"])
+
+    def collect(self, launcher: Launcher, id: str) -> EndedJob:
+        answer = answer_of("scontrol", "--oneliner", "show", "job", id, refused=["Invalid job id", "not found"])
+        found = re.search(r"\bExitCode=(\d+):(\d+)", answer or "")
+        if found is None:
+            return EndedJob()
+        code, number = map(int, found.groups())
+        return EndedJob(code=-number if number else code)
+
 
 LAUNCHER: Final = SlurmJobs()
+
+
+def _check_secrets(launcher: Any) -> None:
+    missing = [name for name in launcher.secrets if not os.environ.get(name)]
+    if missing:
+        message = f"launcher.secrets names {' and '.join(missing)}, and there is no such environment variable here"
+        raise EnvironmentFault("X709", f"{message}; set it where the job is submitted")
+
+
+def _submit(script: Path) -> str:
+    answer = answer_of("sbatch", "--parsable", str(script))
+    assert answer is not None
+    return answer.strip().partition(";")[0]
+
+
+def _elements(array: str, jobs: Sequence[Job]) -> list[str]:
+    return [f"{array}_{number}" for number in range(len(jobs))]
+
+
+def _array_file(jobs: Sequence[Job], name: str) -> Path:
+    return jobs[0].files.parent / f"{name}.sh"
+
+
+def _array(jobs: Sequence[Job], name: str, logs: Sequence[Path]) -> str:
+    """Each element is the job of a trial, and writes to the log of that trial."""
+    options = _options(jobs[0], name, _array_file(jobs, name).with_name(f"{name}.out"))
+    head = "\n".join(f"#SBATCH {each}" for each in (*options, f"--array=0-{len(jobs) - 1}"))
+    made = f"# Generated by xtrain {__version__} for plans {', '.join(job.plan.id for job in jobs)}."
+    words = " ".join(quote(str(job.files / SCRIPT)) for job in jobs)
+    files = " ".join(quote(str(each)) for each in logs)
+    return f"#!/bin/bash\n{head}\n{made}\n{ELEMENT.format(scripts=words, logs=files)}"
 
 
 def _script(job: Job) -> str:
@@ -89,18 +157,19 @@ def _script(job: Job) -> str:
     again = AGAIN.format(requeues=launcher.requeues) if launcher.requeues and not asks_itself else ""
     # On a single machine xtrain itself starts ranks again.
     restarts = job.plan.launch["restarts"] if job.nodes > 1 else 0
-    head = "\n".join(f"#SBATCH {option}" for option in _options(job, launcher))
+    head = "\n".join(f"#SBATCH {option}" for option in _options(job, job.plan.name, job.files / "slurm-%j.out"))
     made = f"# Generated by xtrain {__version__} for plan {job.plan.id}."
     return f"#!/bin/bash\n{head}\n{made}\n{BODY.format(srun=_srun(job, launcher), restarts=restarts, again=again)}"
 
 
-def _options(job: Job, launcher: Any) -> list[str]:
-    """Of sbatch."""
+def _options(job: Job, name: str, output: Path) -> list[str]:
+    """Of sbatch. output: its name may have patterns of Slurm, its folder has none."""
+    launcher = job.launcher
     lead = int(launcher.lead(job.plan.launch["stop_deadline_seconds"]))
-    output = str(job.files).replace("\\", "\\\\").replace("%", "%%")
+    folder = str(output.parent).replace("\\", "\\\\").replace("%", "%%")
     named = (("partition", launcher.partition), ("account", launcher.account), ("qos", launcher.qos))
     return [
-        f"--job-name={quote(job.plan.name)}",
+        f"--job-name={quote(name)}",
         f"--chdir={quote(str(job.folder))}",
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
@@ -112,7 +181,7 @@ def _options(job: Job, launcher: Any) -> list[str]:
         f"--signal=B:USR1@{lead}",
         "--requeue" if launcher.requeues else "--no-requeue",
         "--open-mode=append",
-        f"--output={quote(f'{output}/slurm-%j.out')}",
+        f"--output={quote(f'{folder}/{output.name}')}",
         *(quote(option) for option in launcher.options),
     ]
 

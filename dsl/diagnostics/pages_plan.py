@@ -359,7 +359,9 @@ PAGES: Final = (
         its place. `xtrain checkpoint prune RUN --keep 1 --yes` frees disk space by removing old checkpoints.
         """),
     CodePage("X707", "another process runs in the run directory", """
-        The same experiment is running already. Wait until it ends, or give this run another name with `workspace.run`.
+        The same experiment is running already, or has a job that waits. Wait until it ends, or give this run another
+        name with `workspace.run`. Trials of a sweep that have jobs go on with `xtrain launch`, or once these are
+        cancelled.
         """),
     CodePage("X708", "no checkpoint yet", """
         The run has not saved a checkpoint that can be used.

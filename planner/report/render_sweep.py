@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..sweep.sweep_plan import SweepPlan, Trial
-from ..units import bytes_text, count_text, flops_text, plural, seconds_text
-from .text import Page
+from ..units import WIDTH, bytes_text, count_text, flops_text, plural, seconds_text
+from .render_head import launcher_text
+from .text import Page, clip
 
 MOST_ROWS: Final = 24
 
@@ -16,6 +17,9 @@ def render_sweep(sweep: SweepPlan, *, color: bool = False, full: bool = False) -
     page.line(f"{sweep.name}: a sweep of {plural(sweep.count, 'trial')}, {sweep.parallel:,} at once", "bold")
     page.line(f"{sweep.spec} · sweep {sweep.id} · experiment {sweep.base.config_id}", "dim")
     page.line(f"in {sweep.folder}", "dim")
+    has_launcher = "launcher" in sweep.base.launch
+    if has_launcher:
+        page.line(clip(launcher_text(sweep.base), WIDTH), "dim")
     page.heading("SWEEP")
     page.described([
         *sweep.over.items(),
@@ -26,7 +30,8 @@ def render_sweep(sweep: SweepPlan, *, color: bool = False, full: bool = False) -
     _cost(page, sweep)
     _caches(page, sweep)
     page.line()
-    page.line(f"  run it: xtrain run {sweep.spec}", "dim")
+    as_jobs = f"; as jobs: xtrain launch {sweep.spec}" if has_launcher else ""
+    page.line(f"  run it: xtrain run {sweep.spec}{as_jobs}", "dim")
     return str(page)
 
 

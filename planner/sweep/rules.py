@@ -20,7 +20,7 @@ def check_sweep(spec: Spec, sweep: Sweep, found: Findings) -> None:
         hint = "add for instance `optimizer.lr in log(1e-4, 1e-2)`"
         _refuse(found, "sweep", "no setting has several values", hint)
     for name, dimension in sweep.over.items():
-        if name.split(".")[0] in ("workspace", "launch", "sweep") and name != "launch.ranks_per_node":
+        if name.split(".")[0] in ("workspace", "launch", "launcher", "sweep") and name != "launch.ranks_per_node":
             hint = "leave it to the sweep, which says where trials lie and how long they train"
             _refuse(found, f"sweep.{name}", f"trials cannot differ in `{name}`", hint)
         elif sweep.method.everything and isinstance(dimension, Between) and dimension.grid() is None:

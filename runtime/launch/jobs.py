@@ -10,7 +10,7 @@ that begins anew makes way as a whole, and the files of its job are in use.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -102,13 +102,50 @@ class JobLauncher(Protocol):
         """The id of the job, whose files are written."""
         ...
 
-    def state(self, launcher: Launcher, id: str) -> QueueState:
-        """What has become of a job."""
+    def states(self, launcher: Launcher, ids: Sequence[str]) -> dict[str, QueueState]:
+        """What has become of jobs, of each of them; asked for all at once."""
         ...
 
     def cancel(self, launcher: Launcher, id: str) -> None:
         """End it, or take it out of the queue."""
         ...
+
+
+class TrialJobs(JobLauncher, Protocol):
+    """What the launcher of the trials of a sweep does beside that: a launcher of one machine alone does not."""
+
+    def trial_files(self, jobs: Sequence[Job], name: str, logs: Sequence[Path]) -> dict[Path, str]:
+        """Path → content of all that is submitted with some jobs, the one that is submitted first.
+
+        name: under which `find_trials` finds them. logs: where each writes what it prints. The jobs are alike: they
+        have the same launcher and ask for the same of a machine.
+        """
+        ...
+
+    def submit_trials(self, jobs: Sequence[Job], name: str) -> list[str]:
+        """The ids of jobs whose files are written, in the same order."""
+        ...
+
+    def find_trials(self, jobs: Sequence[Job], name: str) -> list[str] | None:
+        """The ids that `submit_trials` has given, or was about to give when it was killed; None: none were given."""
+        ...
+
+    def stop(self, launcher: Launcher, id: str) -> None:
+        """Let it save and end, and not start again; take it out of the queue if it waits there."""
+        ...
+
+    def collect(self, launcher: Launcher, id: str) -> "EndedJob":
+        """What is left of a job that is over. Afterwards the launcher need not know of it any more."""
+        ...
+
+
+@frozen(kw_only=True)
+class EndedJob:
+    """code: its exit code, negative for a signal; None: nobody knows it. output: what it has printed, where no file
+    has it."""
+
+    code: int | None = None
+    output: str = ""
 
 
 def job_launcher(kind: str) -> JobLauncher:
@@ -133,7 +170,20 @@ def read_job(directory: Path) -> SubmittedJob | None:
 
 def job_state(job: SubmittedJob) -> QueueState:
     """Raises EnvironmentFault where nobody can be asked."""
-    return job_launcher(job.kind).state(launcher_from(dict(job.launcher)), job.id)
+    return job_states([job])[0]
+
+
+def job_states(jobs: Sequence[SubmittedJob]) -> list[QueueState]:
+    """Those of several; of one launcher all at once. Raises EnvironmentFault where nobody can be asked."""
+    by_launcher: dict[str, list[SubmittedJob]] = {}
+    for each in jobs:
+        by_launcher.setdefault(json.dumps(each.launcher), []).append(each)
+    found: dict[tuple[str, str], QueueState] = {}
+    for same in by_launcher.values():
+        launcher = launcher_from(dict(same[0].launcher))
+        states = job_launcher(launcher.kind).states(launcher, [each.id for each in same])
+        found |= {(launcher.kind, id): state for id, state in states.items()}
+    return [found[each.kind, each.id] for each in jobs]
 
 
 def cancel_job(job: SubmittedJob) -> None:
@@ -155,14 +205,22 @@ def submit_job(job: Job, plan_text: str) -> SubmittedJob:
         )
     launcher = job_launcher(job.launcher.kind)
     contents = {**launcher.files(job), PLAN_FILE: plan_text}
-    try:
-        job.files.mkdir(parents=True, exist_ok=True)
-        for name, text in contents.items():
-            durable.write(job.files / name, text.encode())
-    except OSError as error:
-        raise EnvironmentFault("X706", f"{job.files} cannot be written: {error.strerror}") from error
-    submitted = SubmittedJob(
-        launcher=launcher_args(job.launcher), id=launcher.submit(job), time=time.time(), plan=job.plan.id
-    )
+    write_files({job.files / name: text for name, text in contents.items()})
+    return note_submitted(job, launcher.submit(job))
+
+
+def write_files(contents: Mapping[Path, str]) -> None:
+    """Raises EnvironmentFault."""
+    for path, text in contents.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            durable.write(path, text.encode())
+        except OSError as error:
+            raise EnvironmentFault("X706", f"{path} cannot be written: {error.strerror}") from error
+
+
+def note_submitted(job: Job, id: str) -> SubmittedJob:
+    """Write down which job a run was given to."""
+    submitted = SubmittedJob(launcher=launcher_args(job.launcher), id=id, time=time.time(), plan=job.plan.id)
     durable.write(job.files / JOB_FILE, json.dumps(asdict(submitted), indent=1).encode())
     return submitted

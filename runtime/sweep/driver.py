@@ -9,7 +9,8 @@ suggested and what goes on depends on the numbers of trials, not on when they en
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from itertools import count
 from pathlib import Path
 from typing import IO, Final
 
@@ -44,7 +45,7 @@ from ..outcome import EXIT_CODES
 from ..run_directory.ends import last_end
 from .halving import decisions
 from .suggesting import study_of, suggested
-from .trial_launcher import StartedTrial, TrialLauncher
+from .trial_launcher import StartedTrial, TrialLauncher, TrialStart
 
 LOOK_SECONDS: Final = 0.1
 UNFIT: Final = (2, EXIT_CODES[EndStatus.ENVIRONMENT])
@@ -99,6 +100,7 @@ class SweepDriver:
         attempt = time.strftime("%Y%m%d-%H%M%S")
         self._write(SweepBeginEvent(step=0, sweep_id=self.plan.id, attempt=attempt, lag=self.plan.parallel))
         study = study_of(self.plan, self.trials.sweep, self.folder)
+        self._take_over()
         while True:
             self.stopping = self.stopping or (self.folder / STOP_FILE).exists()
             moved = self._reap()
@@ -196,16 +198,16 @@ class SweepDriver:
     # Runs -------------------------------------------------------------------------------------------------------------
 
     def _free_slots(self) -> int:
-        return self.plan.parallel - len(self._going)
+        return max(0, self.plan.parallel - len(self._going))
+
+    def _waiting(self) -> list[TrialState]:
+        """Trials that are to be trained further and that this driver has not started, the lowest number first."""
+        found = (self.state.trials[number] for number in sorted(self.state.trials))
+        return [each for each in found if not each.ended and not each.undecided and each.number not in self._going]
 
     def _startable(self) -> list[TrialState]:
-        """Trials that can be trained further now, the lowest number first."""
-        waiting = (self.state.trials[number] for number in sorted(self.state.trials))
-        return [
-            each
-            for each in waiting
-            if not each.ended and not each.undecided and each.number not in self._going and not self._is_left(each)
-        ]
+        """Those of them that can be started now."""
+        return [each for each in self._waiting() if not self._is_left(each)]
 
     def _is_left(self, trial: TrialState) -> bool:
         """Whether processes of a driver that was killed are still in the run directory, saving."""
@@ -218,22 +220,50 @@ class SweepDriver:
     def _log(self, trial: TrialState) -> Path:
         return self.folder / "logs" / f"{trial.name}.log"
 
+    def _take_over(self) -> None:
+        """Look after trials that an earlier driver has started and that have outlived it."""
+        waiting = self._waiting()
+        found = self.launcher.still_going([self._directory(each) for each in waiting])
+        for trial, started in zip(waiting, found, strict=True):
+            if started is not None:
+                self._look_after(trial, self._plan_of(trial), started, self._next_slot())
+
     def _start(self) -> bool:
         startable = self._startable()[: self._free_slots()]
-        for trial in startable:
-            rung = trial.rung if trial.rung < len(self.plan.rungs) else None
-            plan = self._plan_of(trial, rung)
+        found = [(trial, self._plan_of(trial)) for trial in startable]
+        # One that came to its rung or its end while no driver saw it is measured, and not started once more.
+        there = [(trial, plan) for trial, plan in found if self._measure_if_there(trial, self._target(trial, plan))]
+        starts = []
+        for trial, plan in (each for each in found if each not in there):
             file = self.folder / "plans" / f"{trial.name}.json"
             file.parent.mkdir(exist_ok=True)
             file.write_text(dumps(plan), encoding="utf-8")
-            self._write(TrialStartedEvent(step=0, trial=trial.number, rung=rung))
-            slot = min(set(range(self.plan.parallel)) - {each.slot for each in self._going.values()})
-            started = self.launcher.start(file, self._log(trial), slot)
-            target = None if rung is None else plan.timeline.stop_at
-            self._going[trial.number] = _Going(started, target, trained_steps(self._directory(trial)), slot)
+            self._write(TrialStartedEvent(step=0, trial=trial.number, rung=self._rung(trial)))
+            slot = self._next_slot({each.slot for _, each in starts})
+            starts.append((trial, TrialStart(plan, file, self._log(trial), slot)))
+        for (trial, start), started in zip(starts, self.launcher.start([each for _, each in starts]), strict=True):
+            self._look_after(trial, start.plan, started, start.slot)
         return bool(startable)
 
-    def _plan_of(self, trial: TrialState, rung: int | None) -> Plan:
+    def _look_after(self, trial: TrialState, plan: Plan, started: StartedTrial, slot: int) -> None:
+        before = trained_steps(self._directory(trial))
+        self._going[trial.number] = _Going(started, self._target(trial, plan), before, slot)
+
+    def _next_slot(self, taken: Set[int] = frozenset()) -> int:
+        """The first that no trial has. A driver that takes trials over may have more of them than slots."""
+        taken = taken | {each.slot for each in self._going.values()}
+        return next(slot for slot in count() if slot not in taken)
+
+    def _rung(self, trial: TrialState) -> int | None:
+        """The rung that a trial is trained up to; None: it is trained to its end."""
+        return trial.rung if trial.rung < len(self.plan.rungs) else None
+
+    def _target(self, trial: TrialState, plan: Plan) -> int | None:
+        """The step of that rung."""
+        return None if self._rung(trial) is None else plan.timeline.stop_at
+
+    def _plan_of(self, trial: TrialState) -> Plan:
+        rung = self._rung(trial)
         if rung is None:
             plan, _ = self._compiled(trial.number, trial.point)
         else:
@@ -250,15 +280,10 @@ class SweepDriver:
 
     def _take(self, trial: TrialState, going: _Going, code: int) -> None:
         """What has become of a trial whose processes are gone: measured, failed, or to be started again."""
-        directory = self._directory(trial)
-        end = last_end(directory)
-        trained = trained_steps(directory)
-        whole = end is not None and end.status in (EndStatus.DONE, EndStatus.COMPLETE)
-        if code == 0 and whole:
-            self._measure(trial, None, trained)
-        elif going.target is not None and trained >= going.target:
-            self._measure(trial, trial.rung, going.target)
-        elif code in UNFIT and trained <= going.before:
+        trained = trained_steps(self._directory(trial))
+        if self._measure_if_there(trial, going.target):
+            return
+        if code in UNFIT and trained <= going.before:
             self.fault = self.fault or f"trial {trial.number:03d} cannot begin: {last_lines(self._log(trial))}"
             self.stopping = True
         elif not self.stopping:
@@ -266,6 +291,19 @@ class SweepDriver:
             self._tries[trial.number] = tries
             if tries > self.plan.retries:
                 self._write(TrialFailedEvent(step=0, trial=trial.number, exit_code=code))
+
+    def _measure_if_there(self, trial: TrialState, target: int | None) -> bool:
+        """Measure a trial whose records say that it has come to its end, or to the rung at a step."""
+        end = last_end(self._directory(trial))
+        if end is None:
+            return False
+        if end.status in (EndStatus.DONE, EndStatus.COMPLETE):
+            self._measure(trial, None, end.step or 0)
+            return True
+        if target is not None and (end.step or 0) >= target:
+            self._measure(trial, trial.rung, target)
+            return True
+        return False
 
     def _measure(self, trial: TrialState, rung: int | None, trained: int) -> None:
         value, tokens = measured(self._directory(trial), self.trials.sweep.objective.key, trained)
@@ -277,7 +315,9 @@ class SweepDriver:
 def last_lines(log: Path) -> str:
     """The error at the end of a log."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    place = next((place for place in reversed(range(len(lines))) if "error" in lines[place]), len(lines))
+    words = ("error", "failure")
+    found = (place for place in reversed(range(len(lines))) if any(word in lines[place] for word in words))
+    place = next(found, len(lines))
     return " ".join(each.strip() for each in lines[place : place + 2]) or f"see {log}"
 
 

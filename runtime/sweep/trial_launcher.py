@@ -1,16 +1,32 @@
-"""Where the trials of a sweep run. `LocalTrials` starts them on this machine; another launcher has the same methods."""
+"""Where the trials of a sweep run: `LocalTrials` starts them on this machine, `JobTrials` (`job_trials.py`) as jobs."""
 
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import Final, Protocol
 
-from attrs import define, field
+from attrs import define, field, frozen
+
+from ...planner.plan import Plan
+from ..errors import EnvironmentFault
+from ..launch.jobs import job_state, read_job
 
 _PR_SET_PDEATHSIG: Final = 1
+
+
+@frozen
+class TrialStart:
+    """plan: of the trial up to its next rung. file: where it is saved. log: where its output goes. slot: which of the
+    trials that run at once, from 0; no other that goes on has it."""
+
+    plan: Plan
+    file: Path
+    log: Path
+    slot: int
 
 
 class StartedTrial(Protocol):
@@ -21,17 +37,31 @@ class StartedTrial(Protocol):
         ...
 
     def stop(self) -> None:
-        """Let it save a checkpoint and end."""
+        """Let it save a checkpoint and end; may be called again."""
         ...
 
 
 class TrialLauncher(Protocol):
     """Starts `xtrain run PLAN`."""
 
-    def start(self, plan: Path, log: Path, slot: int) -> StartedTrial:
-        """plan: the saved plan of the trial up to its next rung. log: where its output goes. slot: which of the trials
-        that run at once, from 0; no other that goes on has it."""
+    def start(self, trials: Sequence[TrialStart]) -> Sequence[StartedTrial]:
+        """Start some that begin at the same time."""
         ...
+
+    def still_going(self, directories: Sequence[Path]) -> Sequence[StartedTrial | None]:
+        """For each run directory the trial that an earlier driver has started and that outlives it."""
+        ...
+
+
+def refuse_job(directory: Path) -> None:
+    """Raise EnvironmentFault where the run of a trial is in the hands of another launcher."""
+    job = read_job(directory)
+    if job is not None and not (state := job_state(job)).over:
+        raise EnvironmentFault(
+            "X707",
+            f"the trial {directory} has a job already: {job.kind} {job.id} is {state}; go on with `xtrain launch`, or "
+            f"cancel it with `xtrain launch --cancel {directory}`",
+        )
 
 
 @define(eq=False)
@@ -47,14 +77,23 @@ class LocalTrials:
     gpus: bool = False
     _cores: list[int] = field(factory=lambda: sorted(os.sched_getaffinity(0)))
 
-    def start(self, plan: Path, log: Path, slot: int) -> StartedTrial:
-        environment = {**os.environ, **self._devices(slot)}
-        command = [sys.executable, "-P", "-m", "xtrain", "run", str(plan), "--ui", "plain"]
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+    def start(self, trials: Sequence[TrialStart]) -> list[StartedTrial]:
+        return [self._started(each) for each in trials]
+
+    def still_going(self, directories: Sequence[Path]) -> list[StartedTrial | None]:
+        """None: a trial gets SIGTERM with its driver."""
+        for each in directories:
+            refuse_job(each.absolute())
+        return [None] * len(directories)
+
+    def _started(self, trial: TrialStart) -> StartedTrial:
+        environment = {**os.environ, **self._devices(trial.slot)}
+        command = [sys.executable, "-P", "-m", "xtrain", "run", str(trial.file), "--ui", "plain"]
+        trial.log.parent.mkdir(parents=True, exist_ok=True)
+        with trial.log.open("ab") as output:
             process = Popen(
                 command, stdin=DEVNULL, stdout=output, stderr=STDOUT, env=environment,
-                start_new_session=True, preexec_fn=_Begin(os.getpid(), self._cores_of(slot)),
+                start_new_session=True, preexec_fn=_Begin(os.getpid(), self._cores_of(trial.slot)),
             )  # fmt: skip
         return _LocalTrial(process)
 

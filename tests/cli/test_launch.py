@@ -145,20 +145,25 @@ def test_a_large_plan_is_packed(monkeypatch, tmp_path):
 
 def test_kubectl_is_called(monkeypatch, tmp_path, capsys):
     taken_to(tmp_path, monkeypatch, "jobset.xtrain")
-    answer = {"spec": {"suspend": True}, "status": {}}
-    calls = commands(tmp_path, monkeypatch, kubectl=f'case "$1" in get) echo {shlex.quote(json.dumps(answer))};; esac')
+    # The name that is asked for, in an object.
+    object_ = '{"metadata": {"name": "\'${2#*/}\'"}, "spec": {"suspend": true}, "status": {}}'
+    calls = commands(tmp_path, monkeypatch, kubectl=f"case \"$1\" in get) echo '{object_}';; esac")
     assert main(["launch", "jobset.xtrain"]) == 0
     (directory,) = submitted()
     name = read_job(directory).id
     assert re.fullmatch(r"jobset/web-text-2-[0-9a-f]{8}", name)
     file = job_folder(directory) / "job.k8s.json"
-    assert calls() == [f"kubectl apply --namespace team-a --filename {file}"]
+    deleted = f"kubectl delete {name} configmap/{name.partition('/')[2]} --namespace team-a --ignore-not-found"
+    assert calls() == [
+        f"{deleted} --cascade=foreground --wait=true",  # what an earlier job has left
+        f"kubectl apply --namespace team-a --filename {file}",
+    ]
     capsys.readouterr()
     assert main(["runs", "--json"]) == 0
     (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (row["status"], row["job"], row["state"]) == ("waiting", f"kubernetes {name}", "Suspended")
     assert main(["launch", "--cancel", str(directory)]) == 0
-    assert calls()[-1] == f"kubectl delete {name} --namespace team-a --wait=false"
+    assert calls()[-1] == f"{deleted} --cascade=foreground --wait=false"
 
 
 @pytest.mark.parametrize(
@@ -175,25 +180,46 @@ def test_states_of_kubernetes(monkeypatch, tmp_path, conditions, over, says):
     from xtrain.components.launchers.kubernetes_run import LAUNCHER
 
     taken_to(tmp_path, monkeypatch, "jobset.xtrain")
-    answer = shlex.quote(json.dumps({"spec": {}, "status": {"conditions": conditions}}))
-    gone = 'echo "Error from server (NotFound): jobsets \\"x\\" not found" >&2; exit 1'
-    commands(tmp_path, monkeypatch, kubectl=gone if conditions is None else f"echo {answer}")
-    plan = plan_from_path("jobset.xtrain").plan
-    state = LAUNCHER.state(launcher_of(plan), "jobset/x")
+    answer = {"metadata": {"name": "x"}, "spec": {}, "status": {"conditions": conditions}}
+    launcher = launcher_of(plan_from_path("jobset.xtrain").plan)
+    commands(tmp_path, monkeypatch, kubectl=conditions and f"echo {shlex.quote(json.dumps(answer))}")
+    state = LAUNCHER.states(launcher, ["jobset/x"])["jobset/x"]
     assert (state.over, str(state)) == (over, says)
+    several = {"kind": "List", "items": [answer] if conditions else []}
+    calls = commands(tmp_path, monkeypatch, kubectl=f"echo {shlex.quote(json.dumps(several))}")
+    states = LAUNCHER.states(launcher, ["jobset/x", "jobset/y"])
+    assert [str(each) for each in states.values()] == [says, "gone"]
+    assert "get jobset/x jobset/y --namespace team-a --ignore-not-found" in calls()[-1]
+
+
+def test_what_a_trial_leaves_in_kubernetes(monkeypatch, tmp_path):
+    """Exit codes and lines of its pods; then its objects are deleted."""
+    from xtrain.components.launchers.kubernetes_run import LAUNCHER
+
+    taken_to(tmp_path, monkeypatch, "jobset.xtrain")
+    launcher = launcher_of(plan_from_path("jobset.xtrain").plan)
+    ended = [{"containerStatuses": [{"state": {"terminated": {"exitCode": code}}}]} for code in (0, 75)]
+    pods = shlex.quote(json.dumps({"items": [{"status": each} for each in (*ended, {})]}))
+    calls = commands(tmp_path, monkeypatch, kubectl=f'case "$1" in get) echo {pods};; logs) echo "a line";; esac')
+    found = LAUNCHER.collect(launcher, "jobset/x")
+    assert (found.code, found.output) == (75, "a line\n")
+    assert [each.split()[1] for each in calls()] == ["get", "logs", "delete"]
+    assert all("--selector jobset.sigs.k8s.io/jobset-name=x --namespace team-a" in each for each in calls()[:2])
+    commands(tmp_path, monkeypatch, kubectl='case "$1" in get) echo \'{"items": []}\';; esac')
+    assert LAUNCHER.collect(launcher, "jobset/x").code is None, "nobody knows it"
 
 
 # Slurm, whose commands are stood in for -------------------------------------------------------------------------------
 
 
-def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **bodies: str):
+def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **bodies: str | None):
     """Commands that do as their bodies say; returns what tells how they were called."""
     log = folder / "calls"
     there = folder / "commands"
     there.mkdir(exist_ok=True)
     for name, body in bodies.items():
         path = there / name
-        path.write_text(f'#!/bin/bash\nwords="$*"\necho {name} $words >> {shlex.quote(str(log))}\n{body}\n')
+        path.write_text(f'#!/bin/bash\nwords="$*"\necho {name} $words >> {shlex.quote(str(log))}\n{body or ""}\n')
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{there}:/usr/bin:/bin")
     return lambda: log.read_text().splitlines() if log.exists() else []
@@ -205,7 +231,7 @@ def submitted() -> list[Path]:
 
 def test_a_job_of_slurm_from_its_submission_to_its_end(monkeypatch, tmp_path, capsys):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
-    calls = commands(tmp_path, monkeypatch, sbatch="echo '17;east'", squeue='echo "PENDING Priority"', scancel="")
+    calls = commands(tmp_path, monkeypatch, sbatch="echo '17;east'", squeue='echo "17 PENDING Priority"', scancel="")
     assert main(["launch", "slurm.xtrain"]) == 0
     (directory,) = submitted()
     files = job_folder(directory)
@@ -219,7 +245,7 @@ def test_a_job_of_slurm_from_its_submission_to_its_end(monkeypatch, tmp_path, ca
     assert main(["runs", "--json"]) == 0
     (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (row["run"], row["status"], row["state"]) == (f"two/{directory.name}", "waiting", "PENDING (Priority)")
-    assert calls()[-1] == "squeue --noheader --jobs 17 --format %T %r"
+    assert calls()[-1] == "squeue --noheader --array --states=all --jobs 17 --format %i %T %r"
     # It has a job: another one would train in the same directory.
     assert main(["launch", "slurm.xtrain"]) == 3
     assert "error[X707]" in (said := capsys.readouterr().err) and "slurm 17 is PENDING (Priority)" in said
@@ -234,7 +260,7 @@ def test_a_job_of_slurm_from_its_submission_to_its_end(monkeypatch, tmp_path, ca
 
 def test_a_queue_that_cannot_be_asked(monkeypatch, tmp_path, capsys):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
-    commands(tmp_path, monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))  # there may be a Slurm on this machine
     assert main(["launch", "slurm.xtrain"]) == 3
     assert "error[X461]: the command sbatch was not found" in capsys.readouterr().err
     commands(tmp_path, monkeypatch, sbatch='echo "invalid partition specified: x" >&2; exit 1')
@@ -381,7 +407,7 @@ ENDED = {"event": "run_end", "time": 9.0, "step": 7, "status": "stopped", "exit_
 )
 def test_what_a_run_and_its_job_say_together(monkeypatch, tmp_path, capsys, events, queue, status):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
-    commands(tmp_path, monkeypatch, sbatch="echo 17", squeue=f'echo "{queue}"')
+    commands(tmp_path, monkeypatch, sbatch="echo 17", squeue=f'echo "17 {queue}"' if queue else "true")
     assert main(["launch", "slurm.xtrain"]) == 0
     (directory,) = submitted()
     if events:

@@ -1,17 +1,22 @@
 """A run in a real Slurm of two machines: submitted, stopped before its time limit, requeued, gone on with, and in the
-end the same as a run that was never stopped."""
+end the same as a run that was never stopped; and a sweep whose trials are elements of arrays."""
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 import slurm
+
+from xtrain.records.sweep_state import SweepState
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,6 +34,17 @@ every 1 steps log
 launch {{ device = cpu, stop_deadline = 20 s, {launch} }}
 launcher slurm {{ partition = "tiny", time = 2 min, warn = 30 s, cpus = 2, requeues = 20 }}
 """
+SWEEP = """
+every 2 steps eval lines {{ batches = 2 }}
+every 2 steps checkpoint
+sweep {{
+  optimizer.lr in log(1e-4, 1e-1)
+  method asha {{ first = 2 steps, suggest = random }}
+  trials = 4, parallel = 2, retries = 5
+  objective = eval.lines.loss
+}}
+"""
+KILLS = 5
 PATIENCE_SECONDS = 600
 
 
@@ -113,3 +129,52 @@ def test_a_run_that_outlives_its_job(tmp_path, monkeypatch):
            environment=dict(os.environ), code=75)  # fmt: skip
     (whole,) = tmp_path.glob("whole/*/one")
     assert losses(whole) == losses(directory)
+
+
+def outcome(root: Path) -> list[tuple]:
+    (folder,) = root.glob("*-sweep-*")
+    return [
+        (each.number, each.name, each.values, each.decisions, each.value, each.trained, each.status)
+        for each in SweepState.read(folder).trials.values()
+    ]
+
+
+def test_a_sweep_of_trials_on_two_machines_whose_driver_is_killed(tmp_path, monkeypatch):
+    """Jobs outlive it, are taken over, and a rank that is killed goes on: as a sweep that trains on this machine."""
+    monkeypatch.chdir(tmp_path)
+    for part in range(40):
+        lines = (f"line {number} of {number * 7919 % 1000}\n" for number in range(part * 50, part * 50 + 50))
+        (tmp_path / f"{part}.txt").write_text("".join(lines))
+    for name, launch in (("one", "ranks_per_node = 2"), ("two", "nodes = 2, ranks_per_node = 1")):
+        text = SPEC.format(steps=18, launch=launch).replace('text("*.txt")', 'text("*.txt"), holdout = 10%')
+        text = text.replace("time = 2 min, warn = 30 s, cpus = 2", "time = 20 min, cpus = 1, memory = 500 MiB")
+        (tmp_path / f"{name}.xtrain").write_text(text + SWEEP.format())
+    xtrain("run", "one.xtrain", "--set", 'workspace.root="whole"', environment=dict(os.environ))
+    draw = Random(1)
+    with slurm.running(tmp_path / "slurm") as environment:
+        environment["PYTHONUNBUFFERED"] = "1"
+        command = [sys.executable, "-m", "xtrain", "launch", "two.xtrain"]
+        for kill in range(KILLS):
+            driver = subprocess.Popen(command, env=environment)
+            time.sleep(draw.uniform(4, 12))
+            driver.kill()
+            driver.wait()
+            if kill == KILLS // 2:
+                for number in draw.sample(ranks := _processes_of(f"{tmp_path}/runs"), min(2, len(ranks))):
+                    with suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said = xtrain("runs", "--json", environment=environment)
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert len(rows) == 4 and all(row["job"].startswith("slurm ") for row in rows)
+    assert outcome(tmp_path / "runs") == outcome(tmp_path / "whole")
+
+
+def _processes_of(word: str) -> list[int]:
+    found = []
+    for each in Path("/proc").iterdir():
+        with suppress(OSError):
+            if each.name.isdecimal() and word.encode() in (each / "cmdline").read_bytes():
+                found.append(int(each.name))
+    return found

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -13,10 +14,12 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.sweep import Point
 from xtrain.planner.compile import Compiled
 from xtrain.planner.load import load_plan
+from xtrain.planner.plan import Plan
 from xtrain.planner.sweep.compile_sweep import Trials, compile_sweep
 from xtrain.planner.sweep.sweep_plan import SweepPlan
 from xtrain.records.event import Event
 from xtrain.runtime.sweep.driver import SweepDriver
+from xtrain.runtime.sweep.trial_launcher import TrialStart
 
 SPEC = """
 experiment tiny {{ budget = {steps} steps }}
@@ -78,8 +81,13 @@ class WrittenTrials:
     steps: dict[str, int] = field(factory=dict)
     slots: list[int] = field(factory=list)
 
-    def start(self, plan: Path, log: Path, slot: int) -> WrittenTrial:
-        found = load_plan(plan)
+    def start(self, trials: Sequence[TrialStart]) -> list[WrittenTrial]:
+        return [self.written(load_plan(each.file), each.slot) for each in trials]
+
+    def still_going(self, directories: Sequence[Path]) -> list[None]:
+        return [None] * len(directories)
+
+    def written(self, found: Plan, slot: int) -> WrittenTrial:
         looks = self.random.randrange(6)
         self.slots.append(slot)
         if self.random.random() < self.chance:

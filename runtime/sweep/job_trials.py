@@ -1,0 +1,222 @@
+"""`JobTrials`: trials of a sweep as jobs of a queue or a cluster, which outlive the driver that has submitted them.
+
+Which job a trial has lies beside its run, as that of any run that `xtrain launch` submits (`../launch/jobs.py`). Before
+jobs are submitted the name that they get is written down: a driver that takes the place of one that was killed in
+between asks the launcher whether there are jobs of that name.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+from attrs import define, field
+
+from ...planner.graph.launcher_args import launcher_from
+from ...planner.load import load_plan
+from ...planner.plan import Plan
+from ...planner.serialise import dumps
+from ..errors import EnvironmentFault
+from ..files import durable
+from ..launch.jobs import (
+    FOLDER,
+    PLAN_FILE,
+    EndedJob,
+    Job,
+    QueueState,
+    SubmittedJob,
+    TrialJobs,
+    job_launcher,
+    job_states,
+    note_submitted,
+    read_job,
+    write_files,
+)
+from ..run_directory.ends import last_end
+from .trial_launcher import StartedTrial, TrialStart, refuse_job
+
+SUBMITTING_FILE: Final = "submitting.json"
+# Between two questions to a launcher: at first, and at most while nothing changes.
+LEAST_SECONDS: Final = 1.0
+MOST_SECONDS: Final = 15.0
+# For how long a launcher may give no answer before the driver gives up.
+PATIENCE_SECONDS: Final = 900.0
+# Between two requests to stop: one that comes before a run can answer is lost.
+STOP_SECONDS: Final = 10.0
+
+
+@define(eq=False)
+class JobTrials:
+    """A `TrialLauncher`.
+
+    lineage: folder of the sweep, absolute. launcher: of all trials, of the class that its code knows. folder: where
+    paths of the spec start. python: that runs xtrain.
+    """
+
+    lineage: Path
+    launcher: Any
+    folder: Path
+    python: str
+    queue: "_Queue" = field(factory=lambda: _Queue(), init=False)
+
+    def jobs(self, plans: Sequence[Plan]) -> list[Job]:
+        """Those that trials are submitted as."""
+        return [
+            Job(
+                plan=plan, launcher=self.launcher, directory=self.lineage / plan.workspace["run"],
+                folder=self.folder, python=self.python,
+            )
+            for plan in plans
+        ]  # fmt: skip
+
+    def files(self, trials: Sequence[TrialStart], name: str = "NAME") -> dict[Path, str]:
+        """What is submitted, path → content; of trials that ask for the same machines together."""
+        found: dict[Path, str] = {}
+        for jobs, logs in self._together(trials):
+            found |= self._code.trial_files(jobs, name, logs)
+        return found
+
+    def start(self, trials: Sequence[TrialStart]) -> list[StartedTrial]:
+        submitted: dict[Path, SubmittedJob] = {}
+        for jobs, logs in self._together(trials):
+            submitted |= self._submit(jobs, logs)
+        return [self._follow(job.directory, submitted[job.directory]) for job in self.jobs([t.plan for t in trials])]
+
+    def still_going(self, directories: Sequence[Path]) -> list[StartedTrial | None]:
+        self._note_found()
+        return [self._still_going(each.absolute()) for each in directories]
+
+    def _still_going(self, directory: Path) -> StartedTrial | None:
+        job = read_job(directory)
+        if job is None or job.kind != self.launcher.kind:
+            refuse_job(directory)
+            return None
+        return None if job_states([job])[0].over else self._follow(directory, job)
+
+    @property
+    def _code(self) -> TrialJobs:
+        return trial_jobs(self.launcher.kind)
+
+    @property
+    def _note(self) -> Path:
+        return self.lineage / FOLDER / SUBMITTING_FILE
+
+    def _together(self, trials: Sequence[TrialStart]) -> list[tuple[list[Job], list[Path]]]:
+        """Jobs that ask for the same, and their logs."""
+        found: dict[tuple[int, ...], tuple[list[Job], list[Path]]] = {}
+        for job, trial in zip(self.jobs([each.plan for each in trials]), trials, strict=True):
+            jobs, logs = found.setdefault((job.nodes, job.gpus, job.patience), ([], []))
+            jobs.append(job)
+            logs.append(trial.log.absolute())
+        return list(found.values())
+
+    def _submit(self, jobs: Sequence[Job], logs: Sequence[Path]) -> dict[Path, SubmittedJob]:
+        name = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', self.lineage.name).strip('-')}-{os.urandom(4).hex()}"
+        plans = {job.files / PLAN_FILE: dumps(job.plan) for job in jobs}
+        note = json.dumps({"name": name, "plans": [str(each) for each in plans]})
+        for each in logs:
+            each.parent.mkdir(parents=True, exist_ok=True)
+        write_files({**self._code.trial_files(jobs, name, logs), **plans, self._note: note})
+        return self._noted(jobs, self._code.submit_trials(jobs, name))
+
+    def _note_found(self) -> None:
+        """Write down the jobs that a driver has submitted which was killed before it could write them down."""
+        if not self._note.is_file():
+            return
+        note = json.loads(self._note.read_bytes())
+        jobs = self.jobs([load_plan(Path(each)) for each in note["plans"]])
+        self._noted(jobs, self._code.find_trials(jobs, note["name"]) or ())
+
+    def _noted(self, jobs: Sequence[Job], ids: Sequence[str]) -> dict[Path, SubmittedJob]:
+        found = {job.directory: note_submitted(job, id) for job, id in zip(jobs, ids, strict=False)}
+        durable.forget(self._note)
+        return found
+
+    def _follow(self, directory: Path, job: SubmittedJob) -> StartedTrial:
+        self.queue.add(job)
+        return _JobTrial(self.queue, job, directory, self.lineage / "logs" / f"{directory.name}.log")
+
+
+def trial_jobs(kind: str) -> TrialJobs:
+    """The code of a launcher that has trials."""
+    return cast(TrialJobs, job_launcher(kind))
+
+
+@define(eq=False)
+class _Queue:
+    """What launchers say of the jobs of trials, asked for all at once and not too often."""
+
+    jobs: dict[str, SubmittedJob] = field(factory=dict)
+    states: dict[str, QueueState] = field(factory=dict)
+    pause: float = field(factory=lambda: LEAST_SECONDS)
+    asked: float = field(factory=time.monotonic)
+    answered: float = field(factory=time.monotonic)
+
+    def add(self, job: SubmittedJob) -> None:
+        self.jobs[job.id] = job
+        self.pause = LEAST_SECONDS
+
+    def drop(self, job: SubmittedJob) -> None:
+        self.jobs.pop(job.id, None)
+        self.states.pop(job.id, None)
+
+    def state(self, job: SubmittedJob) -> QueueState | None:
+        """The last that is known; None: nothing yet. Raises EnvironmentFault where nobody answers for long."""
+        now = time.monotonic()
+        if now - self.asked >= self.pause:
+            self.asked = now
+            self._ask(now)
+        return self.states.get(job.id)
+
+    def _ask(self, now: float) -> None:
+        jobs = list(self.jobs.values())
+        try:
+            found = {job.id: state for job, state in zip(jobs, job_states(jobs), strict=True)}
+        except EnvironmentFault:
+            if now - self.answered > PATIENCE_SECONDS:
+                raise
+            found = self.states
+        else:
+            self.answered = now
+        self.pause = min(self.pause * 2, MOST_SECONDS) if found == self.states else LEAST_SECONDS
+        self.states = found
+
+
+@define(eq=False)
+class _JobTrial:
+    queue: _Queue
+    job: SubmittedJob
+    directory: Path
+    log: Path
+    _code: int | None = field(default=None, init=False)
+    _stopped: float = field(default=-STOP_SECONDS, init=False)
+
+    def poll(self) -> int | None:
+        if self._code is None and (state := self.queue.state(self.job)) is not None and state.over:
+            self._code = self._collected()
+            self.queue.drop(self.job)
+        return self._code
+
+    def stop(self) -> None:
+        if self._code is None and time.monotonic() - self._stopped >= STOP_SECONDS:
+            self._stopped = time.monotonic()
+            with suppress(EnvironmentFault):  # it is asked again
+                trial_jobs(self.job.kind).stop(launcher_from(dict(self.job.launcher)), self.job.id)
+
+    def _collected(self) -> int:
+        """The exit code: what the launcher says, else the records of the run, else 1."""
+        try:
+            ended = trial_jobs(self.job.kind).collect(launcher_from(dict(self.job.launcher)), self.job.id)
+        except EnvironmentFault:
+            ended = EndedJob()
+        if ended.output:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(ended.output)
+        if ended.code is not None:
+            return ended.code
+        end = last_end(self.directory)
+        return 1 if end is None or end.exit_code is None else end.exit_code
