@@ -207,8 +207,10 @@ def test_a_layout_reads_and_computes_what_one_process_does(
     label = f"{family}_{len(list((desk.folder / 'jobs').iterdir()))}" if (desk.folder / "jobs").exists() else family
     more = {"params": "fp64", "settings": SETTINGS.get(family, "")}
     alone = desk.run(folder, f"{label}_alone", **more)
-    loss, theirs = gradients(reference, alone.rows)
-    check(alone, loss, theirs, 1e-5)
+    if family in EXPERTS:
+        reference.set_experts_implementation("eager")  # grouped products know no fp64
+    loss, theirs = gradients(reference.double(), alone.rows)
+    check(alone, loss, theirs, 1e-5)  # transformers computes the angles of positions in fp32
     cut = desk.run(folder, f"{label}_cut", *layout, **more)
     check(cut, alone.loss, alone.gradients, 1e-10)
     (whole,) = read_bytes(alone)
