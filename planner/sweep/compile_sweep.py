@@ -53,12 +53,6 @@ def compile_sweep(
     return _Compiling(loaded, loaded.spec, loaded.spec.sweep, path, tuple(sets), world, count, progress).run()
 
 
-def has_sweep(path: str, sets: Sequence[str] = ()) -> bool:
-    """Whether a spec declares trials."""
-    spec = load_spec(path, sets).spec
-    return spec is not None and spec.sweep is not None
-
-
 def corners(over: Mapping[str, Dimension]) -> list[Point]:
     """Points at the ends of the dimensions: every combination of them, or, where these are many, each end with the
     others in the middle."""

@@ -149,6 +149,7 @@ CONFIGS: dict[str, Damage] = {
         config(rope_scaling={"rope_type": "longrope", "factor": 8.0}), "X522", ("rope_type", "longrope")
     ),
     "a key that is not known": Damage(config(logit_scale=0.5), "X522", ("logit_scale",)),
+    "a key that a terminal would obey": Damage(config(**{"\x1b[2J": 1}), "X522", ("[2J", "not known")),
     "of another width": Damage(config(intermediate_size=40), "X524", ("gate_proj", "48 × 32", "40 × 32", ONE)),
     "of more layers": Damage(config(num_hidden_layers=3), "X524", ("layers.2.", "are missing")),
     "of fewer layers": Damage(config(num_hidden_layers=1), "X524", ("layers.1.", "not of this model", ONE)),
