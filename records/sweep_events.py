@@ -17,6 +17,7 @@ class SweepBeginEvent(Event, tag="sweep_begin"):
     sweep_id: Annotated[str, doc("which sweep this is")]
     attempt: Annotated[str, doc("which start")]
     lag: Annotated[int, doc("a suggestion rests on the trials up to so many before it")]
+    objective: Annotated[str, doc("key in `metrics.jsonl` of what it looks for the least of")] = ""
 
 
 class TrialAskedEvent(Event, tag="trial_asked"):

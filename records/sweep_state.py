@@ -84,10 +84,11 @@ class TrialState:
 
 @define
 class SweepState:
-    """A sweep as far as it is. trials: by number."""
+    """A sweep as far as it is. objective: its key in `metrics.jsonl`. trials: by number."""
 
     sweep_id: str = ""
     lag: int = 1
+    objective: str = ""
     trials: dict[int, TrialState] = field(factory=dict)
     ended: str = ""
 
@@ -105,7 +106,7 @@ class SweepState:
             case SweepBeginEvent():
                 if not self.sweep_id:
                     self.lag = max(event.lag, 1)
-                self.sweep_id, self.ended = event.sweep_id, ""
+                self.sweep_id, self.objective, self.ended = event.sweep_id, event.objective, ""
                 for each in self.trials.values():
                     each.going = False
             case TrialAskedEvent(trial=number):

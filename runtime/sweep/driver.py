@@ -98,7 +98,10 @@ class SweepDriver:
     def run(self) -> str:
         """Until every trial has ended, or the driver is to stop; `done` or `stopped`."""
         attempt = time.strftime("%Y%m%d-%H%M%S")
-        self._write(SweepBeginEvent(step=0, sweep_id=self.plan.id, attempt=attempt, lag=self.plan.parallel))
+        objective = self.trials.sweep.objective.key
+        self._write(
+            SweepBeginEvent(step=0, sweep_id=self.plan.id, attempt=attempt, lag=self.plan.parallel, objective=objective)
+        )
         study = study_of(self.plan, self.trials.sweep, self.folder)
         self._take_over()
         while True:

@@ -129,7 +129,7 @@ class ReadingOthers(Thread):
         while not self._closed.is_set():
             known = self._wanted
             wanted = known if monotonic() - self._looked < UNSEEN_SECONDS else ()
-            readers = {path: readers.get(path) or RunReader(path, LIMIT_BYTES) for path in known}
+            readers = {path: readers.get(path) or RunReader(path, LIMIT_BYTES, with_trials=False) for path in known}
             opening = False
             for path in wanted:
                 opening |= self._read(path, readers[path], len(wanted))

@@ -86,12 +86,16 @@ class ListPane(RowsPane[ListView, ListPage]):
         """What is drawn of a board for which the screen is available."""
         raise NotImplementedError
 
+    def _room(self, height: int) -> int:
+        """Rows of so many that something else takes."""
+        return 0
+
     def _draw(self) -> None:
         width, height = self.content_size
         board = self._board
         if board is None or not self.available(board) or not width or not height:
             return
-        self._page = self.page(board, width, height)
+        self._page = self.page(board, width, height - self._room(height))
         self._view = self._page.view
         self.query_one(Sheet).draw(self._page.rows)
 

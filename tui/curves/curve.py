@@ -16,7 +16,7 @@ class Line:
     """One curve: `y` over `x`, of the same length; where `y` is no number the curve has a gap.
 
     steps: the optimizer step of each point, by which it is smoothed; left out, `x` is that. dim: drawn in the
-    background.
+    background, without a sign and a name.
     """
 
     name: str

@@ -64,15 +64,18 @@ def draw(
     glyphs: Glyphs = UNICODE,
     newest: Sequence[float | None] = (),
 ) -> Drawing:
-    """At most eight curves in `width` x `height` cells; further ones are named as left out.
+    """At most eight curves in `width` x `height` cells, and those in the background; further ones are named as left
+    out.
 
     newest: see `plot_head.head`.
     """
     if width < 1 or height < 1:
         return Drawing(rows=())
-    shown = list(curves[:MOST_LINES])
-    heads = head(curves, view, width, height, title=title, x_label=x_label, unit=unit, glyphs=glyphs, newest=newest)
-    extent = extent_of(shown)
+    named = [curve for curve in curves if not curve.line.dim]
+    behind = [curve for curve in curves if curve.line.dim]
+    shown = named[:MOST_LINES]
+    heads = head(named, view, width, height, title=title, x_label=x_label, unit=unit, glyphs=glyphs, newest=newest)
+    extent = extent_of([*shown, *behind])
     below = min(2, max(0, height - len(heads) - 2))
     num_rows = height - len(heads) - below
     if num_rows < 1 or extent is None:
@@ -82,7 +85,7 @@ def draw(
     drawn_from = seen if seen[1] > seen[0] else (seen[0] - 0.5, seen[1] + 0.5)
     # Wide enough for most labels; what is drawn in the end depends on them, and they on what is drawn.
     dots = glyphs.bits.shape[1]
-    sources = _sources(shown, view, drawn_from, width * dots)
+    sources = _sources([*shown, *behind], view, drawn_from, width * dots)
     guess = [curve.columns(*drawn_from, max(1, width - 7) * dots, log=view.log) for _, curve, _ in sources]
     span = _value_range(guess, log=view.log)
     if span is None:
@@ -117,7 +120,7 @@ def _sources(curves: Sequence[Curve], view: Viewport, seen: Extent, number: int)
     for line, curve in enumerate(curves):
         source = curve.positive if view.log else curve
         if curve.line.dim:
-            below.append((line, source, True))
+            below.append((MOST_LINES, source, True))
         elif view.smoothing and len(source) > 1:
             above.append((line, source.smoothed(view.smoothing, *seen, number), False))
             below.append((line, source, True))

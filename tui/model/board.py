@@ -1,5 +1,6 @@
 """One instant of a run, for screens to draw."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from attrs import field, frozen
@@ -25,7 +26,7 @@ class Board:
     """Everything a screen draws. now: seconds since 1970, when it was made. version: changes when anything but `now`
     does. loading: the share of the metrics that has been read, from 0 to 1, while a long run is being opened. damaged:
     complete lines of metrics and events that hold no record. server: what a training server says of itself; None: a run
-    trains by itself. sweep: that which the run is a trial of."""
+    trains by itself. sweep: that which the run is a trial of. trials: the numbers of its trials, by their runs."""
 
     directory: Path
     now: float
@@ -41,6 +42,7 @@ class Board:
     damaged: int = 0
     server: ServerStatus | None = None
     sweep: SweepState | None = None
+    trials: Mapping[str, Series] = field(factory=dict)
 
     @property
     def step(self) -> int:

@@ -29,6 +29,7 @@ from .metrics import Metrics
 from .planned import Planned, counted, planned
 from .rank_reader import RankReader
 from .series import LIMIT_BYTES, Series
+from .trial_curves import TrialCurves
 
 # Bytes of events that are parsed at a time, and seconds that the first poll may take to read a run of usual length.
 EVENT_BYTES = 256 << 10
@@ -41,9 +42,10 @@ _STATUS: Final = msgspec.json.Decoder(ServerStatus)
 
 class RunReader:
     """Reads on in the files of a run's directory. The directory may not exist yet, may go away at any time, and another
-    run may come in its place; none is an error. All polls are to be made by one thread. limit_bytes: of all columns."""
+    run may come in its place; none is an error. All polls are to be made by one thread. limit_bytes: of all columns.
+    with_trials: also those of the other trials of its sweep."""
 
-    def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES, *, with_trials: bool = True) -> None:
         self.directory = directory
         self._series = Series(limit_bytes)
         self._metrics = Metrics(directory / METRICS_FILE, self._series)
@@ -66,6 +68,8 @@ class RunReader:
         self._server: ServerStatus | None = None
         self._sweep_state: tuple[int, int, int] | None = None
         self._sweep: SweepState | None = None
+        self._trials = TrialCurves(directory.parent)
+        self._with_trials = with_trials
         self._parts: tuple[object, ...] = ()
 
     def poll(self, budget_seconds: float = BUDGET_SECONDS) -> Board:
@@ -76,6 +80,8 @@ class RunReader:
         self._read_server()
         self._read_sweep()
         self._read_records(began + FIRST_SECONDS if self._first else deadline)
+        if self._sweep is not None and self._with_trials:
+            self._trials.poll(self._sweep, deadline)
         self._first = False
         start = self._state.start
         world_size = (start and start.world_size) or (self._planned.world_size if self._planned else 0)
@@ -99,10 +105,11 @@ class RunReader:
             "damaged": self._metrics.damaged + self._events.damaged,
             "server": self._server,
             "sweep": self._sweep,
+            "trials": self._trials.series,
         }
         # The parts are values, the same ones while nothing is new; the series is not.
         drawn = (*map(id, (run, ranks, plan, self._log.log(), self._server, self._sweep)), self._series.version)
-        drawn += (parts["alerts"], life, parts["loading"], parts["damaged"])
+        drawn += (self._trials.version, parts["alerts"], life, parts["loading"], parts["damaged"])
         version = self._board.version + (drawn != self._parts)
         self._parts = drawn
         self._board = Board(directory=self.directory, now=now, version=version, series=self._series, **parts)

@@ -12,6 +12,8 @@ from .sheet import DOT, LINE, Row, bar, block, fit, joined, left, restyled, righ
 # Trials with a value from which on it is said how much settings matter: of fewer, chance says more.
 _FEW = 5
 _AXIS, _MARK = 14, "●"
+# Cells of what has become of a trial, from a width on with its tokens.
+_LAST, _NARROW_LAST, _WIDE = 20, 14, 76
 _STYLES = {"done": "", "training": "good", "stopped early": "dim", "failed": "bad", "same": "dim", "paused": "dim"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -22,16 +24,19 @@ def page(state: SweepState, mine: str, view: ListView, width: int, height: int) 
     names = list(dict.fromkeys(name for each in trials for name in each.point))
     rows = [*_glance(state, width), *_importance(state, names, width, max(1, height // 4))]
     rows.append(rule("Trials", width, "the best first; left is the least value"))
-    axes, shown = _axes(trials, names, width)
+    last = _LAST if width >= _WIDE else _NARROW_LAST
+    axes, shown = _axes(trials, names, width - last)
     head = (left("trial", 6), right("value", 9), "  ", *(left(name.rpartition(".")[2], _AXIS + 1) for name in shown))
-    rows.append(fit(row(("".join((*head, left("is", 14))), "dim")), width))
+    rows.append(fit(row(("".join((*head, left("is", last))), "dim")), width))
     room = max(1, height - len(rows))
     view = view.within(len(trials), room)
     for number, trial in enumerate(trials[view.top : view.top + room], start=view.top):
         run = state.of(trial)
         mark = "*" if run.name == mine else " "
         cells = (left(f"{trial.number:03d}{mark}", 6), right(decimal(run.value, 4), 9), "  ")
-        line = "".join((*cells, *(axes[name](trial) + " " for name in shown), left(_is(state, trial), 14)))
+        line = "".join(
+            (*cells, *(axes[name](trial) + " " for name in shown), left(_is(state, trial, tokens=width >= _WIDE), last))
+        )
         drawn = fit(row((line, _STYLES.get(trial.status, ""))), width)
         rows.append(restyled(drawn, "cursor") if number == view.place and len(trials) > room else drawn)
     return ListPage(rows=tuple(block(rows, width, height)), view=view, count=len(trials), height=room)
@@ -133,7 +138,7 @@ Axis = Callable[[TrialState], str]
 
 def _axes(trials: Sequence[TrialState], names: Sequence[str], width: int) -> tuple[Mapping[str, Axis], list[str]]:
     """How each setting is drawn, and those that there is room for."""
-    shown = list(names[: max(1, (width - 17 - 14) // (_AXIS + 1))])
+    shown = list(names[: max(1, (width - 17) // (_AXIS + 1))])
     return {name: _axis([each.point[name] for each in trials if name in each.point], name) for name in shown}, shown
 
 
@@ -173,8 +178,9 @@ def _as_number(text: str) -> float:
     return float(found) if isinstance(found, int | float) else math.inf
 
 
-def _is(state: SweepState, trial: TrialState) -> str:
+def _is(state: SweepState, trial: TrialState, *, tokens: bool) -> str:
+    """What has become of it. tokens: and behind how many it was stopped."""
     if trial.same_as is not None:
         return f"as {trial.same_as:03d}"
-    tokens = f" {count(trial.tokens)}" if trial.stopped_early and trial.tokens else ""
-    return f"{trial.status}{tokens}"
+    behind = f" {count(trial.tokens)}" if tokens and trial.stopped_early and trial.tokens else ""
+    return f"{trial.status}{behind}"

@@ -199,3 +199,15 @@ def test_a_million_points_are_drawn_in_milliseconds() -> None:
         return taken
 
     assert min(seconds() for _ in range(10)) < 0.005
+
+
+def test_lines_in_the_background_are_neither_counted_nor_named() -> None:
+    behind = [curve([9, 8, 7.5 + number / 300], f"old{number}", dim=True) for number in range(250)]
+    front = [curve([4, 3, number / 10], f"new{number}") for number in range(8)]
+    drawn = draw([*front[:1], *behind, *front[1:]], Viewport(), 90, 20, title="loss")
+    head = "".join(part for row in drawn.rows[: drawn.heads] for part, _ in row)
+    assert all(f"new{number}" in head for number in range(8)) and "old" not in head and "more" not in head
+    styles = {style for _, style in cells(drawn)}
+    assert {f"line{number}" for number in range(8)} <= styles and any(style.startswith("dim") for style in styles)
+    assert "cursor" not in styles
+    assert any(style.startswith("dim") for _, style in drawn.rows[drawn.heads]), "the axis holds them too"

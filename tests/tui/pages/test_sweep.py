@@ -8,9 +8,12 @@ from rich.cells import cell_len
 
 from xtrain.records.sweep_events import SWEEP_FILE
 from xtrain.records.sweep_state import SweepState
+from xtrain.tui.curves.canvas import MOST_LINES
 from xtrain.tui.model.reader import RunReader
+from xtrain.tui.model.series import Series
 from xtrain.tui.pages.list_page import ListView, moved
 from xtrain.tui.pages.sheet import plain
+from xtrain.tui.pages.sweep_curves import trial_lines
 from xtrain.tui.pages.sweep_page import best_so_far, importance, page, ranked
 
 
@@ -30,6 +33,16 @@ def lines(trials: int) -> list[dict]:
         if stopped:
             found.append({"event": "trial_decided", "trial": number, "rung": 0, "goes_on": False, "place": 3, "of": 3})
     return [{"step": 0, "time": 1.0, **each} for each in found]
+
+
+def measured(folder: Path, trials: int, points: int = 5) -> dict[str, Series]:
+    """Numbers of the runs of such a sweep: two evaluations a trial, and a loss in each step."""
+    found = {}
+    for number in range(trials):
+        series = found[f"{number:03d}-x"] = Series()
+        rows = [{"step": s, "time": 1.0, "tokens": 100 * s, "loss": 5.0 - s / 10 + number / 100} for s in range(points)]
+        series.extend([{**row, "eval/web/loss": row["loss"]} if row["step"] % 2 == 0 else row for row in rows])
+    return found
 
 
 def state_of(folder: Path, trials: int) -> SweepState:
@@ -84,3 +97,26 @@ def test_a_trial_knows_the_sweep_that_it_is_of(tmp_path: Path):
     board = RunReader(tmp_path / "001-x").poll()
     assert board.sweep is not None and len(board.sweep.trials) == 3
     assert RunReader(tmp_path / "other").poll().sweep is None
+
+
+def test_the_best_curve_is_in_front_and_those_stopped_early_behind(tmp_path: Path):
+    state, series = state_of(tmp_path, 30), measured(tmp_path, 30)
+    gone = ranked(state)[20].number
+    del series[f"{gone:03d}-x"]  # not begun yet
+    found = trial_lines(state, series, "eval/web/loss")
+    best = state.best()
+    assert best is not None and found[0].name == f"{best.number:03d} best"
+    assert found[0].x.tolist() == [0.0, 200.0, 400.0] and len(found[0].y) == 3
+    named = [each.name[:3] for each in found if not each.dim]
+    assert len(found) == 29 and len(named) == MOST_LINES
+    early = {f"{each.number:03d}" for each in state.trials.values() if each.stopped_early}
+    assert early and early - {f"{gone:03d}"} <= {each.name for each in found if each.dim}
+    assert named == [f"{each.number:03d}" for each in ranked(state)][:MOST_LINES]
+    assert len(trial_lines(state, series, "loss")[0].x) == 5 and trial_lines(state, series, "nothing") == []
+
+
+def test_a_trial_that_is_trained_comes_before_those_that_are_done(tmp_path: Path):
+    state = state_of(tmp_path, 6)
+    state.trials[4].finished, state.trials[4].value = False, None
+    names = [each.name for each in trial_lines(state, measured(tmp_path, 6), "loss")]
+    assert names[0].endswith("best") and names[1] == "004"

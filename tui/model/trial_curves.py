@@ -1,0 +1,50 @@
+"""Reads the metrics of all trials of a sweep, for their curves."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from ...records.paths import METRICS_FILE
+from ...records.sweep_state import SweepState
+from .metrics import Metrics
+from .series import Series
+
+# Of the columns of one trial: of a long one those that are drawn are kept, and a sketch of the others.
+TRIAL_BYTES: Final = 4 << 20
+# Between two looks at a trial that is not trained at the moment: what it has measured changes no more.
+REST_SECONDS: Final = 10.0
+
+
+class TrialCurves:
+    """Those of the sweep in a folder. All polls are to be made by one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._readers: dict[str, Metrics] = {}
+        self._looked: dict[str, float] = {}
+        self.series: dict[str, Series] = {}
+        """Those of the runs of trials, by the name of the run; each is changed in place."""
+
+    @property
+    def version(self) -> int:
+        """Changes whenever a curve does."""
+        return len(self.series) + sum(each.version for each in self.series.values())
+
+    def poll(self, sweep: SweepState, deadline: float) -> None:
+        """Read on until `deadline` (`time.monotonic()`): first what has not been looked at for the longest time."""
+        now = time.monotonic()
+        going = {each.name for each in sweep.trials.values() if each.status == "training"}
+        names = (each.name for each in sweep.trials.values() if each.same_as is None and not each.reason)
+        pause = {name: 0.0 if name in going else REST_SECONDS for name in names}
+        due = [name for name, seconds in pause.items() if self._unread(name) or now - self._looked[name] >= seconds]
+        for name in sorted(due, key=lambda name: self._looked.get(name, 0.0)):
+            if name not in self._readers:
+                self.series = {**self.series, name: Series(TRIAL_BYTES)}
+                self._readers[name] = Metrics(self._folder / name / METRICS_FILE, self.series[name])
+            self._readers[name].poll(deadline)
+            self._looked[name] = time.monotonic()
+            if self._looked[name] >= deadline:
+                return
+
+    def _unread(self, name: str) -> bool:
+        return name not in self._looked or self._readers[name].loading is not None

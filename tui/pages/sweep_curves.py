@@ -1,0 +1,34 @@
+"""Which curves of a sweep are drawn: the best trial first, then those that can still become better; the others behind
+them."""
+
+from collections.abc import Mapping
+
+from ...records.sweep_state import SweepState, TrialState
+from ..curves.canvas import MOST_LINES
+from ..curves.curve import Line
+from ..model.series import Series
+from .sweep_page import ranked
+
+
+def trial_lines(state: SweepState, series: Mapping[str, Series], key: str) -> list[Line]:
+    """A line over tokens for each trial that has values of a key. Those that have ended without being among the best
+    lie in the background."""
+    best = state.best()
+    measured = [each for each in ranked(state) if each.same_as is None and each.name in series]
+
+    def order(trial: TrialState) -> int:
+        if trial is best:
+            return 0
+        return 3 if trial.stopped_early or trial.failed else 1 if not trial.ended else 2
+
+    found: list[Line] = []
+    for trial in sorted(measured, key=order):
+        x, y = series[trial.name].xy(key, "tokens")
+        if not len(x):
+            continue
+        steps = series[trial.name].xy(key)[0]
+        behind = order(trial) == 3 or len(found) >= MOST_LINES
+        name = f"{trial.number:03d}" + (" best" if trial is best else "")
+        # While a long file is being read the two may be of different moments.
+        found.append(Line(name, x, y, dim=behind, steps=steps if len(steps) == len(x) else None))
+    return found
