@@ -215,7 +215,10 @@ class Unreliable(BaseHTTPRequestHandler):
         pass
 
 
-def test_lost_answers_and_busy_servers_change_nothing(url: str, engine: NumpyEngine) -> None:
+def test_lost_answers_and_busy_servers_change_nothing(
+    url: str, engine: NumpyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xtrain.client.http.LONGEST_PAUSE", 0.01)  # of every five requests four are sent again
     Unreliable.target = url
     between = ThreadingHTTPServer(("127.0.0.1", 0), Unreliable)
     thread = threading.Thread(target=between.serve_forever)

@@ -43,7 +43,7 @@ class Pace:
         return [(death - 1) // self.checkpoint * self.checkpoint for death in self.deaths]
 
 
-LONG = Pace(steps=20, checkpoint=7, deaths=(9, 16), patience=5 * TIMEOUT)
+LONG = Pace(steps=12, checkpoint=4, deaths=(6, 11), patience=5 * TIMEOUT)
 SHORT = Pace(steps=5, checkpoint=2, deaths=(4,))
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
