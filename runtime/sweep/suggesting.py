@@ -9,6 +9,7 @@ from ...dsl.schema.sweep import Point, Sweep
 from ...planner.sweep.sweep_plan import SweepPlan
 from ...records.sweep_state import SweepState, TrialState
 from ..errors import EnvironmentFault
+from ..ops import code_of
 
 
 class Study(Protocol):
@@ -27,7 +28,8 @@ class NoStudy:
 
 
 def check_method(sweep: Sweep) -> None:
-    """Raise EnvironmentFault where a package is missing that the method needs."""
+    """Raise EnvironmentFault where a package is missing that the method needs, or where another package offers the
+    method and what suggests cannot be imported."""
     for package in sweep.method.needed():
         try:
             import_module(package)
@@ -35,6 +37,8 @@ def check_method(sweep: Sweep) -> None:
             remedy = "install it with `pip install 'xtrain[sweep]'`, or take another method"
             message = f"`method {sweep.method.kind}` needs the package {package}; {remedy}"
             raise EnvironmentFault("X715", message) from error
+    if sweep.method.suggests:
+        code_of(type(sweep.method), sweep.method.run_module())
 
 
 def suggested(sweep: Sweep, state: SweepState, basis: Sequence[TrialState], number: int) -> Point:

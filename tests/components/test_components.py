@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.metric import Metric
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
 from xtrain.dsl.schema.bases import BASES
@@ -26,9 +27,11 @@ from xtrain.dsl.schema.schedules import SCHEDULERS
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.schema.stacks import STACKS, stack_of_node
+from xtrain.dsl.schema.sweep import METHODS, Sweep
 from xtrain.dsl.schema.tokenizers import TOKENIZERS
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.ops import code_of
+from xtrain.runtime.sweep.suggesting import check_method
 
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
@@ -274,6 +277,17 @@ def test_a_torch_side_of_a_package_that_cannot_be_imported_is_an_error_with_its_
     ) as one:
         code_of(registry[name], "no_such_module")
     assert one.value.code == "X715" and "ModuleNotFoundError: No module named 'no_such_module'" in str(one.value)
+
+
+def test_a_method_of_a_package_that_cannot_suggest_is_an_error_before_any_trial(monkeypatch):
+    method = METHODS["tpe"]
+    monkeypatch.setattr(method, "offer", Offer("method", "tpe", "a-package"))
+    monkeypatch.setattr(method, "packages", ())
+    monkeypatch.setattr(method, "run_module", classmethod(lambda cls: "no_such_module"))
+    sweep = Sweep(over={}, objective=Metric("eval.code.loss"), method=method())
+    with pytest.raises(EnvironmentFault, match="the method tpe of the package a-package cannot run") as one:
+        check_method(sweep)
+    assert one.value.code == "X715"
 
 
 def test_one_action_is_what_a_run_does_by_itself():
