@@ -180,10 +180,12 @@ class _Reader:
         weights = free is not None and free[1].names == "dataset"
         for inner in item.body.items:
             match inner:
-                case s.Assign(name=name, value=value):
+                case s.Assign(name=name, value=value, body=body):
                     if weights and name.text not in known:
                         self._dataset(name.text, name.span)
                     self._expression(value, keys_are_datasets=takes_datasets(known.get(name.text)))
+                    for each in body.items if body is not None else ():
+                        self._item(each)
                 case s.Block(kind=kind):
                     attribute: attrs.Attribute | None = known[kind.text][0] if kind.text in known else None
                     nested = attribute.type if attribute is not None and blocks.is_block(attribute.type) else None

@@ -137,6 +137,8 @@ class Scopes:
             at = self.action(head)
             kind = head[at].text if at is not None else ""
             return Scope(kind or "?", self.parts.actions().get(kind))
+        # The block of a value: `compute = fp8 { recipe = rowwise }`.
+        head = head[2:] if len(head) == 3 and head[1].type == "_EQ" else head
         kind = head[0].text
         block = self.block_of(scope, kind)
         path = f"{scope.path}.{kind}" if scope.path else kind

@@ -67,6 +67,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
             **experiment_settings(spec.precision),
             "params": formats.params,
             "compute": formats.compute,
+            **({"scaled": experiment_settings(formats.fp8)} if formats.fp8 is not None else {}),
         },
         **_mixture(run),
     }
@@ -93,6 +94,7 @@ def _config_of_server(run: Resolved) -> dict[str, Any]:
             **experiment_settings(spec.precision),
             "params": formats.params,
             "compute": formats.compute,
+            **({"scaled": experiment_settings(formats.fp8)} if formats.fp8 is not None else {}),
         },
     }
     return whole_numbers({**content, **({"weights": run.weights.digest} if run.weights is not None else {})})

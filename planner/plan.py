@@ -213,7 +213,8 @@ class Hardware:
     memory_bytes: of one device. flops: operations a second of one device in dense products of the compute format, of
     which a step reaches a share in the range `efficiency`. link, network: bytes a second that one device sends inside
     its machine and to others. price: of one device for an hour. mtbf_seconds: between failures of one device; a run
-    goes on `restart_seconds` after one. storage: bytes a second of checkpoints, by all ranks together.
+    goes on `restart_seconds` after one. storage: bytes a second of checkpoints, by all ranks together. fp8_flops: as
+    `flops`, of products in fp8, where there are some.
     """
 
     preset: str
@@ -228,6 +229,13 @@ class Hardware:
     mtbf_seconds: float | None = None
     restart_seconds: float = 600.0
     storage: float | None = None
+    fp8_flops: float | None = None
+
+    def at_usual_speed(self, flops: int, fp8: int) -> float:
+        """Operations, so many of them in fp8, as those of the compute format that take as long."""
+        if self.flops is None or self.fp8_flops is None:
+            return flops
+        return flops - fp8 + fp8 * self.flops / self.fp8_flops
 
 
 @frozen(kw_only=True)
@@ -291,8 +299,8 @@ class RankClass:
     """What a step costs on the ranks with one pipeline coordinate, each figure that of the rank with the most.
 
     flops: operations of a step on tokens. hardware_flops: with what is computed a second time, by a teacher and of what
-    the loss compares with, and with optimizer_flops: those of an optimizer that multiplies matrices. unsaved: bytes of
-    parameters that no checkpoint holds.
+    the loss compares with, and with optimizer_flops: those of an optimizer that multiplies matrices. fp8_flops: those
+    of hardware_flops that are in fp8. unsaved: bytes of parameters that no checkpoint holds.
     """
 
     pp: int
@@ -303,6 +311,7 @@ class RankClass:
     hardware_flops: int = 0
     optimizer_flops: int = 0
     unsaved: int = 0
+    fp8_flops: int = 0
 
 
 @frozen(kw_only=True)
@@ -337,7 +346,8 @@ class Work:
 
     position: of products with weights, for each position. pair: of attention, for each position and each one of its
     document, before or behind it. position_again, pair_again: those of them that a backward computes a second time, a
-    teacher computes, or the forward of what the loss compares with.
+    teacher computes, or the forward of what the loss compares with. position_fp8, position_fp8_again: those of both
+    that are in fp8.
     windows: (window, share of the blocks that have it), where attention has windows: positions further apart are not
     computed. None: a block without.
     """
@@ -347,6 +357,8 @@ class Work:
     position_again: int = 0
     pair_again: int = 0
     windows: tuple[tuple[int | None, float], ...] = ()
+    position_fp8: int = 0
+    position_fp8_again: int = 0
 
     def pairs(self, length: int) -> int:
         """Pairs of positions of a document of so many, a mean over the blocks."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from ..dsl.schema.collators import row_link
+from ..dsl.schema.fp8 import Fp8
 from ..dsl.schema.parallel import Activation, Parallel
 from ..dsl.schema.precision import Precision
 from ..dsl.schema.setting import Auto
@@ -20,6 +21,7 @@ from .mesh.layout import Layout
 from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
 from .mesh.stages import Pipeline, by_coordinate
+from .model.fp8 import Layers, fp8_matrices
 from .model.groups import ParameterGroups, all_group_args
 from .model.inventory import beside_bytes, block_tensors, checkpoint_bytes
 from .model.peft import PeftFolder
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Formats:
-    """Number formats: parameters and optimizer state, forward and backward, sums of gradients."""
+    """Number formats: parameters and optimizer state, forward and backward, sums of gradients. fp8: how products of
+    blocks are computed, if not in that of forward and backward."""
 
     params: str
     compute: str
     reduce: str
+    fp8: Fp8 | None = None
 
     @property
     def frozen(self) -> str:
@@ -55,11 +59,13 @@ class Formats:
 
 def resolve_formats(precision: Precision, parallel: Parallel) -> Formats:
     """`auto` is the format of the parameters."""
-    params = precision.params
+    params, fp8 = precision.params, precision.scaled
+    compute = params if precision.compute == "auto" else precision.compute
     return Formats(
         params=params,
-        compute=params if precision.compute == "auto" else precision.compute,
+        compute=compute if fp8 is None else fp8.rest,
         reduce=params if parallel.fsdp.reduce == "auto" else parallel.fsdp.reduce,
+        fp8=fp8,
     )
 
 
@@ -117,11 +123,12 @@ def exchanges(spec: Spec, layout: Layout) -> bool:
 class TrainedKind(LayerKind):
     """Layers whose blocks are alike, and what is trained of them too. frozen: names of parameters inside the block.
     below: something before the block is trained, so that the gradient of what goes in is needed. runs_back: a gradient
-    comes to the block."""
+    comes to the block. fp8: names of modules whose matrices are multiplied in fp8."""
 
     frozen: frozenset[str]
     below: bool
     runs_back: bool
+    fp8: frozenset[str] = frozenset()
 
 
 @frozen(kw_only=True)
@@ -225,14 +232,26 @@ class Resolved:
                 below = tensor.trained
         blocks = {layer: kind.block for kind in self.architecture.kinds for layer in kind.layers}
         places = {layer: place for place, kind in enumerate(self.architecture.kinds) for layer in kind.layers}
-        found: dict[tuple[int, frozenset[str], bool], list[int]] = {}
+        scaled: dict[int, set[str]] = {layer: set() for layer in frozen}
+        for name, layers in self.fp8_matrices.items():
+            for layer in layers:
+                scaled[layer].add(name)
+        found: dict[tuple[int, frozenset[str], bool, frozenset[str]], list[int]] = {}
         for layer in range(self.architecture.layers):
-            found.setdefault((places[layer], frozenset(frozen[layer]), below), []).append(layer)
+            key = (places[layer], frozenset(frozen[layer]), below, frozenset(scaled[layer]))
+            found.setdefault(key, []).append(layer)
             below = below or len(frozen[layer]) < counts[layer]
         return tuple(
-            TrainedKind(blocks[layers[0]], tuple(layers), names, before, before or len(names) < counts[layers[0]])
-            for (_, names, before), layers in found.items()
+            TrainedKind(blocks[own[0]], tuple(own), names, before, before or len(names) < counts[own[0]], fp8)
+            for (_, names, before, fp8), own in found.items()
         )
+
+    @cached_property
+    def fp8_matrices(self) -> Layers:
+        """The matrices that are multiplied in fp8."""
+        if self.formats.fp8 is None:
+            return {}
+        return fp8_matrices(self.architecture, self.size("tp"), self.formats.fp8)
 
     @property
     def passes_head(self) -> bool:

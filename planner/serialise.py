@@ -47,10 +47,10 @@ LATER: dict[type, tuple[str, ...]] = {
     PlanTick: ("epochs", "fraction"),
     PlanPhase: ("passes", "epochs", "exact_rows", "mtp_weight"),
     Timeline: ("stop_at_amount", "stop_after_amount", "stretches"),
-    Work: ("windows",),
+    Work: ("windows", "position_fp8", "position_fp8_again"),
     ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),
-    RankClass: ("optimizer_flops", "unsaved"),
-    Hardware: ("mtbf_seconds", "restart_seconds", "storage"),
+    RankClass: ("optimizer_flops", "unsaved", "fp8_flops"),
+    Hardware: ("mtbf_seconds", "restart_seconds", "storage", "fp8_flops"),
 }
 
 # Fields whose key in the file is another: plans of before, and their ids, stay what they are.

@@ -41,6 +41,7 @@ MODULES = (
     "parallelize.experts",
     "models.freeze",
     "models.quantise",
+    "models.set_fp8",
     "models.activation",
     "parallelize.fsdp",
     "parallelize.pipeline",

@@ -19,6 +19,7 @@ from ..schema import later
 from ..schema.collators import LINKS
 from ..schema.component import variant
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
+from ..syntax import tree as s
 from .context import Context
 
 _SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal", "group": "embed_tokens", "hook": "watch", "task": "sql"}
@@ -232,6 +233,15 @@ class NameErrors:
         for head in section.heads:
             fix = Fix(head, f"{name} = {written}") if one and not (section.entries or section.blocks) else None
             self.diagnostics.error("X210", message, head, hint=hint, fix=fix)
+
+    def value_with_body(self, item: s.Assign) -> None:
+        """`model = qwen3 { … }` where `model qwen3 { … }` was meant."""
+        assert item.body is not None
+        between = Span(item.span.source, item.name.span.end, item.value.span.start)
+        self.diagnostics.error(
+            "X101", "a value has no body", Span(item.span.source, item.body.span.start, item.body.span.start + 1),
+            hint="a block is written `kind label { … }`, without `=`", fix=Fix(between, " "),
+        )  # fmt: skip
 
     def value_for_block(self, entry: SectionEntry, name: str, block: type) -> None:
         """`tp = 2` where `tp 2` was meant."""

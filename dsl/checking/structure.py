@@ -45,6 +45,10 @@ class Structurer:
 
     def spec(self, tree: Tree, path: str, source: SourceText | None) -> Spec:
         """The whole spec. What is wrong with it is reported, and `unknown` has the paths not to rely on."""
+        for item in tree.root.settled:
+            self.errors.value_with_body(item)
+            tree.root.entries.pop(item.name.text, None)
+            tree.root.broken = True
         self.errors.top_level(tree)
         self.unknown.top_level(tree)
         self.serves = "serve" in tree.root.blocks
@@ -136,6 +140,7 @@ class Structurer:
             arguments["folder"] = folder_of(section, self.diagnostics)
             if len(self.diagnostics) > before:
                 self.unknown.paths.add(f"{path}.folder")
+        self._settled(block, section)
         label = self._label(block, section, path, arguments)
         if label is FAILED and (issubclass(block, UserComponent) or self.parts.may_be_missing(block, section)):
             self.unknown.kind(path)
@@ -190,6 +195,18 @@ class Structurer:
         has = attrs.fields_dict(chosen)
         given = {name: value for name, value in arguments.items() if value is not _MISSING and name in has}
         return chosen(**given) if usual is None else attrs.evolve(usual, **given)
+
+    def _settled(self, block: type, section: Section) -> None:
+        """Values with a body, which only words can have that are blocks of settings beside them."""
+        known = settings_of(block)
+        for item in section.settled:
+            name, word = item.name.text, item.value.span.text
+            if name in known and word in known and blocks.is_block(known[word][0].type):
+                continue
+            self.errors.value_with_body(item)
+            section.lost.add(name)
+            section.entries.pop(name, None)
+            section.blocks.pop(word, None)
 
     def _free_names(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> None:
         """The settings whose names are the user's own, as the weights of `mixture`, gathered into one map."""

@@ -145,6 +145,16 @@ PAGES: Final = (
         'loss bradley_terry\nevery 10 steps generate { prompts = ["Once"] }',
         'dataset pairs { source = jsonl("pairs.jsonl"), chosen = "chosen", rejected = "rejected", holdout = 5% }\n'
         'loss bradley_terry\nevery 10 steps eval pairs'),
+    CodePage("X443", "products in fp8 that cannot be", """
+        `compute = fp8` multiplies matrices of blocks whose widths on a rank are multiples of 16, on CUDA devices with
+        such kernels: compute capability 8.9 or more, as Ada, Hopper and Blackwell have. A CPU does the same arithmetic
+        with numbers of more bits, which is slow, and is for tests. Adapters and `base` change the same products in
+        another way, `tile_mlp` multiplies some tokens at a time, where scales may be those of all, and schedules of a
+        pipeline that split the backward would compute such products twice.
+        """, "model qwen3 { dim = 72, layers = 2, heads = 9, head_dim = 8, ffn = 200 }\n"
+        "precision { compute = fp8 { recipe = rowwise } }",
+        "model qwen3 { dim = 64, layers = 2, heads = 8, head_dim = 8, ffn = 192 }\n"
+        "precision { compute = fp8 { recipe = rowwise } }"),
     CodePage("X445", "further tokens that cannot be predicted", """
         Modules that predict further tokens (`mtp`) stand behind the last block and use its embedding and its head. They
         learn by the plain cross-entropy, with all of the model, from its first step on: not beside an adapter, parts

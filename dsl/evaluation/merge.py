@@ -40,6 +40,8 @@ class _Resolver:
                 self._merge(self.tree.root.block(kind.text), item, names)
             case s.Assign():
                 self._assign(self.tree.root, item, names, item.span)
+                if item.body is not None:
+                    self.tree.root.settled.append(item)
             case s.Vary():
                 self._out_of_place(item)
             case s.Every(period=period, actions=actions):
@@ -88,8 +90,12 @@ class _Resolver:
         written = self._written(section, block.span)
         for item in block.body.items:
             match item:
-                case s.Assign():
+                case s.Assign(value=value, body=body):
                     self._assign(section, item, names, block.span)
+                    if body is not None:
+                        section.settled.append(item)
+                        inner = s.Block(value.span.to(body.span), s.Name(value.span, value.span.text), (), body)
+                        self._merge(section.block(inner.kind.text), inner, names, depth + 1, around=block.span)
                 case s.Vary(span=span, name=name, value=value) if section.kind == "sweep" and depth == 0:
                     self._assign(section, s.Assign(span, name, value), names, block.span)
                     section.varied.add(name.text)

@@ -45,6 +45,7 @@ class Section:
     repeated: list[Diagnostic] = field(factory=list)
     lost: set[str] = field(factory=set)  # names of settings whose value could not be read
     varied: set[str] = field(factory=set)  # of the entries, those that `in` gives several values
+    settled: list[s.Assign] = field(factory=list)  # entries with a body: the block that their value names
 
     @property
     def head(self) -> Span | None:

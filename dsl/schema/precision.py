@@ -6,6 +6,7 @@ import attrs
 from attrs import frozen
 
 from .bases import BASES, Base
+from .fp8 import Fp8
 from .setting import Role, setting
 
 
@@ -14,9 +15,11 @@ class Precision:
     """`precision { … }`: number formats."""
 
     params: Literal["fp32", "fp64", "bf16"] = setting("format of parameters and optimizer state", default="fp32")
-    compute: Literal["auto", "fp32", "fp64", "bf16"] = setting(
-        "format of forward and backward; auto: that of the parameters", default="auto"
+    compute: Literal["auto", "fp32", "fp64", "bf16", "fp8"] = setting(
+        "format of forward and backward; auto: that of the parameters; fp8: that of products of blocks alone",
+        default="auto",
     )
+    fp8: Fp8 = setting("settings of `compute = fp8`", default=Fp8(), added=True)
     base: Base = setting(
         "how matrices of blocks that are not trained are stored",
         default=attrs.Factory(lambda: BASES.default()),
@@ -27,3 +30,8 @@ class Precision:
         default="auto",
         role=Role.EXECUTION,
     )
+
+    @property
+    def scaled(self) -> Fp8 | None:
+        """How products of blocks are computed in fp8; None where they are not."""
+        return self.fp8 if self.compute == "fp8" else None

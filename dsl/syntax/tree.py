@@ -138,8 +138,11 @@ class Broken(SyntaxNode):
 
 @frozen
 class Assign(SyntaxNode):
+    """body: settings of the word that is the value, as in `compute = fp8 { recipe = rowwise }`."""
+
     name: Name
     value: Expression
+    body: "Body | None" = None
 
 
 @frozen

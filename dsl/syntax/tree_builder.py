@@ -45,6 +45,10 @@ class TreeBuilder(Transformer):
         name, value = parts
         return s.Assign(name.span.to(value.span), _name(name), value)
 
+    def settled(self, parts: Parts) -> s.Assign:
+        name, word, body = parts
+        return s.Assign(name.span.to(body.span), _name(name), s.Reference(word.span, (word.text,)), body)
+
     def vary(self, parts: Parts) -> s.Vary:
         *names, _, value = parts
         span = names[0].span.to(names[-1].span)

@@ -156,6 +156,19 @@ def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
     if compute[0] != compute[1] and compute != params:
         text = f"{compute[0]} → {compute[1]}: forward and backward round differently; the state keeps its format"
         yield Reason(kind="safe", path="precision.compute", text=text, effect="rounding")
+    products = [_args(plan, "setup.float8") for plan in (a, b)]
+    if products[0] != products[1]:
+        text = (
+            f"{_products(products[0])} → {_products(products[1])}: they are rounded differently; the state keeps its "
+        )
+        yield Reason(kind="safe", path="precision.compute", text=f"{text}format", effect="rounding")
+
+
+def _products(args: dict[str, Any] | None) -> str:
+    """How products of blocks are computed, by the arguments of their node."""
+    if args is None:
+        return "no products in fp8"
+    return f"{sum(map(len, args['matrices'].values()))} matrices in fp8, {args['recipe']}"
 
 
 def _compute(plan: Plan, params: str) -> str:

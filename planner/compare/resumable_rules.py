@@ -106,6 +106,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.parallel.ep": {"size": None, "pattern": None, "matches": None},
     "setup.freeze": {"parameters": None, "format": None},
     "setup.quantise": {"base": None, "matrices": None},
+    "setup.float8": {"recipe": None, "matrices": None},
     "setup.base": {"parameters": None},
     "setup.decompose": {"matrices": None},
     "setup.residual": {"matrices": None},

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from ..architecture import block_parameters, name_in_block
+from ..mesh.cluster import device_kind
+from ..mesh.sharding import fits
 from ..model.inventory import block_tensors
 from ..resolved import Resolved, TrainedKind
+from .fp8_trace import Fp8Product
 from .frozen_trace import without_frozen
 from .local import Local
 from .memory_simulator import scratch_of
@@ -55,7 +58,10 @@ def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUni
     quantised = frozenset(
         name_in_block(each.name) for each in block_tensors(run.inventory, kind.first) if each.quantised
     )
-    kind.block.trace(Tracer(trace, run, local, axes_of(run), experts, shapes, quantised=quantised), trace.input)
+    tracer = Tracer(
+        trace, run, local, axes_of(run), experts, shapes, quantised=quantised, fp8=kind.fp8, frozen=kind.frozen
+    )
+    kind.block.trace(tracer, trace.input)
     if kind.below and not kind.frozen:
         return trace
     return without_frozen(trace, shapes, kind.frozen, below=kind.below)
@@ -67,6 +73,7 @@ class Tracer:
 
     experts: the FSDP unit of the block's experts. shapes: of its parameters, as a rank computes with them. quantised:
     names of those that are computed for each product. adapted: name of a matrix → what an adapter adds to its product.
+    fp8: modules whose matrices are multiplied in fp8. frozen: names of parameters that are not trained.
     """
 
     ops: OpTrace
@@ -77,6 +84,8 @@ class Tracer:
     shapes: Mapping[str, tuple[int, ...]]
     adapted: "Mapping[str, AdaptedMatrix]" = field(factory=dict)
     quantised: Set[str] = frozenset()
+    fp8: Set[str] = frozenset()
+    frozen: Set[str] = frozenset()
 
     def unpacked(self, name: str, numbers: int) -> int:
         """Bytes while so many numbers of a matrix are computed for a product; none of one that is not quantised."""
@@ -87,6 +96,8 @@ class Tracer:
         """x · Wᵀ of the module `name` on so many tokens, with its bias if it has one."""
         names = [each for each in (f"{name}.weight", *((f"{name}.bias",) if bias else ())) if each in self.shapes]
         outputs, inputs = self.shapes[names[0]]
+        if name in self.fp8:
+            return self._fp8_linear(x, name, names, tokens)
         out = self.ops.linear(
             x,
             tokens * outputs * self.local.width,
@@ -97,6 +108,33 @@ class Tracer:
         )
         adapted = self.adapted.get(names[0])
         return out if adapted is None else adapted.trace(self, x, out, tokens)
+
+    def _fp8_linear(self, x: TracedTensor, name: str, names: list[str], tokens: int) -> TracedTensor:
+        """The same in fp8, to which the bias is added."""
+        (weight, *biases), local, fp8 = names, self.local, self.run.formats.fp8
+        assert fp8 is not None
+        outputs, inputs = self.shapes[weight]
+        cut = next((style for pattern, style in self.run.cuts.rules if fits(f"layers.0.{name}", pattern)), None)
+        tensor = (self.axes.tensor,) if self.axes.tensor else ()
+        context = tuple(axis for axis in ("ring", "ulysses") if self.run.size(axis) > 1)
+        product = Fp8Product(
+            recipe=fp8.chosen,
+            tokens=tokens,
+            outputs_wide=outputs,
+            inputs_wide=inputs,
+            width=local.width,
+            exact=local.exact if device_kind(self.run.spec) == "cpu" else 0,
+            inputs=tensor if cut == "row" else (),
+            outputs=tensor if cut == "column" else (),
+            spread=(*context, *(tensor if cut is None and tokens < local.tokens else ())),
+            trained=weight not in self.frozen,
+        )
+        makes = tokens * outputs * local.width
+        flops = 2 * tokens * outputs * inputs
+        out = self.ops.linear(x, makes, weight=self.bytes_of(weight), flops=flops, parameters=(weight,), fp8=product)
+        for bias in biases:
+            out = self.ops.op(out, makes=makes, fresh=False, weights=self.bytes_of(bias), parameters=(bias,))
+        return out
 
     def row_parallel_linear(self, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
         """The same of a matrix that tensor parallel cuts by input: the bias is added to the sum."""
@@ -135,7 +173,7 @@ class Tracer:
             saved=MATMUL,
             flops=sum(op.flops for op in trace.ops) * tokens // tile,
             calls=pieces * calls,
-            back_calls=pieces * [*calls, *(call for op in trace.ops for call in op.back_calls)],
+            back_calls=pieces * [*calls, *(call for op in trace.ops for call in (*op.back_calls, *op.weight_calls))],
             piece=piece,
         )
 

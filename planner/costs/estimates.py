@@ -51,7 +51,7 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
     less = _less(run, stages)
     work = _work(run, stages, less)
     per_token = flops_per_token(run.architecture, run.batch.sequence, less)
-    classes, flops = _classes(run, cluster, stages, less), per_token * tokens
+    classes, flops = _classes(run, cluster, stages, less, work), per_token * tokens
     share = bubble(run.spec.parallel.pp.schedule, run.pipeline, run.batch.accumulate, *_works(run, stages))
     world = run.layout.mesh.world_size
     return Estimates(
@@ -62,7 +62,7 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
         checkpoint_bytes=run.checkpoint_bytes,
         classes=classes,
         bubble=share,
-        times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops),
+        times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops, fp8=work.position_fp8 * tokens),
         sources=SOURCES
         | (WINDOWED if work.windows else {})
         | (FROZEN if less.blocks else {})
@@ -72,14 +72,14 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
 
 
 def _classes(
-    run: Resolved, cluster: Hardware, stages: list[list[StageCosts]], less: BackwardLess
+    run: Resolved, cluster: Hardware, stages: list[list[StageCosts]], less: BackwardLess, work: Work
 ) -> tuple[RankClass, ...]:
     memory, calls = memory_of(run, stages), collective_counts(run, stages)
     ranks = run.layout.mesh.world_size // run.size("pp")
     found = []
     for pp, own_stages in enumerate(stages):
-        flops, work = _flops(run, pp, less), run.optimizer_work[pp]
-        own = work.flops if work is not None else 0
+        flops, update = _flops(run, pp, less), run.optimizer_work[pp]
+        own = update.flops if update is not None else 0
         found.append(
             RankClass(
                 pp=pp,
@@ -90,6 +90,8 @@ def _classes(
                 hardware_flops=flops + run.batch.accumulate * sum(sum(_beside(run, each)) for each in own_stages) + own,
                 optimizer_flops=own,
                 unsaved=0 if run.saves_base else memory[pp].parameters - memory[pp].gradients,
+                fp8_flops=_of_rank(run, _fp8_position(run, stages, pp))
+                + run.batch.accumulate * sum(_again_in_fp8(run, each) for each in own_stages),
             )
         )
     return tuple(found)
@@ -140,7 +142,38 @@ def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
         token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
     if run.pipeline.holds_last(pp):
         token += 6 * arch.head_products - less.head
+    return _of_rank(run, token)
+
+
+def _of_rank(run: Resolved, token: int) -> int:
+    """Operations of a step on one rank of a coordinate, of so many for a token there."""
     return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
+
+
+def _fp8_position(run: Resolved, stages: list[list[StageCosts]], pp: int) -> int:
+    """Operations in fp8 for each position, of the blocks of a coordinate: 2 a number of a matrix for what it gives, for
+    the gradient of what it takes, and, if the recipe says so, for its own."""
+    fp8, found = run.formats.fp8, 0
+    if fp8 is None:
+        return 0
+    by_layer = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
+    for kind in run.kinds:
+        sizes = {name_in_block(name): size for name, size in matmul_sizes(run.architecture, kind.first).items()}
+        passing, count = by_layer[kind.first].passing, run.matches(kind.layers)[pp]
+        for name in (f"{module}.weight" for module in kind.fp8):
+            own = name not in kind.frozen and fp8.chosen.weight_gradient
+            found += 2 * (1 + (name in passing) + own) * sizes[name] * count
+    return found
+
+
+def _again_in_fp8(run: Resolved, stage: StageCosts) -> int:
+    """Of what a stage computes beside forward and backward of one microbatch, what is in fp8."""
+    found = 0
+    for (block, again), count in stage.counts.items():
+        second = second_run(block.trace, block.recompute) if again and block.recompute is not None else []
+        found += count * sum(op.flops for op in second if op.fp8)
+        found += count * refers_in_each_step(run.spec) * sum(op.flops for op in block.trace.ops if op.fp8)
+    return found
 
 
 def _works(run: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], list[float], list[StageBackward]]:
@@ -168,7 +201,14 @@ def _work(run: Resolved, stages: list[list[StageCosts]], less: BackwardLess) -> 
     found = [_beside(run, stage) for own in stages for stage in own]
     products, attention = (turns * sum(each) for each in zip(*found, strict=True))
     rows = tokens // sequence
-    return evolve(work, position_again=products // tokens, pair_again=attention // (rows * work.pairs(sequence)))
+    again = turns * sum(_again_in_fp8(run, stage) for own in stages for stage in own)
+    return evolve(
+        work,
+        position_again=products // tokens,
+        pair_again=attention // (rows * work.pairs(sequence)),
+        position_fp8=sum(_fp8_position(run, stages, pp) for pp in range(run.size("pp"))),
+        position_fp8_again=again // tokens,
+    )
 
 
 def _again(stage: StageCosts) -> tuple[int, int]:

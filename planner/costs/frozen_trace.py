@@ -38,7 +38,15 @@ def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str
     receivers = tuple(value for value in op.inputs if id(value) in flows)
     if not receivers and not trained_bytes:
         forward, _ = op.scratch
-        still = {"receivers": (), "keeps": (), "weights": 0, "added": 0, "scratch": (forward, 0), "back_calls": ()}
+        still = {
+            "receivers": (),
+            "keeps": (),
+            "weights": 0,
+            "added": 0,
+            "scratch": (forward, 0),
+            "back_calls": (),
+            "weight_calls": (),
+        }
         return evolve(op, runs_back=False, forgone=(*op.forgone, *op.keeps), **still)
     flows.update(id(value) for value in op.outputs)
     share = (trained_bytes, all_bytes or 1)
@@ -48,8 +56,8 @@ def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str
         keeps = ()  # the gradient of what it is given takes the matrix alone
     elif keeps == tuple(value.storage for value in op.inputs) and len(keeps) == 2 and len(receivers) == 1:
         keeps = (_other(op.inputs, receivers[0]).storage,)  # of two factors each is kept for the other's gradient
-    calls = op.back_calls if receivers else ()
-    return evolve(op, receivers=receivers, weights=weights, added=added, keeps=keeps, back_calls=calls)
+    calls = {"back_calls": op.back_calls if receivers else (), "weight_calls": op.weight_calls if trained else ()}
+    return evolve(op, receivers=receivers, weights=weights, added=added, keeps=keeps, **calls)
 
 
 def _of_pieces(

@@ -12,6 +12,7 @@ from attrs import Factory, define, field, frozen
 
 if TYPE_CHECKING:
     from ..plan import TrafficOp
+    from .fp8_trace import Fp8Product
 
 MATMUL: Final = "matmul"
 ATTENTION: Final = "attention"
@@ -98,7 +99,9 @@ class TracedOp:
     new gradients of its inputs, where others hand on that of their output. weights: bytes of gradients of `parameters`,
     which are named as inside the block. added: bytes of gradients of parameters that are complete behind its backward,
     as those of slices are not. scratch: what is alive only while its forward, and its backward, runs. flops: of its
-    forward. attends: they grow with the pairs of positions of a document. opens, closes: an FSDP unit whose module
+    forward. attends: they grow with the pairs of positions of a document. fp8: they are of products
+    in fp8. calls, back_calls, weight_calls: those of its forward, of gradients of what it takes, and of those of its
+    parameters. opens, closes: an FSDP unit whose module
     begins here, or ends. piece: of one that is done in pieces, which the backward does again one after the
     other; it keeps what it takes before it computes.
     """
@@ -118,6 +121,8 @@ class TracedOp:
     attends: bool = False
     calls: tuple[CollectiveCall, ...] = ()
     back_calls: tuple[CollectiveCall, ...] = ()
+    weight_calls: tuple[CollectiveCall, ...] = ()
+    fp8: bool = False
     opens: FsdpUnit | None = None
     closes: FsdpUnit | None = None
     piece: PieceTrace | None = None
@@ -227,19 +232,26 @@ class OpTrace:
         parameters: Sequence[str] = (),
         added: int | None = None,
         unpacked: int = 0,
+        fp8: "Fp8Product | None" = None,
     ) -> TracedTensor:
-        """x · Wᵀ, which keeps x; `weight`: bytes of the gradient of W. unpacked: bytes while W is computed."""
-        return self.op(
+        """x · Wᵀ, which keeps x; `weight`: bytes of the gradient of W. unpacked: bytes while W is computed. fp8: how it
+        is multiplied, if not in the format of the computation."""
+        out = self.op(
             x,
             makes=makes,
             keeps=(x,),
             weights=weight,
             added=added,
             parameters=parameters,
-            scratch=(unpacked, unpacked),
+            scratch=(unpacked, unpacked) if fp8 is None else fp8.scratch,
             saved=MATMUL,
             flops=flops,
+            calls=() if fp8 is None else fp8.calls,
+            back_calls=() if fp8 is None else fp8.input_calls,
         )
+        if fp8 is not None:
+            self.ops[-1].fp8, self.ops[-1].weight_calls = True, tuple(fp8.weight_calls)
+        return out
 
     @property
     def parameters(self) -> list[str]:

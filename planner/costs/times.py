@@ -44,11 +44,19 @@ def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count:
 
 
 def predict(
-    cluster: Hardware, classes: tuple[RankClass, ...], bubble: float, *, world: int, tokens: int, flops: int
+    cluster: Hardware,
+    classes: tuple[RankClass, ...],
+    bubble: float,
+    *,
+    world: int,
+    tokens: int,
+    flops: int,
+    fp8: int = 0,
 ) -> Times | None:
     """The step of the slowest ranks; None where the speed of devices or links is not known.
 
-    tokens, flops: of a step on all `world` ranks. bubble: share of the step in which a pipeline rank waits.
+    tokens, flops: of a step on all `world` ranks. fp8: those of `flops` that are in fp8. bubble: share of the step in
+    which a pipeline rank waits.
     """
     if cluster.flops is None or any(each.seconds is None for one in classes for each in one.traffic):
         return None
@@ -56,7 +64,7 @@ def predict(
     likely = (low + high) / 2
 
     def step(efficiency: float) -> tuple[float, float, float]:
-        return max(_busy(one, cluster.flops or 1.0, efficiency) for one in classes)
+        return max(_busy(one, cluster, efficiency) for one in classes)
 
     busy, computing, exposed = step(likely)
     seconds = busy / (1 - bubble)
@@ -67,13 +75,13 @@ def predict(
         fast=step(high)[0] / (1 - bubble),
         slow=step(low)[0] / (1 - bubble),
         tokens_per_second=tokens / seconds,
-        mfu=flops / seconds / world / cluster.flops,
+        mfu=cluster.at_usual_speed(flops, fp8) / seconds / world / cluster.flops,
     )
 
 
-def _busy(one: RankClass, speed: float, efficiency: float) -> tuple[float, float, float]:
+def _busy(one: RankClass, cluster: Hardware, efficiency: float) -> tuple[float, float, float]:
     """(all, computing, exposed) seconds of a rank; what could be hidden is exposed as far as it outlasts computing."""
-    computing = one.hardware_flops / (speed * efficiency)
+    computing = cluster.at_usual_speed(one.hardware_flops, one.fp8_flops) / ((cluster.flops or 1.0) * efficiency)
     exposed = sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
     hidden = sum(each.seconds or 0.0 for each in one.traffic if not each.exposed)
     exposed += max(0.0, hidden - computing)

@@ -74,7 +74,7 @@ def _blocks(calls: CollectiveCounts, stage: StageCosts, count: int, split: bool)
     """The traces of all blocks, forward, backward, and where a block is computed again."""
     for (block, again), blocks in stage.counts.items():
         for op in block.trace.ops:
-            calls.add_all((*op.calls, *op.back_calls), count * blocks)
+            calls.add_all((*op.calls, *op.back_calls, *op.weight_calls), count * blocks)
         if again and block.recompute is not None:
             # A split backward goes through a block once for its input, and once for each of its parameters' owners.
             runs = 1 + len(block.owners) if split else 1

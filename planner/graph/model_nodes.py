@@ -1,5 +1,5 @@
 """The nodes that make a model and prepare its modules: build → loss → tp → cp → ep → freeze → quantise →
-activation → routing_replay → tile_mlp → compile; and those that give it values."""
+float8 → activation → routing_replay → tile_mlp → compile; and those that give it values."""
 
 import math
 from typing import Any, Final
@@ -10,6 +10,7 @@ from ..attention_kernels import QUERIES, attention_kernels
 from ..canonical import portable
 from ..mesh.cluster import device_kind
 from ..mesh.mesh import AXES
+from ..model.fp8 import matrix_numbers, uneven_matrices
 from ..model.inventory import quantised_bytes
 from ..model.module_names import modules_of
 from ..resolved import Resolved, resolve_save
@@ -34,6 +35,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
         *SPREADING,
         _freeze,
         _quantise,
+        _float8,
         _activation,
         _routing_replay,
         _tile_mlp,
@@ -252,6 +254,26 @@ def _quantise(graph: Builder, run: Resolved, last: str) -> str:
     does += "in the backward"
     args = {"base": base.args(), "matrices": len(own)}
     return graph.add("setup", "setup.quantise", does, args=args, after=((last, "model"),))
+
+
+def _float8(graph: Builder, run: Resolved, last: str) -> str:
+    fp8, matrices = run.formats.fp8, run.fp8_matrices
+    if fp8 is None:
+        return last
+    recipe, count = fp8.chosen, sum(map(len, matrices.values()))
+    args = {"recipe": fp8.recipe, "matrices": {name: list(layers) for name, layers in matrices.items()}}
+    does = f"multiply {plural(count, 'matrix')} of blocks, {count_text(matrix_numbers(run.architecture, matrices))} "
+    does += f"numbers, in fp8: {recipe.about}; all else in {fp8.rest}"
+    others = [
+        f"`{name}`, {width} wide" for name, width in uneven_matrices(run.architecture, run.size("tp"), fp8).items()
+    ]
+    others = ["experts"] * run.architecture.is_moe + others
+    does += f", as are {' and '.join(others)}" if others else ""
+    axes = run.wide(*(("ring", "ulysses") if recipe.scales_over_tokens else ()), "tp")
+    does += f"; ranks of {' · '.join(axes)} share scales" if axes else ""
+    kind = device_kind(run.spec)
+    does += {"cpu": "; emulated on a CPU", "auto": "; by the kernels of cuda, emulated on a CPU"}.get(kind, "")
+    return graph.add("setup", "setup.float8", does, args=args, axes=axes, after=((last, "model"),))
 
 
 def _activation(graph: Builder, run: Resolved, last: str) -> str:

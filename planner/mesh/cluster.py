@@ -8,7 +8,7 @@ from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..plan import Hardware
-from .hardware_specs import product_format
+from .hardware_specs import FP8, FP8_SPEED, product_format
 
 RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many published runs lie within it
 
@@ -24,13 +24,17 @@ def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -
     """What the machines can do, with `compute` as the format of products; None where nobody knows."""
     given, sheet = spec.cluster, spec.cluster.sheet
     product = product_format(compute, spec.precision.matmul)
+    flops = sheet and sheet.flops[product] if isinstance(given.flops, Auto) else given.flops
+    fp8 = None
+    if spec.precision.scaled is not None:
+        fp8 = sheet.flops.get(FP8) if sheet and isinstance(given.flops, Auto) else flops and FP8_SPEED * flops
     low, high = (given.efficiency.fraction,) * 2 if isinstance(given.efficiency, Quantity) else RANGE
     return Hardware(
         preset=given.preset,
         nodes=nodes if isinstance(given.nodes, Auto) else given.nodes,
         devices=ranks_per_node if isinstance(given.devices, Auto) else given.devices,
         memory_bytes=int(given.memory.value) if isinstance(given.memory, Quantity) else sheet and sheet.memory,
-        flops=sheet and sheet.flops[product] if isinstance(given.flops, Auto) else given.flops,
+        flops=flops,
         efficiency=(low, high),
         link=float(given.link.value) if isinstance(given.link, Quantity) else sheet and sheet.link,
         network=float(given.network.value) if isinstance(given.network, Quantity) else sheet and sheet.network,
@@ -38,6 +42,7 @@ def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -
         mtbf_seconds=given.mtbf and given.mtbf.value,
         restart_seconds=given.restart.value,
         storage=given.storage and given.storage.value,
+        fp8_flops=fp8,
     )
 
 

@@ -23,6 +23,10 @@ _H100_PCIE = _peaks(bf16=756, fp16=756, fp8=1513, tf32=378, fp32=51, fp64=51)
 _H100_NVL = _peaks(bf16=835.5, fp16=835.5, fp8=1670.5, tf32=417.5, fp32=60, fp64=60)
 _MI300X = _peaks(bf16=1307.4, fp16=1307.4, fp8=2614.9, tf32=653.7, fp32=163.4, fp64=163.4)
 
+FP8: Final = "fp8"
+# Products in fp8 beside those in bf16, where a spec gives the speed of the latter: so it is on all devices below.
+FP8_SPEED: Final = 2
+
 # Operations a second of one device, by kind and by the format that products are computed in.
 PEAKS: Final[dict[str, Peaks]] = {
     "V100 PCIe": _peaks(fp16=112, fp32=14, fp64=7),

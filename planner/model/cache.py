@@ -27,11 +27,13 @@ def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
 
 
 def plain_parameters(run: "Resolved", kind: "TrainedKind") -> Set[str]:
-    """Those of its block that are stored in a number format, and that no adapter is added to, as `Layer.cached` wants
-    them."""
+    """Those of its block that are stored in a number format, that no adapter is added to, and that are not
+    multiplied in fp8, as `Layer.cached` wants them."""
     # Where it is needed: the language loads this file with the actions, and no plan.
     from .inventory import block_tensors
 
     tensors = block_tensors(run.inventory, kind.first)
     adapted = {each.adapter for each in tensors}
-    return {name_in_block(each.name) for each in tensors if not each.quantised and each.name not in adapted}
+    scaled = {f"{module}.weight" for module in kind.fp8}
+    plain = (name_in_block(each.name) for each in tensors if not each.quantised and each.name not in adapted)
+    return {name for name in plain if name not in scaled}

@@ -82,7 +82,7 @@ def text() -> str:
     legend = [
         f"{YES}: the rules of the planner let it pass; {IDLE}: it changes nothing there; a code: it is refused, and",
         "`xtrain docs CODE` says why. Stacks and axes have two ranks; fp64, bf16: parameters in that format; →fp64,",
-        "→bf16: parameters in fp32 on two ranks of fsdp, computed in that format.",
+        "→bf16, →fp8: parameters in fp32 on two ranks of fsdp, computed in that format.",
     ]
     return "\n".join([*table, "", *legend]) + "\n"
 

@@ -29,9 +29,14 @@ def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
         ("a step", flops_text(estimates.flops_per_step), each_rank),
     ]
     if plan.cluster.flops:
-        bound = estimates.flops_per_step / (plan.cluster.flops * world)
+        fp8 = estimates.work.position_fp8 * estimates.tokens_per_step
+        bound = plan.cluster.at_usual_speed(estimates.flops_per_step, fp8) / (plan.cluster.flops * world)
         peak = rate_text(plan.cluster.flops, "FLOP/s")
-        rows.append(("at best", seconds_text(bound), f"a step, if every device reached {peak} and never waited"))
+        text = f"a step, if every device reached {peak} and never waited"
+        if fp8 and plan.cluster.fp8_flops:
+            share, faster = f"{fp8 / estimates.flops_per_step:.0%}", rate_text(plan.cluster.fp8_flops, "FLOP/s")
+            text = f"a step at {peak}, the {share} in fp8 at {faster}, and no waiting"
+        rows.append(("at best", seconds_text(bound), text))
     if estimates.times is None:
         rows.append(("a step takes", "unknown", no_times(plan)))
         if plan.mesh.size("pp") > 1:

@@ -81,6 +81,10 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
     if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
         why = "it concerns fp32 products, and all products are fp64"
         _warn(spec, "precision.matmul", why, "remove it", found)
+    if spec.precision.scaled is None:
+        for name in settings_of(type(spec.precision.fp8)):
+            why = f"compute is {spec.precision.compute}"
+            _warn(spec, f"precision.fp8.{name}", why, "write `compute = fp8 { … }`, or remove it", found)
     published = spec.checkpoint.enabled or any(action.publishes for _, action in actions_of(spec))
     if ema is not None and not published:
         _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)

@@ -29,6 +29,7 @@ from ..serving.slots import architecture_with_slots, as_training, with_slots
 from .base_rules import check_base
 from .beginning import check_beginning
 from .elastic import Elastic, settle_worlds
+from .fp8_rules import check_fp8
 from .further_rules import check_further
 from .idle_rules import check_idle, check_idle_accumulation
 from .launcher_rules import check_launcher
@@ -87,6 +88,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_microbatches(spec, layout, batch, found)
     check_topology(spec, arch, layout, batch, found)
     check_base(spec, arch, layout, found)
+    check_fp8(spec, arch, layout, found)
     check_stack(spec, found)
     check_modules(spec, arch, layout, batch, found)
     check_optimizer(spec, arch, layout, found)
@@ -131,6 +133,7 @@ def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> Validate
     staging = assign_stages(training, arch, layout, found)
     check_topology(training, arch, layout, batch, found)
     check_base(training, arch, layout, found)
+    check_fp8(training, arch, layout, found)
     check_stack(training, found)
     check_modules(training, arch, layout, batch, found)
     check_further(training, layout, found)

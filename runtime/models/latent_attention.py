@@ -75,7 +75,8 @@ class LatentAttention(AttentionModule):
     @property
     def keeps_latent(self) -> bool:
         """Whether a cache has narrow vectors in place of keys and values, as `LatentAttentionLayer.cached` says."""
-        return type(self.kv_b_proj) is Linear and self.kv_b_proj.quantised is None
+        matrix = self.kv_b_proj
+        return type(matrix) is Linear and matrix.quantised is None and matrix.fp8 is None
 
     def _newest(self, q_BSHN: Tensor, q_BSHP: Tensor, known_B1LC: Tensor, packing: DocumentLayout) -> Tensor:
         """Values [B, 1, H, V] of the newest position (section 2.1.2 of the paper): as q · (K · c) is (q · K) · c, keys

@@ -15,6 +15,7 @@ from ...planner.architecture import RotaryAngles
 from ...planner.mesh.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import column_parallel_input, local, row_parallel_output
+from .fp8 import Fp8Matrix
 from .quantised import QuantisedMatrix
 from .rms_norm import rms_norm
 from .tiled import TiledModule
@@ -27,10 +28,11 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 class Linear(nn.Linear):
     """x · Wᵀ, and the bias if there is one. `partial` as in `local`. quantised: how the matrix is stored, if not as it
-    is."""
+    is; fp8: how it is multiplied, if not in the format of the computation."""
 
     partial = False
     quantised: QuantisedMatrix | None = None
+    fp8: Fp8Matrix | None = None
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -40,6 +42,9 @@ class Linear(nn.Linear):
         return self._product(input, bias)
 
     def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.fp8 is not None:
+            out = self.fp8.product(x, local(self.weight, partial=self.partial))
+            return out if bias is None else out + bias
         if self.quantised is None:
             return F.linear(x, local(self.weight, partial=self.partial), bias)
         out = self.quantised.product(x, local(self.weight), self.quantised.beside(self), torch.matmul, turned=True)

@@ -21,7 +21,14 @@ aten = torch.ops.aten
 
 # Word of the plan → operators whose results are kept. An exchange is waited for again, which is over at once.
 SAVED: Mapping[str, tuple[Any, ...]] = {
-    "matmul": (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._grouped_mm.default),
+    "matmul": (
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten._grouped_mm.default,
+        aten._scaled_mm.default,
+    ),
     "attention": (
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,

@@ -43,11 +43,12 @@ class CountedWork:
 @frozen(kw_only=True)
 class Rates:
     """work: of one model. devices: how many compute it. peak: operations a second that all of them could do together,
-    None where that is not known of each."""
+    None where that is not known of each; fp8_peak: the same of those in fp8, where there are some."""
 
     work: Work
     devices: int
     peak: float | None
+    fp8_peak: float | None = None
 
     def of(self, counted: CountedWork, seconds: float) -> dict[str, float]:
         """The figures of a record by name, of steps that took `seconds` together; shares only where `peak` is known."""
@@ -59,10 +60,16 @@ class Rates:
             "tflops": model / seconds / self.devices / 1e12,
         }
         if self.peak is not None:
-            found["mfu"] = model / seconds / self.peak
-            found["mfu_causal"] = self.causal_flops(counted) / seconds / self.peak
-            found["hfu"] = self.hardware_flops(counted) / seconds / self.peak
+            hardware = self.hardware_flops(counted)
+            fp8, again = self.work.position_fp8, self.work.position_fp8_again
+            found["mfu"] = self._usual(model, fp8 * counted.tokens) / seconds / self.peak
+            found["mfu_causal"] = self._usual(self.causal_flops(counted), fp8 * counted.tokens) / seconds / self.peak
+            found["hfu"] = self._usual(hardware, (fp8 + again) * counted.positions) / seconds / self.peak
         return found
+
+    def _usual(self, flops: float, fp8: float) -> float:
+        """Operations, so many of them in fp8, as those of the compute format that take as long at the peak."""
+        return flops if self.peak is None or self.fp8_peak is None else flops - fp8 + fp8 * self.peak / self.fp8_peak
 
     def model_flops(self, counted: CountedWork) -> int:
         """As PaLM counts (arXiv 2204.02311, appendix B): nothing off for causality, nothing for recomputation."""

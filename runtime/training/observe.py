@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 
-from ...planner.mesh.hardware_specs import product_format
+from ...planner.mesh.hardware_specs import FP8, FP8_SPEED, product_format
 from ...planner.plan import Plan
 from ..models.build import compute_format
 from ..monitoring.devices import peak_flops as peak_of_device
@@ -62,12 +62,22 @@ class Window:
 def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
     """Start counting. peak_flops: what a device can do, if the spec says so; else its data sheet does. Collective."""
     WAITS.begin(plan, rank)
+    fp8 = None
     if peak_flops is None:
         product = product_format(compute_format(plan), plan.node("setup.bootstrap").args["matmul"])
         peak_flops = peak_of_device(rank.device, product)
+        fp8 = peak_of_device(rank.device, FP8)
+    else:
+        fp8 = FP8_SPEED * peak_flops
+    in_fp8 = plan.estimates.work.position_fp8 > 0
     return Window(
         losses=DatasetLosses(plan.node("setup.loader").args["datasets"], rank),
-        rates=Rates(work=plan.estimates.work, devices=rank.world_size, peak=_of_all(peak_flops, rank)),
+        rates=Rates(
+            work=plan.estimates.work,
+            devices=rank.world_size,
+            peak=_of_all(peak_flops, rank),
+            fp8_peak=_of_all(fp8, rank) if in_fp8 else None,
+        ),
         sequence=plan.node("setup.loader").args["sequence"],
     )
 

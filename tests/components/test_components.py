@@ -18,6 +18,7 @@ from xtrain.dsl.schema.bases import BASES
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import Component, Offer, Registry, named, variants
+from xtrain.dsl.schema.fp8 import RECIPES
 from xtrain.dsl.schema.log import TRACKERS, Tracker
 from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.model import FAMILIES
@@ -36,7 +37,7 @@ from xtrain.runtime.sweep.suggesting import check_method
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
     ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS, TOKENIZERS, TRACKERS, STACKS,
-    BASES,
+    BASES, RECIPES,
 )  # fmt: skip
 # Texts for people, with examples; and what drivers call devices.
 TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "devices.py")
@@ -52,7 +53,7 @@ BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
 COMMANDS = ("planner/graph/graph.py", "runtime/control/inbox.py", "runtime/control/commands.py",
             "runtime/launch/failure_cause.py")  # of `xtrain control`  # fmt: skip
 OTHER_THINGS = {
-    "fp8": ("planner/mesh/hardware_specs.py",),  # a format of products
+    "fp8": ("planner/mesh/hardware_specs.py", "dsl/schema/precision.py"),  # a format of products
     "int8": ("runtime/data/sources/token_files.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
     "adamw": ("planner/serving/slots.py",),  # the update that clients of a server ask for
@@ -178,7 +179,7 @@ def test_it_says_how_it_is_written(registry: Registry, name: str):
         return
     written = f"{registry.word} {name} {{ … }}`: " if not registry.call else f"pack({name})`: "
     written = name if registry in (SOURCES, LINKS) else "tokenizer " if registry is TOKENIZERS else written
-    written = f"stack = {name}`: " if registry is STACKS else written
+    written = f"{registry.word} = {name}`: " if registry in (STACKS, RECIPES) else written
     assert (chosen.__doc__ or "").startswith(f"`{written}")
     base = next(each for each in chosen.__mro__ if "components" in each.__dict__)
     assert base.components is registry and chosen in variants(base)

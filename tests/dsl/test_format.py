@@ -52,6 +52,7 @@ GALLERY = Path(__file__).parent / "gallery"
         ('x = """a\n   b"""', 'x = """a\n   b"""\n'),
         ("best = eval . code", "best = eval.code\n"),
         ("a = { b: 1\n c: 2 }", "a = {\n  b: 1\n  c: 2\n}\n"),
+        ("a{x=b{ y=1 }}", "a { x = b { y = 1 } }\n"),
         ("a { b { x = 1\n } }", "a { b {\n  x = 1\n} }\n"),
     ],
 )

@@ -57,6 +57,7 @@ def assign(key, value):
         ("seed = 42", assign("seed", num(42))),
         ("batch", block("batch")),
         ("tokenizer bytes", block("tokenizer", name("bytes"))),
+        ("a = b { c = 1 }", at(s.Assign, name("a"), ref("b"), at(s.Body, (assign("c", num(1)),)))),
         ('tokenizer "a/b"', block("tokenizer", at(s.String, "a/b"))),
         ("ep 8", block("ep", num(8))),
         ("fsdp auto", block("fsdp", at(s.FixedWord, "auto"))),

@@ -76,6 +76,8 @@ def offered(text: str, rest: str = REST) -> list[Suggestion]:
         ("scheduler |", {"cosine", "wsd"}),
         ("loss |", {"cross_entropy"}),
         ("precision { compute = |", {"auto", "bf16", "fp32"}),
+        ("precision { compute = fp8 { |", {"recipe", "rest", "skip"}),
+        ("precision { compute = fp8 { recipe = |", {"tensorwise", "rowwise", "rowwise_with_gw_hp"}),
         ("let other = |", {"width", "steps", "min", "env"}),
         ("cluster |", {"h100", "cpu", "other"}),
         ('include "|', {"quickstart.xtrain", "chat.xtrain"}),

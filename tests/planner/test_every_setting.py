@@ -106,6 +106,10 @@ EXEMPT = {
     **dict.fromkeys(("loss.kind", "loss.weighted"), "of data that a loss reads: tests/planner/test_losses.py"),
     "optimizer.stochastic_rounding": "of weights in bf16 alone: tests/planner/test_stored_states.py",
     "activation.tile_mlp": "of blocks without experts: tests/planner/test_graph.py",
+    **dict.fromkeys(
+        ("precision.fp8.recipe", "precision.fp8.rest", "precision.fp8.skip"),
+        "of compute fp8: tests/planner/test_fp8.py",
+    ),
     "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
     "parallel.deepspeed.stage": "of its stack alone: tests/planner/test_deepspeed.py",
     "launcher.options": "a word that is no option is refused: tests/cli/test_launch.py",

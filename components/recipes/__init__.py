@@ -1,0 +1,1 @@
+"""Recipes of fp8: a file each."""

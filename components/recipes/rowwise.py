@@ -1,0 +1,17 @@
+"""`recipe = rowwise`."""
+
+from attrs import frozen
+
+from ...dsl.schema.fp8 import RECIPES, Recipe
+
+
+@RECIPES.register(default=True)
+@frozen
+class Rowwise(Recipe):
+    """`recipe = rowwise`: a scale for every row and column that are multiplied, powers of two, all in e4m3."""
+
+    kind = "rowwise"
+
+    scales = "row"
+    powers_of_two = True
+    about = "a scale for each row and column, powers of two"

@@ -1,0 +1,19 @@
+"""`recipe = tensorwise`."""
+
+from attrs import frozen
+
+from ...dsl.schema.fp8 import RECIPES, Recipe
+
+
+@RECIPES.register()
+@frozen
+class Tensorwise(Recipe):
+    """`recipe = tensorwise`: one scale a tensor, gradients in e5m2; the fastest.
+
+    Micikevicius et al. 2022 (arXiv 2209.05433), with scales of the numbers that are multiplied instead of earlier ones.
+    """
+
+    kind = "tensorwise"
+
+    wide_gradients = True
+    about = "a scale for each tensor, gradients in e5m2"
