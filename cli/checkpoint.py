@@ -1,4 +1,5 @@
-"""`xtrain checkpoint ls|show|verify|prune PATH`: look at checkpoints from outside a run, and make room."""
+"""`xtrain checkpoint ls|show|verify|prune|convert PATH`: look at checkpoints from outside a run, make room, and read
+those of DeepSpeed's engine."""
 
 import argparse
 import json
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arguments import number_of
+from .convert import add_convert
 
 if TYPE_CHECKING:
     from ..runtime.checkpoint.look import SeenCheckpoint
@@ -21,6 +23,7 @@ examples:
   xtrain checkpoint verify runs/quickstart/<run>
   xtrain checkpoint prune runs/quickstart --keep 1          # says what would go
   xtrain checkpoint prune runs/quickstart --keep 1 --yes
+  xtrain checkpoint convert output/global_step100 --like models/llama --to models/mine
 
 exit codes: 0 fine, 1 something is damaged, 2 the command line is wrong, 3 no checkpoint, or it cannot be removed
 """
@@ -56,6 +59,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     prune.add_argument("--damaged", action="store_true", help="those whose files are missing or short")
     prune.add_argument("--yes", action="store_true", help="do it; without, only say what would go")
+    add_convert(views)
 
 
 def run(arguments: argparse.Namespace) -> int:

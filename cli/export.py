@@ -76,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-size",
         metavar="SIZE",
-        type=_size,
-        default=_size("5GB"),
+        type=file_size,
+        default=file_size("5GB"),
         help="most bytes of weights in a file, as 500MB or 2GiB; several files have an index (default 5GB)",
     )
     parser.add_argument(
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _size(text: str) -> int:
+def file_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None or Fraction(match[1]) * unit < 1:
@@ -125,15 +125,15 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
         step = f"step {export.state['step']:,}"
         print(f"{export.tensors}: {step}, {export.weights} weights; comparing checksums", file=sys.stderr, flush=True)
         check_sound(export.tensors)
-        exported = export.write(arguments.to, _progress())
+        exported = export.write(arguments.to, progress())
     except (EnvironmentFault, DataError, PlanError) as fault:
         print(f"error[{fault.code}]: {fault}", file=sys.stderr)
         return 3
-    _print_result(exported, time.monotonic() - begin)
+    print_result(exported, time.monotonic() - begin)
     return 0
 
 
-def _progress() -> "Report":
+def progress() -> "Report":
     """Lines on stderr, some seconds apart."""
     from ..planner.units import bytes_text, rate_text
 
@@ -154,7 +154,7 @@ def _progress() -> "Report":
     return report
 
 
-def _print_result(exported: "Exported", seconds: float) -> None:
+def print_result(exported: "Exported", seconds: float) -> None:
     from ..planner.units import bytes_text, plural, seconds_text
 
     for remark in exported.remarks:

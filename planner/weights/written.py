@@ -1,6 +1,6 @@
 """How the weights of a model are laid out in the files of a folder: which tensors, in which formats, in which file."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 
 from attrs import evolve, frozen
@@ -56,9 +56,14 @@ FormatOf = Callable[[ParameterSpec, int], str]
 def lay_out(arch: Architecture, format_of: FormatOf, most: int) -> tuple[WrittenFile, ...]:
     """The files of a model, the tensors in the order of its parameters, with at most so many bytes in each; a larger
     tensor has a file of its own."""
+    return in_files(_tensors(arch, format_of), most)
+
+
+def in_files(tensors: Iterable[WrittenTensor], most: int) -> tuple[WrittenFile, ...]:
+    """The same of any tensors, in this order."""
     groups: list[list[WrittenTensor]] = [[]]
     size = 0
-    for tensor in _tensors(arch, format_of):
+    for tensor in tensors:
         if groups[-1] and size + tensor.bytes > most:
             groups.append([])
             size = 0
