@@ -49,7 +49,7 @@ MORE += [
     for name, keys in each.items()
     for layout in ((*((TP_PP,) if keys["num_key_value_heads"] % 2 == 0 else ()), ("parallel.fsdp=2",), *(
         ((*FSDP_EP,),) if next((keys[each] for each in NUMBERS if each in keys), 1) % 2 == 0 else ()
-    )))
+    ))) if (family, name, layout) not in ORDINARY
 ]  # fmt: skip
 
 
