@@ -49,7 +49,8 @@ class BoundedConnection(H11Protocol):
         self.loop.call_later(self._silence, self._look)
 
     def shutdown(self) -> None:
-        """The server ends: what is being answered is, and what is still being sent is sent again later."""
+        """The server ends: what is being answered is, and what is still being sent is sent again later. A client that
+        says nothing does not say the last words of TLS either."""
         super().shutdown()
-        if self.conn.their_state is h11.SEND_BODY:
+        if self.conn.their_state is h11.SEND_BODY or (self.silent and not self.transport.get_write_buffer_size()):
             self.transport.abort()
