@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ...dsl.schema.actions import SIGNALS
 from ..monitoring.alert_actions import AlertActions
 from ..parallel.fake import numbers
+from ..parallel.side_stream import beside
 from ..state import Halt, Rank
 from ..timers import Clocks
 from .commands import Control
@@ -59,9 +60,10 @@ class Agreement:
         assert rank is not None
         values = [*counts, *self._clocks.ask(first=rank.is_first, waiting=waiting)]
         if rank.world_size > 1:
-            shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
-            dist.all_reduce(shared)
-            values = numbers(shared, [1.0] * len(counts) + [0.0] * (len(values) - len(counts)))
+            with beside(rank.device):  # the update of the step before may be under way
+                shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
+                dist.all_reduce(shared)
+                values = numbers(shared, [1.0] * len(counts) + [0.0] * (len(values) - len(counts)))
         summed, heard = values[: len(counts)], values[len(counts) :]
         self._clocks.answer(heard)
         self._control.hear()

@@ -39,7 +39,7 @@ class DocumentLayout:
         """`cumulative_lengths` int32 [documents + 1] over the flattened B·S positions; no document crosses a row."""
         bounds = cumulative_lengths.tolist()
         segments = tuple((first // sequence, first % sequence, last - first) for first, last in pairwise(bounds))
-        lengths = cumulative_lengths.diff().to(device)
+        lengths = cumulative_lengths.diff().to(device, non_blocking=True)
         numbers = torch.arange(len(segments), device=device, dtype=torch.int32)
         document_T = numbers.repeat_interleave(lengths, output_size=rows * sequence)
         return cls(segments=segments, document_BS=document_T.view(rows, sequence), single=len(segments) == rows)

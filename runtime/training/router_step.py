@@ -85,5 +85,6 @@ class RouterMetrics:
             return {}
         loads_NE, aux_N = self.counts.take()
         shares_NE = loads_NE / loads_NE.sum(1, keepdim=True).clamp(min=1)
-        taken = {"moe/aux_loss": float(aux_N.sum()) / (len(self.layers) * max(1, rows))}
-        return taken | {f"moe/load/{layer}": shares_NE[layer].tolist() for layer in self.layers}
+        *shares, (aux, *_) = torch.cat((shares_NE, aux_N.sum().expand(1, shares_NE.shape[1]))).tolist()
+        taken = {"moe/aux_loss": aux / (len(self.layers) * max(1, rows))}
+        return taken | {f"moe/load/{layer}": shares[layer] for layer in self.layers}

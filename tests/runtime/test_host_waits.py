@@ -1,0 +1,144 @@
+"""How often the host asks for a number of a tensor in a step, and where: on a GPU each time it waits for what was
+computed until then."""
+
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.executor import Executor
+from xtrain.runtime.parallel.side_stream import beside
+
+ASKING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
+MODELS = {
+    "dense": "llama { dim = 16, layers = 2, heads = 2 }",
+    "experts": "qwen3_moe { dim = 16, layers = 2, heads = 2, experts = 4, experts_per_token = 2, expert_ffn = 8, "
+    "router { aux_loss = 0.1, bias_speed = 0.01 } }",
+}
+ROOT = Path(sys.modules["xtrain"].__file__ or "").parent
+# What passes a question on.
+THROUGH = ("runtime/parallel/fake.py",)
+# What lies in the memory of the host on any device, of a microbatch.
+OF_HOST = {
+    ("runtime/models/document_layout.py", "tolist"): 1,
+    ("runtime/data/collate/batch.py", "tolist"): 1,
+    ("runtime/data/collate/documents.py", "tolist"): 2,
+}
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
+    """Counts (file of xtrain, what it asks) from now on, of this thread."""
+    found, mine = Counter[tuple[str, str]](), threading.get_ident()
+
+    def counting(name: str):
+        real = getattr(torch.Tensor, name)
+
+        def ask(self, *args, **kwargs):
+            if threading.get_ident() == mine and (file := _caller()):
+                found[file, name] += 1
+            return real(self, *args, **kwargs)
+
+        return ask
+
+    for name in ASKING:
+        monkeypatch.setattr(torch.Tensor, name, counting(name))
+    return found
+
+
+def _caller() -> str:
+    """The file of xtrain that asks; empty where torch asks itself, on behalf of nobody."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT) and str(name := path.relative_to(ROOT)) not in THROUGH:
+            return str(name) if not str(name).startswith("tests") else ""
+        frame = frame.f_back
+    return ""
+
+
+def asked_in(folder: Path, steps: int, model: str, clip: str, monkeypatch: pytest.MonkeyPatch) -> Counter:
+    settings = [f"experiment.budget={steps} steps", f"optimizer.clip={clip}", "launch.device=cpu"]
+    path = folder / f"{steps}.xtrain"
+    path.write_text(SPEC.format(model=MODELS[model]))
+    plan = plan_from_spec(path, settings).plan
+    assert plan is not None
+    with monkeypatch.context() as patch:
+        found = asked(patch)
+        assert Executor(plan, folder / f"run{steps}", rank=0).run() == "done"
+    return found
+
+
+SPEC = """
+experiment asked {{ seed = 1 }}
+model {model}
+tokenizer bytes
+dataset fake {{ source = synthetic(documents = 200, length = 40) }}
+batch {{ sequence = 64, micro = 1, accumulate = 2 }}
+optimizer adamw {{ lr = 1e-3 }}
+every 1 step log
+checkpoint {{ enabled = false }}
+"""
+
+
+@pytest.mark.parametrize("clip", ["1.0", "none"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_asks_its_device_once_and_once_for_a_record(model, clip, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    more, fewer = (asked_in(tmp_path, steps, model, clip, monkeypatch) for steps in (6, 3))
+    each = {key: (more[key] - fewer[key]) / 3 for key in more | fewer if more[key] != fewer[key]}
+    expected = {
+        **{key: 2 * count for key, count in OF_HOST.items()},
+        ("runtime/parallelize/gradients.py", "tolist"): 1,  # norm and loss, before the update
+        ("components/actions/log_torch.py", "tolist"): 1,
+    }
+    if model == "experts":
+        expected |= {
+            ("runtime/training/router_step.py", "tolist"): 1,  # of a record
+            ("runtime/models/moe.py", "tolist"): 2 * 2,  # rows of each expert, which one kernel for all needs not
+        }
+    assert each == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("clip", ["1.0", "none"])
+def test_a_gpu_is_waited_for_once_a_step(clip, tmp_path, monkeypatch):
+    """By torch's own account: steps without a record, of a dense model."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "gpu.xtrain"
+    path.write_text(SPEC.format(model=MODELS["dense"]).replace("every 1 step", "every 1000 steps"))
+    waits = {}
+    for steps in (6, 3):
+        settings = [f"experiment.budget={steps} steps", f"optimizer.clip={clip}", "launch.device=cuda"]
+        plan = plan_from_spec(path, settings).plan
+        assert plan is not None
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with pytest.warns(UserWarning) as told:
+                Executor(plan, tmp_path / f"run{steps}", rank=0).run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits[steps] = sum("synchronizing CUDA operation" in str(each.message) for each in told)
+    assert waits[6] - waits[3] == 3
+
+
+def test_numbers_of_the_host_are_read_anywhere():
+    with beside(torch.device("cpu")):
+        assert torch.ones(2).tolist() == [1, 1]
+
+
+@pytest.mark.gpu
+def test_numbers_of_the_host_do_not_wait_for_what_is_computed():
+    device = torch.device("cuda", 0)
+    done = torch.cuda.Event()
+    with beside(device):
+        torch.ones(1, device=device).tolist()  # its stream, and memory
+    torch.cuda._sleep(2_000_000_000)
+    done.record()
+    with beside(device):
+        assert torch.tensor([1.0, 2.0], device=device).tolist() == [1, 2]
+    assert not done.query()
+    torch.cuda.synchronize()
