@@ -312,6 +312,13 @@ class Resolved:
         return resolve_reshard(self.spec.parallel, self.size("pp"))
 
     @property
+    def prefetch(self) -> bool:
+        """Whether each unit of FSDP asks for the parameters of the next one before it computes its forward."""
+        asked = self.spec.parallel.fsdp.prefetch
+        gathers = self.dense_fsdp and (self.cuts.fsdp > 1 or (self.expert_fsdp and self.cuts.ep_fsdp > 1))
+        return gathers and (self.architecture.is_moe if isinstance(asked, Auto) else asked)
+
+    @property
     def sync(self) -> str:
         """`step` or `microbatch`: when gradients that fsdp shards are summed."""
         asked = self.spec.parallel.fsdp.sync

@@ -55,6 +55,7 @@ class Deepspeed(Stack):
         "compute": "computes in the format of the parameters",
         "reduce": "sums gradients in the format of the parameters",
         "reshard": "gathers what its stage says",
+        "prefetch": "gathers what its stage says",
         "sync": "sums gradients when its stage says",
         "offload": "keeps model states where they are used",
     }

@@ -47,6 +47,13 @@ class Fsdp:
         default="auto",
         role=Role.MESH,
     )
+    prefetch: bool | Auto = setting(
+        "gather the parameters of the next unit while one computes its forward, asked for before it begins; auto: "
+        "where the host waits in a forward, as for the rows that each expert gets",
+        default=AUTO,
+        role=Role.MESH,
+        added=True,
+    )
     offload: bool = setting(
         "keep parameters, gradients and optimizer state in host memory; on cuda only", default=False, role=Role.MESH
     )

@@ -34,8 +34,8 @@ class Stack(Component):
 
     unsupported: ClassVar[Mapping[str, str]] = {}
     """What it does not support → what it does instead, as a clause behind its name: axes (`tp`, `pp`, `cp`, `ep`,
-    `fsdp`), settings of fsdp (`reduce`, `reshard`, `sync`, `offload`), and `compute`, a format of its own for the
-    computation."""
+    `fsdp`), settings of fsdp (`reduce`, `reshard`, `sync`, `prefetch`, `offload`), and `compute`, a format of its own
+    for the computation."""
     uses_fsdp: ClassVar[bool] = False
     """Whether the model is cut into units of FSDP, from which memory and the nodes of a step follow."""
     buckets: ClassVar[bool] = False

@@ -81,6 +81,7 @@ def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     yield from phase_reasons(as_known(a), as_known(b), step)
     yield from curve_reasons(as_known(a), as_known(b), step)
     yield from _average(a, b)
+    yield from _early(a, b)
     yield from _arguments(a, b)
     yield from _objective(a, b)
     yield from _cadence(a, b)
@@ -174,6 +175,13 @@ def _products(args: dict[str, Any] | None) -> str:
 def _compute(plan: Plan, params: str) -> str:
     """The format of forward and backward: that of the parameters, unless sharding casts them."""
     return (_args(plan, "setup.parallel.root_fsdp") or {}).get("compute", params)
+
+
+def _early(a: Plan, b: Plan) -> Iterator[Reason]:
+    """When parameters are gathered, of which the number of units says nothing."""
+    if (said := _said(a, b, "parallel.fsdp.prefetch")) is not None:
+        text = f"{said[0]} → {said[1]}: memory changes, what is trained stays the same"
+        yield Reason(kind="safe", path="parallel.fsdp.prefetch", text=text)
 
 
 def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:

@@ -123,6 +123,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.parallel.expert_fsdp": _SHARDING,
     "setup.parallel.fsdp": _SHARDING,
     "setup.parallel.root_fsdp": _SHARDING | {"reshard": None},
+    "setup.parallel.prefetch": {"units": None},
     "setup.parallel.pp": {
         "size": None,
         "stages_per_rank": None,

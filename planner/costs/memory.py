@@ -56,7 +56,7 @@ def stage_costs(run: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
         units = units_of_block(run, kind.first)
         trace = block_trace(run, local, kind, units.experts)
         angles = kind.block.angles(run.architecture)
-        block = BlockCosts(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back)
+        block = BlockCosts(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back, run.prefetch)
         blocks |= dict.fromkeys(kind.layers, block)
     teacher = None if run.teacher is None else stage_costs(run.teacher, cluster)[0][0]
     ends, every, last = ends_of(run, local, teacher), run.spec.activation.every, len(run.pipeline.spans) - 1

@@ -29,7 +29,7 @@ from .op_trace import FsdpUnit, OpTrace, TracedOp
 @frozen(eq=False)
 class BlockCosts:
     """A block as those of one kind of layers are. layer: the first of them. angles: by which positions turn it. below,
-    runs_back: as of a `TrainedKind`."""
+    runs_back: as of a `TrainedKind`. prefetches: the next unit's parameters are gathered while it computes."""
 
     layer: int
     angles: RotaryAngles | None
@@ -38,6 +38,7 @@ class BlockCosts:
     recompute: Recompute | None
     below: bool = True
     runs_back: bool = True
+    prefetches: bool = False
 
     @property
     def experts_run_back(self) -> bool:
@@ -76,7 +77,10 @@ class BlockCosts:
         return kept_bytes((op for op in ops if not op.weights), there)
 
     def forward(self, again: bool) -> MemoryChange:
-        return forward(self.trace, self.units.dense, self.recompute if again else None)
+        found = forward(self.trace, self.units.dense, self.recompute if again else None)
+        if not self.prefetches:
+            return found
+        return evolve(found, peak=found.peak + max((unit.flat for unit in self.units.all), default=0))
 
     def backward(
         self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None

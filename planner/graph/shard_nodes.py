@@ -1,4 +1,5 @@
-"""The nodes that spread a model's state over ranks: expert_fsdp → fsdp → root_fsdp → pipeline."""
+"""The nodes that spread a model's state over ranks: expert_fsdp → fsdp → root_fsdp → prefetch →
+pipeline."""
 
 from typing import Any
 
@@ -12,7 +13,7 @@ from .builder import Builder
 
 def add_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     """Add the nodes that make units of FSDP, for stacks that use them; the id of the last node."""
-    for part in (_expert_fsdp, _fsdp, _root_fsdp):
+    for part in (_expert_fsdp, _fsdp, _root_fsdp, _prefetch):
         last = part(graph, run, last)
     return last
 
@@ -84,6 +85,23 @@ def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
         does = f"the same for the ends of the model, up to {count_text(largest)} parameters, gathered once a step"
     axes = _dense_axes(run)
     return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _prefetch(graph: Builder, run: Resolved, last: str) -> str:
+    """The order in which units are gathered in a forward; in a backward it is the other way round, as FSDP finds out by
+    itself."""
+    if not run.prefetch:
+        return last
+    arch = run.architecture  # further modules are not part of every forward
+    experts = [each for each in arch.expert_layers if each < arch.blocks] if run.expert_fsdp else []
+    counts = (map(len, run.pipeline.owners), run.matches(range(arch.blocks)), run.matches(experts))
+    units = [sum(each) for each in zip(*counts, strict=True)]
+    apart = run.spec.activation.mode != "none" and run.expert_fsdp
+    does = "ask for the parameters of the next unit before one computes its forward: the ends of the model, then its "
+    does += "blocks, each before its experts" if run.expert_fsdp else "blocks"
+    does += "; experts ask for none, as blocks are computed again" if apart else ""
+    does += "; backwards the other way round"
+    return graph.add("setup", "setup.parallel.prefetch", does, args={"units": units}, after=((last, "model"),))
 
 
 def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:

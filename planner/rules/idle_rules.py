@@ -118,7 +118,7 @@ def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findi
             for name in names:
                 _warn(spec, f"parallel.{axis}.{name}", f"{axis} is 1", f"leave it out, or use {axis} 2", found)
     if not _shards(spec, layout):
-        for name in ("reduce", "reshard", "sync"):
+        for name in ("reduce", "reshard", "sync", "prefetch"):
             if name not in spec.parallel.execution.unsupported:
                 _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
     elif batch.accumulate == 1 and spec.parallel.fsdp.sync == "microbatch" and spec.fault_tolerance.elastic is None:

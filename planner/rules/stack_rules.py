@@ -64,7 +64,7 @@ def _check_support(spec: Spec, found: Findings) -> None:
     if "reduce" in lacks and formats.reduce != formats.params:
         what = f", {formats.params}, not in {formats.reduce}"
         refuse("reduce", "parallel.fsdp.reduce", what, f"use reduce {formats.params}")
-    for name, usual in (("reshard", AUTO), ("sync", "auto"), ("offload", False)):
+    for name, usual in (("reshard", AUTO), ("sync", "auto"), ("prefetch", AUTO), ("offload", False)):
         if name in lacks and getattr(fsdp, name) != usual:
             refuse(name, f"parallel.fsdp.{name}", "", f"use {name} {str(usual).lower()}")
 

@@ -3,6 +3,8 @@
 The loss is already divided by the valid tokens of the whole step, so reduce-scatter only adds.
 """
 
+from itertools import pairwise
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -18,7 +20,7 @@ from ..models.build import DTYPES
 from ..models.moe import Experts
 from ..models.parts import ModelParts
 from ..models.transformer import Transformer
-from ..ops import op
+from ..ops import PlanMismatch, op
 from ..parallel.mesh import Meshes
 from ..parallel.rules import matching
 from ..state import Rank
@@ -101,6 +103,35 @@ def _end_backward(part: Transformer) -> None:
     for module in [part] if lowest is None else lowest.modules():
         if isinstance(module, FSDPModule):
             module.set_modules_to_backward_prefetch([module])  # itself, which is there
+
+
+@op("setup.parallel.prefetch")
+def gather_early(model: ModelParts, rank: Rank, units: list[int]) -> None:
+    """Let every unit ask for the parameters of the next one before it computes its forward.
+
+    Without it the host asks when it comes to that unit, which is late where it has waited for the device before. units:
+    how many there are on each pipeline coordinate; raises PlanMismatch for another number.
+    """
+    found = 0
+    for part in model.parts:
+        every = _in_order(part)
+        found += len(every)
+        for (one, again), (following, _) in pairwise(every):
+            if not again:
+                one.set_modules_to_forward_prefetch([following])
+    if found != units[rank.coordinates["pp"]]:
+        raise PlanMismatch(f"{found} units are gathered, and the plan says {units[rank.coordinates['pp']]}")
+
+
+def _in_order(part: Transformer) -> list[tuple[FSDPModule, bool]]:
+    """The units of a part as every forward comes to them, without modules that only training runs; and whether a
+    backward calls them again, when the next unit's turn is over: experts of blocks that are recomputed."""
+    found: list[tuple[nn.Module, bool]] = [(part, False)]
+    for number, block in part.layers.items():
+        if int(number) < part.arch.blocks:
+            found.append((block, False))
+            found += [(each, block.recompute is not None) for each in block.modules() if isinstance(each, Experts)]
+    return [(each, again) for each, again in found if isinstance(each, FSDPModule)]
 
 
 def reshard(model: ModelParts) -> None:
