@@ -116,6 +116,8 @@ class AttentionLayer(Layer):
             if not norm:
                 return y
             size = y.size
+            if local.fused and self.rope:
+                return _turned(self, on, y, f"{self.name}.{norm}", heads)
             if self.qk_norm:
                 rows = local.tokens * (1 if self.wide_norm else heads)
                 y = on.norm(y, f"{self.name}.{norm}", rows, cut=self.wide_norm)
@@ -128,6 +130,23 @@ class AttentionLayer(Layer):
         k = project("k_proj", "k_norm", local.kv_heads)
         v = project("v_proj", "", local.kv_heads)
         return on.row_parallel_linear(trace_kernel(self, on, q, k, v), f"{self.name}.o_proj", local.tokens)
+
+
+def _turned(layer: AttentionLayer, on: "Tracer", y: TracedTensor, norm: str, heads: int) -> TracedTensor:
+    """Heads normed and turned in one pass."""
+    local, weight = on.local, f"{norm}.weight"
+    if layer.qk_norm and layer.wide_norm:
+        y = on.norm(y, norm, local.tokens, cut=True)
+    if not layer.qk_norm or layer.wide_norm:
+        return on.ops.op(y, makes=y.size)
+    return on.ops.op(
+        y,
+        makes=y.size,
+        keeps=(y,),
+        extra=(local.tokens * heads * local.exact,),
+        weights=on.bytes_of(weight),
+        parameters=(weight,),
+    )
 
 
 def trace_kernel(

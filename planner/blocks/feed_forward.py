@@ -39,7 +39,8 @@ class SwiGLULayer(Layer):
         return on.row_parallel_sum(summands, f"{self.name}.down_proj")
 
     def _trace(self, on: "Tracer", x: TracedTensor, tokens: int) -> TracedTensor:
-        return on.row_parallel_summand(_hidden(on, x, self.name, tokens), f"{self.name}.down_proj", tokens)
+        fused = on.local.fused and self.activation == "silu"
+        return on.row_parallel_summand(_hidden(on, x, self.name, tokens, fused), f"{self.name}.down_proj", tokens)
 
 
 def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = False) -> Iterator[BlockParameter]:
@@ -69,11 +70,14 @@ def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = 
 
 def trace_swiglu(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
     """Of one that is not cut."""
-    return on.linear(_hidden(on, x, name, tokens), f"{name}.down_proj", tokens)
+    return on.linear(_hidden(on, x, name, tokens, on.local.fused), f"{name}.down_proj", tokens)
 
 
-def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int, fused: bool) -> TracedTensor:
     gate = on.linear(x, f"{name}.gate_proj", tokens)
+    if fused:
+        up = on.linear(x, f"{name}.up_proj", tokens)
+        return on.ops.op(gate, up, makes=up.size, keeps=(up, gate))  # each for both gradients
     with on.ops.scope():
         active = on.ops.op(gate, makes=gate.size, keeps=(gate,))
     up = on.linear(x, f"{name}.up_proj", tokens)

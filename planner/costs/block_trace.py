@@ -185,6 +185,11 @@ class Tracer:
         size, exact = numbers * local.width, numbers * local.exact
         casts = local.exact != local.width
         sums = (CollectiveCall("tp", "all_reduce", TP, rows * local.exact),) if cut and self.axes.tensor else ()
+        if local.fused and not sums:
+            arranged = size if x.of is not None else 0  # parts of rows are copied first
+            scratch = (arranged, arranged)
+        else:
+            scratch = (2 * exact, 5 * exact - size) if casts else (0, 2 * exact)
         return self.ops.op(
             x,
             makes=size,
@@ -194,7 +199,7 @@ class Tracer:
             back_calls=sums,
             weights=self.bytes_of(weight),
             parameters=(weight,),
-            scratch=(2 * exact, 5 * exact - size) if casts else (0, 2 * exact),
+            scratch=scratch,
         )
 
     def bytes_of(self, *names: str) -> int:

@@ -8,6 +8,7 @@ from ..architecture import expert_widths
 from ..attention_kernels import attention_kernels
 from ..mesh.cluster import device_kind
 from ..plan import Hardware
+from ..pointwise_kernels import pointwise_kernels
 from ..resolved import Resolved
 from ..units import BYTES
 from .op_trace import INDEX
@@ -23,9 +24,9 @@ class Local:
     tokens: those it holds of the microbatch's rows; between: those of its residual stream, fewer where tensor parallel
     cuts the sequence; routed: those it sends to experts. sequence: positions of a whole row. heads, kv_heads, ffn: its
     share of them; spread_kv: key/value heads as ulysses deals them out, with copies. width, exact: bytes of a number in
-    the computation and in what is computed exactly. attention: the kernel of rows that lie on one rank. flash: kernels
-    spare scores of attention. grouped: one kernel computes all experts. token_keys: bytes of the numbers of tokens by
-    which inputs are dropped.
+    the computation and in what is computed exactly. attention: the kernel of rows that lie on one rank. fused: norms,
+    rotations and SwiGLU are one pass each. flash: kernels spare scores of attention. grouped: one kernel
+    computes all experts. token_keys: bytes of the numbers of tokens by which inputs are dropped.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class Local:
     width: int
     exact: int
     attention: str
+    fused: bool
     flash: bool
     grouped: bool
     token_keys: int
@@ -92,6 +94,7 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
         width=BYTES[compute],
         exact=exact,
         attention=attention_kernels(run)[device],
+        fused=pointwise_kernels(run)[device] == "fused",
         flash=flash,
         grouped=compute == "bf16"
         and _capability(cluster) == HOPPER

@@ -13,6 +13,7 @@ from ..mesh.mesh import AXES
 from ..model.fp8 import matrix_numbers, uneven_matrices
 from ..model.inventory import quantised_bytes
 from ..model.module_names import modules_of
+from ..pointwise_kernels import pointwise_kernels
 from ..resolved import Resolved, resolve_save
 from ..units import BYTES, bytes_text, count_text, plural
 from ..weights.files import LOADED
@@ -149,6 +150,7 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
     args: dict[str, Any] = {
         "architecture": arch.to_json(),
         "attention": attention_kernels(run),
+        "pointwise": pointwise_kernels(run),
         "params": run.formats.params,
         **_logits(spec.loss),
         "stages": [list(span) for span in pipeline.spans],
@@ -164,6 +166,8 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
         does += f", {plural(arch.mtp, 'module')} behind them that predict further tokens"
     if args["attention"]["cpu"] == "blocks" and device_kind(spec) != "cuda":
         does += f"; on a CPU attention takes {QUERIES} queries of a row at a time"
+    if args["pointwise"]["cpu"] == "fused" and device_kind(spec) != "cuda":
+        does += "; on a CPU norms, rotations and SwiGLU are one pass each"
     if run.size("pp") > 1:
         does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
     does += ", with a head of rewards" if arch.head == "reward" else ""

@@ -4,7 +4,7 @@ Importing this module imports numba, which takes about 0.3 s: modules of kernels
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
@@ -24,23 +24,35 @@ config: Any = _config
 OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """`function`, compiled on its first call; it lets other threads run meanwhile.
+def kernel(
+    function: Callable[..., Any], fastmath: Set[str] = frozenset(), inlined: Sequence[Callable[..., Any]] = ()
+) -> Any:
+    """`function`, compiled on its first call; it lets other threads run meanwhile. fastmath: flags of LLVM, which let
+    it sum in another order and multiply and add in one. inlined: functions that are compiled with it and that its text
+    does not name.
 
     Machine code is kept in the user's cache folder, or where NUMBA_CACHE_DIR says, in a folder named after a digest of
     the function, of the numbers it takes from its module, and of the kernels that it calls in any module. Any number of
     processes may share it. What cannot be read there is compiled, and what cannot be written is not kept.
     """
-    compiled: Any = numba.njit(**OPTIONS)(function)
-    compiled._cache = _CachedKernel(function)
+    compiled: Any = numba.njit(**OPTIONS, fastmath=set(fastmath))(function)
+    compiled._cache = _CachedKernel(function, fastmath, inlined)
     return compiled
 
 
 class _CachedKernel(NullCache):
     """numba's cache of one function, made when it is first asked, and with faults that never stop a run."""
 
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
+    def __init__(self, function: Callable[..., Any], fastmath: Set[str], inlined: Sequence[Callable[..., Any]]):
+        self.function, self.fastmath, self.inlined = function, fastmath, inlined
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides about the machine code."""
+        digest = blake2b(f"{OPTIONS!r} {sorted(self.fastmath)}".encode(), digest_size=10)
+        for each in (self.function, *self.inlined):
+            _add(digest, each.__code__, each.__globals__)
+        return digest.hexdigest()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -60,7 +72,7 @@ class _CachedKernel(NullCache):
         folder = _cache_folder()
         if folder is None:
             return None
-        before, config.CACHE_DIR = config.CACHE_DIR, str(folder / _digest(self.function))
+        before, config.CACHE_DIR = config.CACHE_DIR, str(folder / self.digest)
         try:
             files: Any = FunctionCache(self.function)
         except (OSError, RuntimeError):  # no folder that can be written to
@@ -84,12 +96,6 @@ def _cache_folder() -> Path | None:
     return Path(home) / "xtrain" / "numba"
 
 
-def _digest(function: Callable[..., Any]) -> str:
-    digest = blake2b(repr(OPTIONS).encode(), digest_size=10)
-    _add(digest, function.__code__, function.__globals__)
-    return digest.hexdigest()
-
-
 def _add(digest: Any, code: CodeType, names: dict[str, Any]) -> None:
     """Add what decides about the machine code: the code, and what it finds in its module."""
     digest.update(code.co_code)
@@ -106,4 +112,4 @@ def _add(digest: Any, code: CodeType, names: dict[str, Any]) -> None:
         elif isinstance(value, np.ndarray):
             digest.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
         elif isinstance(cached := getattr(value, "_cache", None), _CachedKernel):
-            digest.update(_digest(cached.function).encode())
+            digest.update(cached.digest.encode())

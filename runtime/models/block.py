@@ -34,6 +34,7 @@ from .attention import AttentionKernel, AttentionModule
 from .cache import LayerCache
 from .document_layout import DocumentLayout
 from .dropout import HasKeys
+from .fused import Fusible, turned
 from .latent_attention import LatentAttention
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
@@ -41,7 +42,7 @@ from .own_layer import OwnLayer
 from .tiled import TiledModule
 
 
-class Attention(AttentionModule):
+class Attention(AttentionModule, Fusible):
     """Grouped-query attention, as an `AttentionLayer` says it."""
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: AttentionLayer) -> None:
@@ -72,14 +73,18 @@ class Attention(AttentionModule):
 
         # The number of heads is read off the tensor, so a layer that holds only some of them needs no change.
         x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
-        q_BSHA, k_BSKA = self.q_proj(x_BSD), self.k_proj(x_BSD)
-        if self.wide_norm:
-            q_BSHA, k_BSKA = heads(self.q_norm(q_BSHA)), heads(self.k_norm(k_BSKA))
-        else:
-            q_BSHA, k_BSKA = self.q_norm(heads(q_BSHA)), self.k_norm(heads(k_BSKA))
-        q_BHSA, k_BKSA = q_BSHA.transpose(1, 2), k_BSKA.transpose(1, 2)
-        if rotate is not None:
-            q_BHSA, k_BKSA = rotate(q_BHSA), rotate(k_BKSA)
+
+        def positioned(flat: Tensor, norm: nn.Module) -> Tensor:
+            if self.wide_norm:
+                flat = norm(flat)
+            elif self.fused and rotate is not None and isinstance(norm, RMSNorm):
+                return norm.turned(heads(flat), rotate).transpose(1, 2)
+            x_BSHA = heads(flat) if self.wide_norm else norm(heads(flat))
+            if rotate is None:
+                return x_BSHA.transpose(1, 2)
+            return turned(x_BSHA, rotate).transpose(1, 2) if self.fused else rotate(x_BSHA.transpose(1, 2))
+
+        q_BHSA, k_BKSA = positioned(self.q_proj(x_BSD), self.q_norm), positioned(self.k_proj(x_BSD), self.k_norm)
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         if cache is not None:
             k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)

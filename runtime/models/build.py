@@ -9,6 +9,7 @@ from ..data.user_parts import spec_folder
 from ..ops import PlanMismatch, op
 from ..parallel.axes import Axes
 from ..state import Rank
+from .fused import Fusible
 from .loss import Head
 from .parts import ModelParts
 from .tasks import TaskRouting
@@ -29,12 +30,14 @@ def build_model(
     z_loss: float = 0.0,
     chunk_bytes: int = 0,
     rows: int = 1,
+    pointwise: dict[str, str] | None = None,
 ) -> ModelParts:
     """Build without memory; `setup.weights` gives it values.
 
     attention: device type → kernel. stages: [first, last] layer of every stage. owners: the stages of each pipeline
     coordinate. z_loss, chunk_bytes: of a `Head` that gives logits. rows: those of a step, over which the losses of a
-    router are averaged.
+    router are averaged. pointwise: device type → whether norms, rotations and SwiGLU are `plain` or `fused`; None in
+    plans of before, where they are plain.
     """
     adapter = architecture.adapter
     axes = Axes(tasks=TaskRouting(tuple(adapter.tasks)) if isinstance(adapter, TaskAdapters) else None)
@@ -49,6 +52,10 @@ def build_model(
             for span in spans(stages, owners[rank.coordinates["pp"]])
         )
     model = ModelParts(parts, axes)
+    if pointwise is not None and pointwise[rank.device.type] == "fused":
+        for module in model.modules():
+            if isinstance(module, Fusible):
+                module.fused = True
     assert_matches_plan(model, plan)
     return model
 

@@ -16,6 +16,7 @@ from ...planner.mesh.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import column_parallel_input, local, row_parallel_output
 from .fp8 import Fp8Matrix
+from .fused import Fusible, normed_and_turned, silu_times
 from .quantised import QuantisedMatrix
 from .rms_norm import rms_norm
 from .tiled import TiledModule
@@ -79,7 +80,7 @@ class Linear(nn.Linear):
         return self._product(x_BSD)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Fusible):
     """`rms_norm`. `partial` as in `local`. by_head: of heads, of which a tensor-parallel rank has its own. axes: given
     where rows are cut by tensor parallel. plus_one: rows are multiplied by 1 + weight."""
 
@@ -96,7 +97,13 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tensor = None if self.axes is None else self.axes.tensor
         group = None if tensor is None else tensor.group
-        return rms_norm(x, local(self.weight, partial=self.partial), self.eps, group, plus_one=self.plus_one)
+        weight_D = local(self.weight, partial=self.partial)
+        return rms_norm(x, weight_D, self.eps, group, plus_one=self.plus_one, fused=self.fused)
+
+    def turned(self, x_BSHA: Tensor, rotate: "Rotation") -> Tensor:
+        """Heads that are normed and turned by their positions, by the fused kernels."""
+        weight_A = local(self.weight, partial=self.partial)
+        return normed_and_turned(x_BSHA, 1 + weight_A if self.plus_one else weight_A, self.eps, rotate)
 
 
 class Embedding(nn.Embedding):
@@ -120,7 +127,7 @@ class Embedding(nn.Embedding):
         return row_parallel_output(x_BSD, tensor)
 
 
-class SwiGLU(TiledModule):
+class SwiGLU(TiledModule, Fusible):
     """down(activation(gate(x)) · up(x)) (Shazeer 2020). With `axes` its width is cut where there is tensor parallel."""
 
     def __init__(
@@ -137,7 +144,10 @@ class SwiGLU(TiledModule):
         return self.down_proj.row_parallel_sum(self.in_pieces(column_parallel_input(x_BSD, tensor)), tensor)
 
     def of_piece(self, x_BSD: Tensor) -> Tensor:
-        hidden_BSF = self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
+        if self.fused and self.activation is F.silu:
+            hidden_BSF = silu_times(self.gate_proj(x_BSD), self.up_proj(x_BSD))
+        else:
+            hidden_BSF = self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
         return self.down_proj.row_parallel_summand(hidden_BSF, self._tensor)
 
     @property

@@ -13,18 +13,26 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from ..parallel.collectives import all_reduce
+from .fused import fused_norm, fused_norm_gradients
 
 ATEN = torch.ops.aten
 
 
 def rms_norm(
-    x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None = None, *, plus_one: bool = False
+    x: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    group: ProcessGroup | None = None,
+    *,
+    plus_one: bool = False,
+    fused: bool = False,
 ) -> Tensor:
     """group: its ranks have equal pieces of every row, and of the weight. plus_one: rows are multiplied by 1 + weight,
-    which is added in at least fp32."""
+    which is added in at least fp32. fused: by kernels of one pass, on a CPU and without a group."""
+    fused = fused and group is None
     if not torch.is_grad_enabled():  # of one token, half the time would go to what autograd is told
-        return _normed(x, _factor(weight_D, plus_one), eps, group)[0]
-    return _RMSNorm.apply(x, weight_D, eps, group, plus_one)  # pyright: ignore[reportReturnType]
+        return _normed(x, _factor(weight_D, plus_one), eps, group, fused)[0]
+    return _RMSNorm.apply(x, weight_D, eps, group, plus_one, fused)  # pyright: ignore[reportReturnType]
 
 
 def _factor(weight_D: Tensor, plus_one: bool) -> Tensor:
@@ -32,13 +40,15 @@ def _factor(weight_D: Tensor, plus_one: bool) -> Tensor:
     return 1 + _exact(weight_D) if plus_one else _exact(weight_D)
 
 
-def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None) -> tuple[Tensor, Tensor]:
+def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None, fused: bool) -> tuple[Tensor, Tensor]:
     """The product, and 1 / rms of every row."""
     exact = _exact(x)
     if group is not None:
         squares = all_reduce(exact.square().sum(-1, keepdim=True), group)
         inverse = squares.div_(x.shape[-1] * group.size()).add_(eps).rsqrt_()
         out = (exact * inverse).mul_(exact_D)
+    elif fused:
+        out, inverse = fused_norm(exact, exact_D, eps)
     elif x.is_cuda:
         out, inverse = ATEN._fused_rms_norm(exact, exact_D.shape, exact_D, eps)
     else:
@@ -50,10 +60,10 @@ def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None) 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None, plus_one: bool
+        ctx: Any, x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None, plus_one: bool, fused: bool
     ) -> Tensor:
-        ctx.group, ctx.plus_one = group, plus_one
-        out, inverse = _normed(x, _factor(weight_D, plus_one), eps, group)
+        ctx.group, ctx.plus_one, ctx.fused = group, plus_one, fused
+        out, inverse = _normed(x, _factor(weight_D, plus_one), eps, group, fused)
         ctx.save_for_backward(x, weight_D, inverse)
         return out
 
@@ -62,12 +72,14 @@ class _RMSNorm(torch.autograd.Function):
         x, weight_D, inverse = ctx.saved_tensors
         exact, exact_D, grad = _exact(x), _factor(weight_D, ctx.plus_one), _exact(grad_outputs[0])
         wanted = ctx.needs_input_grad[:2]
-        if x.is_cuda and ctx.group is None:
+        if ctx.fused:
+            grads = fused_norm_gradients(grad, exact, inverse, exact_D, wanted)
+        elif x.is_cuda and ctx.group is None:
             grads = ATEN._fused_rms_norm_backward(grad, exact, weight_D.shape, inverse, exact_D, wanted)
         else:
             grads = _backward(grad, exact, inverse, exact_D, wanted, ctx.group)
         grad_x, grad_D = (None if found is None else found.to(x.dtype) for found in grads)
-        return grad_x, grad_D, None, None, None
+        return grad_x, grad_D, None, None, None, None
 
 
 def _backward(

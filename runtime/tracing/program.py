@@ -245,11 +245,9 @@ class Program:
             self.collectives.node = None
 
     def _execute(self, node: Node) -> None:
-        if "attention" in node.args:  # with the kernel of the device that the plan is for
-            kernels = node.args["attention"]
-            node = evolve(
-                node, args={**node.args, "attention": dict.fromkeys(kernels, kernels[device_kind(self.plan)])}
-            )
+        for name in {"attention", "pointwise"} & node.args.keys():  # with the kernels of the device the plan is for
+            kernels = node.args[name]
+            node = evolve(node, args={**node.args, name: dict.fromkeys(kernels, kernels[device_kind(self.plan)])})
         op = op_of(node)
         result = op.bind(node, self._resources)()
         if op.gives:

@@ -37,7 +37,7 @@ def alone(tmp_path_factory):
 
     @cache
     def trace_one(mode=""):
-        sets = (f"activation.mode={mode}",) if mode else ()
+        sets = ("launch.device=cpu", *((f"activation.mode={mode}",) if mode else ()))
         plan = plan_of(folder, Topology(accumulate=1, sets=sets), params="fp32")
         return plan, *trace_plan(plan)
 
