@@ -2,10 +2,10 @@
 
 import time
 from math import isfinite
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from msgspec.structs import replace
 
 from ...planner.plan import Plan
 from ...planner.units import plural
@@ -48,15 +48,17 @@ def log(
         averages = [total / steps for total in (window.seconds, window.data_seconds, window.comm_seconds)]
         peak = peak_bytes(rank.device)
         of_plan = peak / planned_bytes if planned_bytes else 0.0
-        slowest = torch.tensor([*averages, float(peak), of_plan], dtype=torch.float64, device=rank.device)
+        slowest = [*averages, float(peak), of_plan]
         if rank.world_size > 1:
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        seconds, data_seconds, comm_seconds, memory, of_plan = slowest.tolist()
+            shared = torch.tensor(slowest, dtype=torch.float64, device=rank.device)
+            dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+            slowest = shared.tolist()
+        seconds, data_seconds, comm_seconds, memory, of_plan = slowest
         if alerts is not None:
             alerts.logged(window.timed, seconds * window.timed, data_seconds * window.timed, of_plan)
         now, timed = time.time(), window.timed > 0
         learned = isfinite(step.loss) and isfinite(step.grad_norm)
-        rates = window.rates.of(window.counted, seconds * window.timed) if timed else {}
+        rates: dict[str, Any] = window.rates.of(window.counted, seconds * window.timed) if timed else {}
         taken = feed.rows_taken(progress.step)
         rows = {f"rows/{name}": count for name, count in taken.items()}
         norms = {f"grad_norm/{name}": norm for name, norm in step.task_norms.items()} if learned else {}
@@ -79,8 +81,9 @@ def log(
             valid_tokens=window.valid_tokens,
             comm_seconds=comm_seconds if timed and WAITS.measured else None,
             rest=window.losses.take() | rows | routed | norms | (step.metrics if learned else {}),
+            **rates,
         )
-        records.log(replace(metrics, **rates))
+        records.log(metrics)
         since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
         for name in window.losses.unlabelled(since):
             message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and no valid "
@@ -88,6 +91,7 @@ def log(
             records.warn(message, step=progress.step)
         own_seconds, own_data, own_comm = (round(average, 6) for average in averages)
         nodes = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
+        held: dict[str, Any] = dict(memory_now.take())
         own = RankMetrics(
             step=progress.step,
             time=now,
@@ -96,8 +100,9 @@ def log(
             comm_seconds=own_comm if timed and WAITS.measured else None,
             memory_bytes=peak,
             node_seconds=nodes if timed else None,
+            **held,
         )
-        records.own.write(replace(own, **memory_now.take()))
+        records.own.write(own)
         window.clear()
         window.logged = progress.step
 

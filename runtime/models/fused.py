@@ -7,7 +7,7 @@ Shapes: … rows, D width; B rows, S positions, H heads, A width of a head, T = 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ def fused_norm(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]
 
     x = x.contiguous()
     out, inverse = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
-    _over_rows(norm_forward, _parts(inverse, x), _rows(x), weight_D, eps, _rows(out), inverse.view(-1))
+    _over_rows(norm_forward, _parts(inverse, x), _rows(x), _Copied(weight_D), eps, _rows(out), inverse.view(-1))
     return out, inverse
 
 
@@ -44,7 +44,7 @@ def fused_norm_gradients(
 
     x, grad, parts = x.contiguous(), grad.contiguous(), _parts(inverse, x)
     grad_x, grad_PD = torch.empty_like(x), weight_D.new_zeros(len(parts), *weight_D.shape)
-    rows = _rows(grad), _rows(x), weight_D, inverse.view(-1), _rows(grad_x)
+    rows = _rows(grad), _rows(x), _Copied(weight_D), inverse.view(-1), _rows(grad_x)
     _over_rows(norm_backward, parts, *rows, grad_PD, numbered=True)
     return grad_x if wanted[0] else None, _sum(grad_PD) if wanted[1] else None
 
@@ -95,7 +95,7 @@ class _NormedAndTurned(torch.autograd.Function):
 
         x_BSHA = x_BSHA.contiguous()
         out_BSHA, inverse_TH = torch.empty_like(x_BSHA), x_BSHA.new_empty(len(cos_TA), x_BSHA.shape[2])
-        given = _heads(x_BSHA), weight_A, eps, cos_TA, sin_TA, _heads(out_BSHA), inverse_TH
+        given = _heads(x_BSHA), _Copied(weight_A), eps, cos_TA, sin_TA, _heads(out_BSHA), inverse_TH
         _over_rows(norm_turn_forward, _parts(cos_TA, x_BSHA), *given)
         ctx.save_for_backward(x_BSHA, weight_A, inverse_TH, cos_TA, sin_TA)
         return out_BSHA
@@ -108,7 +108,8 @@ class _NormedAndTurned(torch.autograd.Function):
         x_BSHA, weight_A, inverse_TH, *angles = ctx.saved_tensors
         grad_BSHA, parts = grad_outputs[0].contiguous(), _parts(inverse_TH, x_BSHA)
         grad_x_BSHA, grad_PA = torch.empty_like(x_BSHA), weight_A.new_zeros(len(parts), *weight_A.shape)
-        given = _heads(grad_BSHA), _heads(x_BSHA), weight_A, inverse_TH, *angles, _heads(grad_x_BSHA), grad_PA
+        rows = _heads(grad_BSHA), _heads(x_BSHA), _Copied(weight_A), inverse_TH
+        given = *rows, *angles, _heads(grad_x_BSHA), grad_PA
         _over_rows(norm_turn_backward, parts, *given, numbered=True)
         return grad_x_BSHA, _sum(grad_PA), None, None, None
 
@@ -135,6 +136,13 @@ class _SiluTimes(torch.autograd.Function):
         flat = (each.view(-1) for each in (grad, gate, up, *grads))
         _over_rows(silu_times_backward, _parts(gate.view(-1), gate), *flat)
         return grads
+
+
+class _Copied(NamedTuple):
+    """A weight, whose numbers are copied for a kernel: numpy holds on to what it is shown, and FSDP frees what it has
+    gathered."""
+
+    weight: Tensor
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -178,6 +186,8 @@ def _argument(given: Any, like: Tensor) -> Any:
     """What a kernel takes: arrays, and numbers in the format of these."""
     if isinstance(given, Tensor):
         return given.detach().numpy()
+    if isinstance(given, _Copied):
+        return given.weight.detach().clone().numpy()
     return _number(given, like.dtype)
 
 
