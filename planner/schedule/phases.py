@@ -24,4 +24,6 @@ def in_order(phases: Sequence[PlanPhase], total: int) -> list[tuple[int, PlanPha
 
 def phase_at(phases: Sequence[PlanPhase], step: int, total: int) -> PlanPhase:
     """The phase that a step (from 0) lies in: the last one that has begun. Behind the last step it is the last one."""
+    if len(phases) == 1:
+        return phases[0]
     return [phase for first, phase in in_order(phases, total) if first <= step][-1]
