@@ -22,6 +22,8 @@ MODELS = {
 ROOT = Path(sys.modules["xtrain"].__file__ or "").parent
 # What passes a question on.
 THROUGH = ("runtime/parallel/fake.py",)
+# Kernels of a CPU alone, which are shown where numbers lie in its memory.
+OF_CPU = {("runtime/models/fused.py", "numpy")}
 # What lies in the memory of the host on any device, of a microbatch.
 OF_HOST = {
     ("runtime/models/document_layout.py", "tolist"): 1,
@@ -86,14 +88,13 @@ checkpoint {{ enabled = false }}
 
 @pytest.mark.parametrize("clip", ["1.0", "none"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_step_asks_its_device_once_and_once_for_a_record(model, clip, tmp_path, monkeypatch):
+def test_a_step_asks_its_device_once(model, clip, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     more, fewer = (asked_in(tmp_path, steps, model, clip, monkeypatch) for steps in (6, 3))
-    each = {key: (more[key] - fewer[key]) / 3 for key in more | fewer if more[key] != fewer[key]}
+    each = {key: (more[key] - fewer[key]) / 3 for key in more | fewer if more[key] != fewer[key] and key not in OF_CPU}
     expected = {
         **{key: 2 * count for key, count in OF_HOST.items()},
         ("runtime/parallelize/gradients.py", "tolist"): 1,  # norm and loss, before the update
-        ("components/actions/log_torch.py", "tolist"): 1,
     }
     if model == "experts":
         expected |= {
