@@ -37,7 +37,7 @@ def dpo(logprobs: list[np.ndarray], reference: list[float]) -> tuple[float, list
     return loss, [np.full(len(own), slope) for own, slope in zip(logprobs, signed, strict=True)]
 
 
-def train(server: Server, steps: int, rate: float = 5e-4) -> tuple[list[float], list[float]]:
+def train(server: Server, steps: int, rate: float = 5e-3) -> tuple[list[float], list[float]]:
     """The loss before each step, and behind the last how much likelier the better answer of each pair has become,
     beside the worse one."""
     model = server.create_model(rank=8, seed=1)

@@ -22,7 +22,7 @@ def reward(tokens: Sequence[int]) -> float:
     return sum(token in VOWELS for token in tokens) / LENGTH
 
 
-def train(server: Server, steps: int, group: int = 32, rate: float = 1e-2) -> list[float]:
+def train(server: Server, steps: int, group: int = 32, rate: float = 5e-2) -> list[float]:
     """The mean reward of the samples before each step."""
     model = server.create_model(rank=8, seed=1)
     rewards = []

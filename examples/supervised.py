@@ -23,7 +23,7 @@ def rows() -> list[TrainingRow]:
     ]
 
 
-def train(server: Server, steps: int, rate: float = 3e-3) -> tuple[list[float], dict[str, str]]:
+def train(server: Server, steps: int, rate: float = 2e-2) -> tuple[list[float], dict[str, str]]:
     """The loss a token before each step, and what the model answers behind the last."""
     model = server.create_model(rank=8, seed=1)
     passes = []

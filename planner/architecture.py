@@ -3,6 +3,7 @@
 Shapes: D dim, F ffn, H query heads, K key/value heads, A head width, V vocabulary, E experts.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -16,6 +17,7 @@ from ..dsl.schema.model import FAMILIES, Model, ModelEnds
 from ..dsl.schema.rope import Rope
 
 if TYPE_CHECKING:
+    from .blocks.adapted import AdaptedMatrix
     from .blocks.block import BlockPiece
 
 EMBEDDING: Final = "embed_tokens"
@@ -84,6 +86,23 @@ class Architecture:
     @property
     def head_shape(self) -> tuple[int, int]:
         return (1 if self.head == "reward" else self.vocab), self.dim
+
+    @property
+    def head_parameter(self) -> "BlockParameter":
+        """The head of a vocabulary as a matrix that an adapter can be of; it has this name where it is the embedding as
+        well."""
+        name, shape = f"{HEAD}.weight", (self.vocab, self.dim)
+        return BlockParameter(name=name, shape=shape, decays=True, initial="normal", cut="column")
+
+    @property
+    def head_matrices(self) -> "tuple[AdaptedMatrix, ...]":
+        """What its adapter has beside the head of a vocabulary."""
+        return () if self.adapter is None or self.head != "vocabulary" else self.adapter.on_head(self.base)
+
+    def head_adapters(self) -> "Iterator[BlockParameter]":
+        """The parameters of these."""
+        for matrix in self.head_matrices:
+            yield from (attrs.evolve(each, task=matrix.task) for each in matrix.parameters(self.head_parameter))
 
     @property
     def head_products(self) -> int:
@@ -290,6 +309,18 @@ def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
     yield ParameterSpec(name="norm.weight", shape=(arch.dim,), decays=False)
     if not arch.tie_embeddings:
         yield ParameterSpec(name=f"{arch.head_module}.weight", shape=arch.head_shape, decays=True)
+    for each in arch.head_adapters():
+        yield _spec(each, "")
+
+
+@lru_cache(maxsize=64)
+def widest_task(arch: Architecture) -> str:
+    """The task whose adapter has the most parameters; of none, an empty name."""
+    sizes = Counter[str]()
+    for tensor in parameters(arch):
+        if tensor.adapter:
+            sizes[tensor.task] += tensor.size
+    return max(sizes, key=sizes.__getitem__, default="")
 
 
 def buffers(arch: Architecture) -> Iterator[ParameterSpec]:
@@ -306,12 +337,17 @@ def block_parameters(arch: Architecture, layer: int) -> Iterator[ParameterSpec]:
 
 
 def _of_layer(parameter: BlockParameter, layer: int) -> ParameterSpec:
+    return _spec(parameter, f"layers.{layer}.")
+
+
+def _spec(parameter: BlockParameter, before: str) -> ParameterSpec:
+    """before: what names of the model have in front of those of the block."""
     return ParameterSpec(
-        name=f"layers.{layer}.{parameter.name}",
+        name=f"{before}{parameter.name}",
         shape=parameter.shape,
         decays=parameter.decays,
         expert=parameter.expert,
-        adapter=parameter.adapter and f"layers.{layer}.{parameter.adapter}",
+        adapter=parameter.adapter and f"{before}{parameter.adapter}",
         task=parameter.task,
         begun=parameter.begun,
     )

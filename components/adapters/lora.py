@@ -20,7 +20,15 @@ from ...planner.blocks.block import BlockPiece
 from ...planner.costs.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
 from ...planner.model.frozen import blocks_beyond, fits_part
 from ...planner.model.peft import PeftFolder, PeftMatrix, PeftUnreadable
-from ...planner.model.targets import ALL_LINEAR, all_matrices, is_target, matrices_of, patterns_of, targets_of
+from ...planner.model.targets import (
+    ALL_LINEAR,
+    all_matrices,
+    is_target,
+    matrices_of,
+    name_of,
+    patterns_of,
+    targets_of,
+)
 from ...planner.units import plural
 
 if TYPE_CHECKING:
@@ -53,7 +61,7 @@ class Lora(Adapter):
     targets: tuple[str, ...] = setting(
         "matrices that have one, by parts of their names in the plan: `*` is any text inside a part, `0-3` the numbers "
         "0 to 3; all_linear: all matrices of attention and feed-forward layers. Those of routed experts have one only "
-        "where `experts` is among the parts",
+        "where `experts` is among the parts, and the head where `lm_head` is a target",
         default=(ALL_LINEAR,),
         example='["q_proj", "v_proj", "mlp.experts"]',
     )
@@ -193,7 +201,7 @@ class Lora(Adapter):
         found = own.pop()
         return float(folder.config.get("lora_alpha", 8) if found is None else found)
 
-    def for_peft(self, matrices: Sequence[tuple[int, BlockParameter, tuple[str, ...]]]) -> dict[str, Any]:
+    def for_peft(self, matrices: Sequence[tuple[int | None, BlockParameter, tuple[str, ...]]]) -> dict[str, Any]:
         assert not isinstance(self.alpha, Auto)
         own = {module: self._values(layer, matrix) for layer, matrix, modules in matrices for module in modules}
         # PEFT reads no pattern of routed experts: what they have holds where no pattern says otherwise.
@@ -217,6 +225,8 @@ class Lora(Adapter):
         matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
         if not matrices:
             return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"
+        if any(layer is None for layer, _ in matrices) and (unfit := self._unfit_for_head()) is not None:
+            return unfit
         wide = [
             (min(matrix.shape[-2:]), rank, layer, matrix)
             for layer, matrix in matrices
@@ -224,7 +234,7 @@ class Lora(Adapter):
         ]
         if wide:
             most, rank, layer, matrix = min(wide, key=lambda each: each[0])
-            name = f"layers.{layer}.{matrix.name.removesuffix('.weight')}"
+            name = name_of(layer, matrix.name.removesuffix(".weight"))
             message = f"{name} of {matrix.shape[-2]} × {matrix.shape[-1]} has {most} singular values, and rank {rank}"
             return "init", f"{message} takes more", f"use rank {most} or less, or another init"
         odd = [rank for rank in (self.rank, *self.ranks.values()) if rank % 2]
@@ -238,6 +248,14 @@ class Lora(Adapter):
                     return f"{own}.{name}.name", message, "name matrices as targets do"
         return None
 
+    def _unfit_for_head(self) -> tuple[str, str, str] | None:
+        """The head gives logits piece by piece, as the product of what it reads with W and with A and B."""
+        for name, chosen in (("dora", self.dora), ("dropout", self.dropout), ("init", self.decomposes)):
+            if chosen:
+                what = "pissa" if name == "init" else name
+                return name, f"an adapter of the head has no {what}", "leave it out, or the head out of targets"
+        return None
+
     def excess(self, arch: Architecture) -> tuple[str, str, str] | None:
         for number, name in enumerate(self.layers):
             if (beyond := blocks_beyond(name, arch)) is not None:
@@ -246,7 +264,7 @@ class Lora(Adapter):
             most = min(matrix.shape[-2:])
             if self._means(layer, matrix) and (rank := self._values(layer, matrix)[0]) > most:
                 own = next((f"ranks.{name}" for name in self.ranks if is_target(name, layer, matrix)), "rank")
-                name = f"layers.{layer}.{matrix.name.removesuffix('.weight')}"
+                name = name_of(layer, matrix.name.removesuffix(".weight"))
                 message = f"rank {rank} is more than {name} of {matrix.shape[-2]} × {matrix.shape[-1]} can have"
                 return own, message, f"use rank {most} or less, or train the matrix in full"
         return None
@@ -292,16 +310,16 @@ class Lora(Adapter):
             rank, scale = times * each.rank, each.scale
             if each in experts:
                 rank, scale = times * max(expert.rank for expert in experts), experts[0].scale
-            ranks[f"layers.{layer}.{name}"] = rank
-            alphas[f"layers.{layer}.{name}"] = scale * (sqrt(rank) if scaling == "rslora" else rank)
+            ranks[name_of(layer, name)] = rank
+            alphas[name_of(layer, name)] = scale * (sqrt(rank) if scaling == "rslora" else rank)
         rank, other_ranks = _by_name(arch, ranks, times * self.rank)
         alpha, other_alphas = _by_name(arch, alphas, None)
         return evolve(
             self, init="default", scaling=scaling, rank=rank, ranks=other_ranks, alpha=alpha, alphas=other_alphas
         )
 
-    def _means(self, layer: int, matrix: BlockParameter) -> bool:
-        inside = not self.layers or any(fits_part(each, str(layer)) for each in self.layers)
+    def _means(self, layer: int | None, matrix: BlockParameter) -> bool:
+        inside = layer is None or not self.layers or any(fits_part(each, str(layer)) for each in self.layers)
         return inside and any(is_target(each, layer, matrix) for each in self.targets)
 
     @property
@@ -338,7 +356,11 @@ class Lora(Adapter):
         found = tuple(self._of(layer, matrix) for matrix in matrices_of(block, arch) if self._means(layer, matrix))
         return AdaptedBlock((block,), found) if found else block
 
-    def _values(self, layer: int, matrix: BlockParameter) -> tuple[int, float]:
+    def on_head(self, arch: Architecture) -> tuple["LoraMatrix", ...]:
+        head = arch.head_parameter
+        return (self._of(None, head),) if self._means(None, head) else ()
+
+    def _values(self, layer: int | None, matrix: BlockParameter) -> tuple[int, float]:
         """(rank, alpha) of a matrix."""
 
         def first(patterns: Mapping[str, Any], usual: Any) -> Any:
@@ -346,7 +368,7 @@ class Lora(Adapter):
 
         return first(self.ranks, self.rank), first(self.alphas, self.alpha)
 
-    def _of(self, layer: int, matrix: BlockParameter) -> "LoraMatrix":
+    def _of(self, layer: int | None, matrix: BlockParameter) -> "LoraMatrix":
         rank, alpha = self._values(layer, matrix)
         scale = alpha / (sqrt(rank) if self.scaling == "rslora" else rank)
         return LoraMatrix(

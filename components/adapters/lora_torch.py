@@ -16,6 +16,7 @@ from ...planner.blocks.adapted import alone_name
 from ...planner.plan import Plan
 from ...runtime.models.adapted import begins_with, decomposes, draws, merges, puts_on, writes
 from ...runtime.models.dropout import DropsInputs
+from ...runtime.models.head_product import HeadFactors
 from ...runtime.models.layers import Linear, first_row
 from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
 from ...runtime.models.parts import ModelParts, QuantisedParameter
@@ -78,6 +79,11 @@ class LoraLinear(Linear, DropsInputs):
             keys_BS = own_piece(torch.nn.functional.pad(keys_BS, (0, missing)), 1, tensor.group)
         first = first_row(self.in_features, tensor) if self.by_input else 0
         return self.dropout(x_BSD, keys_BS, first)
+
+    def factors(self, first: int, end: int) -> HeadFactors:
+        """What is added, of tokens from `first` to before `end`: for a head, whose product is not computed here."""
+        a_RD, b_VR = (local(each.weight, partial=each.partial) for each in (self.lora_A, self.lora_B))
+        return HeadFactors(a_RD, b_VR, self.scale * self.factor, first, end)
 
     def product_of_factors(self, x_BSD: Tensor) -> Tensor:
         """scale · (x · Aᵀ) · Bᵀ."""

@@ -70,6 +70,7 @@ def _as_they_come(run: "Resolved", stage: "StageCosts") -> list[int]:
         for block, _ in reversed(stage.blocks)
         for name in reversed(block.trace.parameters)
     ]
-    names = [f"{run.architecture.head_module}.weight", "norm.weight", *blocks, f"{EMBEDDING}.weight"]
-    first = names[1:] if run.architecture.tie_embeddings else names
-    return [sizes[name] for name in first if name in sizes]
+    head = [] if run.architecture.tie_embeddings else [f"{run.architecture.head_module}.weight"]
+    beside = [each.name for each in run.architecture.head_adapters()]
+    names = [*reversed(beside), *head, "norm.weight", *blocks, f"{EMBEDDING}.weight"]
+    return [sizes[name] for name in names if name in sizes]

@@ -93,7 +93,7 @@ class Adapter(Component):
         adapter. Raises PeftUnreadable."""
         raise NotImplementedError
 
-    def for_peft(self, matrices: Sequence[tuple[int, Any, tuple[str, ...]]]) -> dict[str, Any]:
+    def for_peft(self, matrices: Sequence[tuple[int | None, Any, tuple[str, ...]]]) -> dict[str, Any]:
         """What `adapter_config.json` says of it beside the names of matrices. matrices: (layer, `BlockParameter`, what
         files call its modules) of all that it is of."""
         raise NotImplementedError
@@ -101,6 +101,11 @@ class Adapter(Component):
     def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:
         """The decoder blocks of every layer with what it adds to them. arch: the `Architecture` without adapter."""
         raise NotImplementedError
+
+    def on_head(self, arch: Any) -> tuple[Any, ...]:
+        """What it has beside the head of a vocabulary, as of `AdaptedMatrix`; that is computed as the product of two
+        factors."""
+        return ()
 
     def args(self) -> dict[str, Any]:
         """The JSON arguments of the node that gives it its first values, beside `kind` and `seed`."""
@@ -173,6 +178,10 @@ class TaskAdapters(Adapter):
                     named = (attrs.evolve(matrix, task=task) for matrix in own.matrices)
                     found[layer] = attrs.evolve(own, matrices=(*before, *named))
         return tuple(found)
+
+    def on_head(self, arch: Any) -> tuple[Any, ...]:
+        own = ((task, matrix) for task, adapter in self.tasks.items() for matrix in adapter.on_head(arch))
+        return tuple(attrs.evolve(matrix, task=task) for task, matrix in own)
 
 
 def adapter_of(content: Mapping[str, Any]) -> Adapter:

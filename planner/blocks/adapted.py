@@ -1,14 +1,12 @@
 """A decoder block beside whose matrices an adapter has others, which are trained in their place."""
 
-from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
 from ...dsl.schema.adapters import TaskAdapters
-from ..architecture import TASKS, Architecture, BlockParameter, ParameterSpec, parameters
+from ..architecture import TASKS, Architecture, BlockParameter, ParameterSpec, widest_task
 from ..costs.op_trace import TracedTensor
 from .block import Chain
 
@@ -141,19 +139,10 @@ class TaskMatrices(AdaptedMatrix):
         return on.ops.op(*found, makes=out.gradient, fresh=False)
 
 
-@lru_cache(maxsize=64)
-def widest_task(arch: Architecture) -> str:
-    """The task whose adapter has the most parameters; of none, an empty name."""
-    sizes = Counter[str]()
-    for tensor in parameters(arch):
-        if tensor.adapter:
-            sizes[tensor.task] += tensor.size
-    return max(sizes, key=sizes.__getitem__, default="")
-
-
-def adapted_matrices(arch: Architecture) -> Iterator[tuple[int, AdaptedMatrix]]:
-    """(layer, matrix) of all that an adapter is of, in the order of the model."""
+def adapted_matrices(arch: Architecture) -> Iterator[tuple[int | None, AdaptedMatrix]]:
+    """(layer, matrix) of all that an adapter is of, in the order of the model; the head is in no layer."""
     found = {layer: kind.block for kind in arch.kinds for layer in kind.layers}
     for layer, block in sorted(found.items()):
         if isinstance(block, AdaptedBlock):
             yield from ((layer, matrix) for matrix in block.matrices)
+    yield from ((None, matrix) for matrix in arch.head_matrices)

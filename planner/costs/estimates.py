@@ -6,7 +6,14 @@ from attrs import evolve
 
 from ..architecture import name_in_block, pairs_within
 from ..mesh.cluster import device_kind
-from ..model.inventory import BackwardLess, block_matmul_parameters, flops_per_token, matmul_sizes, training_work
+from ..model.inventory import (
+    BackwardLess,
+    block_matmul_parameters,
+    flops_per_token,
+    head_factors,
+    matmul_sizes,
+    training_work,
+)
 from ..model.reference import refers_in_each_step
 from ..plan import Estimates, Hardware, RankClass, Traffic, Work
 from ..resolved import Resolved
@@ -117,7 +124,8 @@ def _less(run: Resolved, stages: list[list[StageCosts]]) -> BackwardLess:
         return BackwardLess()
     by_layer = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
     ends = stages[0][0].ends
-    head = (2 * (not ends.weight) + 2 * (not ends.passes)) * run.architecture.head_products
+    head = (2 * (not ends.learns) + 2 * (not ends.passes)) * run.architecture.head_products
+    head += 2 * (not ends.passes) * head_factors(run.architecture)[0]
     blocks: dict[int, int] = {}
     attention: set[int] = set()
     for kind in run.kinds:
@@ -141,7 +149,7 @@ def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
             token += times * layer.pair_flops(arch) * pairs // sequence * count
         token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
     if run.pipeline.holds_last(pp):
-        token += 6 * arch.head_products - less.head
+        token += 6 * (arch.head_products + sum(head_factors(arch))) - less.head
     return _of_rank(run, token)
 
 
@@ -188,7 +196,7 @@ def _works(run: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], 
         again.append(float(sum(_again(stage))))
         inputs = sum(op.flops for op in ops if op.receivers) + head * stage.ends.passes
         weights = sum(op.flops for op in ops if op.weights or (op.attends and op.runs_back))
-        weights += head * (stage.ends.weight > 0)
+        weights += head * stage.ends.learns
         backward.append(StageBackward(float(inputs), float(weights), stage.splits))
     return works, again, backward
 

@@ -65,6 +65,7 @@ def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
     arch = run.architecture
     of_blocks = {each.name for kind in arch.kinds for each in kind.block.parameters(arch) if each.partial in whens}
     ends = {"norm.weight", f"{SCORE}.weight"} if "by_position" in whens else set()
+    ends |= {each.name for each in arch.head_adapters() if each.partial in whens}
     return [t for t in tensors if t.trained and (t.name in ends or name_in_block(t.name) in of_blocks)]
 
 

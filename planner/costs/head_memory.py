@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 
 from ..architecture import EMBEDDING
 from ..mesh.sharding import piece
+from ..model.inventory import head_factors
 from ..resolved import Resolved
 from .local import Local
 from .op_trace import INDEX
@@ -24,8 +25,9 @@ class Ends:
 
     below: something before the last norm is trained, so that a gradient goes down from it. passes: so is something
     before the head. embedded: what the embedding keeps. embedding: its gradient. saved: what the last norm keeps beside
-    its input. loss: what the chunked loss leaves, of which `weight` are the head's gradient. trains: the head or the
-    last norm is trained. forward: the most alive in the head's forward beside its input, with what it leaves. backward:
+    its input. loss: what the chunked loss leaves, of which `weight` are the gradients of the head and of what an
+    adapter has beside it. learns: the head itself is trained. trains: it, what is beside it or the last norm is.
+    forward: the most alive in the head's forward beside its input, with what it leaves. backward:
     the same for the backward, beside what was left. start: the most alive in the backward of the embedding beside the
     gradient that comes to it. product: operations of the head's product; again: the same, where the backward computes
     that a second time. keeps: what the last norm is given stays for its backward. further: the most alive in the
@@ -40,6 +42,7 @@ class Ends:
     saved: int
     loss: int
     weight: int
+    learns: bool
     trains: bool
     forward: int
     backward: int
@@ -67,15 +70,20 @@ def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) ->
     embedded = masked if embedding else 0
     if run.architecture.head == "reward":
         return _ends_of_rewards(run, local, trained, embedded=embedded, embedding=embedding, start=start)
-    weight = table if f"{run.architecture.head_module}.weight" in trained else 0
+    learns = f"{run.architecture.head_module}.weight" in trained
+    factors = {each.name for each in run.architecture.head_adapters()}
+    beside = run.cuts.gathered(each for each in run.inventory.tensors if each.name in factors)
+    weight, sums = (table if learns else 0) + beside * local.width, beside * local.exact
     below = run.passes_head
     passes = below or "norm.weight" in trained
     gathers = 2 * hidden if tp > 1 and sequence else 0
     norm = stream + (2 * exact if casts else 0)
     each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses that are told apart by dataset
-    chunk = 2 * hidden + _chunk(run, local, trained=weight > 0) + each  # what the loss is taken of, and its gradient
+    chunk = 2 * hidden + _chunk(run, local, trained=learns) + sums + each  # what the loss is taken of, and its gradient
     down = (stream + gathers // 2 if gathers else 0) + (5 * exact if casts else 3 * exact)
-    product = 2 * local.tokens * local.vocab * local.dim
+    product = (
+        2 * local.tokens * (local.vocab * local.dim + sum(head_factors(run.architecture)) // (1 + run.architecture.mtp))
+    )
     left, forward, backward, again = (hidden if passes else 0) + weight, chunk, down if passes else 0, 0
     numbers = 0
     if run.spec.loss.across and (passes or weight):
@@ -83,7 +91,7 @@ def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) ->
         numbers = (run.spec.loss.summed + 2) * local.tokens * FP64
         left = hidden + local.tokens * local.exact * (1 + ("entropy_T" in reads_of(run)))
         forward = left + max(_chunk(run, local, trained=False, passes=2), 2 * numbers) + each
-        second = (hidden if passes else 0) + _chunk(run, local, trained=weight > 0, passes=2, again=True)
+        second = (hidden if passes else 0) + _chunk(run, local, trained=learns, passes=2, again=True) + sums
         backward = max(second, weight + backward)
         again = product
     forward, computing = max(norm, stream + gathers, forward), 0
@@ -98,6 +106,7 @@ def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) ->
         saved=(local.between * local.exact if passes else 0) + numbers,
         loss=left,
         weight=weight,
+        learns=learns,
         trains=weight > 0 or "norm.weight" in trained,
         forward=forward,
         backward=backward,
@@ -138,6 +147,7 @@ def _ends_of_rewards(
         saved=saved,
         loss=0,
         weight=weight,
+        learns=weight > 0,
         trains=weight > 0 or "norm.weight" in trained,
         forward=saved + taken + 2 * exact,
         backward=(local.stream if below else 0) + 4 * exact,

@@ -39,7 +39,7 @@ def _owners(run: Resolved, pattern: str) -> list[int]:
     found = []
     for pp in range(run.size("pp")):
         first, last = pipeline.holds_first(pp), pipeline.holds_last(pp)
-        found.append(int({EMBEDDING: first or (last and behind), HEAD: last}[pattern]))
+        found.append(int({EMBEDDING: first or (last and behind), HEAD: last}[pattern.partition(".")[0]]))
     return found
 
 

@@ -29,7 +29,8 @@ def tensor_rules(architecture: Architecture) -> Rules:
         if parameter.cut is not None
     }
     head = ((HEAD, "column"),) if architecture.head_module == HEAD else ()
-    return (*cut.items(), (EMBEDDING, "embedding"), *head)
+    beside = ((each.owner, each.cut) for each in architecture.head_adapters() if each.cut is not None)
+    return (*cut.items(), (EMBEDDING, "embedding"), *head, *beside)
 
 
 def fits(name: str, pattern: str) -> bool:

@@ -160,4 +160,5 @@ def stage_end_names(architecture: Architecture, pipeline: Pipeline, stage: int) 
         names += (
             ["norm.weight"] if architecture.tie_embeddings else ["norm.weight", f"{architecture.head_module}.weight"]
         )
+        names += [each.name for each in architecture.head_adapters()]
     return names

@@ -69,22 +69,25 @@ def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, st
     return None
 
 
-def _instead(target: str, arch: Architecture, matrices: Sequence[tuple[int, BlockParameter]]) -> str:
+def _instead(target: str, arch: Architecture, matrices: Sequence[tuple[int | None, BlockParameter]]) -> str:
     """What to write in place of a target that means nothing."""
-    experts = next((matrix for layer, matrix in matrices if means(target, layer, matrix.name)), None)
-    if experts is not None:
+    meant = next(((layer, matrix) for layer, matrix in matrices if means(target, layer, matrix.name)), None)
+    if meant is not None:
+        layer, experts = meant
+        if layer is None:
+            return f"the head is named by itself: write `{HEAD}`"
         module = experts.owner.rpartition(".")[2]
         return f"it means routed experts alone, which are named by their module: write `{module}.{target}`"
     for layer, parameter in _others(arch):
         if not means(target, layer, parameter.name):
             continue
-        what = {EMBEDDING: "the embedding", HEAD: "the head"}.get(parameter.owner, f"`{parameter.owner}`")
+        what = "the embedding" if parameter.owner == EMBEDDING else f"`{parameter.owner}`"
         what = "the router" if parameter.router else what
         pattern = parameter.owner if layer is None else f"layers.*.{parameter.owner}"
         return f'{what} can have no adapter; `train = ["{pattern}"]` trains it in full'
     if (layer := _layer_beyond(target, arch)) is not None:
         return f"there is no block {layer}: the blocks are 0 to {arch.layers - 1}"
-    names = [matrix.name.removesuffix(".weight") for _, matrix in matrices]
+    names = [matrix.name.removesuffix(".weight") for layer, matrix in matrices if layer is not None]
     near = did_you_mean(target, dict.fromkeys(part for name in names for part in name.split(".")))
     last = dict.fromkeys(name.rpartition(".")[2] for name in names)
     return near or f"the matrices of a block are {', '.join(last)}"
@@ -127,7 +130,7 @@ def _in_full_and_beside(arch: Architecture, patterns: tuple[str, ...]) -> tuple[
 
 def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
     """A target whose matrices those before it mean already: the setting, what is wrong, and what to do."""
-    matrices, before = all_matrices(arch), set[tuple[int, str]]()
+    matrices, before = all_matrices(arch), set[tuple[int | None, str]]()
     for number, target in enumerate(targets):
         meant = {(layer, matrix.name) for layer, matrix in matrices if is_target(target, layer, matrix)}
         if meant <= before:

@@ -7,7 +7,7 @@ from math import prod
 from attrs import evolve, field, frozen
 
 from ...dsl.schema.bases import Base
-from ..architecture import Architecture, ParameterSpec, block_parameters, parameters
+from ..architecture import Architecture, ParameterSpec, block_parameters, parameters, widest_task
 from ..plan import Parameters, Work
 from ..units import BYTES
 
@@ -33,7 +33,16 @@ def matmul_parameters(architecture: Architecture) -> int:
     """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms, and no
     head of rewards."""
     blocks = sum(len(kind.layers) * block_matmul_parameters(architecture, kind.first) for kind in architecture.kinds)
-    return blocks + architecture.head_products
+    return blocks + architecture.head_products + sum(head_factors(architecture))
+
+
+def head_factors(architecture: Architecture) -> tuple[int, int]:
+    """Weights of what an adapter has beside the head: those that what the head reads is multiplied with, and those
+    that the product is; of several tasks, of the widest one. Once more for each module that predicts further tokens."""
+    task, times = widest_task(architecture), 1 + architecture.mtp
+    own = [matrix for matrix in architecture.head_matrices if matrix.task == task]
+    sizes = [prod(each.shape) * times for matrix in own for each in matrix.parameters(architecture.head_parameter)]
+    return (sizes[0], sizes[1]) if sizes else (0, 0)
 
 
 def block_matmul_parameters(architecture: Architecture, layer: int) -> int:
@@ -42,13 +51,15 @@ def block_matmul_parameters(architecture: Architecture, layer: int) -> int:
 
 
 def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
-    """The same by the name of the matrix."""
+    """The same by the name of the matrix; of the adapters of several tasks, those of the widest one."""
+    task = widest_task(architecture)
     return {
         tensor.name: tensor.size * architecture.experts_per_token // architecture.experts
         if tensor.expert
         else tensor.size
         for tensor in block_parameters(architecture, layer)
         if len(tensor.shape) > (2 if tensor.expert else 1) and not tensor.begun  # biases of experts are stacked too
+        if tensor.task in ("", task)
     }
 
 

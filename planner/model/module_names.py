@@ -30,10 +30,14 @@ def adapters_of(inventory: Parameters) -> tuple[ModuleCount, ...]:
         if tensor.adapter and not tensor.begun:
             sizes[tensor.adapter.removesuffix(".weight")] += tensor.size
     layers: dict[int, tuple[ModuleCount, ...]] = {}
+    behind: list[ModuleCount] = []
     for name, size in sizes.items():
-        layer = int(name.split(".")[1])
-        layers[layer] = (*layers.get(layer, ()), ModuleCount(name_in_block(name), size))
-    return tuple(_of_neighbours(layers))
+        if inside := name_in_block(name):
+            layer = int(name.split(".")[1])
+            layers[layer] = (*layers.get(layer, ()), ModuleCount(inside, size))
+        else:
+            behind.append(ModuleCount(name, size))
+    return (*_of_neighbours(layers), *behind)
 
 
 def _modules_of(tensors: list[ParameterSpec], *, trained: bool) -> tuple[ModuleCount, ...]:

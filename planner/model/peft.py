@@ -20,7 +20,7 @@ from ..weights.files import WeightFiles, WeightsUnreadable, read_file
 from ..weights.fit import Assignment, wrong_tensors
 from ..weights.stored import EMBEDDING_WEIGHT, StoredNames, StoredPart
 from ..weights.written import WrittenFile, WrittenTensor
-from .targets import all_matrices
+from .targets import all_matrices, name_of
 
 PEFT_CONFIG: Final = "adapter_config.json"
 PEFT_WEIGHTS: Final = "adapter_model.safetensors"
@@ -119,6 +119,10 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
     files = _files(folder)
     names = _names(arch)
     matrices = tuple(_matrices(arch, names, files))
+    (head,) = _modules(names, _specs(arch)[arch.head_parameter.name])
+    if f"{PREFIX}{head}.base_layer.weight" in files.tensors:  # PEFT adds it unless told otherwise
+        message = f"{folder} has {head} itself beside its adapter, which may be another than that of the model"
+        raise PeftUnreadable("X522", message, "save it again with `save_embedding_layers=False`")
     modules = {matrix.parameter for matrix in matrices}
     full = tuple(
         each.name
@@ -190,7 +194,7 @@ def peft_parts(arch: Architecture, names: StoredNames, parameter: ParameterSpec)
     """How files have a parameter that is trained: of an adapter, or of the model itself."""
     if not parameter.adapter:
         return tuple(_prefixed(part, part.name) for part in names.of(parameter)[0])
-    matrix = next(each for each in parameters(arch.base) if each.name == parameter.adapter)
+    matrix = _specs(arch)[parameter.adapter]
     return tuple(_factor_parts(names, matrix, parameter))
 
 
@@ -223,12 +227,21 @@ def _names(arch: Architecture) -> StoredNames:
 
 
 def _matrices(arch: Architecture, names: StoredNames, files: WeightFiles) -> Iterator[PeftMatrix]:
-    specs = {each.name: each for each in parameters(arch)}
+    specs = _specs(arch)
     for layer, matrix in all_matrices(arch):
-        parameter = f"layers.{layer}.{matrix.name}"
+        parameter = name_of(layer, matrix.name)
         modules = _modules(names, specs[parameter])
         if (a := files.tensors.get(f"{PREFIX}{modules[0]}.lora_A.weight")) is not None and len(a.shape) == 2:
             yield PeftMatrix(parameter, modules, a.shape[0])
+
+
+def _specs(arch: Architecture) -> dict[str, ParameterSpec]:
+    """The parameters of the model without adapter, and its head where that is the embedding, by name."""
+    head = arch.head_parameter
+    return {
+        head.name: ParameterSpec(name=head.name, shape=head.shape, decays=head.decays),
+        **{each.name: each for each in parameters(arch.base)},
+    }
 
 
 def _modules(names: StoredNames, matrix: ParameterSpec) -> tuple[str, ...]:
@@ -328,12 +341,12 @@ def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str 
     """The keys of `adapter_config.json`. base: the folder or repository of the model under the adapter."""
     assert arch.adapter is not None
     names = _names(arch.base)
-    specs = {each.name: each for each in parameters(arch.base)}
+    specs = _specs(arch)
     own = {each.adapter for each in trained}
     matrices = [
         (layer, matrix, _modules(names, specs[name]))
         for layer, matrix in all_matrices(arch)
-        if (name := f"layers.{layer}.{matrix.name}") in own
+        if (name := name_of(layer, matrix.name)) in own
     ]
     adapted = {module for _, _, modules in matrices for module in modules}
     full = {names.of(each)[0][0].name.rpartition(".")[0]: None for each in trained if not each.adapter}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
-from ..architecture import Architecture, BlockParameter
+from ..architecture import HEAD, Architecture, BlockParameter
 from .frozen import fits_part
 
 if TYPE_CHECKING:
@@ -19,15 +19,23 @@ def matrices_of(block: "BlockPiece", arch: Architecture) -> Iterator[BlockParame
             yield from (each for each in layer.parameters(arch) if each.is_matrix and not each.router)
 
 
-def all_matrices(arch: Architecture) -> list[tuple[int, BlockParameter]]:
-    """(layer, matrix) of all of a model that an adapter can be of, in its order."""
+def all_matrices(arch: Architecture) -> list[tuple[int | None, BlockParameter]]:
+    """(layer, matrix) of all of a model that an adapter can be of, in its order; the head is in no layer."""
     found = {layer: tuple(matrices_of(kind.block, arch)) for kind in arch.base.kinds for layer in kind.layers}
-    return [(layer, matrix) for layer in sorted(found) for matrix in found[layer]]
+    of_blocks = [(layer, matrix) for layer in sorted(found) for matrix in found[layer]]
+    return [*of_blocks, *([(None, arch.head_parameter)] if arch.head == "vocabulary" else [])]
 
 
-def is_target(pattern: str, layer: int, matrix: BlockParameter) -> bool:
+def name_of(layer: int | None, name: str) -> str:
+    """In the model what is `name` in the block of a layer; None: it is in none."""
+    return name if layer is None else f"layers.{layer}.{name}"
+
+
+def is_target(pattern: str, layer: int | None, matrix: BlockParameter) -> bool:
     """Whether a pattern means a matrix of the block of a layer. Of routed experts only one that names their module
-    does."""
+    does, and the head only one that names it."""
+    if layer is None:
+        return pattern == HEAD
     if matrix.expert and matrix.owner.rpartition(".")[2] not in pattern.split("."):
         return False
     return pattern == ALL_LINEAR or means(pattern, layer, matrix.name)
@@ -43,7 +51,7 @@ def means(pattern: str, layer: int | None, name: str) -> bool:
 
 def targets_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
     """Patterns that mean these matrices and no other. names: of parameters."""
-    dense = {f"layers.{layer}.{matrix.name}" for layer, matrix in all_matrices(arch) if not matrix.expert}
+    dense = {name_of(layer, each.name) for layer, each in all_matrices(arch) if layer is not None and not each.expert}
     if dense and dense <= names:
         return ALL_LINEAR, *patterns_of(arch, names - dense)
     return patterns_of(arch, names)
@@ -54,13 +62,16 @@ def patterns_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
     layers: dict[str, list[int]] = {}
     every: dict[str, list[int]] = {}
     for layer, matrix in all_matrices(arch):
-        every.setdefault(matrix.name, []).append(layer)
-        if f"layers.{layer}.{matrix.name}" in names:
-            layers.setdefault(matrix.name, []).append(layer)
+        if layer is not None:
+            every.setdefault(matrix.name, []).append(layer)
+            if name_of(layer, matrix.name) in names:
+                layers.setdefault(matrix.name, []).append(layer)
     found: list[str] = []
     for name, own in layers.items():
         matrix = name.removesuffix(".weight")
         found += [matrix] if own == every[name] else [f"layers.{each}.{matrix}" for each in _ranges(own)]
+    if f"{HEAD}.weight" in names:
+        found.append(HEAD)
     return tuple(found)
 
 

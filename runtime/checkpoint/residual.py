@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ...planner.blocks.adapted import AdaptedMatrix, adapted_matrices
+from ...planner.model.targets import name_of
 from ...planner.plan import Plan
 from ..models.adapted import begun_part, decomposed
 from ..models.build import DTYPES
@@ -147,7 +148,7 @@ def _decomposed(plan: Plan) -> Iterator[tuple[str, AdaptedMatrix]]:
     """(what stands before names in the block, matrix) of all that an adapter begins with a part of."""
     for layer, matrix in adapted_matrices(plan.architecture):
         if matrix.decomposes:
-            yield f"layers.{layer}.", matrix
+            yield name_of(layer, ""), matrix
 
 
 def _as_planned(plan: Plan, matrices: int) -> list[tuple[str, AdaptedMatrix]]:

@@ -26,6 +26,7 @@ from ...planner.model.peft import (
     read_peft,
     taken_for_experts,
 )
+from ...planner.model.targets import name_of
 from ...planner.plan import Plan
 from ..checkpoint.model_folder import planned_adapter
 from ..checkpoint.whole_tensors import WholeTensors
@@ -116,7 +117,7 @@ class AdapterExport:
         made: dict[str, tuple[str, AdaptedMatrix, AdaptedMatrix]] = {}
         for (layer, matrix), (_, other) in zip(before, adapted_matrices(arch), strict=True):
             if matrix != other:
-                start = f"layers.{layer}."
+                start = name_of(layer, "")
                 made |= dict.fromkeys(self._beside(f"{start}{matrix.name}"), (start, matrix, other))
 
         def stored(name: str) -> Tensor:

@@ -283,6 +283,9 @@ def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> N
     """Raise ExportFailed if no folder can hold the model of a plan. merges: its adapter is put into the model."""
     if merges and plan.architecture.adapter is None:
         raise ExportFailed("the run trains no adapter; `xtrain export` writes its model", "X525")
+    if merges and plan.architecture.tie_embeddings and plan.architecture.head_matrices:
+        message = "the run has an adapter of its head, which is its embedding: no matrix can have it added"
+        raise ExportFailed(f"{message}; `xtrain export --adapter` writes it beside the model", "X525")
     if (problem := not_written(plan.architecture.base if merges else plan.architecture)) is not None:
         raise ExportFailed("; ".join(problem), "X525")
     if (base := base_of_plan(plan)) is not None and not dequantise:

@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ...planner.blocks.adapted import adapted_matrices
+from ...planner.model.targets import name_of
 from ...planner.plan import Plan
 from ...planner.weights.written import WrittenFile
 from ..checkpoint.base_weights import BaseWeights
@@ -50,7 +51,7 @@ class Merging:
         """What gives all of a parameter of the merged model. trained: gives those that the checkpoint has."""
         exact = torch.float64 if self.plan.node("setup.build_model").args["params"] == "fp64" else torch.float32
         matrices = {
-            f"layers.{layer}.{each.name}": (layer, each) for layer, each in adapted_matrices(self.plan.architecture)
+            name_of(layer, each.name): (layer, each) for layer, each in adapted_matrices(self.plan.architecture)
         }
         formats = {name: TYPES[tensor.format] for file in files for tensor in file.tensors for name, _ in tensor.parts}
         factors: dict[str, list[str]] = {}
@@ -64,7 +65,7 @@ class Merging:
             if name not in matrices:
                 return base.read(name)
             layer, matrix = matrices[name]
-            start = f"layers.{layer}."
+            start = name_of(layer, "")
             beside = {each.removeprefix(start): trained(self.names.get(each, each)).to(exact) for each in factors[name]}
             before = weight = base.read(name).to(exact)
             if matrix.decomposes:

@@ -1,7 +1,7 @@
 """What the torch side of an adapter does with the matrices that it is of."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -66,8 +66,19 @@ merges: Final = MatrixFunctions[Merge]("merges")
 
 def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture, axes: Axes) -> None:
     """Let a block that was built without adapter have it. Raises PlanMismatch where nothing puts it on."""
-    known = {parameter.name: parameter for parameter in block.parameters(arch)}
-    for matrix in block.matrices:
+    _put_all(module, block.matrices, {parameter.name: parameter for parameter in block.parameters(arch)}, axes)
+
+
+def put_on_head(model: nn.Module, arch: Architecture, axes: Axes) -> None:
+    """The same of the head of a vocabulary, a `Linear` of the model without weight where the embedding has that."""
+    head = arch.head_parameter
+    _put_all(model, arch.head_matrices, {each.name: each for each in (head, *arch.head_adapters())}, axes)
+
+
+def _put_all(
+    module: nn.Module, matrices: Sequence[AdaptedMatrix], known: Mapping[str, BlockParameter], axes: Axes
+) -> None:
+    for matrix in matrices:
         put = puts_on.of(type(matrix))
         if not matrix.task:
             put(matrix, module, known, axes)

@@ -6,17 +6,17 @@ K1 = K + 1, with the rest of its distribution behind them, M metrics. As in `los
 computed piece by piece in the forward.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
 from ...dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from ..parallel.collectives import all_reduce
-from .loss import IGNORE, Head, HeadGradients, LossTerms, cap_logits, gathered, own_positions, scaled
+from .head_product import HeadFactors, HeadProduct, product_of
+from .loss import IGNORE, Head, LossTerms, cap_logits, gathered, own_positions, scaled
 
 METRICS: Final = 2
 
@@ -80,6 +80,7 @@ def distillation_losses(
     columns: dict[str, Tensor],
     *,
     each: bool = False,
+    factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
     """Σ of what `head.term` minimises, with z-loss, over tokens whose label is not −100.
 
@@ -92,7 +93,7 @@ def distillation_losses(
     def piece(part: slice, logits_tV: Tensor, labels_t: Tensor, needs: bool) -> LogitsPiece:
         return _piece(logits_tV, labels_t, head, ids_TK[part].long(), teacher_TK1[part].to(logits_tV.dtype), needs)
 
-    return distilled(hidden_TD, weight_VD, labels_T, head, piece, head.chunk, each=each)
+    return distilled(hidden_TD, weight_VD, labels_T, head, piece, head.chunk, each=each, factors=factors)
 
 
 class LogitsPiece(NamedTuple):
@@ -111,12 +112,19 @@ OfPiece = Callable[[slice, Tensor, Tensor, bool], LogitsPiece]
 
 
 def distilled(
-    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, piece: OfPiece, tokens: int, *, each: bool
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    piece: OfPiece,
+    tokens: int,
+    *,
+    each: bool,
+    factors: Sequence[HeadFactors],
 ) -> LossTerms:
     """The sum over pieces of so many tokens."""
-    enabled = torch.is_grad_enabled()
-    needs = (enabled and hidden_TD.requires_grad, enabled and weight_VD.requires_grad)
-    found = _Distilled.apply(hidden_TD, weight_VD, labels_T, head, needs, each, piece, tokens)
+    product = product_of(hidden_TD, weight_VD, factors)
+    found = _Distilled.apply(product, labels_T, head, each, piece, tokens, *product.tensors)
     objective, cross_entropy, each_T, metrics_M = found  # pyright: ignore[reportGeneralTypeIssues]
     return LossTerms(objective, cross_entropy, each_T, torch.cat((objective.detach()[None], metrics_M)))
 
@@ -125,24 +133,24 @@ class _Distilled(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_TD: Tensor,
-        weight_VD: Tensor,
+        product: HeadProduct,
         labels_T: Tensor,
         head: Head,
-        needs: tuple[bool, bool],
         each: bool,
         piece: OfPiece,
         tokens: int,
+        *tensors: Tensor,
     ):
+        hidden_TD = product.hidden_TD
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         objective, cross_entropy = torch.zeros((2,), dtype=exact, device=hidden_TD.device)
         metrics_M = torch.zeros(METRICS, dtype=exact, device=hidden_TD.device)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
-        grads = HeadGradients.of(hidden_TD, weight_VD, exact, needs)
+        grads = product.gradients(exact)
         for first in range(0, labels_T.numel(), tokens):
             part = slice(first, first + tokens)
-            logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
-            found = piece(part, logits_tV, labels_T[part], any(needs))
+            logits_tV = product.logits(part).to(exact)
+            found = piece(part, logits_tV, labels_T[part], any(product.needs))
             del logits_tV
             objective += found.loss
             cross_entropy += found.nll_T.sum()
@@ -150,16 +158,16 @@ class _Distilled(torch.autograd.Function):
             if each_T is not None:
                 each_T[part] = found.nll_T
             if found.grad_TV is not None:
-                grads.add(part, found.grad_TV, hidden_TD, weight_VD)
+                grads.add(part, found.grad_TV)
             del found  # nothing of a piece is alive in the next one
-        ctx.grads = grads.found(weight_VD.dtype)
+        ctx.grads = grads.found()
         ctx.twice, ctx.scaled = head.twice, False
         ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
         return objective, cross_entropy, each_T, metrics_M
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
-        return *scaled(ctx, grad_outputs[0]), None, None, None, None, None, None
+        return None, None, None, None, None, None, *scaled(ctx, grad_outputs[0])
 
 
 def _piece(

@@ -5,7 +5,7 @@ the forward, so neither the logits nor their gradient ever exist as a whole. Wha
 a `Term` of a few statistics of each token's logits, whose gradients are known in closed form.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ...dsl.user_parts.kinds import LOGPROB
 from ...planner.mesh.sharding import piece
 from ..parallel.axes import TensorAxis
 from ..parallel.collectives import all_gather, all_reduce
+from .head_product import HeadFactors, HeadProduct, product_of
 from .layers import first_row
 
 if TYPE_CHECKING:
@@ -131,26 +132,25 @@ def token_losses(
     *,
     each: bool = False,
     columns: Mapping[str, Tensor] | None = None,
+    factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
     """Σ (loss + z_weight · lse²) over tokens whose label is not −100; a loss is taken in at least fp32.
 
     columns: the numbers [T] that the term is given, by name; what they are without a label is not looked at.
 
     z-loss: PaLM (arXiv 2204.02311) §5. The gradient of `hidden_TD` is that of this rank's piece of the vocabulary.
-    With `each` the terms tell tokens apart; nothing else changes by that.
+    With `each` the terms tell tokens apart; nothing else changes by that. factors: what adapters add to the logits.
     """
-    # Asked here: inside a custom forward gradients are off, and the inputs say they need one even under no_grad.
-    enabled = torch.is_grad_enabled()
-    needs = (enabled and hidden_TD.requires_grad, enabled and weight_VD.requires_grad)
-    terms = _ChunkedLoss.apply(hidden_TD, weight_VD, labels_T, head, needs, each, columns or {})
+    product = product_of(hidden_TD, weight_VD, factors)
+    terms = _ChunkedLoss.apply(product, labels_T, head, each, columns or {}, *product.tensors)
     objective, cross_entropy, each_T, metrics_M = terms  # pyright: ignore[reportGeneralTypeIssues]
     recorded = None if head.term is None else torch.cat((objective.detach()[None], metrics_M))
     return LossTerms(objective, cross_entropy, each_T, recorded)
 
 
-def whole_logits(hidden_TD: Tensor, weight_VD: Tensor, head: Head) -> Tensor:
+def whole_logits(hidden_TD: Tensor, weight_VD: Tensor, head: Head, factors: Sequence[HeadFactors] = ()) -> Tensor:
     """Logits [T, whole vocabulary], without gradient."""
-    logits_TV = F.linear(hidden_TD, weight_VD)
+    logits_TV = product_of(hidden_TD, weight_VD, factors).logits(slice(0, len(hidden_TD)))
     cap_logits(logits_TV, head, slope=False)
     return logits_TV if head.tensor is None else gathered(logits_TV, head)
 
@@ -302,67 +302,23 @@ def gradient_of(by: dict[str, Tensor], found: Statistics, valid_t: Tensor, head:
     return grad_tV
 
 
-@frozen(eq=False)
-class HeadGradients:
-    """Gradients of hidden states and of the head's weight, from those of logits piece by piece; None what is not asked
-    for. The weight's are added up in at least fp32. temperature: what logits were divided by."""
-
-    hidden_TD: Tensor | None
-    weight_VD: Tensor | None
-    temperature: float
-
-    @classmethod
-    def of(
-        cls,
-        hidden_TD: Tensor,
-        weight_VD: Tensor,
-        exact: torch.dtype,
-        needs: tuple[bool, bool],
-        temperature: float = 1.0,
-    ) -> "HeadGradients":
-        return cls(
-            torch.empty_like(hidden_TD) if needs[0] else None,
-            torch.zeros_like(weight_VD, dtype=exact) if needs[1] else None,
-            temperature,
-        )
-
-    def add(self, part: slice, grad_tV: Tensor, hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
-        """The products of a piece of tokens; `grad_tV`, which is overwritten, as they take it."""
-        if self.temperature != 1:
-            grad_tV.div_(self.temperature)
-        grad_tV = grad_tV.to(hidden_TD.dtype)
-        if self.hidden_TD is not None:
-            torch.mm(grad_tV, weight_VD, out=self.hidden_TD[part])
-        if self.weight_VD is None:
-            return grad_tV
-        if grad_tV.dtype == self.weight_VD.dtype:
-            self.weight_VD.addmm_(grad_tV.t(), hidden_TD[part])  # no second [V, D] for the product
-        else:
-            self.weight_VD.add_(grad_tV.t() @ hidden_TD[part])
-        return grad_tV
-
-    def found(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Both, that of the weight in its format."""
-        return self.hidden_TD, None if self.weight_VD is None else self.weight_VD.to(dtype)
-
-
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_TD: Tensor,
-        weight_VD: Tensor,
+        product: HeadProduct,
         labels_T: Tensor,
         head: Head,
-        needs: tuple[bool, bool],
         each: bool,
         columns: dict[str, Tensor],
+        *tensors: Tensor,
     ):
+        hidden_TD, needs = product.hidden_TD, product.needs
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         objective = torch.zeros((), dtype=exact, device=hidden_TD.device)
         cross_entropy = torch.zeros_like(objective)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
-        grads = HeadGradients.of(hidden_TD, weight_VD, exact, needs, head.temperature)
+        grads = product.gradients(exact, head.temperature)
         term = head.term
         assert term is None or isinstance(term, Term)
         metrics_M = torch.zeros(0 if term is None else len(term.metrics), dtype=exact, device=hidden_TD.device)
@@ -371,7 +327,7 @@ class _ChunkedLoss(torch.autograd.Function):
             part = slice(first, first + head.chunk)
             labels_t = labels_T[part]
             valid_t = (labels_t != IGNORE).to(exact)
-            logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
+            logits_tV = product.logits(part).to(exact)
             slope_tV = cap_logits(logits_tV, head, slope=any(needs))
             cool_logits(logits_tV, head)
             found = statistics_of(logits_tV, labels_t, head, reads)
@@ -395,20 +351,20 @@ class _ChunkedLoss(torch.autograd.Function):
                 if slope_tV is not None:
                     grad_tV.mul_(slope_tV)
                     slope_tV = None
-                grad_tV = grads.add(part, grad_tV, hidden_TD, weight_VD)
+                grad_tV = grads.add(part, grad_tV)
         # Kept on ctx, not saved for backward: it is scaled in place there, once.
-        ctx.grads = grads.found(weight_VD.dtype)
+        ctx.grads = grads.found()
         ctx.twice, ctx.scaled = head.twice, False
         ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
         return objective, cross_entropy, each_T, metrics_M
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
-        return *scaled(ctx, grad_outputs[0]), None, None, None, None, None
+        return None, None, None, None, None, *scaled(ctx, grad_outputs[0])
 
 
-def scaled(ctx: Any, by: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of hidden states and weight that a forward has left on `ctx`, times that of the loss: in place, and
+def scaled(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of what logits are of, which a forward has left on `ctx`, times that of the loss: in place, and
     once, as a backward may run a second time."""
     grads = ctx.grads
     if not ctx.scaled:

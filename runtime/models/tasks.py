@@ -14,6 +14,7 @@ from attrs import define, frozen
 from torch import Tensor, nn
 
 from ..parallel.tensor import local
+from .head_product import HeadFactors
 from .layers import Linear
 
 
@@ -24,6 +25,10 @@ class ChangesProduct(Protocol):
 
     def applied(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
         """[B, S, F]: the product of the matrix, with what it adds."""
+        ...
+
+    def factors(self, first: int, end: int) -> HeadFactors:
+        """What it adds to logits, of tokens from `first` to before `end`."""
         ...
 
 
@@ -71,11 +76,14 @@ class TaskRouting:
         found = []
         pieces = zip(adapters, x_BSD.split(self.counts), out_BSF.split(self.counts), strict=True)
         for place, (adapter, x, out) in enumerate(pieces):
-            takes_part = torch.is_grad_enabled() and (self.part is None or place in self.part)
-            if adapter is not None and (len(x) or takes_part):
+            if adapter is not None and self.takes_part(place, len(x)):
                 out = adapter.applied(x, out)
             found.append(out)
         return torch.cat(found)
+
+    def takes_part(self, place: int, rows: int) -> bool:
+        """Whether the adapter of a task computes, of so many rows."""
+        return rows > 0 or (torch.is_grad_enabled() and (self.part is None or place in self.part))
 
     def as_in(self, rows: Sequence[int]) -> list[int]:
         """Rows of each expert as rows of each expert and task, where the rows that are computed are all of one task."""
@@ -127,6 +135,14 @@ class TaskLinear(Linear):
 
     def without_bias(self, x_BSD: Tensor) -> Tensor:
         return self.routing.applied(self._adapters, x_BSD, super().without_bias(x_BSD))
+
+    def factors_of(self, rows: Sequence[int], each: int) -> Iterator[HeadFactors]:
+        """What adapters add to logits. rows: of each task, one behind the other; each: tokens of a row."""
+        first = 0
+        for place, (adapter, count) in enumerate(zip(self._adapters, rows, strict=True)):
+            if adapter is not None and self.routing.takes_part(place, count):
+                yield adapter.factors(first, first + count * each)
+            first += count * each
 
     @property
     def _adapters(self) -> "list[ChangesProduct | None]":

@@ -6,17 +6,17 @@ their gradients. So neither the logits nor their gradient ever exist as a whole,
 once more.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...dsl.user_parts.kinds import LOGPROB
+from .head_product import HeadFactors, HeadProduct, product_of
 from .loss import (
     IGNORE,
     Head,
-    HeadGradients,
     Statistics,
     cap_logits,
     cool_logits,
@@ -27,16 +27,20 @@ from .loss import (
 
 
 def token_statistics(
-    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...] = ()
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    reads: tuple[str, ...] = (),
+    factors: Sequence[HeadFactors] = (),
 ) -> dict[str, Tensor]:
     """By name, in at least fp32, with gradients: the log-probability [T] of each label, and what of STATISTICS is read.
 
     Where the label is −100 a log-probability is −1, and nothing has a gradient. The gradient of `hidden_TD` is that of
     this rank's piece of the vocabulary.
     """
-    enabled = torch.is_grad_enabled()
-    needs = (enabled and hidden_TD.requires_grad, enabled and weight_VD.requires_grad)
-    found = _TokenStatistics.apply(hidden_TD, weight_VD, labels_T, head, reads, needs)
+    product = product_of(hidden_TD, weight_VD, factors)
+    found = _TokenStatistics.apply(product, labels_T, head, reads, *product.tensors)
     return dict(zip((LOGPROB, *reads), found, strict=True))  # pyright: ignore[reportArgumentType]
 
 
@@ -44,19 +48,19 @@ class _TokenStatistics(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_TD: Tensor,
-        weight_VD: Tensor,
+        product: HeadProduct,
         labels_T: Tensor,
         head: Head,
         reads: tuple[str, ...],
-        needs: tuple[bool, bool],
+        *tensors: Tensor,
     ):
+        hidden_TD = product.hidden_TD
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         lse_T = torch.empty(labels_T.shape, dtype=exact, device=hidden_TD.device)
         found_T = [torch.empty_like(lse_T) for _ in (LOGPROB, *reads)]
         for first in range(0, labels_T.numel(), head.chunk):
             part = slice(first, first + head.chunk)
-            logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
+            logits_tV = product.logits(part).to(exact)
             cap_logits(logits_tV, head, slope=False)
             cool_logits(logits_tV, head)
             found = statistics_of(logits_tV, labels_T[part], head, reads)
@@ -66,9 +70,10 @@ class _TokenStatistics(torch.autograd.Function):
                 value_T[part] = found.read(name)
             del logits_tV, found  # nothing of a piece is alive in the next one
         entropy_T = found_T[1 + reads.index("entropy_T")] if "entropy_T" in reads else None
-        if any(needs):
-            ctx.save_for_backward(hidden_TD, weight_VD, labels_T, lse_T, entropy_T)
-        ctx.head, ctx.reads, ctx.needs, ctx.grads = head, reads, needs, None
+        if any(product.needs):
+            ctx.save_for_backward(labels_T, lse_T, entropy_T, *tensors)
+            ctx.product = product.with_tensors(tuple(each.new_empty(0) for each in tensors))
+        ctx.head, ctx.reads, ctx.grads = head, reads, None
         return tuple(found_T)
 
     @staticmethod
@@ -78,20 +83,21 @@ class _TokenStatistics(torch.autograd.Function):
             grads = _gradients(ctx, dict(zip((LOGPROB, *ctx.reads), grad_outputs, strict=True)))
         # In a pipeline that takes gradients of inputs and weights apart it is called for both.
         ctx.grads = grads if ctx.head.twice and ctx.grads is None else None
-        return *grads, None, None, None, None
+        return None, None, None, None, *grads
 
 
-def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    """Of hidden states and weight, from those of the statistics [T]. The ranks of a vocabulary need not communicate:
+def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
+    """Of what logits are of, from those of the statistics [T]. The ranks of a vocabulary need not communicate:
     with the log-sum-exp each knows the softmax of its piece."""
-    hidden_TD, weight_VD, labels_T, lse_T, entropy_T = ctx.saved_tensors
+    labels_T, lse_T, entropy_T, *tensors = ctx.saved_tensors
     head, exact = ctx.head, lse_T.dtype
-    grads = HeadGradients.of(hidden_TD, weight_VD, exact, ctx.needs, head.temperature)
+    product = ctx.product.with_tensors(tensors)
+    grads = product.gradients(exact, head.temperature)
     for first in range(0, labels_T.numel(), head.chunk):
         part = slice(first, first + head.chunk)
         labels_t, lse_t = labels_T[part], lse_T[part]
         valid_t = (labels_t != IGNORE).to(exact)
-        logits_tV = F.linear(hidden_TD[part], weight_VD).to(exact)
+        logits_tV = product.logits(part).to(exact)
         slope_tV = cap_logits(logits_tV, head, slope=True)
         cool_logits(logits_tV, head)
         position_t, own_t = own_positions(labels_t, head.first, logits_tV.shape[1])
@@ -112,6 +118,6 @@ def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, Tensor |
         if slope_tV is not None:
             grad_tV.mul_(slope_tV)
             slope_tV = None
-        grads.add(part, grad_tV, hidden_TD, weight_VD)
+        grads.add(part, grad_tV)
         del found, grad_tV, slope_tV
-    return grads.found(weight_VD.dtype)
+    return grads.found()

@@ -19,15 +19,18 @@ from ...dsl.schema.rollout import EXPERTS
 from ...planner.architecture import Architecture, RotaryAngles
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, local
+from .adapted import put_on_head
 from .attention import KERNELS, AttentionModule, with_block_masks
 from .batch import ModelBatch, RowLosses
 from .block import DecoderBlock, Join
 from .distillation import Distillation, distillation_losses
 from .dropout import token_keys
 from .embedding_noise import EmbeddingNoise
+from .head_product import HeadFactors
 from .layers import Embedding, Linear, RMSNorm, Rotation
 from .loss import Head, token_losses, whole_logits
 from .reward_losses import RewardTerm, reward_losses, rewards, row_losses
+from .tasks import TaskLinear
 from .unit_losses import UnitTerm, unit_losses
 from .whole_distillation import live_losses
 from .zero_gradient import with_zero_gradient
@@ -80,8 +83,11 @@ class Transformer(nn.Module):
             self.norm = RMSNorm(arch.dim, arch.norm_eps, plus_one=arch.ends.norm_plus_one)
             if arch.head == "reward":
                 self.score = Linear(arch.dim, 1)
-            elif not arch.tie_embeddings:
+            elif not arch.tie_embeddings or arch.head_matrices:
                 self.lm_head = Linear(arch.dim, arch.vocab)
+                if arch.tie_embeddings:  # what an adapter has beside it
+                    self.lm_head.register_parameter("weight", None)
+                put_on_head(self, arch, axes)
         # A pipeline's schedule passes on tensors alone: batches wait here, and come in this order on every stage.
         self.inbox: deque[ModelBatch] = deque()
         self.splits_backward = False
@@ -205,7 +211,8 @@ class Transformer(nn.Module):
         if self.arch.head == "reward":
             return self._rewarded(x_BSD, batch)
         if batch.cache is not None:
-            return whole_logits(self.norm(x_BSD[:, -1]), self.head_weight(), self._head())
+            hidden_BD = self.norm(x_BSD[:, -1])
+            return whole_logits(hidden_BD, self.head_weight(), self._head(), self._head_factors(batch, len(hidden_BD)))
         term, head = self.head.term, self._head()
         assert not isinstance(term, RewardTerm)
         if torch.is_grad_enabled() or batch.as_sampled:
@@ -223,19 +230,22 @@ class Transformer(nn.Module):
         if batch.labels_BS.dim() == 3:  # several labels of each position
             hidden_TD = hidden_TD.repeat_interleave(batch.labels_BS.shape[2], dim=0)
         each = batch.dataset_B is not None or batch.each
-        weight_VD = self.head_weight()
+        weight_VD, factors = self.head_weight(), self._head_factors(batch, len(hidden_TD))
         columns = {} if term is None else {name: batch.numbers(name) for name in term.columns}
         if isinstance(term, UnitTerm):
             assert batch.units is not None
-            terms = unit_losses(hidden_TD, weight_VD, labels_T, head, columns, batch.units, self.axes, each=each)
+            units = batch.units
+            terms = unit_losses(
+                hidden_TD, weight_VD, labels_T, head, columns, units, self.axes, each=each, factors=factors
+            )
         elif teacher is not None and taught is not None:
-            terms = live_losses(hidden_TD, weight_VD, labels_T, head, taught, each=each)
+            terms = live_losses(hidden_TD, weight_VD, labels_T, head, taught, each=each, factors=factors)
             del taught
             teacher.let_go()
         elif isinstance(term, Distillation):
-            terms = distillation_losses(hidden_TD, weight_VD, labels_T, head, columns, each=each)
+            terms = distillation_losses(hidden_TD, weight_VD, labels_T, head, columns, each=each, factors=factors)
         else:
-            terms = token_losses(hidden_TD, weight_VD, labels_T, head, each=each, columns=columns)
+            terms = token_losses(hidden_TD, weight_VD, labels_T, head, each=each, columns=columns, factors=factors)
         objective, recorded = terms.objective, terms.recorded
         if normed_BSD is not None:
             del x_BSD, hidden_BSD, hidden_TD  # what a backward needs of them is kept
@@ -262,7 +272,8 @@ class Transformer(nn.Module):
             x_BSD = call(block, x_BSD, batch.columns[f"{LATER}/{depth}"])
             hidden_TD = column_parallel_input(x_BSD, self.axes.tensor).flatten(0, 1)
             labels_T = batch.columns[f"{LATER_LABELS}/{depth}"].flatten()
-            terms = token_losses(hidden_TD, self.head_weight(), labels_T, head)
+            factors = self._head_factors(batch, len(hidden_TD))
+            terms = token_losses(hidden_TD, self.head_weight(), labels_T, head, factors=factors)
             del hidden_TD  # where it is another tensor than what the next module takes
             objective = objective + self.further_weight / len(further) * terms.objective
             losses.append(terms.cross_entropy)
@@ -290,6 +301,16 @@ class Transformer(nn.Module):
     def head_weight(self) -> Tensor:
         """[V, D], of this rank's piece of the vocabulary."""
         return local((self.embed_tokens if self.arch.tie_embeddings else self.lm_head).weight)
+
+    def _head_factors(self, batch: ModelBatch, tokens: int) -> tuple[HeadFactors, ...]:
+        """What adapters add to the logits of so many tokens, as many of each row of the batch."""
+        if not self.arch.head_matrices or self.axes.without_adapter:
+            return ()
+        head, routing, rows = self.lm_head, self.axes.tasks, batch.shape[0]
+        if isinstance(head, TaskLinear) and routing is not None:
+            counts = routing.of_rows(batch.datasets, rows)
+            return tuple(head.factors_of(counts, tokens // rows)) if counts else ()
+        return (head.factors(0, tokens),)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
 
     def _head(self) -> Head:
         return evolve(self.head, tensor=self.axes.tensor, twice=self.splits_backward)

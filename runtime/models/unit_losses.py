@@ -4,7 +4,7 @@ Shapes: T tokens of a rank, N segments of the rows of a microbatch, U units, K s
 pair, the chosen one first. Sums are taken in fp64, over all ranks that hold positions of the same rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...dsl.user_parts.kinds import LOGPROB
 from ..data.collate.units import Units
 from ..parallel.axes import Axes
 from ..parallel.collectives import total
+from .head_product import HeadFactors
 from .loss import IGNORE, Head, LossTerms
 from .token_statistics import token_statistics
 
@@ -70,6 +71,7 @@ def unit_losses(
     axes: Axes,
     *,
     each: bool = False,
+    factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
     """Σ of the term of `head` over the units of these rows.
 
@@ -79,7 +81,7 @@ def unit_losses(
     term = head.term
     assert isinstance(term, UnitTerm) and not head.z_weight
     valid_T = labels_T != IGNORE
-    found = token_statistics(hidden_TD, weight_VD, labels_T, head, term.reads)
+    found = token_statistics(hidden_TD, weight_VD, labels_T, head, term.reads, factors)
     nll_T = torch.where(valid_T, -found[LOGPROB].detach(), 0.0)
     tokens = found | {name: torch.where(valid_T, columns[name], 0.0) for name in term.columns}
     with term.failures():

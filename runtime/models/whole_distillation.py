@@ -5,6 +5,7 @@ Shapes: t tokens of a piece, V vocabulary of this rank, E dim of the teacher.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..parallel.collectives import all_reduce
 from .distillation import Distillation, LogitsPiece, distilled
+from .head_product import HeadFactors
 from .loss import IGNORE, Head, LossTerms, cap_logits, gathered, own_positions
 
 
@@ -28,7 +30,14 @@ class Taught:
 
 
 def live_losses(
-    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, taught: Taught, *, each: bool = False
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    taught: Taught,
+    *,
+    each: bool = False,
+    factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
     """As `distillation_losses`, of the distributions over all of the vocabulary. Logits of both models are alive for as
     many tokens as their size together allows."""
@@ -38,7 +47,7 @@ def live_losses(
         cap_logits(teacher_tV, taught.head, slope=False)
         return compared(logits_tV, teacher_tV, labels_t, head, needs)
 
-    return distilled(hidden_TD, weight_VD, labels_T, head, piece, head.at_once(2), each=each)
+    return distilled(hidden_TD, weight_VD, labels_T, head, piece, head.at_once(2), each=each, factors=factors)
 
 
 def compared(logits_tV: Tensor, teacher_tV: Tensor, labels_t: Tensor, head: Head, needs: bool) -> LogitsPiece:

@@ -60,17 +60,15 @@ class RanksEngine:
             rank=args["max_rank"],
             models=args["adapters"],
             losses={name: loss.offer for name, loss in LOSSES.items()},
-            matrices=frozenset({"attn", "mlp"}),
+            matrices=frozenset({"attn", "mlp"} | ({"unembed"} if plan.architecture.head_matrices else set())),
             text=True,
         )
 
     def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
         if adapter is None and self.capabilities.rank != WHOLE:
             raise UserError("this server trains adapters, not the model itself: give a rank")
-        shape = {"rank": WHOLE, "seed": 0, "attn": True, "mlp": True}
-        if adapter is not None:
-            shape = {"rank": adapter.rank, "seed": adapter.seed, "attn": adapter.attn, "mlp": adapter.mlp}
-        self._ask("open", model=model, shape=shape)
+        chosen = AdapterSettings(rank=WHOLE, seed=0) if adapter is None else adapter
+        self._ask("open", model=model, shape=asdict(chosen))
         self.models[model] = adapter
 
     def remove_model(self, model: str) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from torch import Tensor
 
 from ...planner.architecture import ParameterSpec
@@ -27,7 +27,7 @@ from .slots import AdapterShape, Slots
 
 STATE: Final = "trained.json"
 TENSORS: Final = "trained.safetensors"
-WHOLE: Final = AdapterShape(rank=0, seed=0, attn=True, mlp=True)  # of the model itself
+WHOLE: Final = AdapterShape(rank=0, seed=0, attn=True, mlp=True, unembed=True)  # of the model itself
 NAMES: Final = {type: name for name, type in TYPES.items()}
 
 
@@ -93,7 +93,7 @@ def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
         return 0, dict(read_kept(folder).tensors)
     rank = int(json.loads((folder / PEFT_CONFIG).read_text())["r"])
     stored = _tensors(folder, PEFT_WEIGHTS)
-    whole = AdapterShape(rank=rank, seed=0, attn=True, mlp=True)
+    whole = evolve(WHOLE, rank=rank)
     specs: dict[str, ParameterSpec] = {each.name: each for each in slots.trained(whole)}
     file = lay_out_adapter(slots.shaped(rank), tuple(specs.values()), lambda parameter, name: "F32")
     found: dict[str, Tensor] = {}

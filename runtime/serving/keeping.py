@@ -133,7 +133,7 @@ def load_adapter(rank: Rank, slots: Slots) -> Handle:
 
 def _mismatch(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
     """Why what was kept is not of an adapter of this shape; empty where it is. The seed is of no account."""
-    for what in ("rank", "attn", "mlp"):
+    for what in ("rank", "attn", "mlp", "unembed"):
         kept, own = getattr(state.shape, what), getattr(shape, what)
         if kept != own:
             return f"what was saved has {what} {kept}, and the model has {own}"

@@ -41,6 +41,7 @@ class AdapterShape:
     seed: int
     attn: bool
     mlp: bool
+    unembed: bool = False
 
 
 @define(eq=False)
@@ -164,6 +165,8 @@ class Slots:
 
     def has(self, name: str, shape: AdapterShape) -> bool:
         """Whether an adapter has the parameter of a slot with this name."""
+        if self.specs[name].adapter == self.architecture.head_parameter.name:
+            return shape.unembed
         return shape.attn if name in self.attends else shape.mlp
 
     @torch.no_grad()

@@ -123,7 +123,7 @@ def left_by_heads(objective: Tensor, heads: int) -> list[Tensor | None]:
             if node.grads is not None:
                 found += node.grads
             else:
-                hidden_TD, _, _, lse_T, entropy_T = node.saved_tensors
+                _, lse_T, entropy_T, hidden_TD, *_ = node.saved_tensors
                 found += [hidden_TD, lse_T, entropy_T]
             if not heads:
                 return found

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ...dsl.schema.cluster import CLUSTERS
 from ...dsl.schema.losses import LATER, LATER_LABELS
-from ...planner.blocks.adapted import widest_task
+from ...planner.architecture import widest_task
 from ...planner.graph.alerts import ALERTS
 from ...planner.plan import Node, Plan
 from ..control.agreement import Agreement

@@ -51,6 +51,24 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         'rank = 3, alpha = 12, dora = true, targets = ["all_linear"]',
         {"r": 3, "lora_alpha": 12, "use_dora": True, "target_modules": LINEAR},
     ),
+    (
+        "llama",
+        "odd heads, tied",
+        'rank = 3, alpha = 12, targets = ["v_proj", "lm_head"]',
+        {"r": 3, "lora_alpha": 12, "target_modules": ["v_proj", "lm_head"]},
+    ),
+    (
+        "qwen3",
+        "plain",
+        'rank = 3, alpha = 12, scaling = rslora, targets = ["lm_head"], ranks = { lm_head: 5 }',
+        {"r": 5, "lora_alpha": 12, "use_rslora": True, "target_modules": ["lm_head"]},
+    ),
+    (
+        "gemma3",
+        "plain",
+        'rank = 2, alpha = 3, targets = ["all_linear", "lm_head"]',
+        {"r": 2, "lora_alpha": 3, "target_modules": [*LINEAR, "lm_head"]},
+    ),
     ("gemma3", "plain", "rank = 2, alpha = 3", {"r": 2, "lora_alpha": 3, "target_modules": LINEAR}),
     (
         "deepseek_v3",
@@ -98,7 +116,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     [
         pytest.param(
             *case,
-            id=f"{case[0]}, {case[1]}{', dora' * ('dora' in case[2])}",
+            id=f"{case[0]}, {case[1]}{', dora' * ('dora' in case[2])}{', head' * ('lm_head' in case[2])}",
             marks=() if case[0] in ORDINARY else pytest.mark.matrix,
         )
         for case in CASES

@@ -19,6 +19,7 @@ RANKS = "adapter lora { rank = 4, alpha = 8, ranks = { down_proj: 2, self_attn: 
 BESIDE = 'adapter lora { rank = 3, alpha = 6, targets = ["layers.2.mlp"], train = ["norm", "layers.3.mlp"] }'
 EXPERTS = 'adapter lora { rank = 3, alpha = 6, targets = ["q_proj", "experts"] }'
 DOWN = 'adapter lora { rank = 4, init = orthogonal, targets = ["2-3.*.experts.down_proj"], train = ["*.*.*.gate"] }'
+HEAD = 'adapter lora { rank = 4, alpha = 12, targets = ["v_proj", "lm_head"], init = orthogonal }'
 DORA = "adapter lora { rank = 4, alpha = 12, dora = true, init = orthogonal }"
 DORA_EXPERTS = 'adapter lora { rank = 4, alpha = 6, dora = true, init = orthogonal, targets = ["q_proj", "experts"] }'
 DORA_DROPOUT = DORA.replace("dora", "dropout = 0.3, dora")
@@ -40,6 +41,12 @@ MORE = [
     (Topology(tp=2, note="dora"), DORA),
     (Topology(tp=2, note="dropout"), DROPOUT),
     (Topology(tp=2, note="all"), ALL),
+    (Topology(tp=2, fsdp=2, note="head"), HEAD),
+    (Topology(tp=2, sets=("parallel.tp.loss=false",), note="head, whole vocabulary"), HEAD),
+    (Topology(pp=2, tp=2, shared=TIED, note="head, tied"), HEAD),
+    (Topology(pp=2, sets=ZBV, note="head, zbv"), HEAD),
+    (Topology(ring=2, note="head"), HEAD),
+    (Topology(replicate=2, sets=("parallel.stack=ddp",), note="head, ddp"), HEAD),
     (Topology(fsdp=2, note="pissa"), PISSA),
     (Topology(pp=2, tp=2, note="dropout"), DROPOUT),
     (Topology(fsdp=2, tp=2, note="pissa"), PISSA),

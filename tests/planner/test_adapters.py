@@ -81,7 +81,10 @@ def test_only_an_adapter_has_states(make_plan):
         ('targets = ["layers.4.mlp"]', "is meant by `layers.4.mlp`", "the blocks are 0 to 3"),
         ('targets = ["self_attn.gate_proj"]', "is meant by `self_attn.gate_proj`", "q_proj, k_proj, v_proj"),
         ('targets = ["embed_tokens"]', "is meant by `embed_tokens`", 'the embedding can have no adapter; `train = ["e'),
-        ('targets = ["lm_head"]', "is meant by `lm_head`", '`train = ["lm_head"]` trains it in full'),
+        ('targets = ["lm_*"]', "is meant by `lm_*`", "the head is named by itself: write `lm_head`"),
+        ('targets = ["lm_head"], dora = true', "an adapter of the head has no dora", "the head out of targets"),
+        ('targets = ["lm_head"], dropout = 0.1', "an adapter of the head has no dropout", "the head out of targets"),
+        ('targets = ["lm_head"], init = pissa', "an adapter of the head has no pissa", "the head out of targets"),
         ('targets = ["norm"]', "is meant by `norm`", '`train = ["norm"]`'),
         ('targets = ["input_layernorm"]', "is meant by", '`train = ["layers.*.input_layernorm"]`'),
         ('layers = ["4-5"]', "the model has no block `4-5`", "name blocks that there are"),
@@ -264,6 +267,7 @@ PISSA_EXPERTS = adapted('rank = 4, init = pissa, targets = ["experts", "o_proj"]
 EXPERTS = adapted('rank = 4, alpha = 8, targets = ["experts", "o_proj"]')
 EXPERT_OUTPUTS = adapted('rank = 4, alpha = 8, targets = ["experts.down_proj"], layers = ["1"]')
 LAST_OUTPUTS = adapted('rank = 4, targets = ["o_proj", "mlp.down_proj"], layers = ["1"]')
+HEAD = 'adapter lora { rank = 4, alpha = 8, targets = ["all_linear", "lm_head"] }'
 FEW = [
     (Topology(model="moe", note="outputs of experts of one block"), EXPERT_OUTPUTS),
     (Topology(tp=2, note="dora"), DORA),
@@ -311,6 +315,13 @@ MORE = [
         DROPOUT_EXPERTS,
     ),
     (Topology(tp=2, fsdp=2, note="high"), HIGH),
+    (Topology(tp=2, note="head"), HEAD),
+    (Topology(fsdp=2, note="head"), HEAD),
+    (Topology(tp=2, fsdp=2, sets=("parallel.tp.loss=false", "model.tie_embeddings=true"), note="head, tied"), HEAD),
+    (Topology(pp=2, sets=("model.tie_embeddings=true",), note="head, tied"), HEAD),
+    (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="head, zero_bubble"), HEAD),
+    (Topology(replicate=2, sets=("parallel.stack=ddp",), note="head, ddp"), HEAD),
+    (Topology(fsdp=2, sets=('adapter.targets=["layers.3.mlp", "lm_head"]',), note="head and last block"), HEAD),
     (Topology(tp=2, note="pissa"), PISSA),
     (Topology(pp=2, note="pissa"), PISSA),
     (Topology(replicate=2, sets=("parallel.stack=ddp",), note="pissa, ddp"), PISSA),

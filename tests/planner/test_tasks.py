@@ -210,6 +210,9 @@ task others { adapter lora { rank = 4, alpha = 8 } }"""
 EXPERTS = TASKS.replace('["v_proj"]', '["layers.0.mlp.experts"]').replace(
     "alpha = 8", 'targets = ["experts", "o_proj"]'
 )
+HEADS = TASKS.replace('["v_proj"]', '["v_proj", "lm_head"]').replace(
+    "alpha = 8", 'alpha = 8, targets = ["all_linear", "lm_head"]'
+)
 DORA = TASKS.replace("alpha = 8", "alpha = 8, dora = true")
 DORA_EXPERTS = EXPERTS.replace("rank = 4", "rank = 4, dora = true")
 ROUTER = ("model.router.aux_loss=0", "model.router.z_loss=0")
@@ -225,6 +228,7 @@ MORE = [
     (Topology(fsdp=2, sets=("activation.mode=full",), note="dense"), TASKS),
     (Topology(tp=2, ep=2, model="moe", shared=ROUTER, note="experts"), EXPERTS),
     (Topology(tp=2, note="dora"), DORA),
+    (Topology(tp=2, note="heads"), HEADS),
     (Topology(fsdp=2, ep=2, model="moe", shared=ROUTER, note="dora, experts"), DORA_EXPERTS),
 ]
 

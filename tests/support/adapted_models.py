@@ -56,7 +56,8 @@ def loss_of(model: Transformer, ids_BS: Tensor) -> Tensor:
 
 def its_name(name: str) -> str:
     """What PEFT calls a factor in memory."""
-    return f"base_model.model.model.{name.removesuffix('.weight')}.default.weight"
+    inside = "" if name.startswith("lm_head.") else "model."
+    return f"base_model.model.{inside}{name.removesuffix('.weight')}.default.weight"
 
 
 def its_factors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:

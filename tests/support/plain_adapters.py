@@ -28,8 +28,8 @@ class PlainLlama:
     def logprobs(self, tokens: np.ndarray, factors: Mapping[str, Tensor], scale: float) -> Tensor:
         """[S, V], with the adapter whose A and B are `factors`, by name; none are given for some matrices."""
 
-        def matrix(name: str) -> Tensor:
-            base = self.weights[f"{name}.weight"]
+        def matrix(name: str, under: str = "") -> Tensor:
+            base = self.weights[f"{under or name}.weight"]
             if f"{name}.lora_A.weight" not in factors:
                 return base
             return base + scale * factors[f"{name}.lora_B.weight"] @ factors[f"{name}.lora_A.weight"]
@@ -42,7 +42,8 @@ class PlainLlama:
             h_SD = self._norm(x_SD, f"{at}.post_attention_layernorm")
             gate, up, down = (matrix(f"{at}.mlp.{each}_proj") for each in ("gate", "up", "down"))
             x_SD = x_SD + (F.silu(h_SD @ gate.T) * (h_SD @ up.T)) @ down.T
-        return (self._norm(x_SD, "norm") @ self.weights["lm_head.weight"].T).log_softmax(-1)
+        tied = "" if "lm_head.weight" in self.weights else "embed_tokens"
+        return (self._norm(x_SD, "norm") @ matrix("lm_head", tied).T).log_softmax(-1)
 
     def _norm(self, x_SD: Tensor, name: str) -> Tensor:
         return self.weights[f"{name}.weight"] * x_SD / (x_SD.square().mean(-1, keepdim=True) + self.eps).sqrt()

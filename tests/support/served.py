@@ -21,6 +21,7 @@ tokenizer bytes
 serve {{ {trained}, max_tokens = 64, rows = {rows} }}
 launch {{ device = cpu }}
 """
+ADAPTER = 'adapter lora {{ rank = {rank}, alpha = 16, targets = ["all_linear", "lm_head"] }}'
 LLAMA = "llama { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48, init_std = 0.2 }"
 Script = Callable[..., Any]
 
@@ -30,7 +31,7 @@ def server_plan(
 ) -> Plan:
     """rank: of the largest adapter; 0: the model itself is trained."""
     path = folder / "served.xtrain"
-    adapter = f"adapter lora {{ rank = {rank}, alpha = 16 }}" if rank else ""
+    adapter = ADAPTER.format(rank=rank) if rank else ""
     trained = "adapters = 4" if rank else "mode = full"
     path.write_text(SPEC.format(model=model, adapter=adapter, trained=trained, rows=rows))
     compiled = plan_from_spec(path, ("precision.params=fp64", *sets), world)

@@ -63,12 +63,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "odd heads, tied",
         {"r": 2, "target_modules": ["v_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     ),
+    "of the head": ("qwen3", "plain", {"r": 3, "lora_alpha": 5, "target_modules": ["k_proj", "lm_head"]}),
     "beside a head": ("qwen3", "plain", {"r": 2, "target_modules": ["k_proj"], "modules_to_save": ["lm_head"]}),
 }
 
 
-def made(family: str, name: str, asked: dict[str, Any], folder: Path) -> Any:
-    """A model of PEFT with random A and B, saved with its base; folder: gets `base` and `adapter`."""
+def made(family: str, name: str, asked: dict[str, Any], folder: Path, *, with_head: bool = False) -> Any:
+    """A model of PEFT with random A and B, saved with its base; folder: gets `base` and `adapter`. with_head: the
+    latter has the matrices of embedding and head as well, where they have adapters."""
     from peft import LoraConfig, get_peft_model
 
     base = make(family, name, folder / "base")
@@ -78,7 +80,7 @@ def made(family: str, name: str, asked: dict[str, Any], folder: Path) -> Any:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.normal_(0.0, 0.1, generator=generator)
-    model.save_pretrained(str(folder / "adapter"))
+    model.save_pretrained(str(folder / "adapter"), save_embedding_layers=with_head)
     return model
 
 
@@ -136,9 +138,11 @@ def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = make("llama", "odd heads, tied", tmp_path / "base")
+    bases = {"tied": ("llama", "odd heads, tied"), "untied": ("qwen3", "plain")}
+    reference = {name: make(*made_of, tmp_path / name) for name, made_of in bases.items()}
     for number, text in enumerate(
         (
+            'rank = 2, alpha = 3, targets = ["v_proj", "lm_head"], ranks = { lm_head: 3 }',
             "rank = 3, alpha = 7, ranks = { mlp: 2 }, alphas = { v_proj: 9.5 }",
             'rank = 2, targets = ["layers.0.self_attn.q_proj", "mlp.up_proj"], scaling = rslora',
             "rank = 2, alpha = 3, dora = true",
@@ -146,7 +150,9 @@ def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
             'rank = 3, layers = ["1"], ranks = { o_proj: 5 }, alphas = { "layers.1.mlp": 2.5, v_proj: 1 }',
         )
     ):
-        plan = plan_of(f'"{tmp_path / "base"}"', more=f"adapter lora {{ {text} }}")
+        name = "untied" if "lm_head" in text else "tied"
+        base = reference[name]
+        plan = plan_of(f'"{tmp_path / name}"', more=f"adapter lora {{ {text} }}")
         folder = tmp_path / str(number)
         trained = {each.name: torch.randn(each.shape) / 10 for each in plan.parameters.tensors if each.trained}
         directory = make_run(plan, folder / "run", folder)
@@ -155,7 +161,7 @@ def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
         save(plan, directory, trained, base_content=digest)
         assert main(["export", str(directory), "--adapter", "--to", str(folder / "out")]) == 0
         assert main(["merge", str(directory), "--to", str(folder / "merged")]) == 0
-        fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        fresh = AutoModelForCausalLM.from_pretrained(tmp_path / name)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT's own
@@ -409,6 +415,25 @@ def test_an_embedding_that_is_the_head_is_both(tmp_path: Path):
     config(ensure_weight_tying=False)(tmp_path / "adapter")
     code, text = diagnosed(tmp_path, named)
     assert code == "X522" and "its head is the embedding of before" in text
+
+
+def test_a_head_beside_its_adapter_is_refused(tmp_path: Path):
+    family, model, asked = CASES["of the head"]
+    made(family, model, asked, tmp_path, with_head=True)
+    code, text = diagnosed(tmp_path, f'from = "{tmp_path / "adapter"}"')
+    assert code == "X522" and "lm_head itself beside its adapter" in text
+
+
+def test_an_adapter_of_a_head_that_is_the_embedding_is_exported_and_not_merged(tmp_path: Path, capsys):
+    asked = {"r": 3, "lora_alpha": 5, "target_modules": ["k_proj", "lm_head"]}
+    made("llama", "odd heads, tied", asked, tmp_path)
+    directory = run_of(plan_on(tmp_path), tmp_path)
+    assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / PEFT_WEIGHTS).read_bytes() == (tmp_path / "adapter" / PEFT_WEIGHTS).read_bytes()
+    capsys.readouterr()
+    assert main(["merge", str(directory), "--to", str(tmp_path / "merged")]) != 0
+    assert "of its head, which is its embedding" in capsys.readouterr().err
+    assert not (tmp_path / "merged").exists()
 
 
 def test_a_setting_beside_a_folder_agrees_with_it(good: Path):

@@ -36,7 +36,13 @@ class Client:
     adam: Adam
     attn: bool = True
     mlp: bool = True
+    unembed: bool = True
     wide: tuple[int, ...] = (0,)
+
+    @property
+    def parts(self) -> dict[str, bool]:
+        """Which matrices have an adapter."""
+        return {"attn": self.attn, "mlp": self.mlp, "unembed": self.unembed}
 
     def data(self, step: int) -> list[Datum]:
         """Seven texts for a step."""
@@ -66,7 +72,13 @@ CLIENTS = {
         rank=5, seed=5, loss="cross_entropy", settings={}, adam=adam(rate=3e-3, beta2=0.99), wide=(3, 0, 1, 2)
     ),
     "weights": Client(
-        rank=4, seed=4, loss="cispo", settings={"clip_high_threshold": 1.5}, adam=adam(clip=0.1), attn=False
+        rank=4,
+        seed=4,
+        loss="cispo",
+        settings={"clip_high_threshold": 1.5},
+        adam=adam(clip=0.1),
+        attn=False,
+        unembed=False,
     ),
 }
 
@@ -75,8 +87,7 @@ def train(engine: Any, folder: Path, calls: int) -> dict[str, Any]:
     """Each client takes its steps with so many calls of forward_backward, all of them in turn."""
     found: dict[str, Any] = {name: {"losses": [], "norms": [], "logprobs": []} for name in CLIENTS}
     for name, client in CLIENTS.items():
-        settings = AdapterSettings(rank=client.rank, seed=client.seed, attn=client.attn, mlp=client.mlp)
-        engine.create_model(name, settings)
+        engine.create_model(name, AdapterSettings(rank=client.rank, seed=client.seed, **client.parts))
     for step in range(STEPS):
         sums = dict.fromkeys(CLIENTS, 0.0)
         for call in range(calls):
@@ -109,7 +120,8 @@ def expected(plan: Plan, client: Client) -> tuple[PlainModel, dict[str, Any]]:
     from attrs import evolve
 
     for each in parameters(evolve(arch.base, adapter=ours)):
-        if each.adapter and (client.attn if "self_attn" in each.name else client.mlp):
+        part = "attn" if "self_attn" in each.name else "unembed" if "lm_head" in each.name else "mlp"
+        if each.adapter and client.parts[part]:
             first[each.name] = first_values(each, "default", client.seed, cpu).double()
     model = PlainModel(base, first, 16 / client.rank)
     found: dict[str, Any] = {"losses": [], "norms": [], "logprobs": []}
@@ -137,6 +149,9 @@ LAYOUTS = {
     "tp": (("parallel.tp=2",), 7),
     "fsdp, tp": (("parallel.fsdp=2", "parallel.tp=2"), 3),
     "pp": (("parallel.pp=2",), 3),
+    "tied": (("model.tie_embeddings=true",), 3),
+    "tied, tp": (("model.tie_embeddings=true", "parallel.tp=2"), 3),
+    "tied, pp, fsdp": (("model.tie_embeddings=true", "parallel.pp=2", "parallel.fsdp=2"), 3),
     "ring": (("parallel.cp=2", "parallel.cp.ring=2"), 3),
     "ulysses": (("parallel.cp=2", "parallel.cp.ulysses=2"), 1),
     "pp, fsdp": (("parallel.pp=2", "parallel.fsdp=2"), 1),
