@@ -18,6 +18,7 @@ from ..dsl.spec import Spec
 from .architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
 from .mesh.cluster import device_kind
 from .mesh.layout import Layout
+from .mesh.mesh import mesh_of_group
 from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
 from .mesh.stages import Pipeline, by_coordinate
@@ -25,7 +26,7 @@ from .model.fp8 import Layers, fp8_matrices
 from .model.groups import ParameterGroups, all_group_args
 from .model.inventory import beside_bytes, block_tensors, checkpoint_bytes
 from .model.peft import PeftFolder
-from .plan import Parameters, PlanPhase
+from .plan import Mesh, Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
 from .units import BYTES
 from .update_work import UpdateWork, update_work
@@ -283,6 +284,16 @@ class Resolved:
         return self.spec.parallel.execution
 
     @property
+    def group_mesh(self) -> Mesh:
+        """The mesh of the ranks that share a process group: all of them, or those of a replica group."""
+        return mesh_of_group(self.layout.mesh) if self.stack.groups else self.layout.mesh
+
+    @property
+    def summed_axes(self) -> tuple[str, ...]:
+        """The axes over which FSDP sums gradients of dense parameters."""
+        return self.wide(*(() if self.stack.groups else ("replicate",)), *self.shard_axes)
+
+    @property
     def context(self) -> int:
         return self.size("ring") * self.size("ulysses")
 
@@ -297,7 +308,7 @@ class Resolved:
 
         Where experts are, the stage around them is too: it is the outermost unit that is told when to sum gradients.
         """
-        return self._needs_fsdp(self.wide("replicate", *self.shard_axes)) or self.expert_fsdp
+        return self._needs_fsdp(self.summed_axes) or self.expert_fsdp
 
     @property
     def expert_fsdp(self) -> bool:

@@ -90,6 +90,20 @@ class StepMetrics(Record):
             "s",
         ),
     ] = None
+    replicas: Annotated[
+        list[int] | None,
+        doc(
+            "replica groups that took part in this step, where there are several "
+            "([stacks.md](stacks.md#what-is-learned))"
+        ),
+    ] = None
+    replica_rows: Annotated[
+        int | None,
+        doc(
+            "rows of the groups that took part, in the steps since the last record; only where there are several",
+            "rows",
+        ),
+    ] = None
     dropped: Annotated[
         int | None,
         doc(

@@ -113,6 +113,26 @@ class RestartEvent(Event, tag="restart"):
     world: Annotated[int | None, doc("from now on", "ranks")]
 
 
+class ReplicasEvent(Event, tag="replicas"):
+    """from the step behind `step` on these replica groups take part ([stacks.md](stacks.md#what-is-learned))"""
+
+    taking_part: Annotated[list[int], doc("the groups")]
+    joined: Annotated[list[int], doc("those of them that did not before")]
+    left: Annotated[list[int], doc("those that did before")]
+    of: Annotated[int | None, doc("there are", "groups")]
+    rows: Annotated[int | None, doc("of a step that they take", "rows")]
+
+
+class ReplicaGroupEvent(Event, tag="replica_group"):
+    """a replica group has ended before the run has, or is started again"""
+
+    group: Annotated[int | None, doc("its number")]
+    state: Annotated[str, doc("`ended`, `started` or `given_up`")]
+    reason: Annotated[str, doc("why it has ended, in words")]
+    ranks: Annotated[list[int], doc("its ranks")]
+    number: Annotated[int | None, doc("of this start of the group, from 1")]
+
+
 class RunEndEvent(Event, tag="run_end"):
     """the run has ended"""
 
@@ -135,5 +155,7 @@ RUN_EVENTS: tuple[type[Event], ...] = (
     StuckEvent,
     FailureEvent,
     RestartEvent,
+    ReplicasEvent,
+    ReplicaGroupEvent,
     RunEndEvent,
 )

@@ -14,6 +14,7 @@ from .control.signals import StopRequests
 from .errors import EnvironmentFault
 from .launch.preflight import check_device, check_world
 from .ops import op
+from .replica import ReplicaGroup
 from .reporting.records import Records
 from .state import Rank
 from .training import random_streams as streams
@@ -34,10 +35,12 @@ def bootstrap(
     axes: list,
     stop_deadline_seconds: float,
     store: Store | None = None,
+    replica: ReplicaGroup | None = None,
 ) -> Rank:
     """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK speak of; alone where they are not set.
 
-    store: that of this start; None: the environment says where it is, and nothing was started there before.
+    store: that of this start; None: the environment says where it is, and nothing was started there before. replica:
+    the replica group that these ranks are, of several.
 
     Raises EnvironmentFault if the world is not the one that the plan was made for, or the device is not there.
     """
@@ -53,21 +56,23 @@ def bootstrap(
     count, version = torch.get_num_threads(), str(torch.__version__)
     records.event(DeviceEvent(step=0, device=str(chosen), threads=count, matmul=in_force, torch=version))
     mesh: Mesh = plan.mesh
-    streams.begin(seed, 0, mesh.data_rank(number))
     if world > 1:
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT, store=store or _own_store(), rank=number, world_size=world)
     assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
-    return Rank(
+    rank = Rank(
         rank=number,
-        local_rank=local,
+        local_rank=local if replica is None else local - replica.first,
         world_size=world,
         data_rank=mesh.data_rank(number),
         data_ranks=mesh.data_ranks,
         device=chosen,
         pipeline_ranks=mesh.size("pp"),
         coordinates=mesh.coordinates(number),
+        replica=replica,
     )
+    streams.begin(seed, 0, rank.row_rank)
+    return rank
 
 
 def choose_device(kind: str, local_rank: int) -> torch.device:

@@ -41,6 +41,7 @@ from .outcome import EXIT_CODES
 from .outcome import exit_process as exit_this_process
 from .profiling import out_of_memory
 from .profiling.under_way import UnderWay
+from .replica import ReplicaGroup, plan_of_group
 from .reporting.records import Records
 from .reporting.trackers import Trackers
 from .shutdown import report_end
@@ -57,14 +58,18 @@ class Executor:
         directory: Path,
         *,
         rank: int,
+        group: ReplicaGroup | None = None,
         exit_process: Callable[[int], None] = exit_this_process,
         store: Store | None = None,
     ) -> None:
         """exit_process: ends the process from any thread, where the others have been given up. store: in which ranks of
-        this start have met, if they have; they then share a screen, which the first one writes on."""
-        self.plan = plan
+        this start have met, if they have; they then share a screen, which the first one writes on. group: the replica
+        group that this rank is of, where there are several; rank: among those of all groups."""
+        self._world = plan.mesh.world_size
+        self.plan = plan if group is None else plan_of_group(plan)
+        plan = self.plan
         self.beat = HeartbeatWriter()
-        self.records = Records.open(directory, rank)
+        self.records = Records.open(directory, rank, group)
         self.progress = Progress()
         self.requests = StopRequests(deadline_seconds=300.0, report=self._report_deadline)
         self.clocks = Clocks()
@@ -94,6 +99,8 @@ class Executor:
             "prepared": {},
             "stages": [],
             "store": store,
+            "replica": group,
+            "at_end": [],
             "trackers": Trackers(plan, self.records, self.progress),
             "resources": self.resources,
         }
@@ -161,7 +168,7 @@ class Executor:
                 run_id=self.records.directory.name,
                 plan_id=self.plan.id,
                 name=self.plan.name,
-                world_size=self.plan.mesh.world_size,
+                world_size=self._world,
                 device=choose_device(self.plan.node("setup.bootstrap").args["device"], local_rank).type,
                 steps=self.plan.timeline.steps,
                 attempt=self.records.attempts() + 1,
@@ -170,12 +177,13 @@ class Executor:
                 rewards=self.plan.architecture.head == "reward",
             )
         )
-        if self.records.rank == 0:
+        if self.records.first:
             folder, commands = self.records.directory / "control", self.plan.timeline.commands
             inbox = Inbox(folder=folder, commands=commands, records=self.records, progress=self.progress)
-            inbox.sweep(self._begun)
+            if self.records.speaks:
+                inbox.sweep(self._begun)
             self.control.inbox = inbox
-            self.poller.looks["commands"] = inbox.look
+            self.poller.looks["commands"] = lambda: inbox.look() if self.records.speaks else None
         load_ops()
         for node in self._order:
             if node.kind in ("setup", "collate"):

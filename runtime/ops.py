@@ -24,7 +24,7 @@ from ..dsl.schema.losses import LOSSES
 from ..dsl.schema.optimizers import OPTIMIZERS
 from ..dsl.schema.rollout import REWARDS
 from ..dsl.schema.schedules import SCHEDULERS
-from ..dsl.schema.stacks import stack_of_node
+from ..dsl.schema.stacks import stack_of_node, stack_of_step
 from ..planner.architecture import Architecture
 from ..planner.plan import Node
 from .errors import EnvironmentFault
@@ -167,9 +167,10 @@ def op_of(node: Node) -> Op:
 
 def op_named(name: str) -> Op | None:
     """The op of a name; those of an action, `step.norms` and `tick.norms`, of a link, `collate.pack`, of a stack,
-    `setup.parallel.NAME`, and of a tracker, `setup.log.wandb`, are registered by what stands beside it."""
+    `setup.parallel.NAME` and `step.NAME.…`, and of a tracker, `setup.log.wandb`, are registered by what stands beside
+    it."""
     head, _, last = name.partition(".")
-    component = stack_of_node(name) or action_of(name) or ACTIONS.get(last)
+    component = stack_of_node(name) or stack_of_step(name) or action_of(name) or ACTIONS.get(last)
     component = CALLED_AFTER[head].of_kind(last) if head in CALLED_AFTER else component
     if name not in OPS and component is not None:
         code_of(component, component.torch_module())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .data.collate.batch import Microbatch
 from .data.collate.documents import DocumentSums
+from .replica import ReplicaGroup
 
 if TYPE_CHECKING:
     # A process that only reads needs no model.
@@ -31,10 +32,31 @@ class Rank:
     pipeline_ranks: int
     coordinates: dict[str, int]
     """Its place on every axis of the mesh."""
+    replica: ReplicaGroup | None = None
+    """The replica group that the mesh is of, where there are several."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first rank of those that speak for the run."""
+        return self.is_first and (self.replica is None or self.replica.leads)
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of all these ranks there are."""
+        return 1 if self.replica is None else self.replica.count
+
+    @property
+    def row_rank(self) -> int:
+        """Its place among the `row_ranks` that the rows of a step are dealt to, those of all replica groups."""
+        return self.data_rank + (0 if self.replica is None else self.replica.index * self.data_ranks)
+
+    @property
+    def row_ranks(self) -> int:
+        return self.data_ranks * self.replicas
 
     @property
     def is_tp_first(self) -> bool:
@@ -147,7 +169,7 @@ class Step:
 
     index: int
     rows: int = 0
-    """Those that it takes, on all ranks."""
+    """Those that it takes, on all ranks, of replica groups those that take part."""
     share: float = 1.0
     """Its rows as a share of those of a step behind the ramp."""
     phase: str = ""
@@ -224,6 +246,19 @@ class Halt(Exception):
     def __init__(self, event: str, reason: str) -> None:
         super().__init__(f"{event}: {reason}")
         self.event, self.reason = event, reason
+
+
+class StepAgain(Exception):
+    """Nothing was learned from this step, on no rank of this replica group: it begins anew, or the one does that the
+    group has come to by the state of another one. moved: it has. agreed: ranks had agreed on what is due behind it."""
+
+    def __init__(self, reason: str, *, moved: bool = False, agreed: bool = False) -> None:
+        super().__init__(reason)
+        self.moved, self.agreed = moved, agreed
+
+
+class RunIsOver(Exception):
+    """Others have come to the end of the run, and nothing is left to do."""
 
 
 class SkipStep(Exception):

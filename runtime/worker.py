@@ -1,9 +1,7 @@
 """The process of one rank: `python -m xtrain.runtime.worker RUN_DIRECTORY LAUNCHER_PID`, started by the launcher."""
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -18,7 +16,9 @@ from ..records.end_status import EndStatus
 from .control.signals import end_at_once
 from .errors import EnvironmentFault
 from .files.locks import WORKER_LOCK, hold
+from .launch.parent import die_with_launcher
 from .outcome import EXIT_CODES, exit_process
+from .replica import group_of_rank
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -46,27 +46,20 @@ def run_rank(
 
     if not answered:
         end_at_once()
-    rank = int(os.environ.get("RANK", "0"))
+    group = group_of_rank(plan)
+    rank = int(os.environ.get("RANK", "0")) + (0 if group is None else group.first)
     try:
-        lock = hold(directory, WORKER_LOCK) if rank == 0 else None
+        # Of several replica groups none is there all the time: who starts them has the lock.
+        lock = hold(directory, WORKER_LOCK) if rank == 0 and group is None else None
     except EnvironmentFault as fault:
         exit_code = EXIT_CODES[EndStatus.ENVIRONMENT]
         report_failure(Records.open(directory, rank), fault, step=0, place="", exit_code=exit_code, trace=False)
         return EndStatus.ENVIRONMENT
     try:
-        return Executor(plan, directory, rank=rank, exit_process=exit_process, store=store).run()
+        return Executor(plan, directory, rank=rank, group=group, exit_process=exit_process, store=store).run()
     finally:
         if lock is not None:
             lock.close()
-
-
-def die_with_launcher(launcher: int) -> None:
-    """Ask the kernel for a SIGTERM when the launcher dies, so that no rank outlives it (Linux; elsewhere nothing)."""
-    PR_SET_PDEATHSIG = 1
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != launcher:
-            exit_process(1)  # it died before the kernel was asked
 
 
 def plan_in(directory: Path) -> Plan:

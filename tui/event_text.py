@@ -10,6 +10,8 @@ from ..records.run_events import (
     FailureEvent,
     NotifyEvent,
     PausedEvent,
+    ReplicaGroupEvent,
+    ReplicasEvent,
     RequeueEvent,
     RestartEvent,
     RunEndEvent,
@@ -222,6 +224,15 @@ def _body(event: Event) -> str:
             of = f" of {event.of}" if event.of else ""
             number = "" if event.number is None else f"{event.number}{of}  "
             return f"{number}{event.reason}; continues {place}{world}"
+        case ReplicasEvent():
+            every = f"{len(event.taking_part)} of {or_dash(event.of)} groups take part"
+            who = ", ".join(map(str, event.taking_part))
+            changes = (("joined", event.joined), ("left", event.left))
+            changed = (f"{word} {', '.join(map(str, groups))}" for word, groups in changes if groups)
+            return _joined(f"{every}: {who}", *changed, f"{or_dash(event.rows)} rows a step")
+        case ReplicaGroupEvent():
+            number = f", start {event.number}" if event.state == "started" else ""
+            return _joined(f"group {or_dash(event.group)} {event.state.replace('_', ' ')}{number}", event.reason)
         case SkippedEvent():
             return event.reason
         case WarningEvent():

@@ -18,6 +18,8 @@ from ..records.run_events import (
     FailureEvent,
     NotifyEvent,
     PausedEvent,
+    ReplicaGroupEvent,
+    ReplicasEvent,
     RestartEvent,
     RunEndEvent,
     SignalEvent,
@@ -101,6 +103,8 @@ class RunState:
     num_nonfinite: int = 0
     num_rollbacks: int = 0
     num_restarts: int = 0
+    replicas: ReplicasEvent | None = None
+    """Which replica groups take part in steps, where there are several."""
     restarting: bool = False
     """The worker group has failed, and has not yet been started again."""
     estimated_seconds_per_step: float | None = None
@@ -273,6 +277,16 @@ def _restart(state: RunState, event: RestartEvent) -> RunState:
     return evolve(state, failures=(), setup=(), restarting=True, num_restarts=state.num_restarts + 1)
 
 
+def _replicas(state: RunState, event: ReplicasEvent) -> RunState:
+    return evolve(state, replicas=event)
+
+
+def _replica_group(state: RunState, event: ReplicaGroupEvent) -> RunState:
+    """What its ranks have failed over ends no other group, and so not the run."""
+    failures = tuple(each for each in state.failures if each.rank not in event.ranks)
+    return evolve(state, failures=failures)
+
+
 def _data(state: RunState, event: DataEvent) -> RunState:
     rows = {name: count for name, count in event.rows.items() if count}
     return evolve(state, rows=MappingProxyType(rows), counted_steps=event.steps, epochs=event.epochs)
@@ -381,7 +395,7 @@ def _of_another_start(state: RunState) -> RunState:
 _TICKS = (
     EvalEvent, GenerateEvent, CheckpointEvent, SignalEvent, StopEvent, ControlEvent, PausedEvent, NonFiniteEvent,
     RollbackEvent, RestartEvent, SkippedEvent, WarningEvent, PhaseEvent, AlertEvent, NotifyEvent, ProfileEvent,
-    MemorySnapshotEvent, LrSweepEvent,
+    MemorySnapshotEvent, LrSweepEvent, ReplicasEvent, ReplicaGroupEvent,
 )  # fmt: skip
 # Events of what happens between steps, and of a step that has ended.
 _PAUSE_TRAINING = (EvalEvent, GenerateEvent, CheckpointEvent, ProfileEvent, MemorySnapshotEvent)
@@ -406,6 +420,8 @@ _CHANGES: dict[type[Event], Callable[[RunState, Any], RunState]] = {
     NonFiniteEvent: _nonfinite,
     RollbackEvent: _rollback,
     RestartEvent: _restart,
+    ReplicasEvent: _replicas,
+    ReplicaGroupEvent: _replica_group,
     SkippedEvent: _skipped,
     WarningEvent: _warning,
     FailureEvent: _failure,

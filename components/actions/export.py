@@ -29,6 +29,7 @@ class ExportAction(Action):
     """`export { to = "…" }`: write the model as a folder that transformers reads."""
 
     kind: ClassVar[str] = "export"
+    writes_beside = True
     turn = TURN_OF_SAVE
     publishes = True
     lasting = True

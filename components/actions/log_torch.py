@@ -79,6 +79,8 @@ def log(
             memory_bytes=int(memory),
             phase=feed.phase(step.index).name,
             valid_tokens=window.valid_tokens,
+            replicas=None if rank.replica is None else [*rank.replica.taking_part],
+            replica_rows=None if rank.replica is None else window.rows,
             comm_seconds=comm_seconds if timed and WAITS.measured else None,
             rest=window.losses.take() | rows | routed | norms | (step.metrics if learned else {}),
             **rates,

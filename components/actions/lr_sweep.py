@@ -43,6 +43,7 @@ class LrSweep(Action):
     when the loss diverges, and write `lr_sweep.json` with the rates that it suggests."""
 
     kind: ClassVar[str] = "lr_sweep"
+    writes_beside = True
     example: ClassVar[str] = "every 1 step {}"
     turn = TURN_OF_LOG
     ends_at_bad = True

@@ -21,6 +21,7 @@ class MemorySnapshot(Action):
     """`memory_snapshot`: memory of a rank by category, compared with the plan."""
 
     kind: ClassVar[str] = "memory_snapshot"
+    writes_beside = True
 
     ranks: int | Literal["first", "all"] | Auto = ranks_setting("write a snapshot")
     history: int | Auto = setting(

@@ -11,7 +11,7 @@ def notify(notifier: Notifier, rank: Rank, node_id: str, command: str, limit_sec
     kind = node_id.split(".")[1] if node_id.startswith("event.") else "tick"
 
     def run(step: Step) -> None:
-        if rank.is_first:
+        if rank.leads:
             notifier.trigger(kind, command, limit_seconds, step.loss)
 
     return run

@@ -22,6 +22,7 @@ class ProfileAction(Action):
     """`profile { active = 3 }`: time every operation of some steps, into a trace and a summary of each rank."""
 
     kind: ClassVar[str] = "profile"
+    writes_beside = True
 
     wait: int = setting(
         "steps to wait first, so that other actions of the same tick are over",

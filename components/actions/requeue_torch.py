@@ -16,7 +16,7 @@ def requeue(rank: Rank, records: Records, progress: Progress) -> StepCall:
     """`scontrol requeue` with the id of this job, by the first rank; where that cannot be, a warning says why."""
 
     def run(step: Step) -> None:
-        if not rank.is_first:
+        if not rank.leads:
             return
         job = os.environ.get("SLURM_JOB_ID")
         failure = "this is not a Slurm job: SLURM_JOB_ID is not set" if job is None else ask_slurm(job)

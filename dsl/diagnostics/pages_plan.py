@@ -187,7 +187,9 @@ PAGES: Final = (
         gradients. It supports no other axes, no sharding and one number format. Leave `fsdp` auto, so that all ranks
         are replicas, or give their number: `fsdp auto { replicate = 4 }`. `stack = deepspeed` leaves the engine of
         DeepSpeed to cut what its stage says, and to change parameters: what needs whole gradients, or parameters
-        outside of the model, does not work with it. docs/stacks.md says what each stage leaves.
+        outside of the model, does not work with it. docs/stacks.md says what each stage leaves. `stack = torchft` adds
+        up losses and gradients over its replica groups, and nothing else: what ranks exchange besides, what goes back
+        to a checkpoint, and files of each rank do not work with it.
         """, "parallel { stack = ddp, tp 2 }", "parallel { stack = ddp, fsdp auto { replicate = 2 } }"),
     CodePage("X416", "a zero-bubble schedule with an incompatible setting", """
         The schedules zero_bubble and zbv compute the gradients of weights later than those of activations. Parameters
@@ -400,8 +402,9 @@ PAGES: Final = (
     CodePage("X715", "a package is missing or cannot be loaded", """
         `log` needs a package that is not installed: `pip install 'xtrain[tensorboard]'` for TensorBoard event files,
         `pip install 'xtrain[wandb]'` for Weights & Biases. `stack = deepspeed` needs `pip install 'xtrain[deepspeed]'`,
-        also where the spec is planned. Or a component comes with an installed package, and the
-        package's module that runs it cannot be imported: the message has the module and the reason.
+        `stack = torchft` needs `pip install 'xtrain[torchft]'`, also where the spec is planned. Or a component comes
+        with an installed package, and the package's module that runs it cannot be imported: the message has the module
+        and the reason.
         """),
     CodePage("X716", "the ranks do not find each other", """
         Ranks that another launcher has started meet at MASTER_ADDR and MASTER_PORT before they begin. Nothing answers

@@ -55,6 +55,8 @@ class Action(Component):
     """It works with the averaged weights, where the spec says so."""
     publishes: ClassVar[bool] = False
     """It writes weights for others: the averaged ones, where `ema { publish }` says so."""
+    writes_beside: ClassVar[bool] = False
+    """It writes files of its own, which replica groups would write over each other."""
     lasting: ClassVar[bool | None] = None
     """Whether it may take long without being stuck; None: the first time, as it may compile."""
 

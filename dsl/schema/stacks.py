@@ -42,6 +42,9 @@ class Stack(Component):
     """Whether gradients are summed in buckets, which take as many bytes as the gradients."""
     beside: ClassVar[tuple[str, ...]] = ()
     """The nodes that make its calls while blocks are computed; all other calls are waited for."""
+    groups: ClassVar[bool] = False
+    """Whether the copies of the model (`replicate`) are replica groups: each has a process group of its own, and may
+    end and be started again while the others train. Its own node has `replicas`, how many there are."""
     settings: ClassVar[type[StackSettings] | None] = None
     """The class of its block in `parallel`, which is called after it."""
     package: ClassVar[str] = ""
@@ -83,6 +86,18 @@ class Stack(Component):
         id of the last node."""
         return last
 
+    def replicas(self, spec: Any) -> int | None:
+        """How many copies of the model there are, where it says so itself; None: `fsdp { replicate }` does."""
+        return None
+
+    def before_rows(self, run: Any) -> Iterable[Any]:
+        """What ranks do before they take the rows of a step: each a `StepNode`, see `planner/graph/action_node.py`."""
+        return ()
+
+    def sums(self, run: Any) -> Iterable[Any]:
+        """What is done about gradients behind the sums of all axes: each a `StepNode`."""
+        return ()
+
     def conflicts(self, spec: Any) -> Iterable[Conflict]:
         """What of a spec it does not support beside `unsupported`; each `setting` is a path of the spec."""
         return ()
@@ -117,3 +132,9 @@ def stack_of_node(op: str) -> type[Stack] | None:
     """The stack whose own node has this op; one that wraps nothing has none."""
     found = STACKS.get(op.removeprefix(PREFIX)) if op.startswith(PREFIX) else None
     return None if found is None or not found.wraps() else found
+
+
+def stack_of_step(op: str) -> type[Stack] | None:
+    """The stack that has this op in its steps: `step.NAME.…`."""
+    kind, *names = op.split(".")
+    return STACKS.get(names[0]) if kind == "step" and len(names) > 1 else None

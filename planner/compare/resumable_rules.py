@@ -13,7 +13,7 @@ from ...dsl.schema.log import OP as TRACKER
 from ...dsl.schema.optimizers import OPTIMIZERS
 from ...dsl.schema.rollout import REWARDS
 from ...dsl.schema.setting import settings_of
-from ...dsl.schema.stacks import stack_of_node
+from ...dsl.schema.stacks import stack_of_node, stack_of_step
 from ..model.groups import OP as GROUP
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
@@ -400,6 +400,8 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         paths = {name: f"parallel.{stack.kind if name in named else 'stack'}.{name}" for name in stack.resuming}
         own = {name: Rule(paths[name], "rounding", text) if text else None for name, text in stack.resuming.items()}
         return {**_SHARDING, **own}
+    if stack_of_step(op) is not None:
+        return dict.fromkeys(args)  # which its own node, and the layout, say more of
     if op not in RULES and op.partition(".")[2] in ACTIONS:
         return dict.fromkeys(args)  # what an action needs in the step, which its ticks say more of
     return RULES.get(op)

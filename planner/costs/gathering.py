@@ -48,11 +48,11 @@ def roots_of(run: Resolved) -> tuple[FsdpUnit | None, ...]:
 
 
 def _dense_unit(run: Resolved, tensors: Sequence[ParameterSpec], *, reshards: bool) -> FsdpUnit:
-    return _unit(run, tensors, 0, run.cuts.fsdp, run.size("replicate"), reshards=reshards)
+    return _unit(run, tensors, 0, run.cuts.fsdp, run.group_mesh.size("replicate"), reshards=reshards)
 
 
 def _expert_unit(run: Resolved, tensors: Sequence[ParameterSpec]) -> FsdpUnit:
-    sizes = {axis.name: axis.size for axis in run.layout.mesh.expert_axes}
+    sizes = {axis.name: axis.size for axis in run.group_mesh.expert_axes}
     dimension = run.cuts.expert_dimension
     return _unit(run, tensors, dimension, run.cuts.ep_fsdp, sizes["ep_replicate"], reshards=run.reshard)
 

@@ -79,16 +79,18 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
 
 def add_bootstrap(graph: Builder, run: Resolved) -> None:
     launch, mesh = run.spec.launch, run.layout.mesh
+    groups = f", in {plural(run.size('replicate'), 'replica group')}" if run.stack.groups else ""
     args: dict[str, Any] = {
         "seed": run.spec.experiment.seed,
         "device": device_kind(run.spec),
         "threads": None if isinstance(launch.threads, Auto) else launch.threads,
         "matmul": run.spec.precision.matmul,
-        "axes": [[axis.name, axis.size] for axis in mesh.axes],
+        "axes": [[axis.name, axis.size] for axis in run.group_mesh.axes],
         "stop_deadline_seconds": launch.stop_deadline.value,
     }
     device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
-    does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}, {device}, seed {args['seed']}"
+    does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}{groups}, {device}, "
+    does += f"seed {args['seed']}"
     graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
 
 
@@ -107,13 +109,13 @@ def _alerts(graph: Builder, run: Resolved, estimates: Estimates) -> str:
 
 
 def add_mesh(graph: Builder, run: Resolved) -> str:
-    mesh = run.layout.mesh
+    mesh = run.group_mesh
     args: dict[str, Any] = {
         "axes": [[axis.name, axis.size] for axis in mesh.axes],
         "expert_axes": [[axis.name, axis.size] for axis in mesh.expert_axes],
         "shard_axes": list(run.shard_axes),
     }
-    wide = run.wide(*AXES)
+    wide = tuple(axis.name for axis in mesh.axes if axis.size > 1)
     experts = run.wide("ep_fsdp", "ep") if run.architecture.is_moe else ()
     does = f"groups of ranks along {run.product(wide)}" if wide else "one rank, no groups"
     if experts:
@@ -210,12 +212,17 @@ def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) ->
     training: the datasets that are trained on. Actions say which commands there are of them.
     """
     declared = [action for trigger in (*spec.ticks, *spec.events) for action in trigger.actions]
+    groups = spec.parallel.execution.groups
     commands: list[Command] = []
     saves: tuple[str, ...] = ()
     for kind in ACTIONS.values():
+        if groups and kind.writes_beside:
+            continue
         for name, action, counts in kind.commands(declared, spec, training):
             commands.append(Command(name=name, nodes=(nodes.add(action, CONTROL),), counts=counts))
             saves += commands[-1].nodes if action.saves else ()
+    if groups:  # who waits between two steps takes part in no quorum
+        return Command(name="stop", nodes=saves, stop=True), *commands
     pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is to go on or to stop")
     stop = Command(name="stop", nodes=saves, stop=True)
     return stop, *commands, Command(name="pause", nodes=(pause,)), Command(name="resume", nodes=())

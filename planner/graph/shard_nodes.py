@@ -39,7 +39,7 @@ def _policy(run: Resolved, reshard: bool) -> dict[str, Any]:
 
 
 def _dense_axes(run: Resolved) -> tuple[str, ...]:
-    return run.wide("replicate", *run.shard_axes)
+    return run.summed_axes
 
 
 def _fsdp(graph: Builder, run: Resolved, last: str) -> str:

@@ -48,6 +48,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
             if hook.declared["place"] == place:
                 then("step.hook", hook_text(hook), hook.args(), everyone, f"hook.{hook.name}")
 
+    for node in run.stack.before_rows(run):
+        then(node.op, node.does, node.args, run.wide("replicate"))
     readers = run.pipeline.readers
     ranks, sizes = run.layout.mesh.data_ranks, batch.row_sizes
     rows = plural(sizes.full // ranks, "row")
@@ -124,6 +126,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         node = behind_forward(run)
         then(node.op, node.does, node.args, node.axes)
     _add_syncs(run, then)
+    for node in run.stack.sums(run):
+        then(node.op, node.does, node.args, run.wide("replicate"))
     hooks("after_backward")
     if spec.tasks:
         policy, own = on_nan(spec), clip_args(spec)

@@ -74,7 +74,7 @@ def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, 
     parallel = spec.parallel
     stated = {
         "pp": parallel.pp.size,
-        "replicate": parallel.fsdp.replicate,
+        "replicate": parallel.execution.replicas(spec) or parallel.fsdp.replicate,
         "fsdp": parallel.fsdp.size,
         "tp": parallel.tp.size,
     }

@@ -29,6 +29,13 @@ def build_mesh(sizes: dict[str, int], *, ep: int, ranks_per_node: int) -> Mesh:
     )
 
 
+def mesh_of_group(mesh: Mesh) -> Mesh:
+    """The ranks of one copy of the model (`replicate`), as a mesh of their own."""
+    sizes = {axis.name: axis.size for axis in mesh.axes} | {"replicate": 1}
+    ep = next(axis.size for axis in mesh.expert_axes if axis.name == "ep")
+    return build_mesh(sizes, ep=ep, ranks_per_node=min(mesh.ranks_per_node, prod(sizes.values())))
+
+
 def _axes(sizes: dict[str, int], names: tuple[str, ...], world: int, ranks_per_node: int) -> tuple[Axis, ...]:
     """Outer to inner; the innermost axis has stride 1.
 

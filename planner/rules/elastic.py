@@ -104,6 +104,12 @@ def _declared(spec: Spec) -> int | None:
 
 
 def _may_give_way(spec: Spec, found: Verdicts) -> bool:
+    if spec.parallel.execution.groups:
+        message = f"stack {spec.parallel.stack} goes on with the replica groups that are left, and not on other ranks"
+        found.fail(
+            "elastic.stack", "X415", "fault_tolerance.elastic", message, "remove `elastic`, or use stack parallel"
+        )
+        return False
     if isinstance(spec.parallel.fsdp.size, Auto):
         return True
     found.fail(

@@ -156,7 +156,8 @@ def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
 def _shards(spec: Spec, layout: Layout) -> bool:
     """Whether any parameter is FSDP's; the same question as `Resolved.dense_fsdp` asks, before there is one."""
     formats = resolve_formats(spec.precision, spec.parallel)
-    axes = {"replicate", *shard_axes(spec.parallel, layout.mesh)}
+    copies = () if spec.parallel.execution.groups else ("replicate",)
+    axes = {*copies, *shard_axes(spec.parallel, layout.mesh)}
     if spec.model.experts > 0:
         axes |= {"ep_replicate", "ep_fsdp"}
     sizes = {axis.name: axis.size for axis in (*layout.mesh.axes, *layout.mesh.expert_axes)}

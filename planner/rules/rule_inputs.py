@@ -154,6 +154,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "mesh.cp": ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses"),
     "mesh.world": ("{world}",),
     "mesh.nodes": ("{world}",),
+    "mesh.nodes.groups": ("parallel.stack", "{world}"),
     "cluster.nodes": ("{world}",),
     "cluster.devices": ("{world}",),
     "cluster.device": ("cluster.preset", "launch.device"),
@@ -223,6 +224,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "batch.sequence": ("batch.sequence", "model.family", "parallel.tp.size", "parallel.tp.sequence", "{context}"),
     "data.align": ("collate", "batch.sequence", "{context}"),
     "log.*": ("log.{}",),
+    "elastic.stack": ("fault_tolerance.elastic", "parallel.stack"),
     "elastic.axis": ("fault_tolerance.elastic", "parallel.fsdp.size"),
     "elastic.worlds": ("*",),  # whole plans, of each number of ranks
     "elastic.range": ("fault_tolerance.elastic", "launch.nodes", "launch.ranks_per_node"),
@@ -349,18 +351,19 @@ def _expanded(paths: tuple[str, ...], spec: Spec) -> Iterator[str]:
 def _group(name: str, spec: Spec) -> tuple[str, ...]:
     """Settings that rules share; what is written rests on nothing, what is derived on all it is derived from."""
     parallel, batch = spec.parallel, spec.batch
+    copies = ("parallel.fsdp.replicate", *([f"parallel.{parallel.stack}.*"] if parallel.execution.groups else []))
     match name:
         case "datasets":
             return ("dataset", "dataset.*.name", "dataset.*.holdout")
         case "world":
             sizes = tuple(f"parallel.{axis}.size" for axis in ("pp", "fsdp", "tp", "cp"))
             context = ("parallel.cp.ring", "parallel.cp.ulysses")
-            return (*sizes, *context, "parallel.fsdp.replicate", "{machines}")
+            return (*sizes, *context, *copies, "{machines}")
         case "machines":
             return ("launch.nodes", "launch.ranks_per_node", "cluster.nodes", "cluster.devices")
         case "data_ranks":
             rest = ("{world}",) if isinstance(parallel.fsdp.size, Auto) else ()
-            return ("parallel.fsdp.size", "parallel.fsdp.replicate", *rest)
+            return ("parallel.fsdp.size", *copies, *rest)
         case "kv_heads":
             return ("model.heads", "model.kv_heads")
         case "context":

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from attrs import frozen
@@ -86,6 +87,11 @@ class FullState:
             **own,
         }
 
+    def given(self) -> tuple[dict[str, Tensor], ...]:
+        """What `take` of another rank in the same place reads, in its order."""
+        averages = self.ema.tensors() if self.ema is not None else {}
+        return self._model_tensors(), averages, self._optimizer_tensors()
+
     def files(self) -> dict[str, bytes]:
         """Name → content of what is in no tensor, on the first rank. Collective."""
         packed = self.completions.packed(self.progress.step) if self.completions is not None else None
@@ -140,19 +146,24 @@ class FullState:
         Counters come behind the loader, so that a refusal leaves them; random numbers come last, as whatever is done
         before may draw some. Raises ResumeRefused if its rows are not those of this data.
         """
-        state = onward(entry)
-        reshard(self.model)  # parameters have the names of their shards only while these are in force
-        remarks: list[Remarks] = []
 
         def read(tensors: dict[str, Tensor]) -> str:
             read_tensors(tensors, entry.path, collective)
             return "read"
 
+        return self.take(onward(entry), read, entry.path)
+
+    def take(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str], source: Path) -> Restored:
+        """Put back what `described` has said of another state, `state`, with what `read` fills its tensors with, in
+        place: those of the model, of averages, of the optimizer, of streams. source: where that is from."""
+        reshard(self.model)  # parameters have the names of their shards only while these are in force
+        remarks: list[Remarks] = []
+
         def loader() -> str:
             try:
                 remarks.append(self.feed.resume(state["loader"]))
             except DataError as error:
-                raise ResumeRefused(f"{entry.path}: {error}") from error
+                raise ResumeRefused(f"{source}: {error}") from error
             return "read"
 
         def counters() -> str:
@@ -165,7 +176,7 @@ class FullState:
             "optimizer": lambda: self._restore_optimizer(read),
             "loader": loader,
             "counters": counters,
-            "completions": lambda: self._restore_completions(entry),
+            "completions": lambda: self._restore_completions(source),
             "rng": lambda: self._restore_streams(state, read),
         }
         groups = {name: put_back[name]() for name in ORDER}
@@ -205,10 +216,10 @@ class FullState:
         self.ema.updates = saved["updates"]
         return word
 
-    def _restore_completions(self, entry: CheckpointEntry) -> str:
+    def _restore_completions(self, source: Path) -> str:
         if self.completions is None:
             return ""
-        file = entry.path / self.completions.name
+        file = source / self.completions.name
         self.completions.take(file.read_bytes() if file.exists() else None)
         return "read" if file.exists() else ""
 
@@ -216,8 +227,9 @@ class FullState:
         """A rank's streams are its own in the same mesh alone: in another it stands for other rows, beside others."""
         saved = state.get("rng")
         now = streams.streams(self.rank.device)
-        if saved is None or saved != self._described_streams(now):
-            streams.begin(self.plan.seed, state["step"], self.rank.data_rank)
+        # Those of one replica group are saved, and each stands for rows of its own.
+        if saved is None or saved != self._described_streams(now) or self.rank.replica is not None:
+            streams.begin(self.plan.seed, state["step"], self.rank.row_rank)
             return "anew"
         read({self._stream(name): stream for name, stream in now.items()})
         streams.put_back(now, self.rank.device)

@@ -246,6 +246,8 @@ def resume(
         completions=kept_completions,
     )
     window.clear()
+    if rank.replica is not None and rank.replica.comes_back:  # another group has what it goes on from
+        return Beginning(StartingPoint(entry=None, own=False, anew=False), state)
     collective = CollectiveErrors.of(rank)
     collective.first(lambda: finish_rollback(records.directory))
     start = collective.first(lambda: starting_point(plan, records.directory))
@@ -332,6 +334,9 @@ def prepare_saving(
         "begun_from": begun_from(plan, start),
         "written_by": written_by(records.directory),
     }
+    if rank.replica is not None:
+        replica = rank.replica
+        common["writes"] = lambda: replica.leads
     saver = _saver(common, mode, copies, rank)
     if start.own and start.entry is not None:
         saver.prune(start.entry)

@@ -57,6 +57,8 @@ class Saver:
     written_by: dict[str, Any]
     may_begin: Callable[[], bool] = lambda: True
     """Whether a save that is due now is made now, whatever is still being written; the same on all ranks."""
+    writes: Callable[[], bool] = lambda: True
+    """Whether these ranks save what is due: of several replica groups one does, for all have the same state."""
     put_off: str = ""
     """The node of a save that was due while another one was being written, and is still to be made."""
     _failed: int = 0
@@ -95,6 +97,8 @@ class Saver:
         if self.saved_step == step:
             return
         self.saved_step = step
+        if not self.writes():
+            return
         job = SaveJob(node, step, self.folder.path(step), self._described(), begin, files=self.state.files())
         tensors = self.state.tensors()
         if must or not self.beside:
@@ -141,7 +145,7 @@ class Saver:
     def prune(self, begun: CheckpointEntry) -> None:
         """Before the first save: remove what earlier starts have kept and this one does not, so that a smaller `keep`
         makes room on a full disk. What the run goes on from stays: another one that looks whole may be damaged."""
-        if removed := self._retain(begun):
+        if self.writes() and (removed := self._retain(begun)):
             self.records.event(PrunedEvent(step=self.progress.step, checkpoints=removed))
 
     def measured(self, metric: str) -> None:
@@ -152,6 +156,8 @@ class Saver:
         """
         step, (at, value) = self.progress.step, self.progress.measured[metric]
         if metric != self.best or self.saved_step != step or at != step or not math.isfinite(value):
+            return
+        if not self.writes():
             return
         self.settle()
         if self.saved_step != step:
@@ -182,6 +188,8 @@ class Saver:
         """Save the weights alone, for publishing. Raises StorageFailed if that fails."""
         begin = time.perf_counter()
         self.settle(raises=False)
+        if not self.writes():
+            return
         final = self.folder.model_path(self.progress.step)
         tensors, said = self.state.weights()
         state = {name: value for name, value in self._described().items() if name not in OF_FULL_STATES}
@@ -248,7 +256,7 @@ class Saver:
             raise failure
 
     def _report(self, job: "SaveJob", failure: StorageFailed) -> None:
-        if self.records.rank != 0:
+        if not self.records.speaks:
             return
         latest = self.folder.latest()
         last = f"the last checkpoint is of step {latest.step:,}" if latest else "there is no checkpoint yet"
@@ -260,7 +268,7 @@ class Saver:
         self.records.warn(message, step=job.step, code=failure.code)
 
     def _bytes(self, final: Path) -> int:
-        return total_bytes(read_sidecar(final)) if self.records.rank == 0 else 0
+        return total_bytes(read_sidecar(final)) if self.records.first else 0
 
     def _pointers(self, job: "SaveJob") -> tuple[Pointer, ...]:
         value = job.state["metrics"].get(self.best)

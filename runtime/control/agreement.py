@@ -33,6 +33,8 @@ class Agreement:
         self._limits: Limits | None = None
         self._limit = 0
         self._rank: Rank | None = None
+        self.beyond: Callable[[list[float]], list[float]] | None = None
+        """Adds numbers up over replica groups; raises StepAgain on all ranks of this one where that fails."""
 
     def among(self, rank: Rank, limits: "Limits | None") -> None:
         """From now on ranks ask for signals, for limits where there are any, and for commands."""
@@ -58,19 +60,24 @@ class Agreement:
     def _meet(self, counts: tuple[float, ...], *, waiting: bool) -> list[float]:
         rank = self._rank
         assert rank is not None
-        values = [*counts, *self._clocks.ask(first=rank.is_first, waiting=waiting)]
+        values = [*counts, *self._clocks.ask(first=rank.leads, waiting=waiting)]
         if rank.world_size > 1:
             with beside(rank.device):  # the update of the step before may be under way
                 shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
                 dist.all_reduce(shared)
                 values = numbers(shared, [1.0] * len(counts) + [0.0] * (len(values) - len(counts)))
+        if self.beyond is not None:
+            values = self.beyond(values)
         summed, heard = values[: len(counts)], values[len(counts) :]
         self._clocks.answer(heard)
         self._control.hear()
         self._alert_actions.hear()
         for event, number in self._signals:
             if self._clocks.due(number):
-                self._halt(event, f"{self._clocks.value(number)} of {rank.world_size} ranks received the signal")
+                self._halt(
+                    event,
+                    f"{self._clocks.value(number)} of {rank.world_size * rank.replicas} ranks received the signal",
+                )
         if self._limits is not None and self._clocks.due(self._limit):
             self._halt(*self._limits.named(self._clocks.value(self._limit)))
         return summed

@@ -25,7 +25,7 @@ from ..monitoring.waits import WAITS
 from ..profiling.under_way import UnderWay
 from ..provenance.start import first_step
 from ..reporting.records import Records
-from ..state import Halt, NonFinite, NothingLearned, Progress, SkipStep, Step, StepCall
+from ..state import Halt, NonFinite, NothingLearned, Progress, RunIsOver, SkipStep, Step, StepAgain, StepCall
 from ..timers import Clocks
 from ..training.observe import Window
 from .node_calls import NodeCalls
@@ -84,9 +84,9 @@ class TrainingLoop:
         spent = [0.0] * len(calls)
         clock, at = time.perf_counter, self.nodes.beat.at
         stopping, control, alert_actions, under_way = False, self.control, self.alert_actions, self.under_way
-        if self.records.rank == 0:
+        if self.records.first:
             self.poller.begin()
-        time_left = TimeLeft(done=self.records.rank != 0)
+        time_left = TimeLeft(done=not self.records.speaks)
         warms_up = True  # until a step has been computed: the first one compiles, and may take long
         stops = self._stops_at(timeline)
         last = min(total, stops)
@@ -117,6 +117,15 @@ class TrainingLoop:
                     left = sizes.between(step.index + 1, int(last))
                     if estimate := time_left.after(step, mark - step.began, int(last), left):
                         self.records.event(estimate)
+            except RunIsOver:
+                return EndStatus.COMPLETE
+            except StepAgain as again:
+                step.let_go()
+                if again.moved:
+                    self.nodes.last_step = None
+                if again.agreed:
+                    self.clocks.put_back()
+                continue
             except SkipStep as reason:
                 self.records.event(SkippedEvent(step=step.index + 1, reason=str(reason), **reason.fields))
                 step.let_go()
@@ -165,13 +174,18 @@ class TrainingLoop:
             self.records.flush(self.progress.step)
             if stopping and self.progress.step < total:
                 return EndStatus.STOPPED
+        try:
+            for call in self.nodes.resources["at_end"]:
+                call()
+        except RunIsOver:
+            return EndStatus.COMPLETE
         if self.progress.step < total:
             return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", event_calls)
         self._check_learned(begun["step"] if begun else 0)
         self.nodes.call_hooks("after_phase")
         self._react("finish", event_calls)
         self.records.settle(self.progress.step)
-        if self.records.rank == 0:
+        if self.records.speaks:
             try:
                 durable.write(self.records.directory / FINISHED, f"{self.progress.step}\n")
             except OSError as error:

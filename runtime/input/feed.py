@@ -243,8 +243,8 @@ def build_loader(
         collate=collate.of_labels if prompts else collate,
         micro=micro,
         accumulate=accumulate,
-        data_rank=rank.data_rank,
-        data_ranks=rank.data_ranks,
+        data_rank=rank.row_rank,
+        data_ranks=rank.row_ranks,
         balance=balance,
         task_of=tuple(task_of or ()),
     )

@@ -19,11 +19,13 @@ from ..checkpoint.sources import starting_point
 from ..errors import EnvironmentFault
 from ..files.lines import JsonLinesFile, size_of
 from ..provenance.start import FIRST_STEP, RESTART, starts_before
+from ..replica import groups_node
 from ..run_directory.workspace import RunDirectory, reopen
 from .conclusion import conclude, report_fault
 from .failure_cause import FailureCause, exit_code_of, find_failure_cause
 from .launch import Ended, launch
 from .leftovers import end_leftovers
+from .replica_groups import launch_groups
 from .stop_notes import StopNotes
 from .worlds import fewer_ranks
 
@@ -82,13 +84,11 @@ class RestartLoop:
                 return conclude(self.workspace, [], stopped, cause)
 
     def _launch(self) -> Ended:
-        return launch(
-            self.workspace.directory,
-            self.workspace.attempt,
-            ranks=self.plan.mesh.world_size,
-            stop_seconds=self.plan.launch["stop_deadline_seconds"],
-            notes=self._notes,
-        )
+        place = self.workspace.directory, self.workspace.attempt
+        seconds: float = self.plan.launch["stop_deadline_seconds"]
+        if (node := groups_node(self.plan)) is not None:
+            return launch_groups(self.plan, node, *place, stop_seconds=seconds, notes=self._notes)
+        return launch(*place, ranks=self.plan.mesh.world_size, stop_seconds=seconds, notes=self._notes)
 
     def _may_go_on(self) -> bool:
         last = self.tries[-AT_ONCE:]

@@ -57,7 +57,8 @@ def alerts(
         plan=plan,
     )
     if stalled_seconds is not None:
-        stalled = Stalled(rank.rank, rank.world_size, records.directory, stalled_seconds)
+        before = 0 if rank.replica is None else rank.replica.first
+        stalled = Stalled(records.rank, rank.world_size, records.directory, stalled_seconds, before)
         watch.observers.append(lambda seen: found.report(stalled.look(seen), every_rank=True))
     if not rank.is_first:
         return found
@@ -134,7 +135,7 @@ class AlertMonitor:
         ahead: 1 where it is about the step under way, which is not counted yet. every_rank: this rank is the one that
         tells, whichever it is; else only the first one does.
         """
-        if finding is None or not (every_rank or self.records.rank == 0):
+        if finding is None or not (every_rank or self.records.speaks):
             return
         step = self.progress.step + ahead
         event = AlertEvent(

@@ -57,14 +57,16 @@ class RankCollectives:
         return next((call for call in reversed(self.calls) if call.group == group and not call.between_two), None)
 
 
-def read_collectives(folder: Path, world: int) -> dict[int, RankCollectives]:
-    """What every rank has told that could."""
+def read_collectives(folder: Path, world: int, first: int = 0) -> dict[int, RankCollectives]:
+    """What every rank has told that could, of `world` ranks from number `first` on; the groups that it tells of have
+    ranks by the same numbers."""
     found = {}
-    for rank in range(world):
+    for rank in range(first, first + world):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             content = json.loads((folder / f"{rank:05d}.collectives.json").read_bytes())
             entries = sorted(content["entries"], key=lambda entry: entry.get("time_created_ns", 0))
-            groups = {name: tuple(ranks) for name, ranks in content.get("groups", {}).items()}
+            named = content.get("groups", {}).items()
+            groups = {name: tuple(first + each for each in ranks) for name, ranks in named}
             found[rank] = RankCollectives(calls=tuple(map(_call, entries)), groups=groups)
     return found
 

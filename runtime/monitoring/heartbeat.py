@@ -117,6 +117,11 @@ def process_state(pid: int) -> str:
     return fields[0] if fields else ""
 
 
+def is_same_process(reading: Heartbeat) -> bool:
+    """Whether the process of this machine that has written a line is there, and has not ended."""
+    return process_state(reading.pid) not in ("", "Z", "X") and born(reading.pid) == reading.born
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat behind the name of the program, which may have blanks in it."""
     try:

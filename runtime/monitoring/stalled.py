@@ -18,12 +18,14 @@ OFTEN: Final = 0.1
 
 @define(eq=False)
 class Stalled:
-    """Seen by every rank, told by one: the first whose line moves. limit: seconds without progress."""
+    """Seen by every rank, told by one: the first whose line moves. limit: seconds without progress. world, before: the
+    ranks that wait for each other, and those of other replica groups before them."""
 
     rank: int
     world: int
     directory: Path
     limit: float
+    before: int = 0
     raised: bool = False
     _seen: dict[int, SeenRank] = field(factory=dict)
     _looked: float = float("-inf")
@@ -52,11 +54,11 @@ class Stalled:
 
     def _read(self, now: float) -> bool:
         """Read the lines of all. Whether it is this rank's turn to: one before it whose line moves will do so."""
-        for rank in range(self.rank):
+        for rank in range(self.before, self.rank):
             self._take(rank, now)
             if self._seen[rank].fresh and self._seen[rank].reading is not None:
                 return False
-        for rank in range(self.rank, self.world):
+        for rank in range(self.rank, self.before + self.world):
             self._take(rank, now)
         return True
 
@@ -69,7 +71,11 @@ class Stalled:
 
     def _reports(self, verdict: HealthVerdict) -> bool:
         """Whether all before this rank are among those that cannot."""
-        return all(rank in verdict.ranks for rank in range(self.rank)) if verdict.frozen else self.rank == 0
+        return (
+            all(rank in verdict.ranks for rank in range(self.before, self.rank))
+            if verdict.frozen
+            else self.rank == self.before
+        )
 
     def _finding(self, verdict: HealthVerdict, idle: float) -> Finding:
         first, own = self._seen[verdict.ranks[0]].reading, self._seen[self.rank].reading

@@ -55,15 +55,17 @@ def watch(
     if rank.is_first:  # what a start before has left, whose report found no room on the disk
         with suppress(OSError):
             (verdict_folder(records.directory, number) / VERDICT).unlink(missing_ok=True)
+    before = 0 if rank.replica is None else rank.replica.first
     attempt = torch.tensor([float(number)], device=rank.device)
     if rank.world_size > 1:
         dist.broadcast(attempt, src=0)  # the first rank has reported the start; others may see that late
     found = Watchdog(
         beat=beat,
-        file=BeatFile(heartbeat_path(records.directory, rank.rank), rank.rank, int(attempt.item())),
+        file=BeatFile(heartbeat_path(records.directory, records.rank), records.rank, int(attempt.item())),
         records=records,
-        rank=rank.rank,
+        rank=records.rank,
         world=rank.world_size,
+        before=before,
         stuck=stuck_seconds,
         exit_process=exit_process,
     )
@@ -78,7 +80,8 @@ def verdict_folder(directory: Path, attempt: int) -> Path:
 
 @define(eq=False, kw_only=True)
 class Watchdog:
-    """stuck: seconds without progress after which ranks are named; None: only where a node has a limit of its own."""
+    """stuck: seconds without progress after which ranks are named; None: only where a node has a limit of its own.
+    world: ranks that wait for each other. before: of other replica groups, in the order of their numbers."""
 
     beat: HeartbeatWriter
     file: BeatFile
@@ -87,6 +90,7 @@ class Watchdog:
     world: int
     stuck: float | None
     exit_process: Callable[[int], None]
+    before: int = 0
     observers: list[Callable[[Pace], None]] = field(factory=list)
     """Called about once a second by the thread, while the run is not being ended."""
     _host: str = field(factory=socket.gethostname)
@@ -100,6 +104,10 @@ class Watchdog:
     _moved: float = 0.0
     _seen: dict[int, SeenRank] = field(factory=dict)
     _looked: float = 0.0
+
+    @property
+    def ranks(self) -> range:
+        return range(self.before, self.before + self.world)
 
     @property
     def folder(self) -> Path:
@@ -174,7 +182,7 @@ class Watchdog:
 
     def _look(self) -> None:
         self._looked = self._now
-        for rank in range(self.world):
+        for rank in self.ranks:
             reading = read_heartbeat(heartbeat_path(self.records.directory, rank))
             if rank not in self._seen:
                 self._seen[rank] = SeenRank(reading, self._now, self._now)
@@ -256,14 +264,16 @@ class Watchdog:
     def _report_failure(self, event: StuckEvent) -> None:
         """Say what has been found, with what the ranks were exchanging; the others leave when the summary is there."""
         rank, message = event.ranks[0] if event.ranks else None, explained(event)
-        seen = collectives_in_flight.read(collectives_in_flight.read_collectives(self.folder, self.world), self.world)
+        seen = collectives_in_flight.read(
+            collectives_in_flight.read_collectives(self.folder, self.world, self.before), self.world
+        )
         message += "".join(f"\n{line}" for line in seen)
         if rank == 0:  # that one may be who shows the run
             say(f"rank 0: {message}")
         with suppress(EnvironmentFault):
             failure = FailureEvent(step=event.step, rank=rank, error=message, exit_code=1, traceback="")
             self.records.event(failure, every_rank=True)
-        lines = {rank: read_heartbeat(heartbeat_path(self.records.directory, rank)) for rank in range(self.world)}
+        lines = {rank: read_heartbeat(heartbeat_path(self.records.directory, rank)) for rank in self.ranks}
         with suppress(OSError):
             (self.folder / SUMMARY).write_text(f"{message}\n\n{whereabouts_of(lines)}", encoding="utf-8")
 
@@ -279,7 +289,7 @@ class Watchdog:
             save_of(self.folder, reading)
         save_own(self.folder, self.rank, self.beat)
         helped = [reading.rank for reading in helpless]
-        files = [f"{rank:05d}.txt" for rank in range(self.world) if rank not in frozen or rank in helped]
+        files = [f"{rank:05d}.txt" for rank in self.ranks if rank not in frozen or rank in helped]
         self._wait_for(files)
         if first:
             self._report_failure(event)

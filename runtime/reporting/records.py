@@ -1,6 +1,8 @@
 """What a rank reports: numbers of steps and events, each into its file, and to whoever else takes them."""
 
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -14,17 +16,22 @@ from ...records.metrics import StepMetrics
 from ...records.paths import EVENTS_FILE, METRICS_FILE, rank_lines_path
 from ...records.run_events import WarningEvent
 from ..files.lines import EVENT_SECONDS, BackgroundLines, JsonLinesFile, QueuedLines, add_to_last, last_step, trim_after
+from ..replica import ReplicaGroup
 from .sink import RecordSink
 
 # Seconds that whoever needs all records in their files waits for a disk.
 SETTLE_SECONDS: Final = 60.0
 # Seconds at the end for what has not been written.
 CLOSE_SECONDS: Final = 10.0
+# Records that a rank keeps which another one is to write, and may be killed before it has.
+MOST_UNWRITTEN: Final = 256
 
 
 @define(eq=False)
 class Records:
-    """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank.
+    """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank. Of several
+    replica groups the first rank of the one that leads does that; whoever takes over from one that is lost writes the
+    records of the last steps, should they be missing.
 
     A step has one record: what is logged and what evaluations measure behind it is gathered in `pending`, and written
     once nothing more is to come. It is written by a thread: a step does not wait for a disk. Events are written in
@@ -38,15 +45,30 @@ class Records:
     metrics: QueuedLines
     own: QueuedLines
     events: JsonLinesFile
+    group: ReplicaGroup | None = None
     pending: StepMetrics | None = None
     sinks: list[RecordSink] = field(factory=list)
+    begin_speaking: list[Callable[[], None]] = field(factory=list)
+    """What is to be done before the first record, where that is not written yet as another group speaks."""
     _last_step: int | None = None
     """Of the last record in `metrics`; None where the file has to be asked."""
     _reported_lost: bool = False
     _closed: bool = False
+    _unwritten: deque[StepMetrics] = field(factory=lambda: deque(maxlen=MOST_UNWRITTEN))
+    """The last records that were another group's to write."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first rank, or that of a replica group."""
+        return self.rank == (0 if self.group is None else self.group.first)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the rank that writes what is of the whole run."""
+        return self.first and (self.group is None or self.group.leads)
 
     @classmethod
-    def open(cls, directory: Path, rank: int) -> "Records":
+    def open(cls, directory: Path, rank: int, group: ReplicaGroup | None = None) -> "Records":
         writer = BackgroundLines()
         return cls(
             directory=directory,
@@ -55,6 +77,7 @@ class Records:
             metrics=QueuedLines(JsonLinesFile(directory / METRICS_FILE), writer),
             own=QueuedLines(JsonLinesFile(rank_lines_path(directory, rank)), writer),
             events=JsonLinesFile(directory / EVENTS_FILE),
+            group=group,
         )
 
     def event(self, event: Event, *, every_rank: bool = False) -> None:
@@ -62,7 +85,7 @@ class Records:
 
         Raises EnvironmentFault where the disk does not take it.
         """
-        if self.rank == 0 or every_rank:
+        if self.speaks or every_rank:
             self._event(event)
 
     def warn(self, message: str, *, step: int, code: str = "", every_rank: bool = False) -> None:
@@ -94,9 +117,23 @@ class Records:
         """
         self.writer.raise_fault()
         pending, self.pending = self.pending, None
-        if pending is None or self.rank != 0:
+        if pending is None or not self.first:
             return
         record = replace(pending, step=step, time=pending.time or time.time())
+        if not self.speaks:
+            self._unwritten.append(record)
+            self._last_step = None
+            return
+        while self.begin_speaking:
+            self.begin_speaking.pop(0)()
+        while self._unwritten:
+            before = self._unwritten.popleft()
+            if self._step_of_last() < (before.step or 0) < step:
+                self._write(before)
+        self._write(record)
+
+    def _write(self, record: StepMetrics) -> None:
+        step = record.step or 0
         for sink in self.sinks:
             sink.metric(record)
         if self._step_of_last() == step and self._added(record):
@@ -112,7 +149,7 @@ class Records:
     def go_on_with(self, record: dict[str, Any], step: int) -> None:
         """The run goes on behind a step whose record was gathered when it was saved: it is still to be written, unless
         that was done."""
-        if self.rank == 0 and self._step_of_last() < step:
+        if self.speaks and self._step_of_last() < step:
             self.pending = read(StepMetrics, record)
 
     def _step_of_last(self) -> int:
@@ -167,7 +204,7 @@ class Records:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """All that can be written in so many seconds is written; what is reported later is written at once."""
         lost = self.metrics.lost + self.own.lost
-        if self.rank == 0 and lost and not self._reported_lost:
+        if self.speaks and lost and not self._reported_lost:
             self._warn_of_lost(0)
         if self.writer.close(seconds):  # else a thread hangs in one of them
             self._closed = True

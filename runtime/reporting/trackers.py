@@ -58,9 +58,14 @@ class Trackers:
     progress: "Progress"
 
     def begin(self, make: Callable[[TrackerContext], RecordWriter]) -> None:
-        """Give what is made all records from here on. Only the first rank makes it."""
-        if self.records.rank != 0:
-            return
+        """Give what is made all records from here on. Only the first rank makes it; of replica groups the first rank of
+        each, once it speaks for the run."""
+        if self.records.speaks:
+            self._begin(make)
+        elif self.records.first:
+            self.records.begin_speaking.append(lambda: self._begin(make))
+
+    def _begin(self, make: Callable[[TrackerContext], RecordWriter]) -> None:
         context = TrackerContext(
             directory=self.records.directory,
             step=self.progress.step,

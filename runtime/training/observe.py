@@ -74,7 +74,7 @@ def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
         losses=DatasetLosses(plan.node("setup.loader").args["datasets"], rank),
         rates=Rates(
             work=plan.estimates.work,
-            devices=rank.world_size,
+            devices=rank.world_size * rank.replicas,
             peak=_of_all(peak_flops, rank),
             fp8_peak=_of_all(fp8, rank) if in_fp8 else None,
         ),
@@ -85,8 +85,8 @@ def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
 def _of_all(peak: float | None, rank: Rank) -> float | None:
     """The sum over the devices of all ranks, which need not be alike; None unless each is known. Collective."""
     if rank.world_size == 1:
-        return peak
+        return None if peak is None else peak * rank.replicas
     sums = torch.tensor([peak or 0.0, float(peak is None)], dtype=torch.float64, device=rank.device)
     dist.all_reduce(sums)
     whole, unknown = sums.tolist()
-    return None if unknown else whole
+    return None if unknown else whole * rank.replicas

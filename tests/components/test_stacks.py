@@ -100,7 +100,7 @@ def test_a_name_that_is_not_there(tmp_path: Path):
     (error,) = load_spec(tmp_path / "spec.xtrain").diagnostics.errors
     assert (error.code, error.message) == ("X305", "`stack` cannot be `shading`")
     assert error.hint == "did you mean `sharding`?"
-    assert [text for text, _ in error.notes] == ["one of parallel, ddp, deepspeed, sharding, summing"]
+    assert [text for text, _ in error.notes] == ["one of parallel, ddp, deepspeed, torchft, sharding, summing"]
 
 
 def test_a_checkpoint_goes_from_one_stack_to_another(tmp_path: Path):
@@ -126,13 +126,13 @@ def test_a_stack_that_wraps_the_model_must_refuse_pipelines(lacks: dict[str, str
 def test_it_is_documented_with_who_offers_it():
     (page,) = (page for page in pages() if page.name == "parallel")
     assert dict(page.origins) == {
-        **dict.fromkeys(("parallel", "ddp", "deepspeed"), "xtrain"),
+        **dict.fromkeys(("parallel", "ddp", "deepspeed", "torchft"), "xtrain"),
         **dict.fromkeys(("sharding", "summing"), "stacks_of_others"),
     }
     (field,) = (field for field in page.fields if field.name == "stack")
     assert field.choices == tuple(STACKS) and field.default == "parallel"
     assert field.doc.endswith("; summing: a copy of the model on each data rank, every gradient summed by itself")
-    assert '["parallel", "ddp", "deepspeed", "sharding", "summing"]' in json.dumps(json_schema())
+    assert '["parallel", "ddp", "deepspeed", "torchft", "sharding", "summing"]' in json.dumps(json_schema())
 
 
 @pytest.mark.slow
@@ -141,5 +141,5 @@ def test_what_works_with_it_is_asked_of_the_rules():
     row = rows["parallel.stack", "summing"]
     assert row.origin == "stacks_of_others"
     assert [row.cells[each] for each in ("tp", "pp", "fsdp", "→bf16")] == ["yes", "X415", "X415", "X415"]
-    assert list(row.cells)[:4] == ["alone", "ddp", "deepspeed", "sharding"]
+    assert list(row.cells)[:4] == ["alone", "ddp", "deepspeed", "torchft"]
     assert re.fullmatch("X415", rows["parallel.pp.schedule", "zbv"].cells["sharding"]) is None

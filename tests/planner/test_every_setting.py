@@ -112,6 +112,10 @@ EXEMPT = {
     ),
     "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
     "parallel.deepspeed.stage": "of its stack alone: tests/planner/test_deepspeed.py",
+    **dict.fromkeys(
+        ("parallel.torchft.replicas", "parallel.torchft.min", "parallel.torchft.heartbeat"),
+        "of its stack alone: tests/planner/test_torchft.py",
+    ),
     "launcher.options": "a word that is no option is refused: tests/cli/test_launch.py",
     "path": "where the spec lies is not part of the experiment",
     "origins": "nor is how it is written",

@@ -35,6 +35,7 @@ LAUNCHERS = (
     "xtrain.runtime.launch.launch",
     "xtrain.runtime.launch.leftovers",
     "xtrain.runtime.launch.preflight",
+    "xtrain.runtime.launch.replica_groups",
     "xtrain.runtime.launch.restarts",
     "xtrain.runtime.launch.worlds",
     "xtrain.runtime.run_directory.workspace",
@@ -171,6 +172,7 @@ class ForkedRank(subprocess.Popen):
             streams = [own if given < 0 else given for own, given in ((1, c2pwrite), (2, errwrite))]
             become(list(args), env, [0, *streams])
         self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
 def become(command: list[str], environment: dict[str, str], streams: list[int]) -> NoReturn:
@@ -224,14 +226,21 @@ def run(module: str) -> int:
     vars(dynamic_rendezvous)["get_method_name"] = lambda: ""
     if module == "xtrain":
         from xtrain.cli.main import main
+        from xtrain.runtime.launch import meeting_place, replica_groups
         from xtrain.runtime.sweep import trial_launcher
 
         vars(trial_launcher)["Popen"] = ForkedRank
+        vars(replica_groups)["Popen"] = vars(meeting_place)["Popen"] = ForkedRank
         return main()
     if module == "torch.distributed.run":
         from torch.distributed.run import main as torchrun
 
         torchrun()
+        return 0
+    if module == "xtrain.runtime.launch.meeting_place":
+        from xtrain.runtime.launch import meeting_place
+
+        meeting_place.main()
         return 0
     from xtrain.runtime import worker
 

@@ -47,7 +47,7 @@ LAYOUTS = (
     ("moe", ("parallel.fsdp=2", "parallel.tp=2")),
 )
 # Modules whose faults tests put into ranks: they add them to MUTATIONS.
-FAULTS = ("rank_control", "rank_health", "rank_nonfinite", "rank_resume", "rank_saving")
+FAULTS = ("rank_control", "rank_health", "rank_nonfinite", "rank_replicas", "rank_resume", "rank_saving")
 GRACE = 3.0  # seconds the others have after the first failure to report what they saw
 LAST_WORDS = 1.0  # seconds a rank has to write down where it hangs
 

@@ -90,7 +90,18 @@ def comparison(board: "Board") -> list[FigureRow]:
         FigureRow("MFU", share(mfu), share(times.mfu if times else None), _off(mfu, times.mfu if times else None)),
         FigureRow("tokens", count(tokens), count(planned.tokens) if planned and planned.tokens else UNKNOWN),
         FigureRow("steps", f"{board.step:,}", f"{steps:,}" if steps else UNKNOWN),
+        *_groups(board),
     ]  # fmt: skip
+
+
+def _groups(board: "Board") -> list[FigureRow]:
+    """The replica groups that take part in steps, where there are several."""
+    found = board.run.replicas
+    if found is None:
+        return []
+    who, of = ", ".join(map(str, found.taking_part)), found.of
+    off = _off(float(len(found.taking_part)), float(of) if of else None)
+    return [FigureRow("groups in", who, UNKNOWN if of is None else f"{of}", off)]
 
 
 def _between(times) -> str:

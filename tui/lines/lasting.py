@@ -16,6 +16,7 @@ from ...records.run_events import (
     ControlEvent,
     FailureEvent,
     NotifyEvent,
+    ReplicaGroupEvent,
     RestartEvent,
     RunEndEvent,
     SignalEvent,
@@ -57,7 +58,7 @@ _NOT_DRAWN = (SetupBeginEvent, StuckEvent, RunEndEvent)
 _STYLES: dict[type[Event], str] = {
     NonFiniteEvent: "bold red", NotifyEvent: "dim", TokeniseEvent: "dim",
     **dict.fromkeys((SignalEvent, StopEvent, SkippedEvent, WarningEvent), "yellow"),
-    **dict.fromkeys((RollbackEvent, RestartEvent), "bold yellow"),
+    **dict.fromkeys((RollbackEvent, RestartEvent, ReplicaGroupEvent), "bold yellow"),
     **dict.fromkeys((PhaseEvent, EstimateEvent, ProfileEvent, MemorySnapshotEvent), "cyan"),
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ def logged(tmp_path, monkeypatch):
     records, progress = Records.open(tmp_path, 0), Progress()
     taken = {"rows_taken": lambda step: {}, "epoch": lambda step: None}
     feed = SimpleNamespace(phase=lambda index: SimpleNamespace(name="train"), **taken)
-    rank = SimpleNamespace(device=torch.device("cpu"), world_size=1)
+    rank = SimpleNamespace(device=torch.device("cpu"), world_size=1, replica=None)
     plan = SimpleNamespace(
         architecture=SimpleNamespace(is_moe=False, expert_layers=()), node=lambda id: SimpleNamespace(args={})
     )

@@ -1,0 +1,189 @@
+"""`stack = torchft`: replica groups that may end and come back while the others train, by torchft."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.setting import Conflict, Range, Role, at_least, setting
+from ...dsl.schema.stacks import STACKS, Stack, StackSettings
+from ...planner.costs.op_trace import CollectiveCall
+from ...planner.graph.action_node import StepNode
+from ...planner.units import BYTES, bytes_text, plural, seconds_text
+
+if TYPE_CHECKING:
+    from ...dsl.spec import Spec
+    from ...planner.costs.memory import OwnedBytes
+    from ...planner.costs.stage_costs import StageCosts
+    from ...planner.graph.builder import Builder
+    from ...planner.resolved import Resolved
+
+BUCKET: Final = 2**22  # numbers that are summed together, at most; one larger gradient is summed by itself
+_GROUPS: Final = "spreads a replica group over fsdp and tp alone"
+
+
+@frozen
+class TorchftSettings(StackSettings):
+    """`torchft { … }`: the replica groups of `stack = torchft`."""
+
+    replicas: int = setting(
+        "replica groups, each with a whole copy of the model and its share of the rows of a step",
+        default=2,
+        check=at_least(2),
+        role=Role.MESH,
+        added=True,
+    )
+    min: int = setting(
+        "groups that a step needs: with fewer the others wait for one to come back",
+        default=1,
+        check=at_least(1),
+        role=Role.EXECUTION,
+        added=True,
+    )
+    heartbeat: Quantity = setting(
+        "time without a heartbeat after which a group that has not closed its connections counts as gone",
+        default=Quantity(5, "seconds"),
+        units=("seconds",),
+        check=Range(low=1),
+        role=Role.EXECUTION,
+        added=True,
+        example="5 s",
+    )
+
+
+@STACKS.register()
+@frozen
+class Torchft(Stack):
+    """`stack = torchft`: replica groups; one that dies leaves, comes back, and takes the state of one that is there."""
+
+    kind = "torchft"
+    settings = TorchftSettings
+    package = "torchft"
+    install = "xtrain[torchft]"
+    uses_fsdp = True
+    groups = True
+    beside = ("setup.parallel.fsdp", "setup.parallel.root_fsdp")
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("pp", "cp", "ep"), _GROUPS),
+        "offload": "keeps model states where they are used",
+    }
+    resuming: ClassVar[Mapping[str, str]] = {
+        "replicas": "gradients are summed in another order",
+        "min": "",
+        "heartbeat_seconds": "",
+    }
+
+    def replicas(self, spec: "Spec") -> int:
+        return _settings(spec).replicas
+
+    def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
+        from ...planner.graph.shard_nodes import add_fsdp
+
+        return add_fsdp(graph, run, last)
+
+    def wrap(self, graph: "Builder", run: "Resolved", last: str) -> str:
+        own, ranks = _settings(run.spec), run.group_mesh.world_size
+        seconds = own.heartbeat.value
+        does = (
+            f"{own.replicas} replica groups of {plural(ranks, 'rank')}, each with a manager of torchft and a process "
+        )
+        does += (
+            f"group of its own; one that dies, or is not heard of for {seconds_text(seconds)}, leaves, and the others "
+        )
+        does += "go on; the launcher starts it again"
+        args = {"replicas": own.replicas, "min": own.min, "heartbeat_seconds": seconds}
+        return graph.add("setup", self.node(), does, args=args, axes=run.wide("replicate"), after=((last, "model"),))
+
+    def before_rows(self, run: "Resolved") -> Iterator[StepNode]:
+        own, rows = _settings(run.spec), run.batch.row_sizes.full
+        does = f"which of {own.replicas} replica groups take part, at least {own.min}; one that comes takes weights, "
+        does += "optimizer, counters and position in the data from one that is there; while a group is away its "
+        does += f"{rows // own.replicas:,} of the {rows:,} rows of a step are not learned, nor later"
+        yield StepNode("step.fetch", f"step.{self.kind}.quorum", {}, does)
+
+    def sums(self, run: "Resolved") -> Iterator[StepNode]:
+        numbers = max((sum(own) for own in _trained(run)), default=0)
+        size = bytes_text(BYTES[run.formats.params] * numbers)
+        does = f"add up losses and gradients, {size} a rank, over the groups that take part; if one is lost meanwhile, "
+        does += "the step is done again without it"
+        yield StepNode("step.clip", f"step.{self.kind}.sum", {}, does)
+
+    def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
+        """A bucket of gradients, put together to be summed."""
+        return min(states.trained, BYTES[run.formats.params] * BUCKET)
+
+    def calls(self, run: "Resolved", stages: "list[StageCosts]", pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+        from ...planner.costs.fsdp_traffic import gathers_of, sums_of
+
+        yield from gathers_of(run, stages, pp)
+        yield from sums_of(run, stages)
+        for own in _trained(run):
+            for size in bucket_sizes(own):
+                width = BYTES[run.formats.params]
+                yield CollectiveCall("replicate", "all_reduce", f"step.{self.kind}.sum", width * size), 1
+
+    def conflicts(self, spec: "Spec") -> Iterator[Conflict]:
+        own, other = _settings(spec), "or use stack parallel"
+        if own.min > own.replicas:
+            message = f"a step would need {own.min} replica groups, and there are {own.replicas}"
+            yield Conflict("parallel.torchft.min", message, f"use at most {own.replicas}")
+        if spec.parallel.fsdp.replicate != 1:
+            message = "the copies of the model under stack torchft are its replica groups"
+            yield Conflict("parallel.fsdp.replicate", message, "use replicate 1, and say torchft.replicas")
+        yield from _of_ranks_together(spec, other)
+        yield from _of_actions(spec, other)
+
+
+def bucket_sizes(sizes: list[int]) -> list[int]:
+    """Numbers in each bucket of gradients of these sizes, which come in this order."""
+    buckets: list[int] = []
+    filled = 0
+    for size in sizes:
+        if filled and filled + size > BUCKET:
+            buckets.append(filled)
+            filled = 0
+        filled += size
+    return [*buckets, filled] if filled else buckets
+
+
+def _settings(spec: "Spec") -> TorchftSettings:
+    return spec.parallel.of_stacks()[Torchft.kind]
+
+
+def _trained(run: "Resolved") -> list[list[int]]:
+    """Of each pipeline coordinate: how many numbers its fullest rank has of every gradient."""
+    from math import prod
+
+    return [[prod(run.cuts.shape(each)) for each in own if each.trained] for own in run.parameters_by_pp]
+
+
+def _of_ranks_together(spec: "Spec", other: str) -> Iterator[Conflict]:
+    """What adds something up over all ranks that is no loss or gradient, or computes it with all of them."""
+    together = {
+        "model.experts": (spec.model.experts > 0, "the loads of experts", "use a model without experts"),
+        "task": (bool(spec.tasks), "a norm for each task", "remove them"),
+        "rollout": (spec.rollout is not None, "rewards of completions", "remove it"),
+        "step.name": (spec.step is not None, "whatever a step of your own exchanges", "remove it"),
+        "serve": (spec.serve is not None, "what clients send", "remove it"),
+        "loss": (bool(spec.loss.computed), "log-probabilities of a reference", "use a loss without one"),
+    }
+    for path, (there, what, instead) in together.items():
+        if there:
+            message = f"stack torchft adds up losses and gradients over replica groups, not {what}"
+            yield Conflict(path, message, f"{instead}, {other}")
+    if spec.loss.learns_from is not None:
+        message = "stack torchft knows no teacher: each replica group would compute the same"
+        yield Conflict("loss", message, f"use a loss without one, {other}")
+
+
+def _of_actions(spec: "Spec", other: str) -> Iterator[Conflict]:
+    from ...planner.data.data_rules import actions_of
+
+    for path, action in actions_of(spec):
+        if action.goes_back:
+            message = f"{action.kind} goes back in all replica groups, and one that is away would not hear of it"
+            yield Conflict(path, message, f"use skip, {other}")
+        elif action.writes_beside:
+            message = f"the replica groups of stack torchft would write the files of {action.kind} over each other"
+            yield Conflict(path, message, f"remove it, {other}")

@@ -1,0 +1,35 @@
+"""The lighthouse of torchft, of which a run has one: it knows which replica groups are alive, and gives each step its
+quorum. In a process of its own, which forks nothing: the threads of its server outlive no fork."""
+
+import os
+from importlib import import_module
+from typing import Any, Final
+
+from ...runtime.errors import EnvironmentFault
+
+HOST: Final = "127.0.0.1"
+# How long groups wait for one that is alive and does not come to the next step; it may save, or evaluate.
+JOIN_SECONDS: Final = 3600
+TICK_MS: Final = 100
+
+
+def meet(port: int, replicas: int, min: int, heartbeat_seconds: float) -> tuple[int, Any]:
+    """Begin to listen, on this machine alone; the port, and what is to be kept as long as that lasts. port: 0 for any.
+    replicas: of no consequence here.
+
+    Raises EnvironmentFault where the package cannot be loaded.
+    """
+    os.environ.setdefault("RUST_LOG", "error")  # it would write a line for every step
+    try:
+        coordination: Any = import_module("torchft.coordination")
+    except Exception as error:
+        message = f"stack torchft needs the package torchft ({type(error).__name__}: {error}); install it with "
+        raise EnvironmentFault("X715", message + "`pip install 'xtrain[torchft]'`, or use stack parallel") from error
+    lighthouse = coordination.LighthouseServer(
+        bind=f"{HOST}:{port}",
+        min_replicas=min,
+        join_timeout_ms=JOIN_SECONDS * 1000,
+        quorum_tick_ms=TICK_MS,
+        heartbeat_timeout_ms=round(heartbeat_seconds * 1000),
+    )
+    return int(lighthouse.address().rpartition(":")[2]), lighthouse

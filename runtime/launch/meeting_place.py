@@ -1,0 +1,79 @@
+"""Where replica groups ask who takes part in a step: a process beside the launcher, started again where it ends.
+
+`python -m xtrain.runtime.launch.meeting_place LAUNCHER_PID MODULE PORT ARGUMENTS`: of the stack's own module `meet` is
+called with the arguments of its node, and the port that it gives is the line that this process writes.
+"""
+
+import json
+import os
+import sys
+import time
+from importlib import import_module
+from subprocess import DEVNULL, PIPE, Popen
+from typing import Any, Final
+
+from attrs import define
+
+from ..errors import EnvironmentFault
+from ..outcome import EXIT_CODES, exit_process
+from .parent import die_with_launcher
+
+MODULE: Final = "xtrain.runtime.launch.meeting_place"
+HOST: Final = "127.0.0.1"
+
+
+@define
+class MeetingPlace:
+    """The process, as the launcher has it. module: of the stack. args: of its node."""
+
+    module: str
+    args: dict[str, Any]
+    port: int = 0
+    _process: Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def keep_open(self) -> None:
+        """Start it where it does not run, at the place where it was. Raises EnvironmentFault where that cannot be."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        arguments = [str(os.getpid()), self.module, str(self.port), json.dumps(self.args)]
+        command = [sys.executable, "-P", "-m", MODULE, *arguments]
+        # Not told of Ctrl-C: ranks that stop still meet.
+        self._process = Popen(
+            command, stdin=DEVNULL, stdout=PIPE, text=True, start_new_session=True, env={**os.environ}
+        )
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline().strip()
+        if not said.isdecimal():
+            self.close()
+            raise EnvironmentFault("X715", said or "the process in which replica groups meet has ended by itself")
+        self.port = int(said)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._process = None
+
+
+def main() -> None:
+    launcher, module, port, args = sys.argv[1:]
+    die_with_launcher(int(launcher))
+    try:
+        number, kept = import_module(module).meet(int(port), **json.loads(args))
+    except EnvironmentFault as fault:
+        print(fault, flush=True)
+        exit_process(EXIT_CODES["environment"])
+        return
+    print(number, flush=True)
+    while kept is not None:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()
