@@ -1,6 +1,7 @@
 """`stack = deepspeed`: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) by the engine of DeepSpeed."""
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import evolve, frozen
@@ -52,7 +53,6 @@ class Deepspeed(Stack):
     unsupported: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("tp", "pp", "cp", "ep"), _AXES),
         "fsdp": "cuts what its stage says",
-        "compute": "computes in the format of the parameters",
         "reduce": "sums gradients in the format of the parameters",
         "reshard": "gathers what its stage says",
         "prefetch": "gathers what its stage says",
@@ -70,6 +70,7 @@ class Deepspeed(Stack):
         if params != "fp32":
             message = f"stack deepspeed keeps weights and sums in fp32, not in {params}"
             yield Conflict("precision.params", message, f"use params fp32, {other}")
+        yield from _of_compute(spec, stage, other)
         if spec.precision.base.stores:
             message = "stack deepspeed does not know matrices that are stored in blocks of codes"
             yield Conflict("precision.base", message, f"remove it, {other}")
@@ -102,14 +103,15 @@ class Deepspeed(Stack):
 
     def held(self, run: "Resolved", states: "OwnedBytes") -> "OwnedBytes":
         """A rank computes with all parameters, or from stage 3 on with its pieces, put together for a module at a time;
-        it updates a copy of its piece of those that are trained."""
+        it updates a copy of its piece of those that are trained. What it computes with has the format of that."""
         stage, ranks = stage_of(run.spec), run.size("replicate")
         if stage == 0:
             return states
         piece = -(-states.trained // ranks)
+        computed = (piece if stage == 3 else states.parameters) * BYTES[run.formats.compute]
         return evolve(
             states,
-            parameters=(piece if stage == 3 else states.parameters) + piece,
+            parameters=computed // BYTES[run.formats.params] + piece,
             trained=states.trained if stage == 1 else piece,
             moments=-(-states.moments // ranks),
         )
@@ -126,7 +128,7 @@ class Deepspeed(Stack):
             return 0
         ends = sum(each.size for each in run.inventory.tensors if not each.name.startswith("layers."))
         largest = max(each.size for each in run.inventory.tensors if each.name.startswith("layers."))
-        return BYTES[run.formats.params] * (ends + largest)
+        return BYTES[run.formats.compute] * (ends + largest)
 
     def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
         """The buffer of a bucket, and a rank's piece of the gradients once more, in one tensor."""
@@ -140,7 +142,7 @@ class Deepspeed(Stack):
         ranks, stage = run.size("replicate"), stage_of(run.spec)
         if ranks == 1:
             return
-        width = BYTES[run.formats.params]
+        width, computed = BYTES[run.formats.params], BYTES[run.formats.compute]
         numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
         times = run.batch.accumulate if stage > 1 else 1
         for first in range(0, numbers, BUCKET):
@@ -148,14 +150,36 @@ class Deepspeed(Stack):
             summed = "reduce_scatter" if stage == 3 else "all_reduce"
             yield CollectiveCall("replicate", summed, self.node(), size), times
             if stage in (1, 2):
-                yield CollectiveCall("replicate", "all_gather", self.node(), size), 1
+                yield CollectiveCall("replicate", "all_gather", self.node(), size // width * computed), 1
         for tensor in run.inventory.tensors if stage == 3 else ():
-            yield CollectiveCall("replicate", "all_gather", self.node(), width * tensor.size), 2 * run.batch.accumulate
+            yield (
+                CollectiveCall("replicate", "all_gather", self.node(), computed * tensor.size),
+                2 * run.batch.accumulate,
+            )
 
 
 def stage_of(spec: "Spec") -> int:
     """The stage that a spec with this stack chooses."""
     return spec.parallel.of_stacks()[Deepspeed.kind].stage
+
+
+def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
+    """The engine has a model in bf16, and pieces of its weights in fp32."""
+    from ...planner.resolved import resolve_formats
+
+    formats = resolve_formats(spec.precision, spec.parallel)
+    compute = formats.compute if formats.fp8 is None else "fp8"
+    if formats.params == "fp32" and compute not in ("fp32", "bf16"):
+        message = f"stack deepspeed computes in fp32 or in bf16, not in {compute}"
+        yield Conflict("precision.compute", message, f"use compute bf16 or fp32, {other}")
+    if compute != "bf16":
+        return
+    if stage < 2:
+        message = f"stage {stage} of stack deepspeed has an optimizer of its own for bf16, which is not supported"
+        yield Conflict("precision.compute", message, f"use deepspeed.stage 2, or compute fp32, {other}")
+    elif stage == 2:
+        what = "parameters, which stack deepspeed has in bf16 outside of its own pieces"
+        yield from _of_readers(spec, what, f"use compute fp32, {other}")
 
 
 def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
@@ -191,27 +215,34 @@ def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
 
 def _of_gathered(spec: "Spec", other: str) -> Iterator[Conflict]:
     """What needs parameters outside of the forward and backward of their module."""
-    from ...planner.data.data_rules import actions_of
-
     less = f"use deepspeed.stage 2, {other}"
     if spec.model.experts:
         message = "stage 3 of stack deepspeed follows modules that give tensors, and a router gives more"
         yield Conflict("model.experts", message, less)
+    what = "parameters, which stage 3 of stack deepspeed has only while their module computes"
+    beside = {"model.mtp": (bool(spec.model.mtp), "mtp"), "compile.mode": (spec.compile.mode != "none", "compile")}
+    yield from _of_readers(spec, what, less, beside)
+
+
+def _of_readers(
+    spec: "Spec", what: str, hint: str, beside: "Mapping[str, tuple[bool, str]]" = MappingProxyType({})
+) -> Iterator[Conflict]:
+    """What reads parameters where the stack does not have them as they are saved. what: these, as a clause. beside:
+    setting → whether it is there, and what reads them by it."""
+    from ...planner.data.data_rules import actions_of
+
     reads = {
         "adapter": (spec.adapter is not None, "an adapter"),
         "model.frozen": (bool(spec.model.frozen), "frozen"),
-        "model.mtp": (bool(spec.model.mtp), "mtp"),
         "ema": (spec.ema is not None, "ema"),
         "rollout": (spec.rollout is not None, "a rollout"),
         "hook": (bool(spec.hooks), "a hook"),
         "evaluation_step.name": (spec.evaluation_step is not None, "an evaluation_step"),
-        "compile.mode": (spec.compile.mode != "none", "compile"),
     }
-    reads |= {path: (action.reads_parameters, action.kind) for path, action in actions_of(spec)}
-    for path, (there, what) in reads.items():
+    reads |= dict(beside) | {path: (action.reads_parameters, action.kind) for path, action in actions_of(spec)}
+    for path, (there, reader) in reads.items():
         if there:
-            message = f"{what} reads parameters, which stage 3 of stack deepspeed has only while their module computes"
-            yield Conflict(path, message, less)
+            yield Conflict(path, f"{reader} reads {what}", hint)
 
 
 def config_of(run: "Resolved") -> dict[str, Any]:
@@ -244,7 +275,7 @@ def config_of(run: "Resolved") -> dict[str, Any]:
         "gradient_accumulation_steps": batch.accumulate,
         **({"gradient_allreduce_op": "sum"} if stage < 3 else {}),
         "gradient_clipping": 0.0,
-        "bf16": {"enabled": False},
+        "bf16": {"enabled": run.formats.compute == "bf16"},
         "fp16": {"enabled": False},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

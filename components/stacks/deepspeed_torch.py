@@ -51,14 +51,17 @@ def wrap(
     if rank.is_first:
         durable.write(records.directory / FILE, json.dumps(config, indent=2) + "\n")
     names = {parameter: name for name, parameter in model.trained()}
+    in_bf16 = config["bf16"]["enabled"]
+    exact = {name: parameter.detach().clone() for parameter, name in names.items()} if in_bf16 else {}
     assert stage == config["zero_optimization"]["stage"]
     engine = _engine(model, optimizer, rank, config)
     if stage == 0:
         updates = EngineOptimizer(engine, optimizer)
         return WrappedModel(engine, engine.set_gradient_accumulation_boundary, _backward(engine), optimizer=updates)
     assert isinstance(optimizer, LocalOptimizer)
-    kind = WeightsInPieces if stage == 3 else PiecesOptimizer
+    kind = WeightsInPieces if stage == 3 else ExactPieces if in_bf16 else PiecesOptimizer
     pieces, times = kind(engine, optimizer, names, rank), rank.world_size if stage == 3 else 1
+    pieces.begin_from(exact)
     return WrappedModel(
         engine, engine.set_gradient_accumulation_boundary, _backward(engine, times), pieces.gradients, optimizer=pieces
     )
@@ -157,6 +160,12 @@ class PiecesOptimizer(EngineOptimizer):
     def take_weights(self, tensors: dict[str, Tensor]) -> None:
         self.zero.refresh_fp32_params()  # of the parameters, which have been read
 
+    @torch.no_grad()
+    def begin_from(self, exact: dict[str, Tensor]) -> None:
+        """The pieces have these weights, of which the engine has kept what bf16 holds of them."""
+        for piece in self._pieces() if exact else ():
+            piece.updated[piece.of_group] = exact[piece.name].flatten()[piece.of_parameter]
+
     def _begin(self, piece: "OwnedSpan", moment: str) -> None:
         if moment not in self.inner.state[piece.updated]:
             self.inner.begin(piece.updated, moment)
@@ -195,15 +204,28 @@ class PiecesOptimizer(EngineOptimizer):
         return DTensor.from_local(own.clone(), self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=stride)
 
 
-class WeightsInPieces(PiecesOptimizer):
+class ExactPieces(PiecesOptimizer):
+    """The same where the model computes in bf16: what is saved are the pieces, in fp32."""
+
+    def weights(self) -> dict[str, Tensor]:
+        return {f"model.{piece.name}": self._shard(piece, piece.updated) for piece in self._pieces()}
+
+    @torch.no_grad()
+    def take_weights(self, tensors: dict[str, Tensor]) -> None:
+        parameters = {name: parameter for parameter, name in self.names.items()}
+        for piece in self._pieces():
+            shard = tensors[f"model.{piece.name}"]
+            self._put(piece, piece.updated, shard)
+            assert isinstance(shard, DTensor)
+            parameters[piece.name].copy_(shard.full_tensor())
+
+
+class WeightsInPieces(ExactPieces):
     """The same under ZeRO 3, where parameters are there only while their module computes."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.zero.zero_grad(set_to_none=True)
         self.zero.averaged_gradients = {}
-
-    def weights(self) -> dict[str, Tensor]:
-        return {f"model.{piece.name}": self._shard(piece, piece.updated) for piece in self._pieces()}
 
     @torch.no_grad()
     def take_weights(self, tensors: dict[str, Tensor]) -> None:

@@ -98,7 +98,15 @@ def test_what_a_step_sends(tmp_path: Path, stage: int, calls: dict[str, int]):
         (0, "parallel { tp 2 }", "spreads a model over data ranks alone, and tp is 2"),
         (0, "parallel { pp 2 }", "spreads a model over data ranks alone, and pp is 2"),
         (0, "precision { params = fp64 }", "keeps weights and sums in fp32, not in fp64"),
-        (0, "precision { compute = bf16 }", "computes in the format of the parameters, fp32, not in bf16"),
+        (0, "precision { compute = bf16 }", "stage 0 of stack deepspeed has an optimizer of its own for bf16"),
+        (1, "precision { compute = bf16 }", "stage 1 of stack deepspeed has an optimizer of its own for bf16"),
+        (2, "precision { compute = fp64 }", "computes in fp32 or in bf16, not in fp64"),
+        (2, "precision { compute = fp8 { recipe = rowwise } }", "computes in fp32 or in bf16, not in fp8"),
+        (
+            2,
+            "precision { compute = bf16 }\nema { decay = 0.9 }",
+            "ema reads parameters, which stack deepspeed has in bf16",
+        ),
         (0, "activation full { tile_mlp = 2 }", "with tile_mlp it comes in pieces"),
         (0, "optimizer schedule_free { lr = 1e-3 }", "moves weights before the forward"),
         (1, "optimizer muon { lr = 1e-3 }", "muon needs more of a parameter than the element that it updates"),
@@ -121,6 +129,25 @@ def test_what_does_not_work_with_it_is_refused(tmp_path: Path, stage: int, more:
 def test_what_a_lower_stage_allows(tmp_path: Path):
     for stage, more in ((0, "optimizer muon { lr = 1e-3 }"), (0, "every 10 steps norms"), (2, "ema { decay = 0.9 }")):
         assert compiled(tmp_path, stage, more).plan is not None
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_in_bf16_a_rank_updates_its_piece_in_fp32(tmp_path: Path, stage: int):
+    """What it computes with takes half as much, and so does what is gathered of it."""
+    plan, in_fp32 = compiled(tmp_path, stage, "precision { compute = bf16 }").plan, plan_of(tmp_path, stage)
+    assert plan is not None
+    config = plan.node("setup.parallel.deepspeed").args["config"]
+    assert config["bf16"] == {"enabled": True} and not config["fp16"]["enabled"]
+    assert config["data_types"] == {"grad_accum_dtype": "fp32"} and config["communication_data_type"] == "fp32"
+    piece = sum(tensor.size for tensor in plan.parameters.tensors)  # of four ranks, in fp32
+    memory, before = (each.estimates.classes[0].memory for each in (plan, in_fp32))
+    assert memory.parameters == piece + (4 * piece // 2 if stage == 2 else piece // 2)
+    assert (memory.gradients, memory.optimizer) == (before.gradients, before.optimizer)
+    sent, sent_before = (
+        {each.op: each.bytes for each in one.estimates.classes[0].traffic if "deepspeed" in each.node}
+        for one in (plan, in_fp32)
+    )
+    assert sent.pop("all_gather") * 2 == sent_before.pop("all_gather") and sent == sent_before
 
 
 def test_the_extra_is_named_where_the_package_is_missing(tmp_path: Path, found: set[str]):
