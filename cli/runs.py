@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     directories = [*waiting, *found]
     rows = [
         _row(directory, found.get(directory), root, job, state)
-        for directory, (job, state) in zip(directories, _jobs(directories), strict=True)
+        for directory, (job, state) in zip(directories, jobs_of(directories), strict=True)
     ]
     if not rows:
         print(f"there is no run at {arguments.root} or below it; `xtrain run SPEC` makes one")
@@ -75,7 +75,7 @@ def _row(
     }
 
 
-def _jobs(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, QueueState | str | None]]":
+def jobs_of(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, QueueState | str | None]]":
     """The job of each run, and what its launcher says of it."""
     from ..runtime.errors import EnvironmentFault
     from ..runtime.launch.jobs import job_states, read_job

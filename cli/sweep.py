@@ -64,8 +64,19 @@ def _show(state: "SweepState", arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=2))
     elif arguments.csv is None and arguments.parquet is None:
-        sys.stdout.write(table_text(rows))
+        sys.stdout.write(table_text(_with_jobs(rows, arguments.folder)))
     return 0
+
+
+def _with_jobs(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """With the job of each trial that has one, and what its launcher says of it."""
+    from .runs import jobs_of
+
+    found = jobs_of([folder.absolute() / row["run"] for row in rows])
+    if not any(job for job, _ in found):
+        return rows
+    texts = [None if job is None else f"{job.kind} {job.id} {state}" for job, state in found]
+    return [{**row, "job": text} for row, text in zip(rows, texts, strict=True)]
 
 
 def _write_csv(rows: list[dict[str, Any]], path: Path) -> None:
@@ -109,8 +120,25 @@ def _stop(folder: Path) -> int:
     from ..runtime.files.locks import LAUNCHER_LOCK
 
     if not is_live(folder, LAUNCHER_LOCK):
-        print(f"error: nothing drives the sweep in {folder}", file=sys.stderr)
-        return 2
+        return _stop_jobs(folder)
     (folder / STOP_FILE).touch()
     print("asked to stop: its trials save a checkpoint and end")
+    return 0
+
+
+def _stop_jobs(folder: Path) -> int:
+    """Of a driver that is gone."""
+    from ..planner.units import plural
+    from ..runtime.errors import EnvironmentFault
+    from ..runtime.sweep.job_trials import stop_jobs
+
+    try:
+        count = stop_jobs(folder.absolute())
+    except EnvironmentFault as fault:
+        print(f"error[{fault.code}]: {fault}", file=sys.stderr)
+        return 3
+    if not count:
+        print(f"error: nothing drives the sweep in {folder}", file=sys.stderr)
+        return 2
+    print(f"nothing drives the sweep; {plural(count, 'job')} of its trials are asked to save and end")
     return 0

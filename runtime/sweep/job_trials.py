@@ -24,6 +24,7 @@ from ..errors import EnvironmentFault
 from ..files import durable
 from ..launch.jobs import (
     FOLDER,
+    JOB_FILE,
     PLAN_FILE,
     EndedJob,
     Job,
@@ -139,6 +140,16 @@ class JobTrials:
     def _follow(self, directory: Path, job: SubmittedJob) -> StartedTrial:
         self.queue.add(job)
         return _JobTrial(self.queue, job, directory, self.lineage / "logs" / f"{directory.name}.log")
+
+
+def stop_jobs(lineage: Path) -> int:
+    """Let the trials of a sweep that nobody drives save and end; how many have jobs. Raises EnvironmentFault."""
+    notes = sorted((lineage / FOLDER).glob(f"*/{JOB_FILE}"))
+    jobs = [job for each in notes if (job := read_job(lineage / each.parent.name)) is not None]
+    going = [job for job, state in zip(jobs, job_states(jobs), strict=True) if not state.over]
+    for job in going:
+        trial_jobs(job.kind).stop(launcher_from(dict(job.launcher)), job.id)
+    return len(going)
 
 
 def trial_jobs(kind: str) -> TrialJobs:

@@ -9,6 +9,7 @@ import pytest
 from attrs import define, field
 from sweeps import DiesAfter, Killed, WrittenTrials, driver, write_spec
 
+from xtrain.cli.main import main
 from xtrain.components.launchers.local import LocalLauncher
 from xtrain.components.launchers.slurm import Slurm
 from xtrain.planner.plan import Plan
@@ -173,6 +174,22 @@ def test_a_stop_reaches_jobs_once_and_they_end(tmp_path, queue):
     sweep.stop()
     assert sweep.run() == "stopped"
     assert sorted(queue.stopped) == ["0", "1", "2"]
+
+
+def test_jobs_of_a_driver_that_is_gone_are_stopped(tmp_path, queue, capsys):
+    path = write_spec(tmp_path, METHOD)
+    sweep, queue.least = job_driver(path, "jobs"), 100
+    sweep._ask()
+    sweep._start()
+    assert main(["sweep", "stop", str(sweep.folder)]) == 0, "its driver is there and is asked"
+    assert (sweep.folder / "stop").exists() and not queue.stopped
+    sweep._lock.close()
+    queue.jobs["1"].code = 0
+    assert main(["sweep", "show", str(sweep.folder)]) == 0
+    assert "slurm 0 RUNNING" in capsys.readouterr().out
+    assert main(["sweep", "stop", str(sweep.folder)]) == 0
+    assert queue.stopped == ["0", "2"] and "2 jobs of its trials" in capsys.readouterr().out
+    assert main(["sweep", "stop", str(sweep.folder)]) == 2
 
 
 def test_a_trial_has_one_launcher_at_a_time(tmp_path, queue):
