@@ -283,6 +283,7 @@ class Traffic:
 
     axis: `fsdp`, or axes joined by ` · ` whose ranks call together. bytes: over all calls, of the larger of what goes
     in and what comes out. exposed: nothing can be computed meanwhile. seconds: all calls, at the bandwidth of the axis.
+    meanwhile: the operations that are computed then, where they are not all of the step.
     """
 
     axis: str
@@ -292,6 +293,7 @@ class Traffic:
     bytes: int
     exposed: bool
     seconds: float | None = None
+    meanwhile: int = 0
 
 
 @frozen(kw_only=True)

@@ -323,6 +323,12 @@ class Resolved:
         return resolve_reshard(self.spec.parallel, self.size("pp"))
 
     @property
+    def shared_meanwhile(self) -> bool:
+        """Whether shared experts are computed while tokens are on their way to experts of other ranks."""
+        layers = (layer for kind in self.architecture.kinds for layer in kind.block.layers())
+        return self.layout.ep > 1 and any(layer.shares_experts(self.architecture) for layer in layers)
+
+    @property
     def prefetch(self) -> bool:
         """Whether each unit of FSDP asks for the parameters of the next one before it computes its forward."""
         asked = self.spec.parallel.fsdp.prefetch

@@ -35,6 +35,7 @@ from .plan import (
     RefusedWorlds,
     Timeline,
     Traced,
+    Traffic,
     Work,
 )
 
@@ -47,6 +48,7 @@ LATER: dict[type, tuple[str, ...]] = {
     PlanTick: ("epochs", "fraction"),
     PlanPhase: ("passes", "epochs", "exact_rows", "mtp_weight"),
     Timeline: ("stop_at_amount", "stop_after_amount", "stretches"),
+    Traffic: ("meanwhile",),
     Work: ("windows", "position_fp8", "position_fp8_again"),
     ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),
     RankClass: ("optimizer_flops", "unsaved", "fp8_flops"),

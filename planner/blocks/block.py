@@ -146,6 +146,10 @@ class Layer(BlockPiece):
         """Operations of the forward for two positions, of a layer that attends."""
         return 0
 
+    def shares_experts(self, arch: Architecture) -> bool:
+        """Whether it has experts, and some of them that every token is sent to."""
+        return False
+
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
         """Numbers that one of `tp` ranks keeps of a text of so many positions while it is generated: those of a layer
         that looks at other positions than its own. plain: those of the block's parameters that are stored in a number

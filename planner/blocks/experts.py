@@ -3,11 +3,11 @@
 Tokens are taken as dealt out evenly: every expert gets tokens · experts_per_token / experts of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.model import ExpertTransformer
@@ -116,15 +116,30 @@ class ExpertsLayer(Layer):
         weights = _route(on, x, f"{self.name}.gate")
         if self.scale != 1:
             weights = on.ops.op(weights, makes=weights.size)
-        out = _weigh(on, _to_experts(self, on, x), weights)
+        shared: list[TracedTensor] = []
+        if not on.run.shared_meanwhile:
+            out = _weigh(on, _to_experts(self, on, x), weights)
+            shared = self._shared(on, x)
+        else:
+            out = _weigh(on, _to_experts(self, on, x, lambda: shared.extend(self._shared(on, x))), weights)
+        for each in shared:
+            out = on.ops.add(out, each)
+        return _join(on, out) if spread else out
+
+    def shares_experts(self, arch: Architecture) -> bool:
+        return bool(arch.shared_experts or self.gated_ffn)
+
+    def _shared(self, on: "Tracer", x: TracedTensor) -> list[TracedTensor]:
+        """What experts give that every token is sent to."""
+        found = []
         if on.run.architecture.shared_experts:
-            out = on.ops.add(out, trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
+            found.append(trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
         if self.gated_ffn:
             more = trace_swiglu(on, x, f"{self.name}.shared_expert", on.local.routed)
             score = on.linear(x, f"{self.name}.shared_expert_gate", on.local.routed)
             score = on.ops.op(score, makes=score.size, keeps_output=True)
-            out = on.ops.add(out, on.ops.op(score, more, makes=more.size, keeps=(score, more)))
-        return _join(on, out) if spread else out
+            found.append(on.ops.op(score, more, makes=more.size, keeps=(score, more)))
+        return found
 
 
 def _own_piece(on: "Tracer", x: TracedTensor) -> TracedTensor:
@@ -167,8 +182,11 @@ def _route(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
     return ops.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
 
 
-def _to_experts(layer: ExpertsLayer, on: "Tracer", x: TracedTensor) -> TracedTensor:
-    """Every token once for each of its experts, through them, and back into the order of tokens."""
+def _to_experts(
+    layer: ExpertsLayer, on: "Tracer", x: TracedTensor, meanwhile: Callable[[], None] | None = None
+) -> TracedTensor:
+    """Every token once for each of its experts, through them, and back into the order of tokens. meanwhile: writes what
+    is computed while they are on their way to other ranks."""
     ops, local = on.ops, on.local
     arch, ep = on.run.architecture, on.axes.experts
     count = local.routed * arch.experts_per_token
@@ -182,6 +200,13 @@ def _to_experts(layer: ExpertsLayer, on: "Tracer", x: TracedTensor) -> TracedTen
     if ep > 1:
         counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * _tasks(layer, on) * INDEX)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
+        if meanwhile is not None:
+            sent, first = ops.ops[-1], len(ops.ops)
+            meanwhile()
+            flops = sum(op.flops for op in ops.ops[first:])
+            backwards = sum(op.flops * (bool(op.receivers) + bool(op.weights)) for op in ops.ops[first:])
+            sent.calls = (counts, evolve(call, meanwhile=flops))
+            sent.back_calls = (evolve(call, meanwhile=backwards),)
         here = _order(on, order)
         rows = ops.op(rows, makes=size, extra=(order,))
         if keys is not None:

@@ -103,7 +103,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "rules": None,
     },
     "setup.parallel.cp": {"ring": None, "ulysses": None, "matches": None},
-    "setup.parallel.ep": {"size": None, "pattern": None, "matches": None},
+    "setup.parallel.ep": {"size": None, "pattern": None, "matches": None, "meanwhile": None},
     "setup.freeze": {"parameters": None, "format": None},
     "setup.quantise": {"base": None, "matrices": None},
     "setup.float8": {"recipe": None, "matrices": None},

@@ -111,10 +111,11 @@ def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic,
             op=op,
             node=node,
             count=count,
-            bytes=calls.bytes[axis, op, node],
-            exposed=is_exposed(op, node, beside),
+            bytes=calls.bytes[axis, op, node, hidden],
+            exposed=not hidden and is_exposed(op, node, beside),
+            meanwhile=calls.meanwhile[axis, op, node, hidden],
         )
-        for (axis, op, node), count in sorted(calls.counts.items())
+        for (axis, op, node, hidden), count in sorted(calls.counts.items())
     )
 
 

@@ -37,12 +37,14 @@ class TracedTensor:
 
 @frozen
 class CollectiveCall:
-    """One collective: its axis and node as in `Traffic`, and the larger of what goes in and what comes out."""
+    """One collective: its axis and node as in `Traffic`, and the larger of what goes in and what comes out. meanwhile:
+    operations that are computed while it is under way."""
 
     axis: str
     op: "TrafficOp"
     node: str
     bytes: int
+    meanwhile: int = 0
 
 
 @frozen(kw_only=True)

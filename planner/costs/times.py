@@ -83,8 +83,11 @@ def _busy(one: RankClass, cluster: Hardware, efficiency: float) -> tuple[float, 
     """(all, computing, exposed) seconds of a rank; what could be hidden is exposed as far as it outlasts computing."""
     computing = cluster.at_usual_speed(one.hardware_flops, one.fp8_flops) / ((cluster.flops or 1.0) * efficiency)
     exposed = sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
-    hidden = sum(each.seconds or 0.0 for each in one.traffic if not each.exposed)
+    hidden = sum(each.seconds or 0.0 for each in one.traffic if not each.exposed and not each.meanwhile)
     exposed += max(0.0, hidden - computing)
+    for each in one.traffic:  # beside some operations alone
+        meanwhile = each.meanwhile / ((cluster.flops or 1.0) * efficiency)
+        exposed += max(0.0, (each.seconds or 0.0) - meanwhile) if each.meanwhile else 0.0
     return computing + exposed, computing, exposed
 
 

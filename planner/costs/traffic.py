@@ -33,16 +33,19 @@ PP = "setup.parallel.pp"
 
 @define
 class CollectiveCounts:
-    """Counts and bytes of calls, by axis, operation and node of the plan."""
+    """Counts and bytes of calls, by axis, operation, node of the plan, and whether something is computed meanwhile; and
+    how many operations are."""
 
-    counts: Counter[tuple[str, TrafficOp, str]] = field(factory=Counter)
-    bytes: Counter[tuple[str, TrafficOp, str]] = field(factory=Counter)
+    counts: Counter[tuple[str, TrafficOp, str, bool]] = field(factory=Counter)
+    bytes: Counter[tuple[str, TrafficOp, str, bool]] = field(factory=Counter)
+    meanwhile: Counter[tuple[str, TrafficOp, str, bool]] = field(factory=Counter)
 
     def add(self, call: CollectiveCall, times: int = 1) -> None:
         if call.axis and times:
-            key = (call.axis, call.op, call.node)
+            key = (call.axis, call.op, call.node, call.meanwhile > 0)
             self.counts[key] += times
             self.bytes[key] += times * call.bytes
+            self.meanwhile[key] += times * call.meanwhile
 
     def add_all(self, calls: Iterable[CollectiveCall], times: int = 1) -> None:
         for call in calls:

@@ -1,6 +1,6 @@
 """The nodes by which several ranks compute one row: tp → cp → ep."""
 
-from typing import Final
+from typing import Any, Final
 
 from ..architecture import EMBEDDING, HEAD, expert_module
 from ..mesh.sharding import tensor_rules
@@ -64,7 +64,11 @@ def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
     if size == 1:
         return last
     does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
-    args = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}", "matches": run.matches(arch.expert_layers)}
+    args: dict[str, Any] = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}"}
+    args["matches"] = run.matches(arch.expert_layers)
+    if run.shared_meanwhile:
+        args["meanwhile"] = "shared"
+        does += "; shared experts are computed while they go, and their gradients while gradients come back"
     return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
 
 

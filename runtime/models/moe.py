@@ -373,17 +373,28 @@ class MoE(HasKeys):
         chosen_TK, places = self._places(routing.chosen_TK, x_BSD)
         # Each expert drops others of a token's numbers.
         keys_TK = None if keys_BS is None else splitmix64(routing.chosen_TK, keys_BS.flatten()[:, None])
-        out_TKD = to_experts(x_TD, chosen_TK, self.experts, places, self.axes.experts, keys_TK)
+        shared: list[Tensor] = []
+
+        def meanwhile() -> None:
+            shared.extend(self._shared(x_BSD))
+
+        beside = meanwhile if self.axes.shared_meanwhile else None
+        out_TKD = to_experts(x_TD, chosen_TK, self.experts, places, self.axes.experts, keys_TK, beside)
         # Summed in order of choice and in the router's precision.
         pairs = zip(out_TKD.unbind(1), routing.weights_TK.unbind(1), strict=True)
         out_TD = sum((out_TD * weight_T[:, None] for out_TD, weight_T in pairs), start=x_TD.new_zeros(()))
         out_BSD = out_TD.to(x_BSD.dtype).view_as(x_BSD)
-        if self.shared_experts is not None:
-            out_BSD = out_BSD + self.shared_experts(x_BSD)
+        for more_BSD in shared or self._shared(x_BSD):
+            out_BSD = out_BSD + more_BSD
+        return out_BSD if routing.loss is None else attach(out_BSD, routing.loss)
+
+    def _shared(self, x_BSD: Tensor) -> list[Tensor]:
+        """What experts give that every token is sent to."""
+        found = [] if self.shared_experts is None else [self.shared_experts(x_BSD)]
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             more_BSD = self.shared_expert(x_BSD)
-            out_BSD = out_BSD + self.shared_expert_gate(x_BSD).sigmoid() * more_BSD
-        return out_BSD if routing.loss is None else attach(out_BSD, routing.loss)
+            found.append(self.shared_expert_gate(x_BSD).sigmoid() * more_BSD)
+        return found
 
     def _places(self, chosen_TK: Tensor, x_BSD: Tensor) -> tuple[Tensor, int]:
         """Which expert each token goes to, and of how many; with adapters of tasks which expert and task."""

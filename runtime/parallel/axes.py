@@ -34,7 +34,8 @@ class Axes:
     """One object for all modules of a model.
 
     row: all ranks that hold positions of the same rows (ring · ulysses · tp). tasks: which rows go through which
-    adapter, where there are several. without_adapter: the model under the adapter is computed alone. recorded: where
+    adapter, where there are several. without_adapter: the model under the adapter is computed alone.
+    shared_meanwhile: shared experts are computed while tokens are on their way to those of other ranks. recorded: where
     it is a list, mixtures of experts add what their routers choose, int64 [B, S, K], in the order of a forward.
     """
 
@@ -45,6 +46,7 @@ class Axes:
     row: ProcessGroup | None = None
     tasks: "TaskRouting | None" = None
     without_adapter: bool = False
+    shared_meanwhile: bool = False
     recorded: "list[Tensor] | None" = None
 
     @contextmanager

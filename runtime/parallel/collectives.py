@@ -9,6 +9,7 @@
 | `split`: own piece of a shared tensor    | pieces → whole                           |
 | `join`: pieces → whole                   | own piece: every rank has the same grad  |
 | `exchange`: all-to-all                   | all-to-all back                          |
+| `Exchange`: the same in two halves       | the same, the second half first          |
 
 They go through the dispatcher, so that a checkpoint policy and the compiler see them. Every rank of the group must
 call with the same shapes (but for `exchange`): gloo ends the process otherwise, without an exception.
@@ -59,6 +60,24 @@ def exchange(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: l
     return _Exchange.apply(x, group, out_splits, in_splits)  # pyright: ignore[reportReturnType]
 
 
+class Exchange:
+    """`exchange` in two halves: what is computed between `begun` and `ended` is computed while rows are on their way,
+    and so is its backward while their gradients are. Each is called once, with rows and with what `begun` gives."""
+
+    def __init__(self, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> None:
+        self.group, self.out_splits, self.in_splits = group, out_splits, in_splits
+        self.gradient: Tensor | None = None
+        """On its way back."""
+
+    def begun(self, x: Tensor) -> Tensor:
+        """Rows of other ranks, which are not there yet."""
+        return _Begun.apply(x, self)  # pyright: ignore[reportReturnType]
+
+    def ended(self, x: Tensor) -> Tensor:
+        """The same, which have come."""
+        return _Ended.apply(x, self)  # pyright: ignore[reportReturnType]
+
+
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Without gradient: the pieces of all ranks along `dim`."""
     size = group.size()
@@ -81,7 +100,11 @@ def all_reduce(x: Tensor, group: ProcessGroup, op: str = "sum") -> Tensor:
 
 def all_to_all(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
     """Without gradient: rows of dim 0 to and from every rank."""
-    return functional.wait_tensor(OPS.all_to_all_single(x.contiguous(), out_splits, in_splits, group.group_name))
+    return functional.wait_tensor(_all_to_all_begun(x, group, out_splits, in_splits))
+
+
+def _all_to_all_begun(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
+    return OPS.all_to_all_single(x.contiguous(), out_splits, in_splits, group.group_name)
 
 
 def own_piece(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
@@ -164,3 +187,29 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
         return all_to_all(grad_outputs[0], ctx.group, ctx.in_splits, ctx.out_splits), None, None, None
+
+
+class _Begun(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return _all_to_all_begun(x, exchange.group, exchange.out_splits, exchange.in_splits)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        gradient, ctx.exchange.gradient = ctx.exchange.gradient, None
+        assert gradient is not None
+        return functional.wait_tensor(gradient), None
+
+
+class _Ended(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return functional.wait_tensor(x).view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        exchange, (gradient,) = ctx.exchange, grad_outputs
+        exchange.gradient = _all_to_all_begun(gradient, exchange.group, exchange.in_splits, exchange.out_splits)
+        return gradient, None  # of the right shape; nobody reads it

@@ -12,7 +12,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .collectives import all_to_all, exchange
+from .collectives import Exchange, all_to_all, exchange
 from .fake import numbers
 
 ExpertsCall = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -45,23 +45,25 @@ def to_experts(
     count: int,
     group: ProcessGroup | None,
     keys_TK: Tensor | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
     """What the chosen experts make of every token, [T, K, D].
 
     experts: (rows in order of expert [M, D], rows of each expert [L], keys of rows [M]) → rows. count: E, of which each
-    rank of `group` holds an equal run. keys_TK: numbers that go with the rows, if there are any.
+    rank of `group` holds an equal run. keys_TK: numbers that go with the rows, if there are any. meanwhile: called
+    while rows are on their way to other ranks.
     """
     tokens, per_token = chosen_TK.shape
     way = ByExpert.of(chosen_TK.flatten(), count)
     rows_ND = _Spread.apply(x_TD, way.order_N, way.inverse_N, per_token)
     assert isinstance(rows_ND, Tensor)
     if group is not None:
-        experts = _spread_over(group, experts)
+        experts = _spread_over(group, experts, meanwhile)
     rows_ND = experts(rows_ND, way.counts_E, None if keys_TK is None else keys_TK.flatten()[way.order_N])
     return permute(rows_ND, way.inverse_N, way.order_N).unflatten(0, (tokens, per_token))
 
 
-def _spread_over(group: ProcessGroup, experts: ExpertsCall) -> ExpertsCall:
+def _spread_over(group: ProcessGroup, experts: ExpertsCall, meanwhile: Callable[[], None] | None) -> ExpertsCall:
     """The experts of all ranks: rows are sent to where their experts are, computed there, and sent back.
 
     A rank may get no row at all, and takes part all the same.
@@ -73,7 +75,13 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall) -> ExpertsCall:
         theirs_E = all_to_all(counts_E, group, [own] * size, [own] * size)
         counts = torch.stack((counts_E, theirs_E)).view(2, size, own).sum(2)
         sent, received = numbers(counts, [even(len(rows_ND), size)] * 2)
-        rows_MD = exchange(rows_ND, group, received, sent)
+        if meanwhile is None:
+            rows_MD = exchange(rows_ND, group, received, sent)
+        else:
+            halves = Exchange(group, received, sent)
+            rows_MD = halves.begun(rows_ND)
+            meanwhile()
+            rows_MD = halves.ended(rows_MD)
         # They come in order of sender, then of expert.
         expert_M = torch.arange(own, device=rows_ND.device).repeat(size)
         way = ByExpert.of(expert_M.repeat_interleave(theirs_E, output_size=sum(received)), own)

@@ -13,14 +13,26 @@ from .fsdp import make_unit
 
 
 @op("setup.parallel.ep")
-def spread_experts(model: ModelParts, meshes: Meshes, rank: Rank, size: int, pattern: str, matches: list[int]) -> None:
+def spread_experts(
+    model: ModelParts,
+    meshes: Meshes,
+    rank: Rank,
+    size: int,
+    pattern: str,
+    matches: list[int],
+    meanwhile: str | None = None,
+) -> None:
     """Leave this rank its run of the experts of every layer; tokens of the others' experts are sent to them.
+
+    meanwhile: what is computed while they are on their way, the `shared` experts.
 
     Works on a model without memory. Raises PlanMismatch unless as many modules fit `pattern` as the plan says.
     """
     mesh = meshes.experts["ep"]
     assert mesh.size() == size
     model.axes.experts = meshes.group("ep")
+    assert meanwhile in (None, "shared")
+    model.axes.shared_meanwhile = meanwhile is not None
     for _, experts in matching(model, pattern, matches, rank):
         for module in experts.modules():
             for name, parameter in module.named_parameters(recurse=False):

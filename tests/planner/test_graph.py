@@ -29,6 +29,11 @@ def test_one_rank_in_one_format_has_nothing_parallel(make_plan):
     ("blocks", "expected"),
     [
         ({"parallel": "parallel { fsdp 2 }"}, ["fsdp", "root_fsdp"]),
+        ({"parallel": "parallel { fsdp 2 { prefetch = true } }"}, ["fsdp", "root_fsdp", "prefetch"]),
+        (
+            {"model": MOE, "parallel": "parallel { fsdp 2 { prefetch = false } }"},
+            ["expert_fsdp", "fsdp", "root_fsdp"],
+        ),
         ({"parallel": "parallel { fsdp 1 { replicate = 2 } }"}, ["fsdp", "root_fsdp"]),
         ({"precision": "precision { compute = bf16 }"}, ["fsdp", "root_fsdp"]),
         ({"precision": "precision { params = bf16 }"}, []),
@@ -39,13 +44,13 @@ def test_one_rank_in_one_format_has_nothing_parallel(make_plan):
         ({"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"}, ["ddp"]),
         ({"parallel": "parallel { fsdp 1 { offload = true } }"}, ["fsdp", "root_fsdp"]),
         # Experts are not cut by tp, so its ranks share their state; what is around them are units as well.
-        ({"model": MOE, "parallel": "parallel { tp 2 }"}, ["tp", "expert_fsdp", "fsdp", "root_fsdp"]),
+        ({"model": MOE, "parallel": "parallel { tp 2 }"}, ["tp", "expert_fsdp", "fsdp", "root_fsdp", "prefetch"]),
         ({"model": MOE}, []),
-        ({"model": MOE, "parallel": "parallel { fsdp 2 }"}, ["expert_fsdp", "fsdp", "root_fsdp"]),
-        ({"model": MOE, "parallel": "parallel { fsdp 2, ep 2 }"}, ["ep", "fsdp", "root_fsdp"]),
+        ({"model": MOE, "parallel": "parallel { fsdp 2 }"}, ["expert_fsdp", "fsdp", "root_fsdp", "prefetch"]),
+        ({"model": MOE, "parallel": "parallel { fsdp 2, ep 2 }"}, ["ep", "fsdp", "root_fsdp", "prefetch"]),
         (
             {"model": MOE, "parallel": "parallel { fsdp 2, ep 2, tp 2, pp 2 }"},
-            ["tp", "ep", "expert_fsdp", "fsdp", "root_fsdp", "pp"],
+            ["tp", "ep", "expert_fsdp", "fsdp", "root_fsdp", "prefetch", "pp"],
         ),
     ],
 )
