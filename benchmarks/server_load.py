@@ -1,6 +1,7 @@
 """Many clients of one training server: requests a second, latencies, memory; and passes of several models together.
 
     OMP_NUM_THREADS=1 python benchmarks/server_load.py [--seconds 600] [--clients 32] [--models 8] [--url URL]
+        [--beside 'python toy.py --serve {port} --key {key}']
 
 Of the clients of a model one trains it (a pass and a step in flight, weights for sampling every tenth step), the others
 sample from its newest weights, two samples of eight tokens a request. A client asks its next request once it has the
@@ -8,12 +9,15 @@ result of the one before. Without --url it starts `xtrain serve` with a model of
 asks any server that speaks the protocol of the Tinker SDK; token ids are below 48. Prints a JSON line every 30 s and
 one at the end: requests (with their retrievals) a second, milliseconds from sending to result by kind, MiB of the
 started server and of each of its ranks. `together`: trained tokens a second where passes of all models are sent at
-once, over those where each is sent when the one before has its result. Exit code 1 if any request has failed.
+once, over those where each is sent when the one before has its result. --beside: a command that starts another server,
+with its port and key in place of the braces; it is asked the same for as long, behind the first one, and the last line
+has the figures of both, and the ratio of requests a second. Exit code 1 if any request to the first has failed.
 """
 
 import argparse
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -219,7 +223,8 @@ def memory(pid: int | None) -> list[int]:
     return sizes
 
 
-def load(url: str, key: str, clients: int, count: int, seconds: float, pid: int | None) -> int:
+def load(url: str, key: str, clients: int, count: int, seconds: float, pid: int | None) -> dict[str, Any]:
+    """Its figures, as they are printed."""
     figures = Figures()
     first = Connection(url, key, figures)
     base = first.ask("get_server_capabilities", None)["supported_models"][0]["model_name"]
@@ -263,14 +268,51 @@ def load(url: str, key: str, clients: int, count: int, seconds: float, pid: int 
         "errors": figures.errors,
     }
     print(json.dumps(summary), flush=True)
-    return 1 if figures.errors else 0
+    return summary
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def other(command: str, key: str) -> Iterator[tuple[int, str]]:
+    """The process and the address of a server that a command starts, once it listens."""
+    port = free_port()
+    words = [word.format(port=port, key=key) for word in shlex.split(command)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            if process.poll() is not None:
+                raise SystemExit(f"{words[0]} has ended with code {process.returncode}")
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
+        yield process.pid, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """The figures of two servers side by side: ours, the other's."""
+    latencies = f"milliseconds at {PERCENTILES}"
+    kinds = [kind for kind in ours[latencies] if kind in theirs[latencies]]
+    speeds = [each["requests_per_second"] for each in (ours, theirs)]
+    return {
+        "requests_per_second": speeds,
+        "ratio": round(speeds[0] / speeds[1], 2),
+        "errors": [len(each["errors"]) for each in (ours, theirs)],
+        latencies: {kind: [each[latencies][kind] for each in (ours, theirs)] for kind in kinds},
+        "done": {kind: [each["done"][kind] for each in (ours, theirs)] for kind in kinds},
+    }
 
 
 def started(folder: Path, models: int) -> tuple[subprocess.Popen[str], str]:
     """A server, and where it listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (folder / "load.xtrain").write_text(SPEC.format(models=models, port=port))
     command = [sys.executable, "-m", "xtrain", "serve", "load.xtrain"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
@@ -288,18 +330,25 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=8)
     parser.add_argument("--url", help="of a server that runs already")
     parser.add_argument("--key", default="tml-load")
+    parser.add_argument("--beside", help="command of another server, with {port} and {key} in it")
     given = parser.parse_args()
+    load_of = (given.key, given.clients, given.models, given.seconds)
     if given.url is not None:
-        return load(given.url, given.key, given.clients, given.models, given.seconds, None)
-    with tempfile.TemporaryDirectory() as folder:
-        process, url = started(Path(folder), given.models)
-        try:
-            code = load(url, given.key, given.clients, given.models, given.seconds, process.pid)
-            process.send_signal(signal.SIGTERM)
-            return code or (process.wait(60) != 75)
-        finally:
-            process.kill()
-            process.wait()
+        ours, stopped = load(given.url, *load_of, None), True
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            process, url = started(Path(folder), given.models)
+            try:
+                ours = load(url, *load_of, process.pid)
+                process.send_signal(signal.SIGTERM)
+                stopped = process.wait(60) == 75
+            finally:
+                process.kill()
+                process.wait()
+    if given.beside is not None:
+        with other(given.beside, given.key) as (pid, url):
+            print(json.dumps({"beside": compared(ours, load(url, *load_of, pid))}), flush=True)
+    return int(not stopped or bool(ours["errors"]))
 
 
 if __name__ == "__main__":
