@@ -18,7 +18,7 @@ async def body_of(request: Request, most: int, *media: str) -> bytes:
     """
     given = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length[:20]) > most:
+    if length.isascii() and length.isdigit() and int(length[:20]) > most:
         raise Refusal(413, f"the body is larger than {most} bytes")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):

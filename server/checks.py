@@ -34,6 +34,8 @@ def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: Server
         raise UserError(f"data has {request.num_tokens} tokens; a request may have {limits.tokens}")
     name = "rows" if request.json else "data"
     found = [_datum(f"{name}[{number}]", row, request, offer, capabilities) for number, row in enumerate(request.rows)]
+    if (targets := sum(datum.inputs[TARGETS].size for datum in found)) > limits.tokens:
+        raise UserError(f"data has {targets} targets; a request may have {limits.tokens}")
     return [_without_ignored(datum) for datum in found] if request.json else found
 
 
@@ -64,6 +66,8 @@ def _datum(place: str, row: DatumRow, request: ForwardBackward, offer: LossOffer
             inputs[one.name] = np.ones(shape, np.float32)
         elif one.required:
             raise UserError(f"{place}.loss_fn_inputs has no {one.name!r}, which {loss} needs")
+    if (targets := inputs[TARGETS].size) > capabilities.targets:
+        raise UserError(f"{place} has {targets} targets; a row may have {capabilities.targets}")
     return Datum(tokens=row.tokens, inputs=inputs)
 
 

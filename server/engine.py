@@ -73,8 +73,8 @@ class Capabilities:
     names: by which clients may call the base model, the first being the one that is listed. context: tokens of a row
     or of prompt and sample together. rank: the highest of an adapter; 0: the model itself is trained, without an
     adapter. models: how many there can be at a time. matrices: the kinds (`attn`, `mlp`, `unembed`) that can be chosen
-    to have an adapter. text: whether stops may be texts, for which a tokenizer is needed. top: the most candidates
-    whose log-probabilities can be asked for, a token.
+    to have an adapter. targets: the most of a row. text: whether stops may be texts, for which a tokenizer is needed.
+    top: the most candidates whose log-probabilities can be asked for, a token.
     """
 
     names: tuple[str, ...]
@@ -86,6 +86,7 @@ class Capabilities:
     models: int
     losses: Mapping[str, LossOffer]
     matrices: frozenset[str] = frozenset({"attn", "mlp", "unembed"})
+    targets: int = 2**20
     text: bool = False
     top: int = 20
 

@@ -4,6 +4,7 @@ Field numbers are those of the Tinker SDK. Provenance of tokens (fields 3 and 4 
 reads it.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from attrs import frozen
 
 from .engine import Array, Candidates, PassResult, SampleResult
 from .protobuf import Malformed, ProtoField, ProtoMessage, Writer, read
-from .tensors import FLOAT32, read_tensor
+from .tensors import FLOAT32, MOST_NUMBERS, read_tensor
 
 MEDIA_TYPE: Final = "application/x-protobuf"
 NO_LOGPROB: Final = -99999.0  # of a cell without a candidate
@@ -96,20 +97,30 @@ def read_forward_backward(raw: bytes) -> ForwardBackward:
     return ForwardBackward(
         model_id=found.get("model_id", ""),
         seq_id=found.get("seq_id", 0),
-        rows=tuple(_row(number, datum) for number, datum in enumerate(found.get("data", ()))),
+        rows=_rows(found.get("data", ())),
         loss=found.get("loss_fn", ""),
         settings=settings,
         forward_only=found.get("forward_only", False),
     )
 
 
-def _row(number: int, datum: dict[str, Any]) -> DatumRow:
+def _rows(data: Sequence[dict[str, Any]]) -> tuple[DatumRow, ...]:
+    rows, room = [], MOST_NUMBERS
+    for number, datum in enumerate(data):
+        rows.append(_row(number, datum, room))
+        room -= sum(each.size for each in rows[-1].inputs.values())
+    return tuple(rows)
+
+
+def _row(number: int, datum: dict[str, Any], room: int) -> DatumRow:
+    """room: numbers that its tensors may have."""
     chunks = datum.get("chunks", ())
     inputs: dict[str, Array] = {}
     for entry in datum.get("inputs", ()):
         name = entry.get("key", "")
         try:
-            inputs[name] = read_tensor(entry.get("value", {}))
+            inputs[name] = read_tensor(entry.get("value", {}), room)
+            room -= inputs[name].size
         except Malformed as error:
             raise Malformed(f"data[{number}].loss_fn_inputs: {error}") from None
     if any("text" not in chunk for chunk in chunks):

@@ -17,6 +17,7 @@ from .refusal import Refusal
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 MOST_SEQ: Final = 2**53
+LEAST_EPS: Final = 1e-30  # one that float32 has: without it what has no gradient is updated by 0 / 0
 MOST_METADATA: Final = 2**16  # bytes; it is kept as long as what it belongs to
 
 Id = Annotated[str, Meta(max_length=256)]
@@ -67,7 +68,7 @@ class AdamParams(Struct, frozen=True):
     learning_rate: Finite = 1e-4
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    eps: Annotated[float, Meta(ge=0, le=1e300)] = 1e-12
+    eps: Annotated[float, Meta(ge=LEAST_EPS, le=1e300)] = 1e-12
     weight_decay: Finite = 0.0
     grad_clip_norm: Finite = 0.0
 

@@ -10,19 +10,20 @@ from .protobuf import Malformed
 
 FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
 STORED: Final = {FLOAT32: "<f4", INT64: "<i8", INT32: "<i4", BFLOAT16: "<u2"}
-# A sparse matrix of a few bytes can stand for a dense one of any size.
+# Of all tensors of a request: a sparse matrix of a few bytes can stand for a dense one of any size.
 MOST_NUMBERS: Final = 2**24
 
 
-def read_tensor(tensor: dict[str, Any]) -> Array:
-    """float32 or int64, of as many dims as its shape has; without a shape of one. Raises Malformed."""
+def read_tensor(tensor: dict[str, Any], most: int = MOST_NUMBERS) -> Array:
+    """float32 or int64, of as many dims as its shape has; without a shape of one. most: numbers that it may have.
+    Raises Malformed."""
     dtype, shape = tensor.get("dtype", 0), tensor.get("shape", [])
     if dtype not in STORED:
         raise Malformed(f"dtype {dtype}; known are {', '.join(map(str, STORED))}")
     if len(shape) > 2:
         raise Malformed(f"a shape of {len(shape)} dims; there may be two")
-    if max(shape, default=0) > MOST_NUMBERS or prod(shape) > MOST_NUMBERS:
-        raise Malformed(f"a tensor of more than {MOST_NUMBERS} numbers")
+    if max(shape, default=0) > most or prod(shape) > most:
+        raise Malformed(f"more than {MOST_NUMBERS} numbers in the tensors of a request")
     if "csr" in tensor:
         return _dense_of(tensor["csr"], dtype, shape)
     flat = _numbers(tensor.get("dense", b""), dtype)

@@ -61,6 +61,7 @@ class RanksEngine:
             models=args["adapters"],
             losses={name: loss.offer for name, loss in LOSSES.items()},
             matrices=frozenset({"attn", "mlp"} | ({"unembed"} if plan.architecture.head_matrices else set())),
+            targets=args["rows"] * args["max_tokens"],
             text=True,
         )
 

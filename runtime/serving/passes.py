@@ -128,7 +128,8 @@ def forward_backward(
         if routing is not None:
             routing.part = frozenset(text.slot for text in texts)
         spare = texts[0].slot if routing is not None else None
-        own = list(shares(texts, rows, rank.data_rank, rank.data_ranks))
+        # With several targets a token as many fewer texts: the head has what it reads once for each.
+        own = list(shares(texts, max(1, rows // texts[0].wide), rank.data_rank, rank.data_ranks))
         for first in range(0, len(own), turn):
             beat.mark()
             part = own[first : first + turn]

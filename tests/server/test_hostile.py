@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hostile import ELSEWHERE, Asked, by_hand, drawn, wrong_messages
 from numpy_engine import NumpyEngine
-from server_client import MODEL, Served, row
+from server_client import MODEL, PROTOBUF, Served, row
 
 from xtrain.server.limits import ServerLimits
+from xtrain.server.protobuf import Writer
 
 STATUSES = {200, 400, 404, 410, 413, 415, 422, 429}
 
@@ -79,6 +80,37 @@ def test_requests_that_are_wrong_in_one_place_are_refused(victim: Victim, caplog
     assert not taken, "\n".join(taken)
     assert statuses.total() >= 200 and statuses[200] > 50 and statuses[422] > 50
     victim.unharmed(caplog)
+
+
+def test_sparse_tensors_are_counted_as_what_they_stand_for(victim: Victim) -> None:
+    """Few bytes of them neither fill the memory nor give a token more targets than an engine has room for."""
+    client, served = victim.attacked, victim.served
+    starts = Writer().content(2, np.zeros(2, "<i8").tobytes())
+
+    def one(width: int) -> bytes:
+        text = Writer().content(1, Writer().content(1, Writer().content(1, np.ones(1, "<i4").tobytes())))
+        tensors = {"target_tokens": 2, "weights": 1}
+        for name, dtype in tensors.items():
+            sparse = Writer().content(2, starts).integer(3, dtype).integers(4, [1, width])
+            text.content(2, Writer().content(1, name).content(2, sparse))
+        return bytes(text)
+
+    def said(*rows: bytes) -> str:
+        client.seq += 1
+        asked = served.call(
+            "POST",
+            "forward_backward",
+            content=client.body(rows, "cross_entropy"),
+            headers={"content-type": PROTOBUF},
+        )
+        if asked.status_code != 200:
+            client.seq -= 1
+            return asked.json()["error"]
+        return served.result(asked.json()).get("error", "")
+
+    assert "more than 16777216 numbers in the tensors" in said(*[one(2**22)] * 3)
+    assert "data[0] has 1048577 targets; a row may have 1048576" in said(one(2**20 + 1))
+    assert "data has 1048578 targets; a request may have 1048576" in said(*[one(2**19 + 1)] * 2)
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])

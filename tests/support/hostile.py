@@ -33,7 +33,7 @@ WRONG: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "adam_params.learning_rate": ("0.1", [], 1e301, -1e301),
         "adam_params.beta1": (-0.1, 1, 1.5, "x"),
         "adam_params.beta2": (-1e-9, 1.0, None),
-        "adam_params.eps": (-1e-12, "x"),
+        "adam_params.eps": (-1e-12, "x", 0, 1e-46),
         "adam_params.weight_decay": ("x", {}),
         "adam_params.grad_clip_norm": ([], 1e301),
         "adam_params.amsgrad": (True,),
@@ -268,6 +268,8 @@ def wrong_messages(client: Client) -> Iterator[Asked]:
     yield rows("numbers that do not fill", tensor(2, [4], targets.tobytes()[:-1]))
     yield rows("another shape", tensor(2, [5], targets.tobytes()))
     yield rows("a huge shape", tensor(2, [2**32, 2**32], b""))
+    empty = csr([0] * 5, [])  # a hundred bytes that stand for 2²² numbers
+    yield rows("sparse tensors that are huge together", *[tensor(2, [4, 2**20], csr=empty)] * 5)
     yield rows("a huge shape without rows", tensor(2, [0, 2**62], b""))
     yield rows("a sparse row without an end", tensor(2, [4, 3], csr=csr([0, 1, 1, 1], [0])))
     yield rows("sparse rows that go back", tensor(2, [4, 3], csr=csr([0, 2, 1, 1, 1], [0])))
