@@ -20,6 +20,8 @@ from ...planner.graph.launcher_args import launcher_from
 from ...planner.load import load_plan
 from ...planner.plan import Plan
 from ...planner.serialise import dumps
+from ...records.end_status import EndStatus
+from ...records.run_events import RunEndEvent
 from ..errors import EnvironmentFault
 from ..files import durable
 from ..launch.jobs import (
@@ -37,15 +39,20 @@ from ..launch.jobs import (
     read_job,
     write_files,
 )
+from ..outcome import EXIT_CODES
 from ..run_directory.ends import last_end
 from .trial_launcher import StartedTrial, TrialStart, refuse_job
 
 SUBMITTING_FILE: Final = "submitting.json"
+# Exit codes of a run that has said how it ended.
+SAVED: Final = (0, EXIT_CODES[EndStatus.STOPPED])
 # Between two questions to a launcher: at first, and at most while nothing changes.
 LEAST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 15.0
 # For how long a launcher may give no answer before the driver gives up.
 PATIENCE_SECONDS: Final = 900.0
+# For how long the records of a run may come later than its job is over, from another machine.
+RECORDS_SECONDS: Final = 60.0
 # Between two requests to stop: one that comes before a run can answer is lost.
 STOP_SECONDS: Final = 10.0
 
@@ -203,17 +210,24 @@ class _JobTrial:
     job: SubmittedJob
     directory: Path
     log: Path
+    _before: RunEndEvent | None = field(init=False)
     _code: int | None = field(default=None, init=False)
-    _stopped: float = field(default=-STOP_SECONDS, init=False)
+    _over: float = field(default=0.0, init=False)
+    _stopped: float | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._before = last_end(self.directory)
 
     def poll(self) -> int | None:
         if self._code is None and (state := self.queue.state(self.job)) is not None and state.over:
-            self._code = self._collected()
+            self._code, self._over = self._collected(), time.monotonic()
             self.queue.drop(self.job)
-        return self._code
+        late = self._code in SAVED and self._stopped is None and last_end(self.directory) == self._before
+        return None if late and time.monotonic() - self._over < RECORDS_SECONDS else self._code
 
     def stop(self) -> None:
-        if self._code is None and time.monotonic() - self._stopped >= STOP_SECONDS:
+        asked_before = self._stopped is not None and time.monotonic() - self._stopped < STOP_SECONDS
+        if self._code is None and not asked_before:
             self._stopped = time.monotonic()
             with suppress(EnvironmentFault):  # it is asked again
                 trial_jobs(self.job.kind).stop(launcher_from(dict(self.job.launcher)), self.job.id)

@@ -98,6 +98,17 @@ def test_manifests_fit_the_schemas(spec, monkeypatch, tmp_path):
         is_valid(found.get("JobSet") or found["Job"])
 
 
+def test_trials_of_a_sweep_fit_the_schemas(monkeypatch, tmp_path):
+    """Two begin together, each with a plan of its own."""
+    taken_to(tmp_path, monkeypatch, "jobset_sweep.xtrain")
+    manifests = [
+        json.loads(part[part.index("\n") :]) for part in re.split(r"^# ", dry("jobset_sweep.xtrain"), flags=re.M)[1:]
+    ]
+    assert len(manifests) == 2
+    for each in (each for one in manifests for each in one["items"]):
+        is_valid(each)
+
+
 def _pod(found: dict[str, Any]) -> dict[str, Any]:
     job = found["JobSet"]["spec"]["replicatedJobs"][0]["template"] if "JobSet" in found else found["Job"]
     return job["spec"]["template"]["spec"]

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from attrs import define, field
-from sweeps import DiesAfter, Killed, WrittenTrials, driver, write_spec
+from sweeps import DiesAfter, Killed, WrittenTrial, WrittenTrials, driver, write_spec
 
 from xtrain.cli.main import main
 from xtrain.components.launchers.local import LocalLauncher
@@ -36,7 +36,8 @@ class QueuedJob:
 @define
 class Queue:
     """A `TrialJobs` in memory. chance: of a job to be gone without a trace; unsubmitted, forgotten: of a driver to be
-    killed just before or after its jobs are submitted. answers: of it to answer. least: looks until a job has run."""
+    killed just before or after its jobs are submitted. answers: of it to answer. least: looks until a job has run.
+    known: of its exit code to be known."""
 
     random: Random
     chance: float = 0.0
@@ -44,6 +45,7 @@ class Queue:
     forgotten: float = 0.0
     answers: float = 1.0
     least: int = 0
+    known: float = 0.5
     jobs: dict[str, QueuedJob] = field(factory=dict)
     stopped: list[str] = field(factory=list)
     trained: WrittenTrials = field(init=False)
@@ -85,7 +87,7 @@ class Queue:
         self.jobs[id].code = 75
 
     def collect(self, launcher, id: str) -> EndedJob:
-        return EndedJob(code=self.jobs[id].code if self.random.random() < 0.5 else None)
+        return EndedJob(code=self.jobs[id].code if self.random.random() < self.known else None)
 
 
 @pytest.fixture(autouse=True)
@@ -209,6 +211,27 @@ def test_a_trial_has_one_launcher_at_a_time(tmp_path, queue):
     )
     with pytest.raises(EnvironmentFault):
         other.still_going(directories)
+
+
+def test_records_may_come_later_than_the_job_is_over(tmp_path, queue, monkeypatch):
+    path = write_spec(tmp_path, "method random, trials = 1")
+    sweep = job_driver(path, "jobs")
+    sweep._ask()
+    sweep._start()
+    queue.jobs["0"].code, trial = 0, sweep._going[0].started
+    queue.known = 1.0
+    assert [trial.poll() for _ in range(3)] == [None] * 3
+    queue.trained.written(queue.jobs["0"].plan, 0)
+    assert trial.poll() == 0 and sweep.run() == "done"
+
+
+def test_a_folder_of_runs_that_the_driver_does_not_see(tmp_path, queue, monkeypatch):
+    monkeypatch.setattr(job_trials, "RECORDS_SECONDS", 0.0)
+    sweep = job_driver(write_spec(tmp_path, "method random, trials = 2"), "jobs")
+    monkeypatch.setattr(WrittenTrials, "written", lambda self, plan, slot: WrittenTrial(0, 0))
+    queue.known = 1.0
+    assert sweep.run() == "stopped" and "must be seen by all" in sweep.fault
+    assert len(queue.jobs) == 1
 
 
 def test_a_queue_that_is_silent_for_long_ends_the_driver(tmp_path, queue, monkeypatch):
