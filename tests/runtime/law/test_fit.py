@@ -44,6 +44,7 @@ def test_planted_coefficients_lie_within_their_intervals(monkeypatch, seed: int)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_intervals_cover_what_they_say():
     """Of 100 intervals of 95 % about five miss; twelve would be too many."""
     laws = [fit_law(runs_of(0.002, seed), "eval.web.loss") for seed in range(20)]
