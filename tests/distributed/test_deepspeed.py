@@ -147,7 +147,6 @@ TURNED = 1e-4
         pytest.param(engine(2), id="stage 2"),
         pytest.param(engine(3), id="stage 3"),
         pytest.param(engine(3, 4), id="stage 3, 4 ranks", marks=matrix),
-        pytest.param(engine(2, model="moe"), id="experts, 2", marks=matrix),
     ],
 )
 def test_in_bf16_it_trains_as_fsdp_does(lab: Laboratory, request, topology: Topology):

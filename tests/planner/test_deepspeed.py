@@ -25,6 +25,7 @@ cluster other {{ flops = 1e9, memory = 1 GiB }}
 parallel {{ stack = {stack}, deepspeed {{ stage = {stage} }} }}
 {more}
 """
+EXPERTS = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 4, expert_ffn = 32 }"
 
 
 @pytest.fixture(autouse=True)
@@ -109,13 +110,14 @@ def test_what_a_step_sends(tmp_path: Path, stage: int, calls: dict[str, int]):
         ),
         (0, "activation full { tile_mlp = 2 }", "with tile_mlp it comes in pieces"),
         (0, "optimizer schedule_free { lr = 1e-3 }", "moves weights before the forward"),
+        (2, f"precision {{ compute = bf16 }}\n{EXPERTS}", "computed in fp32 alone"),
         (1, "optimizer muon { lr = 1e-3 }", "muon needs more of a parameter than the element that it updates"),
         (1, "optimizer { clip_value = 1.0 }", "knows the norm of all gradients, not each of its elements"),
         (1, 'group "norm*" { optimizer sgd { lr = 1.0 } }', "has one optimizer for all parameters"),
         (2, "every 10 steps norms", "norms reads gradients of parameters"),
         (3, "ema { decay = 0.9 }", "ema reads parameters"),
         (3, "adapter lora { rank = 2 }", "an adapter reads parameters"),
-        (3, "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 4, expert_ffn = 32 }", "a router gives more"),
+        (3, EXPERTS, "a router gives more"),
         (3, "compile { mode = default }", "compile reads parameters"),
     ],
 )
