@@ -39,7 +39,7 @@ from ...runtime.input.feed import Feed
 from ...runtime.models.batch import RowLosses
 from ...runtime.models.parts import ModelParts
 from ...runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process
-from ...runtime.ops import PlanMismatch, op
+from ...runtime.ops import op
 from ...runtime.parallel.tensor import local
 from ...runtime.parallelize.gradients import local_gradient
 from ...runtime.replica import FEWER, JOINED, LIGHTHOUSE, OPEN, OVER, READY, ReplicaGroup
@@ -69,19 +69,16 @@ def open_quorum(
     requests: StopRequests,
     beat: HeartbeatWriter,
     progress: Progress,
+    records: Records,
     replicas: int,
     min: int,
     heartbeat_seconds: float,
     replica: ReplicaGroup | None = None,
-    records: Records | None = None,
 ) -> "Quorum":
     """Begin to tell the lighthouse that this group is there.
 
-    Raises EnvironmentFault where the package is not there, or another launcher has started the ranks; PlanMismatch in a
-    trace, which has no other groups.
+    Raises EnvironmentFault where the package is not there, or another launcher has started the ranks.
     """
-    if records is None:
-        raise PlanMismatch("replica groups are of real ranks alone; a trace shows what stack parallel does")
     if replica is None:
         message = "replica groups are started, and started again, by `xtrain run` itself, and not by another launcher"
         raise EnvironmentFault("X703", f"{message}; start it once on this machine, or use stack parallel")

@@ -18,7 +18,8 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ...planner.plan import Plan, Traced
-from ..ops import load_ops
+from ..ops import PlanMismatch, load_ops
+from ..replica import groups_node
 from ..state import Rank
 from .program import Program
 
@@ -28,6 +29,8 @@ def trace_plan(plan: Plan, ranks: Sequence[int] | None = None) -> tuple[Traced, 
 
     Raises RuntimeError if this process is part of a process group, PlanMismatch if plan and program differ.
     """
+    if groups_node(plan) is not None:
+        raise PlanMismatch("replica groups are of real ranks alone; a trace shows what stack parallel does")
     load_ops()
     if ranks is None:
         size = plan.mesh.size("pp")

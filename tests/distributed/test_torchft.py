@@ -1,5 +1,6 @@
 """Replica groups of torchft train as one process does, and while one is away as one process does without its rows."""
 
+import json
 import os
 import random
 import signal
@@ -168,6 +169,23 @@ def test_it_is_interrupted(lab: Laboratory):
     ours.wait(lambda: ours.step() >= 3)
     stopped(ours, signal.SIGINT, 130)
     assert final(ours.directory).name == f"ckpt-s{ours.step():012d}"
+
+
+def test_it_is_told_to_stop(lab: Laboratory):
+    """By a command, which the group that leads hears; it is one that has come back."""
+    ours = GroupRun.start(lab, disturbed(200, SAVES), "tft_told", slow=0.2, sets=("parallel.torchft.min=2",))
+    ours.wait(lambda: ours.step() >= 3)
+    ours.kill(0)
+    ours.wait(lambda: len(ours.events("replica_group")) == 2)
+    step = ours.step()
+    ours.wait(lambda: ours.step() > step)  # it is back, as a step needs both
+    folder = ours.directory / "control"
+    folder.mkdir(exist_ok=True)
+    (folder / "x.tmp").write_text(json.dumps({"command": "stop", "time": time.time()}))
+    (folder / "x.tmp").rename(folder / "x.json")
+    ours.end(75)
+    assert [each["state"] for each in ours.events("control")] == ["accepted", "done"]
+    assert final(ours.directory).name == f"ckpt-s{ours.step():012d}" and gone(ours.directory, 5)
 
 
 def test_the_launcher_dies(lab: Laboratory):

@@ -306,3 +306,15 @@ def test_where_logging_is_sparse_an_evaluation_tells_the_step(metrics, event) ->
     assert state.step == 15
     assert reduce(state, event("rollback", 3, step=12)).step == 12
     assert reduce(state, event("run_start", 4, resumed_step=10, attempt=2)).step == 10
+
+
+def test_a_replica_group_that_ends_is_no_end_of_the_run(metrics, event) -> None:
+    """What its ranks have failed over is past when the launcher has seen it; that of another rank is not."""
+    state = reduce_all(RunState(), [event("run_start", 0, steps=100), metrics(10, 1)])
+    failures = [event("failure", 2, rank=rank, error="gone", lost=rank == 0) for rank in (1, 0)]
+    assert reduce_all(state, failures).status == "failed"
+    ended = event("replica_group", 3, group=0, state="ended", reason="rank 1 killed", ranks=[0, 1], number=1)
+    assert reduce_all(state, [*failures, ended]).status == "training"
+    assert reduce_all(state, [*failures, event("failure", 2, rank=2, error="too"), ended]).status == "failed"
+    after = reduce(state, event("replicas", 4, taking_part=[1], joined=[], left=[0], of=2, rows=4))
+    assert after.replicas is not None and after.replicas.taking_part == [1]

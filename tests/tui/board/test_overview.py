@@ -101,6 +101,14 @@ def test_what_nobody_knows_is_said(tmp_path):
     assert all(row.off is None for row in comparison(board))
 
 
+def test_the_groups_that_take_part(tmp_path):
+    run = made_run(tmp_path / "run", end="running", logged=10)
+    assert "groups in" not in {row.name for row in comparison(board_of(run))}
+    run.event("replicas", step=10, taking_part=[0, 2], joined=[], left=[1], of=3, rows=8)
+    row = comparison(board_of(run))[-1]
+    assert (row.name, row.actual, row.planned, row.off) == ("groups in", "0, 2", "3", pytest.approx(-1 / 3))
+
+
 def test_a_difference_of_memory_on_a_cpu_says_nothing(tmp_path):
     rows_of = comparison(board_of(made_run(tmp_path / "run", logged=10)))
     assert next(row for row in rows_of if row.name == "memory, all").off is None
