@@ -49,6 +49,7 @@ class Rule:
 _STAYS = "what is trained stays the same"
 _ORDER = "sums are computed in another order"
 _KERNEL = Rule("model.attention", "rounding", "another kernel computes attention")
+_FUSED = Rule("compile.mode", "rounding", "other kernels compute norms, rotations and SwiGLU")
 _RECOMPUTE = Rule("activation", "rounding", "the same operations, some of them recomputed")
 _TILE = Rule("activation.tile_mlp", "rounding", "gradients of feed-forward matrices are summed piece by piece")
 _COMPILE = Rule("compile.mode", "rounding", "compiled blocks round differently")
@@ -89,6 +90,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.build_model": {
         "architecture": None,
         "attention": _KERNEL,
+        "pointwise": _FUSED,
         "params": None,
         "z_loss": Rule("loss.z_loss", "learning", "the loss uses the new weight from here on"),
         "chunk_bytes": Rule("loss.chunk", "rounding", _ORDER),
@@ -276,6 +278,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
                 "rows",
             )
         },
+        "key_needed": Rule("serve.key", "none", _STAYS),
         "model_name": Rule("serve.model", "none", _STAYS),
         "idle_seconds": Rule("serve.idle", "none", _STAYS),
         "texts": Rule("serve.rows", "none", _STAYS),

@@ -54,7 +54,7 @@ class Fp8Matrix:
 
     def product(self, x: Tensor, weight_NK: Tensor) -> Tensor:
         """x · Wᵀ."""
-        return _Product.apply(x, weight_NK, self)  # pyright: ignore[reportReturnType]
+        return _ScaledProduct.apply(x, weight_NK, self)  # pyright: ignore[reportReturnType]
 
     @property
     def _tensor(self) -> Groups:
@@ -196,7 +196,7 @@ def _kernel(
     )
 
 
-class _Product(torch.autograd.Function):
+class _ScaledProduct(torch.autograd.Function):
     """Keeps what is multiplied as it is, and makes codes of it again in the backward."""
 
     @staticmethod
