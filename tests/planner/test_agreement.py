@@ -77,6 +77,35 @@ def test_attention_in_blocks_of_queries_costs_what_the_plan_says(name, tmp_path,
     hold_against_the_trace(plan_of(evolve(topology, shared=(*topology.shared, *BLOCKS)), tmp_path))
 
 
+ON_CPU = ("launch.device=cpu",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp 2, no clipping (qwen3)",
+        *(
+            pytest.param(name, marks=pytest.mark.matrix)
+            for name in (
+                "fsdp 2, three microbatches (dense)",
+                "fsdp 2, selective recomputation (dense)",
+                "fsdp 2 · ep 2, full recomputation (moe)",
+                "ulysses 2, fewer key/value heads than ranks (dense)",
+                "ring 2 (dense)",
+                "pp 2, zbv (dense)",
+                "tp 2, z loss (dense)",
+                "tp 2, tiled, without sequence (dense)",
+            )
+        ),
+    ],
+)
+def test_fused_kernels_cost_what_the_plan_says(name, tmp_path, monkeypatch):
+    """Which are those of a CPU: of what else the table has, plans are for cuda where nothing says otherwise."""
+    monkeypatch.chdir(tmp_path)
+    topology = BY_NAME[name]
+    hold_against_the_trace(plan_of(evolve(topology, shared=(*topology.shared, *ON_CPU)), tmp_path))
+
+
 MIXED = """
 dataset others { source = jsonl("data.jsonl") }
 mixture { lines = 1, others = 2 }
