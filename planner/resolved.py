@@ -323,6 +323,11 @@ class Resolved:
         return resolve_reshard(self.spec.parallel, self.size("pp"))
 
     @property
+    def async_tp(self) -> bool:
+        """Whether matrices that tensor parallel cuts are multiplied while their pieces travel."""
+        return self.size("tp") > 1 and self.spec.parallel.tp.overlap
+
+    @property
     def shared_meanwhile(self) -> bool:
         """Whether shared experts are computed while tokens are on their way to experts of other ranks."""
         layers = (layer for kind in self.architecture.kinds for layer in kind.block.layers())

@@ -42,6 +42,7 @@ MODULES = (
     "models.freeze",
     "models.quantise",
     "models.set_fp8",
+    "parallelize.async_tp",
     "models.activation",
     "parallelize.fsdp",
     "parallelize.pipeline",

@@ -162,6 +162,12 @@ PAGES: Final = (
         schedule of a pipeline that splits the backward.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, mtp = 1 }\nloss cross_entropy { focal = 2.0 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6, mtp = 1 }"),
+    CodePage("X446", "products that cannot go on while pieces travel", """
+        `tp { overlap = true }` lets torch.compile cut products of matrices into pieces, each computed while the next
+        one travels between ranks, through memory that CUDA devices share. So blocks must be compiled, activations
+        between them sharded by sequence, which makes the collectives that are cut, and the device one of CUDA.
+        """, "launch { device = cuda }\nparallel { tp 2 { overlap = true } }",
+        "launch { device = cuda }\nparallel { tp 2 { overlap = true } }\ncompile {}"),
     CodePage("X447", "a server that cannot be", """
         A server trains adapters, so a spec with `serve` has `adapter`: the largest that a client may ask for. It
         listens on the machine itself; any other address needs `key`, the name of an environment variable with what

@@ -16,6 +16,12 @@ class Tp:
     size: int = 1
     sequence: bool = setting("keep activations between blocks sharded by sequence", default=True, role=Role.MESH)
     loss: bool = setting("compute the loss on logits sharded by vocabulary", default=True, role=Role.MESH)
+    overlap: bool = setting(
+        "multiply piece by piece while the pieces travel between ranks; in compiled blocks on cuda",
+        default=False,
+        role=Role.EXECUTION,
+        added=True,
+    )
 
 
 @frozen

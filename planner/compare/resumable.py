@@ -178,10 +178,13 @@ def _compute(plan: Plan, params: str) -> str:
 
 
 def _early(a: Plan, b: Plan) -> Iterator[Reason]:
-    """When parameters are gathered, of which the number of units says nothing."""
+    """When parameters are gathered, of which the number of units says nothing, and how products go on beside."""
     if (said := _said(a, b, "parallel.fsdp.prefetch")) is not None:
         text = f"{said[0]} → {said[1]}: memory changes, what is trained stays the same"
         yield Reason(kind="safe", path="parallel.fsdp.prefetch", text=text)
+    if (said := _said(a, b, "parallel.tp.overlap")) is not None:
+        text = f"{said[0]} → {said[1]}: sums are computed in another order"
+        yield Reason(kind="safe", path="parallel.tp.overlap", text=text, effect="rounding")
 
 
 def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:

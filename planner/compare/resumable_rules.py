@@ -121,6 +121,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     },
     "setup.routing_replay": {"matches": None},
     "setup.tile_mlp": {"positions": _TILE, "pattern": None, "matches": None},
+    "setup.async_tp": {},
     "setup.compile": {"mode": _COMPILE, "pattern": None, "matches": None},
     "setup.parallel.expert_fsdp": _SHARDING,
     "setup.parallel.fsdp": _SHARDING,

@@ -62,9 +62,25 @@ def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUni
         trace, run, local, axes_of(run), experts, shapes, quantised=quantised, fp8=kind.fp8, frozen=kind.frozen
     )
     kind.block.trace(tracer, trace.input)
+    if run.async_tp:
+        _multiply_meanwhile(trace)
     if kind.below and not kind.frozen:
         return trace
     return without_frozen(trace, shapes, kind.frozen, below=kind.below)
+
+
+def _multiply_meanwhile(trace: OpTrace) -> None:
+    """Let what tp gathers travel beside the product that takes it, and what it sums beside the one that makes it; of
+    several that take the same only the first counts."""
+    for place, op in enumerate(trace.ops):
+        calls = [call for call in (*op.calls, *op.back_calls) if call.node == TP]
+        gathers = any(call.op == "all_gather" for call in op.calls)
+        if {call.op for call in calls} != {"all_gather", "reduce_scatter"}:
+            continue
+        ops = trace.ops[place + 1 :] if gathers else reversed(trace.ops[:place])
+        flops = next((each.flops for each in ops if each.flops and each.parameters), 0)
+        op.calls = tuple(evolve(call, meanwhile=flops) for call in op.calls)
+        op.back_calls = tuple(evolve(call, meanwhile=flops) for call in op.back_calls)
 
 
 @frozen(eq=False)

@@ -40,6 +40,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
         _activation,
         _routing_replay,
         _tile_mlp,
+        _async_tensor_parallel,
         _compile,
     ):
         last = part(graph, run, last)
@@ -318,6 +319,13 @@ def _tile_mlp(graph: Builder, run: Resolved, last: str) -> str:
 
 # What torch calls them; CUDA graphs are left out, as FSDP gives a block other memory for its weights every time.
 COMPILE_MODES: Final = {"default": "default", "max_autotune": "max-autotune-no-cudagraphs"}
+
+
+def _async_tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    if not run.async_tp:
+        return last
+    does = "let torch.compile multiply what tp gathers, and what it sums, piece by piece while the pieces travel"
+    return graph.add("setup", "setup.async_tp", does, axes=("tp",), after=((last, "model"),))
 
 
 def _compile(graph: Builder, run: Resolved, last: str) -> str:

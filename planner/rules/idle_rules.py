@@ -17,7 +17,7 @@ from ..weights.fit import draws_head
 
 # Axis → the settings that only speak of it.
 OF_AXIS = {
-    "tp": ("sequence", "loss"),
+    "tp": ("sequence", "loss", "overlap"),
     "pp": ("schedule", "stages_per_rank", "layers", "embedding_cost", "head_cost"),
     "cp": ("fold",),
 }

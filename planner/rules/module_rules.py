@@ -19,7 +19,32 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     _check_activation(spec, architecture, layout, found)
     _check_tiles(spec, architecture, layout, batch, found)
     _check_attention(spec, layout, found)
+    _check_overlap(spec, layout, found)
     _check_actions(spec, architecture, found)
+
+
+def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
+    """Products that go on while pieces travel are made by torch.compile, of collectives over positions, for CUDA."""
+    tp, path, rule = spec.parallel.tp, "parallel.tp.overlap", "mesh.tp.overlap"
+    if not tp.overlap or layout.size("tp") == 1:
+        return
+    if device_kind(spec) == "cpu":
+        message, hint = "overlap uses memory that CUDA devices share, and the device is cpu", "use overlap false"
+    elif spec.compile.mode == "none":
+        message, hint = (
+            "overlap is made by torch.compile, and nothing is compiled",
+            "add `compile {}`, or use overlap false",
+        )
+    elif not tp.sequence:
+        message = "overlap multiplies what is gathered and scattered along the sequence, and tp.sequence is false"
+        hint = "use sequence true, or overlap false"
+    elif device_kind(spec) == "cuda":
+        found.passed(rule, "products of compiled blocks go on while pieces travel")
+        return
+    else:
+        found.unknown(rule, "launch.device is auto: on a machine without cuda the run ends with an error")
+        return
+    found.fail(rule, "X446", path, message, hint)
 
 
 def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> None:

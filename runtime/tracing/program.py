@@ -63,6 +63,7 @@ LEFT_OUT = frozenset(
         "setup.resume",
         "setup.residual",
         "setup.checkpoint",
+        "setup.async_tp",
         "setup.compile",
         "setup.prompts",
         "setup.scorer",
