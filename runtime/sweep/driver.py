@@ -7,9 +7,8 @@ suggested and what goes on depends on the numbers of trials, not on when they en
 """
 
 import json
-import math
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from itertools import count
 from pathlib import Path
 from typing import IO, Final
@@ -23,8 +22,6 @@ from ...planner.sweep.compile_sweep import Trials, point_name, sameness
 from ...planner.sweep.sweep_plan import SweepPlan
 from ...records.end_status import EndStatus
 from ...records.event import Event
-from ...records.lines import objects_since
-from ...records.paths import METRICS_FILE
 from ...records.sweep_events import (
     STOP_FILE,
     SWEEP_FILE,
@@ -44,6 +41,7 @@ from ..files.locks import LAUNCHER_LOCK, hold
 from ..outcome import EXIT_CODES
 from ..run_directory.ends import last_end
 from .halving import decisions
+from .measuring import last_lines, measured, trained_steps
 from .suggesting import study_of, suggested
 from .trial_launcher import StartedTrial, TrialLauncher, TrialStart
 
@@ -317,36 +315,3 @@ class SweepDriver:
         self._write(
             TrialMeasuredEvent(step=0, trial=trial.number, rung=rung, trained=trained, tokens=tokens, value=value)
         )
-
-
-def last_lines(log: Path) -> str:
-    """The error at the end of a log."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    words = ("error", "failure")
-    found = (place for place in reversed(range(len(lines))) if any(word in lines[place] for word in words))
-    place = next(found, len(lines))
-    return " ".join(each.strip() for each in lines[place : place + 2]) or f"see {log}"
-
-
-def trained_steps(directory: Path) -> int:
-    """The step at which a run ended last; 0 where it has not."""
-    end = last_end(directory)
-    return 0 if end is None else end.step or 0
-
-
-def measured(directory: Path, key: str, step: int) -> tuple[float | None, int | None]:
-    """The last value of a metric up to a step, and the tokens seen by the last logged step up to there."""
-    rows = [row for row in objects_since(directory / METRICS_FILE) if int(row.get("step", 0)) <= step]
-    return last_number(rows, key), _whole(last_number(rows, "tokens"))
-
-
-def last_number(rows: Sequence[dict], key: str) -> float | None:
-    """The last value of a key, None where it is not finite."""
-    values = [row[key] for row in rows if key in row]
-    if not values or not isinstance(values[-1], int | float) or not math.isfinite(values[-1]):
-        return None
-    return float(values[-1])
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

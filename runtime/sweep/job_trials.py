@@ -84,8 +84,8 @@ class JobTrials:
     def files(self, trials: Sequence[TrialStart], name: str = "NAME") -> dict[Path, str]:
         """What is submitted, path → content; of trials that ask for the same machines together."""
         found: dict[Path, str] = {}
-        for jobs, logs in self._together(trials):
-            found |= self._code.trial_files(jobs, name, logs)
+        for number, (jobs, logs) in enumerate(self._together(trials)):
+            found |= self._code.trial_files(jobs, f"{name}{number or ''}", logs)
         return found
 
     def start(self, trials: Sequence[TrialStart]) -> list[StartedTrial]:

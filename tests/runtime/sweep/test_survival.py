@@ -13,7 +13,7 @@ from sweeps import KEY, write_spec
 
 from xtrain.planner.load import load_plan
 from xtrain.records.sweep_state import SweepState
-from xtrain.runtime.sweep.driver import measured
+from xtrain.runtime.sweep.measuring import measured
 
 TRIALS, KILLS = 24, 10
 METHOD = f"method asha {{ first = 2 steps, startup = 8 }}, trials = {TRIALS}, parallel = 3, retries = 5"
