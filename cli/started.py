@@ -95,10 +95,12 @@ def join() -> int:
 
 def _checked(found: "Compiled") -> "Plan":
     """The plan for the ranks that were started. Raises EnvironmentFault."""
+    from ..runtime.launch.preflight import check_groups
     from ..runtime.launch.worlds import plan_of_started
     from ..runtime.reporting.packages import check_packages
 
     assert found.plan is not None
+    check_groups(found.plan)
     plan = plan_of_started(found.plan, int(os.environ["WORLD_SIZE"]))
     _check_place(plan)
     check_packages(plan)

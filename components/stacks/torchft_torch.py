@@ -9,12 +9,12 @@ them, and begin the step anew. A group that has not heard of the end of a step, 
 in the next quorum, and takes the state of one that is ahead.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from typing import Any, Final, cast
 
@@ -31,6 +31,7 @@ from ...records.heartbeat import read_heartbeat
 from ...records.paths import heartbeat_path
 from ...records.run_events import ReplicasEvent
 from ...runtime.checkpoint.full_state import FullState
+from ...runtime.checkpoint.handed_over import give, take
 from ...runtime.checkpoint.ops import Beginning
 from ...runtime.control.agreement import Agreement
 from ...runtime.control.signals import StopRequests
@@ -40,7 +41,6 @@ from ...runtime.models.batch import RowLosses
 from ...runtime.models.parts import ModelParts
 from ...runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process
 from ...runtime.ops import op
-from ...runtime.parallel.tensor import local
 from ...runtime.parallelize.gradients import local_gradient
 from ...runtime.replica import FEWER, JOINED, LIGHTHOUSE, OPEN, OVER, READY, ReplicaGroup
 from ...runtime.reporting.records import Records
@@ -70,18 +70,15 @@ def open_quorum(
     beat: HeartbeatWriter,
     progress: Progress,
     records: Records,
+    replica: ReplicaGroup,
     replicas: int,
     min: int,
     heartbeat_seconds: float,
-    replica: ReplicaGroup | None = None,
 ) -> "Quorum":
     """Begin to tell the lighthouse that this group is there.
 
-    Raises EnvironmentFault where the package is not there, or another launcher has started the ranks.
+    Raises EnvironmentFault where the package is not there.
     """
-    if replica is None:
-        message = "replica groups are started, and started again, by `xtrain run` itself, and not by another launcher"
-        raise EnvironmentFault("X703", f"{message}; start it once on this machine, or use stack parallel")
     assert replicas == replica.count and 1 <= min <= replicas and heartbeat_seconds > 0
     # Its servers would write a line for everything that they do.
     os.environ.setdefault("RUST_LOG", "error")
@@ -411,49 +408,23 @@ class Quorum:
     def _exchange(self, found: Any, state: FullState, feed: Feed) -> bool:
         """Give the own state to groups that have none, or take one."""
         try:
-            if found.recover_dst_replica_ranks:
-                for each in found.recover_dst_replica_ranks:
-                    self._give(state, each)
+            for each in found.recover_dst_replica_ranks:
+                give(state, {"replicas": [*self.told]}, partial(self._send, to=each))
             if found.heal:
                 feed.close()
-                self._take(state, found.recover_src_replica_rank)
+                receive = partial(self._receive, source=found.recover_src_replica_rank)
+                self.told = tuple(take(state, receive, self.records.directory)["replicas"])
         except RuntimeError:
             return False
         return True
 
-    def _give(self, state: FullState, to: int) -> None:
-        said = {**state.described(), "replicas": [*self.told]}
-        text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
-        self._send(torch.tensor([len(text)]).view(torch.uint8), to)
-        self._send(text, to)
-        for tensors in state.given():
-            for name in sorted(tensors):
-                self._send(_bytes_of(tensors[name]), to)
-
     def _send(self, content: Tensor, to: int) -> None:
-        for piece in content.split(PIECE):
-            self.beat.mark()
+        for piece in content.split(PIECE) if len(content) else ():
             self.others.send([piece], to, 0).wait()
-
-    def _take(self, state: FullState, source: int) -> None:
-        length = int(self._receive(8, source).view(torch.int64).item())
-        said = json.loads(bytes(self._receive(length, source).tolist()))
-
-        @torch.no_grad()
-        def read(tensors: dict[str, Tensor]) -> str:
-            for name in sorted(tensors):
-                own = local(tensors[name])
-                content = self._receive(own.numel() * own.element_size(), source)
-                own.copy_(content.view(own.dtype).view(own.shape))
-            return "read"
-
-        state.take(said, read, self.records.directory)
-        self.told = tuple(said["replicas"])
 
     def _receive(self, size: int, source: int) -> Tensor:
         content = torch.empty(size, dtype=torch.uint8)
-        for piece in content.split(PIECE):
-            self.beat.mark()
+        for piece in content.split(PIECE) if size else ():
             self.others.recv([piece], source, 0).wait()
         return content
 
@@ -469,8 +440,3 @@ def buckets_of(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         bucket = [*bucket, each]
     if bucket:
         yield bucket
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of this rank's piece, in host memory."""
-    return local(tensor).detach().cpu().contiguous().view(-1).view(torch.uint8)

@@ -12,6 +12,7 @@ from ..data.documents.encoder import DocumentEncoder
 from ..data.documents.tokenizers import load_tokenizer
 from ..data.loading.prepared import source_of
 from ..errors import EnvironmentFault
+from ..replica import groups_node
 from ..reporting.packages import check_packages
 
 # What a driver reports is a little below the data sheet, which a plan takes its figure from.
@@ -95,6 +96,13 @@ def check_one_machine(plan: Plan) -> None:
             f"`--node 0` to `--node {nodes - 1}` and the same `--meet HOST:PORT`, or with `xtrain launch`; or set "
             "launch.nodes=1",
         )
+
+
+def check_groups(plan: Plan) -> None:
+    """Raise EnvironmentFault if the plan has replica groups, for ranks that another launcher has started."""
+    if groups_node(plan) is not None:
+        message = "replica groups are started, and started again, by `xtrain run` itself, and not by another launcher"
+        raise EnvironmentFault("X703", f"{message}; start it once on this machine, or use stack parallel")
 
 
 def check_device(plan: Plan, device: str) -> None:

@@ -13,6 +13,8 @@ from xtrain.planner.plan import Plan
 from xtrain.planner.rules import stack_rules
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.run_events import WarningEvent
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.preflight import check_groups
 from xtrain.runtime.ops import PlanMismatch
 from xtrain.runtime.replica import GROUP, START, ReplicaGroup, group_of_rank, plan_of_group
 from xtrain.runtime.reporting.records import Records
@@ -114,3 +116,9 @@ def test_gradients_are_put_together_as_the_plan_counts_them():
     assert bucket_sizes(sizes) == [BUCKET, 1, 2 * BUCKET, 5]
     mixed = [torch.empty(2), torch.empty(2, dtype=torch.float64), torch.empty(2, dtype=torch.float64)]
     assert [len(bucket) for bucket in buckets_of(mixed)] == [1, 2]
+
+
+def test_no_other_launcher_starts_them(plan: Plan):
+    with pytest.raises(EnvironmentFault, match="by `xtrain run` itself") as caught:
+        check_groups(plan)
+    assert caught.value.code == "X703"
