@@ -3,35 +3,18 @@
 torchft gives the quorum, by its lighthouse and a manager for each group, and process groups that are made anew with it:
 one for each place in a group. The state that a group takes goes through these too, as the bytes of its tensors and a
 text of JSON: nothing is unpickled, and no server listens for it.
-
-Whatever fails between two quorums makes ranks drop the connections to all other groups, so that none of these waits for
-them, and begin the step anew. A group that has not heard of the end of a step, where another one has, is a step behind
-in the next quorum, and takes the state of one that is ahead.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from datetime import timedelta
-from functools import partial
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Final, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from attrs import define
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.distributed_c10d import AllreduceOptions, ReduceOp
 
-from ...dsl.schema.actions import SIGNALS
 from ...planner.plan import Plan
-from ...records.heartbeat import read_heartbeat
-from ...records.paths import heartbeat_path
-from ...records.run_events import ReplicasEvent
-from ...runtime.checkpoint.full_state import FullState
-from ...runtime.checkpoint.handed_over import give, take
 from ...runtime.checkpoint.ops import Beginning
 from ...runtime.control.agreement import Agreement
 from ...runtime.control.signals import StopRequests
@@ -39,27 +22,14 @@ from ...runtime.errors import EnvironmentFault
 from ...runtime.input.feed import Feed
 from ...runtime.models.batch import RowLosses
 from ...runtime.models.parts import ModelParts
-from ...runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process
+from ...runtime.monitoring.heartbeat import HeartbeatWriter
 from ...runtime.ops import op
 from ...runtime.parallelize.gradients import local_gradient
-from ...runtime.replica import FEWER, JOINED, LIGHTHOUSE, OPEN, OVER, READY, ReplicaGroup
+from ...runtime.replica import LIGHTHOUSE, ReplicaGroup
 from ...runtime.reporting.records import Records
-from ...runtime.state import Halt, Progress, Rank, RunIsOver, Step, StepAgain, StepCall
+from ...runtime.state import Progress, Rank, Step, StepAgain, StepCall
 from ...runtime.training.observe import Window
-from .torchft import BUCKET
-
-HOST: Final = "127.0.0.1"
-MANAGER: Final = "manager"
-# How long ranks of a group wait for a quorum before they ask each other whether to stop; and for others to connect, or
-# to send the next piece of their state.
-ASK: Final = timedelta(seconds=10)
-CONNECT: Final = timedelta(seconds=60)
-# A group that is slow is waited for: one that is dead has closed its connections.
-SUM: Final = timedelta(hours=2)
-BEAT: Final = timedelta(milliseconds=100)
-PAUSE: Final = 0.2
-PIECE: Final = 2**26  # bytes of a state that are sent together
-QUORUM: Final = "step.torchft.quorum"
+from .torchft_quorum_torch import BEAT, CONNECT, HOST, MANAGER, QUORUM, Quorum
 
 
 @op("setup.parallel.torchft", gives="quorum")
@@ -74,7 +44,7 @@ def open_quorum(
     replicas: int,
     min: int,
     heartbeat_seconds: float,
-) -> "Quorum":
+) -> Quorum:
     """Begin to tell the lighthouse that this group is there.
 
     Raises EnvironmentFault where the package is not there.
@@ -122,7 +92,7 @@ def open_quorum(
 
 
 @op(QUORUM)
-def meet(quorum: "Quorum", begun: Beginning, feed: Feed, window: Window, at_end: list[Callable[[], None]]) -> StepCall:
+def meet(quorum: Quorum, begun: Beginning, feed: Feed, window: Window, at_end: list[Callable[[], None]]) -> StepCall:
     """Wait for the groups that take part in this step, and for the state of one of them where this one is behind. Once
     more behind the last step: who is left ends the run together, and from the same state."""
 
@@ -145,7 +115,7 @@ def meet(quorum: "Quorum", begun: Beginning, feed: Feed, window: Window, at_end:
 
 
 @op("step.torchft.sum")
-def sum_over_groups(plan: Plan, model: ModelParts, quorum: "Quorum") -> StepCall:
+def sum_over_groups(plan: Plan, model: ModelParts, quorum: Quorum) -> StepCall:
     """Add up gradients, and what the loss is computed of, over the groups that take part."""
     datasets = len(plan.node("setup.loader").args["datasets"])
     parameters = [parameter for _, parameter in model.trained()]
@@ -174,269 +144,3 @@ def _of_datasets(batches: Sequence[RowLosses], datasets: int, device: torch.devi
         sums_2D[0].index_add_(0, batch.dataset_B, batch.cross_entropy_B)
         sums_2D[1].index_add_(0, batch.dataset_B, batch.valid_B)
     return sums_2D
-
-
-@define(eq=False, kw_only=True)
-class Quorum:
-    """This group's place among all of them. others: the process group of the ranks in the same place of theirs.
-
-    formed_for: the step whose quorum is there already, as its state had to be taken first. failures: of steps or of
-    connecting, in a row: the next quorum then has another number, so that all connect anew. number: of the quorum whose
-    groups are connected, and who they are.
-    """
-
-    rank: Rank
-    replica: ReplicaGroup
-    records: Records
-    requests: StopRequests
-    beat: HeartbeatWriter
-    progress: Progress
-    store: TCPStore
-    client: Any
-    server: Any
-    others: Any
-    formed_for: int | None = None
-    failures: int = 0
-    number: tuple[int, tuple[str, ...]] | None = None
-    told: tuple[int, ...] = ()
-    _began: bool = False
-    _joined: bool = False
-
-    def form(self, step: int, state: FullState, feed: Feed) -> bool:
-        """Wait for the quorum of a step; whether this group has taken the state of another one. Collective in it.
-
-        Raises Halt where ranks were asked to stop while there is none.
-        """
-        if not self._began:
-            self._wait_until_open()
-        self.beat.at(QUORUM, lasting=True)
-        while True:
-            found = self._ask(step)
-            if not self._agreed(found is not None and self._may_begin(found)) or found is None:
-                self._leave_if_over()
-                self._halt_if_asked()
-                continue
-            if not self._agreed(self._connect(found)):
-                self.drop()
-                continue
-            self._take_part(found)
-            if self._agreed(self._exchange(found, state, feed)):
-                break
-            self.drop()
-        self._began = True
-        if found.heal:
-            self.replica.comes_back = False
-        return bool(found.heal)
-
-    def add_up(self, values: list[float]) -> list[float]:
-        """Numbers that the ranks of a group have added up, summed over groups. Raises StepAgain."""
-        self.beat.at("step.agree", lasting=True)
-        shared = torch.tensor([1.0, *values], dtype=torch.float64)
-        if self.rank.rank == 0 and not self._sum(shared):
-            shared.zero_()
-        if self.rank.world_size > 1:
-            shared = shared.to(self.rank.device)
-            dist.broadcast(shared, src=0)
-        groups, *sums = shared.tolist()
-        if groups != len(self.replica.taking_part):
-            self.drop()
-            raise StepAgain("another group was lost while ranks agreed")
-        return sums
-
-    def sum_step(self, step: Step, tensors: list[Tensor]) -> None:
-        """Add up tensors in place. Raises StepAgain on all ranks of the group where one of them has failed."""
-        self.beat.at("step.torchft.sum", lasting=True)
-        if not self._agreed(self._sum(tensors[0]) and self._sum_gradients(tensors[1:])):
-            self.drop()
-            raise StepAgain("another group was lost while gradients were added up", agreed=True)
-        self.failures = 0
-        if self.rank.rank == 0 and not self._joined:
-            with suppress(RuntimeError):
-                self.store.set(JOINED, "1")
-            self._joined = True
-        taking_part = self.replica.taking_part
-        if taking_part != self.told:
-            event = ReplicasEvent(
-                step=step.index,
-                taking_part=[*taking_part],
-                joined=[each for each in taking_part if each not in self.told],
-                left=[each for each in self.told if each not in taking_part],
-                of=self.replica.count,
-                rows=step.rows,
-            )
-            self.told = taking_part
-            self.records.event(event)
-
-    def drop(self) -> None:
-        """Let go of the connections to all other groups: whoever waits for this one hears of it."""
-        self.failures += 1
-        self.number = None
-        with suppress(RuntimeError):
-            self.others.abort()
-
-    # a quorum -------------------------------------------------------------------------------------------------------
-
-    def _wait_until_open(self) -> None:
-        """In the first step of a run all groups take part: until they are there none begins."""
-        self.store.set(READY, "1")
-        while not self._is_told(OPEN) and not self.requests.received:
-            self.beat.at(QUORUM, lasting=True)
-            time.sleep(PAUSE / 4)
-
-    def _ask(self, step: int) -> Any:
-        """The quorum of the lighthouse; None where there is none as yet, or no lighthouse."""
-        began = time.monotonic()
-        try:
-            return self.client._quorum(
-                group_rank=self.rank.rank,
-                step=0
-                if self.replica.comes_back
-                else step + 1,  # who comes back is behind even those at the first step
-                checkpoint_metadata="",
-                shrink_only=False,
-                timeout=ASK,
-                commit_failures=self.failures,
-                init_sync=False,
-            )
-        except (RuntimeError, TimeoutError):
-            if time.monotonic() - began < PAUSE:
-                time.sleep(PAUSE)
-            return None
-
-    def _is_told(self, key: str) -> bool:
-        """Whether the launcher has said so; where that is gone, it has not, and its ranks are asked to stop."""
-        with suppress(RuntimeError):
-            return self.store.check([key])
-        return False
-
-    def _may_begin(self, found: Any) -> bool:
-        """Whether this is a quorum to go on with: in the first step all groups are in it, unless one has ended since.
-        Where this group has no state, those that have one may be at something else."""
-        if self.replica.comes_back:
-            fine = bool(found.heal)
-        else:
-            fine = self._began or len(found.replica_ids) == self.replica.count or self._is_told(FEWER)
-        if not fine:
-            time.sleep(PAUSE)
-        return fine and not self._is_told(OVER)
-
-    def _leave_if_over(self) -> None:
-        """Raises RunIsOver where others have come to the end of the run: without them it would not go on as it has."""
-        if not self._agreed(not self._is_told(OVER)):
-            self.replica.leads = False
-            raise RunIsOver
-
-    def _agreed(self, fine: bool) -> bool:
-        """Whether all ranks of the group find so."""
-        if self.rank.world_size == 1:
-            return fine
-        faults = torch.tensor([float(not fine)], device=self.rank.device)
-        dist.all_reduce(faults)
-        return faults.item() == 0
-
-    def _halt_if_asked(self) -> None:
-        """Without a quorum the ranks of this group agree among themselves."""
-        asked = torch.tensor([float(event in self.requests.received) for event in SIGNALS], device=self.rank.device)
-        if self.rank.world_size > 1:
-            dist.all_reduce(asked)
-        for event, ranks in zip(SIGNALS, asked.tolist(), strict=True):
-            if ranks:
-                self.replica.leads = self.replica.index == next(filter(self._is_alive, self.replica.taking_part), None)
-                self.requests.hurry(event)
-                raise Halt(event, f"{int(ranks)} of {self.rank.world_size} ranks received the signal, without a quorum")
-
-    def _is_alive(self, group: int) -> bool:
-        """Whether the first rank of a group of this machine runs."""
-        reading = read_heartbeat(heartbeat_path(self.records.directory, group * self.replica.size))
-        return reading is not None and is_same_process(reading)
-
-    def _connect(self, found: Any) -> bool:
-        number = found.quorum_id, tuple(found.replica_ids)
-        if number == self.number:
-            return True
-        # A lighthouse that is started again begins to count anew.
-        name = f"torchft/{found.quorum_id}/{found.max_step}/{self.rank.rank}"
-        try:
-            self.others.configure(
-                f"{found.store_address}/{name}",
-                str(self.replica.index),
-                found.replica_rank,
-                found.replica_world_size,
-                found.quorum_id,
-            )
-        except (RuntimeError, TimeoutError):
-            return False
-        self.number = number
-        return True
-
-    def _take_part(self, found: Any) -> None:
-        """The first of the groups leads; who does not any more has written all that was reported, before it goes on."""
-        taking_part = tuple(sorted(int(name.partition(":")[0]) for name in found.replica_ids))
-        leads = taking_part[0] == self.replica.index
-        if self.records.speaks and not leads:
-            self.records.settle(self.progress.step)
-        self.replica.taking_part, self.replica.leads = taking_part, leads
-
-    # sums -----------------------------------------------------------------------------------------------------------
-
-    def _sum(self, tensor: Tensor) -> bool:
-        """Add a tensor up over groups, in place."""
-        options = AllreduceOptions()
-        options.reduceOp, options.timeout = cast(ReduceOp, ReduceOp.SUM), SUM
-        try:
-            self.others.allreduce([tensor], options).wait()
-        except RuntimeError:
-            return False
-        return True
-
-    def _sum_gradients(self, gradients: list[Tensor]) -> bool:
-        return all(self._sum_bucket(bucket) for bucket in buckets_of(gradients))
-
-    def _sum_bucket(self, bucket: list[Tensor]) -> bool:
-        if len(bucket) == 1 and bucket[0].is_contiguous():
-            return self._sum(bucket[0])
-        flat = torch.cat([each.reshape(-1) for each in bucket])
-        if not self._sum(flat):
-            return False
-        pieces = flat.split([each.numel() for each in bucket])
-        for gradient, piece in zip(bucket, pieces, strict=True):
-            gradient.copy_(piece.view(gradient.shape))
-        return True
-
-    # states ---------------------------------------------------------------------------------------------------------
-
-    def _exchange(self, found: Any, state: FullState, feed: Feed) -> bool:
-        """Give the own state to groups that have none, or take one."""
-        try:
-            for each in found.recover_dst_replica_ranks:
-                give(state, {"replicas": [*self.told]}, partial(self._send, to=each))
-            if found.heal:
-                feed.close()
-                receive = partial(self._receive, source=found.recover_src_replica_rank)
-                self.told = tuple(take(state, receive, self.records.directory)["replicas"])
-        except RuntimeError:
-            return False
-        return True
-
-    def _send(self, content: Tensor, to: int) -> None:
-        for piece in content.split(PIECE) if len(content) else ():
-            self.others.send([piece], to, 0).wait()
-
-    def _receive(self, size: int, source: int) -> Tensor:
-        content = torch.empty(size, dtype=torch.uint8)
-        for piece in content.split(PIECE) if size else ():
-            self.others.recv([piece], source, 0).wait()
-        return content
-
-
-def buckets_of(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Gradients in their order, as many of one format as make up a bucket."""
-    bucket: list[Tensor] = []
-    for each in gradients:
-        full = bucket and sum(tensor.numel() for tensor in bucket) + each.numel() > BUCKET
-        if bucket and (full or bucket[0].dtype != each.dtype):
-            yield bucket
-            bucket = []
-        bucket = [*bucket, each]
-    if bucket:
-        yield bucket

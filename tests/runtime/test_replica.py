@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from xtrain.components.stacks.torchft import BUCKET, bucket_sizes
-from xtrain.components.stacks.torchft_torch import buckets_of
+from xtrain.components.stacks.torchft_quorum_torch import buckets_of
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.planner.rules import stack_rules

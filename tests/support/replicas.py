@@ -34,7 +34,7 @@ if "XTRAIN_GROUP" in os.environ:
         if own == (group, rank, start):
             load_ops()
             if place == "in_sums":
-                from xtrain.components.stacks.torchft_torch import Quorum
+                from xtrain.components.stacks.torchft_quorum_torch import Quorum
                 whole = Quorum._sum_bucket
                 def part(self, bucket):
                     if self.progress.step + 1 == int(step):
