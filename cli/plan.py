@@ -129,18 +129,20 @@ def _traced(plan: "Plan") -> "Plan | None":
     from ..runtime.ops import PlanMismatch
     from ..runtime.tracing.trace import trace_plan
 
-    found, ranks = [], ranks_to_trace(plan)
-    for number, rank in enumerate(ranks, 1):
+    ranks = ranks_to_trace(plan)
+
+    def tell(number: int, count: int) -> None:
         if sys.stderr.isatty():
-            print(f"\rtracing rank {rank:,}, {number} of {len(ranks)} … ", end="", file=sys.stderr, flush=True)
-        try:
-            found += trace_plan(plan, [rank])
-        except PlanMismatch as problem:
-            print(f"error: the plan cannot be traced: {problem}", file=sys.stderr)
-            return None
+            print(f"\rtracing rank {ranks[number - 1]:,}, {number} of {count} … ", end="", file=sys.stderr, flush=True)
+
+    try:
+        found = trace_plan(plan, ranks, tell)
+    except PlanMismatch as problem:
+        print(f"error: the plan cannot be traced: {problem}", file=sys.stderr)
+        return None
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    return with_trace(plan, tuple(found))
+    return with_trace(plan, found)
 
 
 def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import Optimizer
 
@@ -82,7 +83,12 @@ def quiet_alone() -> Iterator[None]:
 
 
 def fill(parameter: Tensor, whole: Tensor) -> None:
-    """Copy this rank's piece of `whole` into `parameter`, in its number format."""
+    """Copy this rank's piece of `whole` into `parameter`, in its number format.
+
+    Without values there is nothing to copy, and finding the piece takes torch an operator for every rank of the axis.
+    """
+    if isinstance(local(parameter), FakeTensor):
+        return
     whole = whole.to(parameter.dtype)
     if isinstance(parameter, DTensor):
         cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)

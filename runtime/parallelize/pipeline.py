@@ -101,6 +101,10 @@ class PipelineSchedule:
             self._schedules[key] = self._make(*key)
         return self._schedules[key]
 
+    def schedules_of(self, count: int) -> list[Any]:
+        """Those of so many microbatches that have been made."""
+        return [schedule for (number, *_), schedule in self._schedules.items() if number == count]
+
     def _make(self, count: int, rows: int, positions: int) -> Any:
         stream = torch.empty(
             rows, positions, self.model.parts[0].arch.dim, dtype=self.stream, device="meta", requires_grad=True

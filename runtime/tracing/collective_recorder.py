@@ -73,6 +73,10 @@ class Sums:
     def since(self, other: "Sums") -> "Sums":
         return Sums(self.count - other.count, self.bytes - other.bytes)
 
+    def add(self, other: "Sums") -> None:
+        self.count.update(other.count)
+        self.bytes.update(other.bytes)
+
     def copy(self) -> "Sums":
         return Sums(self.count.copy(), self.bytes.copy())
 

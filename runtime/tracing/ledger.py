@@ -22,6 +22,7 @@ class Ledger:
         self._references: dict[int, Any] = {}  # by address, likewise
         self._changes: list[tuple[int, int]] = []  # (number, bytes more)
         self._category: dict[int, str] = {}
+        self._like: dict[int, int] = {}  # of storages that are made up, the one whose category they have
         self._start = ""
         self._count = 0
 
@@ -50,6 +51,50 @@ class Ledger:
                 number = self._renumber(address)
             self._category[number] = category
 
+    @property
+    def newest(self) -> int:
+        """The number of the storage that came last; those of later ones are higher."""
+        return self._count
+
+    def since(self, time: int) -> list[tuple[int, int]]:
+        """The changes from `time` on: (number of the storage, bytes more)."""
+        return self._changes[time:]
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """That of its storage, if it is known."""
+        return self._number_of.get(tensor.untyped_storage()._cdata)
+
+    def alive(self) -> dict[int, int]:
+        """Bytes of what is alive, by number."""
+        return {number: size for number, size in self._bytes.items() if size}
+
+    def made_up(self, kind: str | int) -> int:
+        """The number of a storage that nobody makes: of a category, or of that which another one will have."""
+        self._count += 1
+        self._set_kind(self._count, kind)
+        return self._count
+
+    def _set_kind(self, number: int, kind: str | int) -> None:
+        if isinstance(kind, int):
+            self._like[number] = kind
+        else:
+            self._category[number] = kind
+
+    def has_kind(self, tensor: Tensor, kind: str | int) -> None:
+        """Let the storage of a tensor be of a category, or of that of another storage."""
+        number = self.number_of(tensor)
+        assert number is not None
+        self._set_kind(number, kind)
+
+    def change(self, number: int, size: int) -> None:
+        """What nobody does: a storage begins, ends, or gets another size."""
+        self._changes.append((number, size))
+        self._bytes[number] = self._bytes.get(number, 0) + size
+
+    def kind_of(self, number: int) -> str:
+        """The category of a storage, by what has been said so far."""
+        return self._category.get(self._like.get(number, number), "")
+
     def begin(self, category: str) -> None:
         """Count from here: what is alive now is the start, and belongs to `category` until something else is said."""
         self._changes = list(self._bytes.items())
@@ -57,7 +102,7 @@ class Ledger:
 
     def over_time(self, category: str | None = None, *, but: Sequence[str] = ()) -> list[int]:
         """Bytes alive after every change: of one category (`""`: of none), or of all `but` some."""
-        kinds = (self._category.get(number, "") for number, _ in self._changes)
+        kinds = (self.kind_of(number) for number, _ in self._changes)
         counts = [kind == category if category is not None else kind not in but for kind in kinds]
         return list(accumulate(size * count for (_, size), count in zip(self._changes, counts, strict=True)))
 

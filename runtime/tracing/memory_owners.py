@@ -57,12 +57,25 @@ class MemoryOwners:
             self.ledger.assign("loss", pieces(left_by_heads(objective, 1 + self.model.parts[0].arch.mtp)))
         gathered = (tensor for p in self._sharded() for tensor in p.all_gather_outputs)
         self.ledger.assign("unsharded", gathered)
+        self.forward_counts()
+
+    @property
+    def last_forward(self) -> int:
+        """When the latest forward ended, in the ledger's time."""
+        return self._forwards[-1]
+
+    def forward_counts(self) -> None:
+        """Activations are looked for here."""
         self._forwards.append(self.ledger.now)
 
     def name_gradients(self) -> None:
-        """A rank's own gradients, and whole ones that are still to be exchanged."""
-        self.ledger.assign("gradients", pieces(p.grad for p in self.model.parameters()))
-        self.ledger.assign("unreduced", pieces(self._whole_gradients()))
+        """A rank's own gradients, and whole ones that are still to be exchanged, which parameters that are gathered
+        have."""
+        whole = pieces(self._whole_gradients())
+        known = {tensor.untyped_storage()._cdata for tensor in whole}
+        own = pieces(p.grad for p in self.model.parameters())
+        self.ledger.assign("gradients", (tensor for tensor in own if tensor.untyped_storage()._cdata not in known))
+        self.ledger.assign("unreduced", whole)
 
     def memory(self) -> Memory:
         """All categories: each when most of it was alive, but activations after a forward."""

@@ -1,12 +1,15 @@
 """Looks on while a rank runs: every operator is told to the ledger and the recorder of collectives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...dsl.schema.stacks import stack_of_node
@@ -26,6 +29,7 @@ class TraceObserver(TorchDispatchMode):
         super().__init__()
         self.ledger, self.collectives = ledger, collectives
         self.heard: Tensor | None = None
+        self._works_out = False  # DTensor does, which kind of tensor an operator would give
         self.ends: dict[str, Callable[[], None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -36,7 +40,8 @@ class TraceObserver(TorchDispatchMode):
         if func is WAIT:
             return args[0]  # of what is not fake, no new tensor comes either
         out = func(*args, **(kwargs or {}))
-        self._see(out)
+        if not self._works_out:
+            self._see(out)
         namespace = func.namespace
         if namespace == "profiler":
             self._label(args[0] if func is LABEL else None)
@@ -47,6 +52,24 @@ class TraceObserver(TorchDispatchMode):
             if func is BROADCAST and self.heard is not None:
                 args[0][0].copy_(self.heard)
         return out
+
+    @contextmanager
+    def blind_to_shapes(self) -> Iterator[None]:
+        """DTensor works out once for every operator what it gives, by calling it with tensors of whole shapes, which
+        have no memory in a run."""
+        original = ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def work_out(propagator: ShardingPropagator, schema: OpSchema) -> Any:
+            self._works_out = True
+            try:
+                return original(propagator, schema)
+            finally:
+                self._works_out = False
+
+        with ExitStack() as stack:
+            stack.callback(setattr, ShardingPropagator, "_propagate_tensor_meta_non_cached", original)
+            ShardingPropagator._propagate_tensor_meta_non_cached = work_out
+            yield
 
     def _see(self, out: Any) -> None:
         if isinstance(out, FakeTensor):

@@ -39,6 +39,7 @@ from .collective_recorder import CollectiveRecorder
 from .ledger import Ledger
 from .memory_owners import MemoryOwners
 from .observer import TraceObserver
+from .repeats import ENOUGH, Shared, StageRepeats, attach_repeats
 
 # What a trace does without: data, time, files, compiling, and hooks of the user's own.
 LEFT_OUT = frozenset(
@@ -227,23 +228,37 @@ class Program:
         micro = self.rows.whole.positions_BS.shape[0]
         self._resources["feed"] = Feed(loader=loader, collate=collate, micro=micro, steps=1, datasets={})
 
-    def step(self) -> None:
-        """The nodes of a step, one after the other, as the loop calls them."""
+    def step(self, shared: Shared | None = None, *, repeats: bool = True) -> None:
+        """The nodes of a step, one after the other, as the loop calls them.
+
+        repeats: microbatches of a pipeline that are alike are not all run. shared: what earlier ranks have found of
+        theirs, to which this one's is added. Raises NotAlike if they are not.
+        """
         nodes = [n for n in topological(self.plan) if n.kind == "step" and n.op not in LEFT_OUT]
         if own := next((n for n in nodes if n.op == "step.body"), None):
             raise PlanMismatch(f"its step is {own.args['user']['function']} of your own, which only a run calls")
         step = Step(index=0)
-        with self._watching():
+        with self._watching(), _cycles_kept():
             calls = [(n.id, op_of(n).bind(n, self._resources)()) for n in nodes]
-            gc.collect()
             self.memory_owners.begin()
             self.collectives.begin()
+            stages = self._repeats(shared) if repeats else []
             for node, call in calls:
                 self.collectives.node = node
                 with self._others() if node == OUTLINE else ExitStack():
                     call(step)
                 self.memory_owners.name_gradients()
             self.collectives.node = None
+            if shared is not None:
+                shared.stages.extend(found for each in stages if (found := each.shared()) is not None)
+
+    def _repeats(self, shared: Shared | None) -> list[StageRepeats]:
+        """Where a pipeline has more microbatches than have to be run."""
+        pipeline, count = self._resources.get("pipeline"), self.rows.accumulate
+        if pipeline is None or count <= ENOUGH:
+            return []
+        watching = self._ledger, self.collectives, self.memory_owners
+        return attach_repeats(pipeline, self._resources["rank"].coordinates["pp"], count, watching, shared)
 
     def _execute(self, node: Node) -> None:
         for name in {"attention", "pointwise"} & node.args.keys():  # with the kernels of the device the plan is for
@@ -256,7 +271,7 @@ class Program:
 
     def _watching(self) -> ExitStack:
         stack = ExitStack()
-        for context in (self._fake, self._watch, self._ledger.watching_sizes()):
+        for context in (self._fake, self._watch, self._watch.blind_to_shapes(), self._ledger.watching_sizes()):
             stack.enter_context(context)
         return stack
 
@@ -298,6 +313,19 @@ class Program:
 
     def _after(self, part: Transformer, args: tuple[Any, ...], out: Tensor) -> None:
         self.memory_owners.forward_ends(out if part.span.predicts else None)
+
+
+@contextmanager
+def _cycles_kept() -> Iterator[None]:
+    """Without the collector, which would end storages at times that have nothing to do with the step."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def device_kind(plan: Plan) -> str:

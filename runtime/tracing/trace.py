@@ -7,8 +7,9 @@ kernel that keeps its inputs, its output and a logsumexp, as those of CUDA devic
 those of its first step, which later ones order anew.
 """
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,15 +18,18 @@ from attrs import evolve
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ...planner.plan import Plan, Traced
+from ...planner.plan import Memory, Plan, Traced, Traffic
 from ..ops import PlanMismatch, load_ops
 from ..replica import groups_node
 from ..state import Rank
 from .program import Program
+from .repeats import ENOUGH, NotAlike, Shared
 
 
-def trace_plan(plan: Plan, ranks: Sequence[int] | None = None) -> tuple[Traced, ...]:
-    """Trace `ranks`, or the first rank of every pipeline coordinate.
+def trace_plan(
+    plan: Plan, ranks: Sequence[int] | None = None, told: Callable[[int, int], object] = lambda number, count: None
+) -> tuple[Traced, ...]:
+    """Trace `ranks`, or the first rank of every pipeline coordinate. told: is called before each, the first being 1.
 
     Raises RuntimeError if this process is part of a process group, PlanMismatch if plan and program differ.
     """
@@ -35,28 +39,55 @@ def trace_plan(plan: Plan, ranks: Sequence[int] | None = None) -> tuple[Traced, 
     if ranks is None:
         size = plan.mesh.size("pp")
         ranks = range(0, plan.mesh.world_size, plan.mesh.world_size // size)
-    return tuple(trace_rank(plan, rank) for rank in ranks)
+    shared, found = Shared(), []
+    for number, rank in enumerate(ranks, start=1):
+        told(number, len(ranks))
+        found.append(trace_rank(plan, rank, shared))
+    return tuple(found)
 
 
-def trace_rank(plan: Plan, number: int) -> Traced:
-    """Trace one rank, in a world of which it is the only one that is there."""
+def trace_rank(plan: Plan, number: int, shared: Shared | None = None) -> Traced:
+    """Trace one rank, in a world of which it is the only one that is there. shared: what ranks know of each other.
+
+    Of a pipeline no more microbatches are run than have to be, unless they turn out to differ.
+    """
     begin = time.perf_counter()
+    for known, repeats in ((shared, True), (None, True), (None, False)):
+        try:
+            with _quiet_schedules():
+                memory, traffic = _step(plan, number, known, repeats)
+        except NotAlike:
+            continue
+        except RuntimeError as error:  # as torch tells of what a forward raises
+            if not isinstance(error.__cause__, NotAlike):
+                raise
+            continue
+        pp = plan.mesh.coordinates(number)["pp"]
+        return Traced(rank=number, pp=pp, memory=memory, traffic=traffic, seconds=time.perf_counter() - begin)
+    raise AssertionError("where nothing is repeated nothing has to be alike")
+
+
+@contextmanager
+def _quiet_schedules() -> Iterator[None]:
+    """Without the hundreds of lines that torch logs about a schedule in which something is raised."""
+    logger = logging.getLogger("torch.distributed.pipelining.schedules")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def _step(plan: Plan, number: int, shared: Shared | None, repeats: bool) -> tuple[Memory, tuple[Traffic, ...]]:
     short, left_out = shortened(plan)
     with fake_world(plan, number) as rank:
         program = Program(short, rank)
         program.set_up()
-        program.step()
-        memory = program.memory_owners.memory()
-    pp = rank.coordinates["pp"]
-    traffic = program.collectives.traffic(pp, left_out)
-    return Traced(rank=number, pp=pp, memory=memory, traffic=traffic, seconds=time.perf_counter() - begin)
+        program.step(shared, repeats=repeats)
+        return program.memory_owners.memory(), program.collectives.traffic(rank.coordinates["pp"], left_out)
 
 
 # fewer microbatches --------------------------------------------------------------------------------------------------
-
-
-# The first, two that are alike, and the last, in which gradients are exchanged.
-ENOUGH = 4
 
 
 def shortened(plan: Plan) -> tuple[Plan, int]:
