@@ -17,6 +17,7 @@ from attrs import frozen
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import cluster_of, resolve
+from xtrain.planner.costs.goodput import Faults
 from xtrain.planner.costs.head_memory import ends_of
 from xtrain.planner.costs.local import local_of
 from xtrain.planner.load import plan_from_spec
@@ -250,6 +251,91 @@ HEAD_ROWS: Final = (
 )
 
 
+HOUR: Final = 3600.0
+
+
+@frozen(kw_only=True)
+class PublishedGoodput:
+    """A run whose failures and effective training time are published. low: the share that is reported to be exceeded.
+    between: seconds between failures of the job. restart: seconds from a failure to training. reported: what the source
+    says, in a word; assumed: what it does not."""
+
+    run: str
+    low: float
+    faults: Faults
+    interval: float
+    reported: str
+    assumed: str
+
+    @property
+    def predicted(self) -> float:
+        return self.faults.goodput(self.interval)
+
+
+def goodput_rows() -> list[PublishedGoodput]:
+    """Effective training time of runs that have reported it."""
+    found = []
+    # arXiv 2407.21783, section 3.3.4: 54 days, 419 unexpected interruptions, 16,384 GPUs. Section 3.3.1: storage with
+    # 2 TB/s sustained; parameters in bf16 and optimizer states in fp32, 10 bytes for each of 405e9.
+    between, writes = 54 * 24 * HOUR / 419, 405e9 * 10 / 2e12
+    for minutes in (5, 10, 15):
+        faults = Faults(between=between, restart=60.0 * minutes, blocked=writes, later=0.0)
+        found.append(
+            PublishedGoodput(
+                run="Llama 3 405B", low=0.9, faults=faults, interval=faults.best(60.0),
+                reported="419 failures in 54 days, 2 TB/s of storage",
+                assumed=f"restarts of {minutes} min; the best interval; 10 bytes a parameter",
+            )
+        )  # fmt: skip
+    # arXiv 2402.15627, section 6.3: over 100 restarts in several weeks, found and diagnosed in less than 10 minutes on
+    # average, progress caught up with within 15 minutes. What is lost to a checkpoint is part of these.
+    for weeks in (3, 5):
+        faults = Faults(between=weeks * 7 * 24 * HOUR / 100, restart=25 * 60.0, blocked=0.0, later=0.0)
+        found.append(
+            PublishedGoodput(
+                run="MegaScale", low=0.9, faults=faults, interval=1.0,
+                reported="100 restarts; 10 min until diagnosed, 15 until caught up",
+                assumed=f"several weeks are {weeks}; both times at their bounds, lost work within them",
+            )
+        )  # fmt: skip
+    return found
+
+
+# Kokolis et al. (arXiv 2410.21680): 6.50 failures in a thousand days of a node of eight GPUs, on the cluster RSC-1, and
+# what the authors project from it: GPUs of a job → hours between its failures.
+NODE_FAILURES: Final = 6.50e-3 / (24 * HOUR)
+PROJECTED_HOURS: Final = {16_384: 1.8, 131_072: 0.23}
+
+
+def ettr(faults: Faults, interval: float) -> float:
+    """Their effective training time ratio, without waiting for a place in a queue; of the first order in failures:
+    (1 - (restart + interval / 2) / M) / (1 + blocked / interval)."""
+    return (1 - (faults.restart + interval / 2) / faults.between) / (1 + faults.blocked / interval)
+
+
+def goodput_table() -> str:
+    lines = ["| run | reported | assumed | goodput | predicted |", "|" + " --- |" * 5]
+    lines += [
+        f"| {row.run} | {row.reported} | {row.assumed} | > {row.low:.0%} | {row.predicted:.1%} |"
+        for row in goodput_rows()
+    ]
+    return "\n".join(lines)
+
+
+def ratio_table() -> str:
+    """Of a job on RSC-1: hours between failures, and the effective training time ratio by both formulas."""
+    lines = ["| GPUs | hours between failures | `mtbf / n` | interval | their ratio | goodput |", "|" + " --- |" * 6]
+    for devices, hours in PROJECTED_HOURS.items():
+        between = 1 / (NODE_FAILURES * devices / 8)
+        faults = Faults(between=between, restart=120.0, blocked=10.0, later=0.0)
+        interval = faults.best(60.0)
+        lines.append(
+            f"| {devices:,} | {hours} | {between / HOUR:.2f} | {interval / 60:.1f} min "
+            f"| {ettr(faults, interval):.1%} | {faults.goodput(interval):.1%} |"
+        )
+    return "\n".join(lines)
+
+
 TEXT: Final = """# Accuracy of the predictions
 
 Written by `python benchmarks/accuracy.py --write`: published measurements of other trainers, compared with the plans
@@ -283,6 +369,28 @@ gradients themselves, compared with a measured loop that computes gradients in t
 
 In bf16, xtrain accumulates the head's gradient in fp32 and rounds each chunk's product to bf16 before it is added: this
 needs a second copy of the product, which the measured loop does not have.
+
+## Goodput
+
+Effective training time of runs whose failures are published, compared with the formula of
+[plan.md](plan.md#failures). The sources say how often jobs failed, and of the times only what the second column holds:
+a row shows what follows if the rest is as assumed.
+
+{goodput}
+
+For Llama 3 405B (arXiv 2407.21783, section 3.3.4) more than 90 % follows for restarts of up to about a quarter of an
+hour. MegaScale (arXiv 2402.15627, section 6.3) exceeds 90 % if its several weeks are three or more. Neither source
+gives the interval between checkpoints.
+
+Kokolis et al. (arXiv 2410.21680) fit 6.50 failures in a thousand days of a node of eight GPUs on their cluster RSC-1,
+and project from it how often jobs fail, which `mtbf / n` gives too. Their effective training time ratio is an
+approximation of the first order in failures; both are shown for restarts of 2 minutes, saves of 10 seconds and the
+best interval, which are assumptions.
+
+{ratios}
+
+Where a job fails every quarter of an hour the first order overstates what is lost: a failure that comes during a
+restart costs less than a restart.
 """
 
 MISSES: Final = (
@@ -327,6 +435,8 @@ def page() -> str:
         rows="\n".join(lines),
         misses=MISSES,
         heads="\n".join(heads),
+        goodput=goodput_table(),
+        ratios=ratio_table(),
     )
 
 

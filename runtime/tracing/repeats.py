@@ -9,7 +9,6 @@ that the stages send to each other. Ranks whose stages are alike share what is k
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -35,9 +34,9 @@ LEFT_IN_BATCH: Final = ("cross_entropy", "recorded", "row_losses", "losses_BS")
 ENOUGH: Final = 4
 NEW: Final = "new"
 
-# A storage, as one microbatch sees it: the n-th that a computation begins (`NEW`); the n-th of those that an earlier
-# one of this microbatch has left, or of the stage's first microbatch; or one that was there before, by its number.
-Name = tuple[str, int] | tuple[str, str, int] | int
+# A storage, as one microbatch sees it. One that an earlier computation has left, or this one begins (`NEW`): whether it
+# is one of the stage's first microbatch, of which computation, the how many-th. One that was there before: its number.
+Name = tuple[bool, str, int] | int
 
 
 class NotAlike(Exception):
@@ -132,15 +131,18 @@ def attach_repeats(
     for schedule in pipeline.schedules_of(count):
         for stage in stages_of(schedule):
             # The first stage has no input to compute gradients of.
-            kinds = [
+            kinds: list[tuple[Kind, int]] = [
                 (each.kind, each.microbatch)
                 for each in actions
                 if each.stage == stage.stage_index and (each.kind != "I" or not stage.is_first)
             ]
             cases: dict[Case, int] = {}
-            for (before, _), (kind, number) in pairwise([(None, 0), *kinds]):
+            before: Kind | None = None
+            for kind, number in kinds:
                 if 0 < number < count - 1:
                     cases.setdefault((kind, before), number)
+                before = kind
+            assert isinstance(stage.submod, Transformer)
             known = None if shared is None else shared.like(base, set(cases))
             found.append(
                 StageRepeats(
@@ -269,14 +271,12 @@ class StageRepeats:
         names: dict[int, Name] = {}
         for first, microbatch in ((True, self._microbatches.get(0)), (False, mine)):
             for earlier, numbers in () if microbatch is None else microbatch.left.items():
-                names |= {
-                    n: ("first", earlier, i) if first else (earlier, i) for i, n in enumerate(numbers) if n is not None
-                }
+                names |= {n: (first, earlier, i) for i, n in enumerate(numbers) if n is not None}
         began: list[int] = []
         changes: list[tuple[Name, int]] = []
         for each, size in self.ledger.since(begin):
             if each > newest and each not in names:
-                names[each] = NEW, len(began)
+                names[each] = False, NEW, len(began)
                 began.append(each)
             changes.append((names.get(each, each), size))
         alive = self.ledger.alive()
@@ -298,11 +298,15 @@ class StageRepeats:
 
     def _result(self, tensor: Tensor, began: list[int], changes: list[tuple[Name, int]]) -> Result:
         number = self.ledger.number_of(tensor)
-        if number not in began or sum(name == (NEW, began.index(number)) for name, _ in changes) > 1:
+        if (
+            number is None
+            or number not in began
+            or sum(name == (False, NEW, began.index(number)) for name, _ in changes) > 1
+        ):
             raise NotAlike("a tensor that is sent on is not a new one")
         place, size = began.index(number), tensor.untyped_storage().nbytes()
-        shape, stride = tuple(tensor.shape), tensor.stride()
-        return Result(place, size, shape, stride, tensor.storage_offset(), tensor.dtype, tensor.requires_grad)
+        shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        return Result(place, size, shape, stride, offset, tensor.dtype, tensor.requires_grad)
 
     def _note(self, mine: Microbatch, done: Computation) -> None:
         kind, number = self._now
@@ -331,9 +335,9 @@ class StageRepeats:
         for at, (name, size) in enumerate(done.changes):
             if at == done.ends:
                 self.owners.forward_counts()
-            if not isinstance(name, tuple) or name[0] != NEW:
+            if not isinstance(name, tuple) or name[1] != NEW:
                 self.ledger.change(self._number(name, mine), size)
-            elif (place := name[1]) in results:
+            elif (place := name[2]) in results:
                 made[place] = results[place].made()
                 self.ledger.has_kind(made[place], done.kinds[place])
             else:
@@ -356,7 +360,8 @@ class StageRepeats:
     def _number(self, name: Name, mine: Microbatch) -> int:
         if isinstance(name, int):
             return name
-        microbatch, kind, place = (self._microbatches[0], *name[1:]) if name[0] == "first" else (mine, *name)
+        first, kind, place = name
+        microbatch = self._microbatches[0] if first else mine
         left = microbatch.left.get(kind, [])
         if place >= len(left) or (number := left[place]) is None:
             raise NotAlike("what an earlier computation has left is not there")

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,3 +32,22 @@ def test_the_head_in_fp32_is_foreseen(accuracy):
     for head in accuracy.HEAD_ROWS:
         if head.params == "fp32" and head.low == head.high:
             assert abs(head.predicted / head.low - 1) < 0.02
+
+
+def test_goodput_is_what_published_runs_exceed(accuracy):
+    rows = accuracy.goodput_rows()
+    assert {row.run for row in rows} == {"Llama 3 405B", "MegaScale"}
+    for row in rows:
+        assert row.predicted > row.low, row
+        assert abs(row.faults.simulated(row.interval) - row.predicted) < 0.005
+    slow = evolve(rows[0].faults, restart=20 * 60.0)
+    assert slow.goodput(slow.best(60.0)) < 0.9  # a share that is exceeded whatever is assumed would say nothing
+
+
+def test_failures_of_jobs_are_those_that_meta_projects(accuracy):
+    for devices, hours in accuracy.PROJECTED_HOURS.items():
+        between = 1 / (accuracy.NODE_FAILURES * devices / 8)
+        assert abs(between / accuracy.HOUR / hours - 1) < 0.03
+        faults = accuracy.Faults(between=100 * between, restart=120.0, blocked=10.0, later=0.0)
+        interval = faults.best(60.0)  # where failures are rare the first order is all there is
+        assert abs(faults.goodput(interval) - accuracy.ettr(faults, interval)) < 1e-3
