@@ -49,7 +49,7 @@ class Linear(nn.Linear):
         if self.quantised is None:
             return F.linear(x, local(self.weight, partial=self.partial), bias)
         out = self.quantised.product(x, local(self.weight), self.quantised.beside(self), torch.matmul, turned=True)
-        return out if bias is None else out.add_(bias)
+        return out if bias is None else out + bias  # not in place: recomputation may keep the product
 
     def without_adapters(self, x: Tensor) -> Tensor:
         """x · Wᵀ alone, also of what an adapter has put in its place."""

@@ -239,7 +239,7 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
                 out_NM = torch.addmm(bias_M, x_NK, matrix_KM)
             else:
                 out_NM = plain(x_NK)
-                out_NM = out_NM if bias_M is None or scaled else out_NM.add_(bias_M)
+                out_NM = out_NM if bias_M is None or scaled else out_NM + bias_M  # as of a `Linear`
             if tasks == 1:
                 out_NM = plus(out_NM, x_NK, added[0])
             else:

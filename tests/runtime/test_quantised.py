@@ -7,7 +7,9 @@ from quantised_vectors import BLOCKS, SHAPES, digest, key, numbers, vectors
 
 from xtrain.dsl.schema.bases import BASES, Base
 from xtrain.runtime.models import quantised
+from xtrain.runtime.models.layers import Linear
 from xtrain.runtime.models.quantised import QuantisedMatrix
+from xtrain.runtime.models.recompute import SAVED, RecomputeFunction
 
 
 def whole(base: Base, shape: tuple[int, ...]) -> QuantisedMatrix:
@@ -93,3 +95,20 @@ def test_a_product_has_the_gradient_of_the_stored_values():
     assert torch.equal(out, expected) and x.grad is not None and same.grad is not None
     assert torch.equal(x.grad, same.grad)
     assert np.array_equal(packed.numpy(), matrix.pack(torch.from_numpy(numbers(shape)))[0].numpy())
+
+
+def test_selective_recomputation_keeps_a_product_without_its_bias():
+    """What is kept of the first run is not what the bias is added to."""
+    base, whole = BASES["int8"](block=32), torch.from_numpy(numbers((32, 64)))
+    matrix, layer = QuantisedMatrix(base, (32, 64), (32, 64), (0, 0), ""), Linear(64, 32, bias=True)
+    layer.register_parameter("weight", torch.nn.Parameter(matrix.pack(whole)[0], requires_grad=False))
+    layer.quantised = matrix
+    torch.nn.init.normal_(layer.bias)
+    x = torch.from_numpy(numbers((4, 64))).requires_grad_()
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(layer(torch.sin(x))).square()
+
+    (plain,) = torch.autograd.grad(block(x).sum(), x)
+    keeps = RecomputeFunction(save=frozenset(SAVED["matmul"]))
+    assert torch.equal(torch.autograd.grad(keeps(block, x).sum(), x)[0], plain)
