@@ -136,7 +136,7 @@ def is_a_set(field):
         ("text", ["ReferencePage text", "Field dataset.text"]),
         ("1f1b", ["choice parallel.pp.schedule"]),
         ("adamw", ["choice optimizer.kind"]),
-        ("min", ["function min(a, b, …)", "unit 10 min"]),
+        ("min", ["function min(a, b, …)", "unit 10 min", "Field parallel.torchft.min"]),
         ("steps", ["unit 10 steps", "Field rollout.steps"]),
         ("%", ["unit 10%"]),
         ("Ki", ["multiplier 8Ki"]),

@@ -48,7 +48,7 @@ def test_memory_grows_with_slots_texts_and_rank():
 
 def test_what_follows_of_the_adapter_is_that_of_each_slot(tmp_path: Path):
     path = tmp_path / "spec.xtrain"
-    path.write_text(SPEC.read_text().replace("lora { rank = 32, alpha = 32 }", "lora { rank = 24 }"))
+    path.write_text(SPEC.read_text().replace("lora { rank = 32, alpha = 0.1,", "lora { rank = 24,"))
     found = plan_from_spec(path, (), None).plan
     assert found is not None
     assert [(each.value, each.how) for each in found.provenance if each.path == "adapter.alpha"] == [("24", "rank 24")]
