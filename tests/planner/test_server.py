@@ -19,13 +19,13 @@ SPEC = Path(__file__).parents[2] / "specs" / "serve_cpu.xtrain"
 
 
 def plan(*sets: str) -> Plan:
-    compiled = plan_from_spec(SPEC, sets, None)
+    compiled = plan_from_spec(SPEC, ("precision.params=fp32", *sets), None)
     assert compiled.plan is not None, compiled.diagnostics.render()
     return compiled.plan
 
 
 def codes(*sets: str) -> list[str]:
-    return [each.code for each in plan_from_spec(SPEC, sets, None).diagnostics]
+    return [each.code for each in plan_from_spec(SPEC, ("precision.params=fp32", *sets), None).diagnostics]
 
 
 def test_a_server_has_requests_and_no_steps():
