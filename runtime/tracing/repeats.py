@@ -81,7 +81,7 @@ class Computation:
 
 
 @define(eq=False)
-class Microbatch:
+class TracedMicrobatch:
     """left: numbers of the storages that its computations have left, None for those of tensors that are there. sent:
     those of results. stays: which of the others outlive all of its computations, once they are done."""
 
@@ -99,7 +99,7 @@ class KnownStage:
 
     base: dict[int, int]
     first: dict[Kind, Computation]
-    cases: dict[Case, tuple[Microbatch, Computation]]
+    cases: dict[Case, tuple[TracedMicrobatch, Computation]]
 
 
 @frozen(kw_only=True)
@@ -187,8 +187,8 @@ class StageRepeats:
     _now: tuple[Kind, int] = ("F", 0)
     _before: Kind | None = None
     _first: dict[Kind, Computation] = field(factory=dict)
-    _cases: dict[Case, tuple[Microbatch, Computation]] = field(factory=dict)
-    _microbatches: dict[int, Microbatch] = field(factory=dict)
+    _cases: dict[Case, tuple[TracedMicrobatch, Computation]] = field(factory=dict)
+    _microbatches: dict[int, TracedMicrobatch] = field(factory=dict)
     _last_is_alike: bool = True
 
     def __attrs_post_init__(self) -> None:
@@ -225,8 +225,8 @@ class StageRepeats:
         kinds = tuple(self.ledger.kind_of(kind) if isinstance(kind, int) else kind for kind in done.kinds)
         return evolve(done, kinds=kinds)
 
-    def _told(self, origin: Microbatch) -> Microbatch:
-        return Microbatch(left=origin.left, stays=self._stays(origin))
+    def _told(self, origin: TracedMicrobatch) -> TracedMicrobatch:
+        return TracedMicrobatch(left=origin.left, stays=self._stays(origin))
 
     # called by the schedule ------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class StageRepeats:
         self.owners.name_gradients()  # as the next forward would, of which it is no part
         begin, newest, sums = self.ledger.now, self.ledger.newest, self.collectives.sums.copy()
         out = call()
-        mine = self._microbatches.setdefault(number, Microbatch())
+        mine = self._microbatches.setdefault(number, TracedMicrobatch())
         names: dict[int, Name] = {}
         for first, microbatch in ((True, self._microbatches.get(0)), (False, mine)):
             for earlier, numbers in () if microbatch is None else microbatch.left.items():
@@ -308,7 +308,7 @@ class StageRepeats:
         shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
         return Result(place, size, shape, stride, offset, tensor.dtype, tensor.requires_grad)
 
-    def _note(self, mine: Microbatch, done: Computation) -> None:
+    def _note(self, mine: TracedMicrobatch, done: Computation) -> None:
         kind, number = self._now
         case = kind, self._before
         if number == 0:
@@ -328,7 +328,7 @@ class StageRepeats:
         if (kind, self._before) not in self._cases:
             raise NotAlike(f"no microbatch has computed {kind} after {self._before}")
         origin, done = self._cases[kind, self._before]
-        mine = self._microbatches.setdefault(number, Microbatch())
+        mine = self._microbatches.setdefault(number, TracedMicrobatch())
         results = {each.place: each for each in done.results if each is not None}
         made: dict[int, Tensor] = {}
         began: dict[int, int] = {}
@@ -357,7 +357,7 @@ class StageRepeats:
         self._before = kind
         return tuple(each if each is None else made[each.place] for each in done.results)
 
-    def _number(self, name: Name, mine: Microbatch) -> int:
+    def _number(self, name: Name, mine: TracedMicrobatch) -> int:
         if isinstance(name, int):
             return name
         first, kind, place = name
@@ -367,7 +367,7 @@ class StageRepeats:
             raise NotAlike("what an earlier computation has left is not there")
         return number
 
-    def _end(self, mine: Microbatch, origin: Microbatch) -> None:
+    def _end(self, mine: TracedMicrobatch, origin: TracedMicrobatch) -> None:
         """End what outlives the computations of a microbatch, and ended with that of `origin`."""
         stays = self._stays(origin)
         alive = self.ledger.alive()
@@ -378,7 +378,7 @@ class StageRepeats:
                 if number in alive and (kind, place) not in stays:
                     self.ledger.change(number, -alive[number])
 
-    def _stays(self, origin: Microbatch) -> frozenset[tuple[str, int]]:
+    def _stays(self, origin: TracedMicrobatch) -> frozenset[tuple[str, int]]:
         if origin.stays is None:
             alive = self.ledger.alive()
             sizes = {

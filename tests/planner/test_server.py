@@ -61,7 +61,7 @@ def test_pages_take_what_a_pass_leaves_and_one_sample_fits_in_any_case(tmp_path:
     wide = plan()
     (usual,) = (each.memory for each in wide.estimates.classes)
     (count,) = dict(wide.node("request.sample").args["pages"]).values()
-    each = 2 * 2 * 32 * 3 * PAGE * 8  # keys and values of 2 heads of 32, in 3 layers of 16 positions, fp64
+    each = 2 * 2 * 32 * 3 * PAGE * 4  # keys and values of 2 heads of 32, in 3 layers of 16 positions, fp32
     read = MOST_ROWS * pages_of(1024) * each // 3
     assert 0 <= usual.activations + usual.loss - read - each * (count + 1) < each
     assert f"{count:,} pages of 16 positions" in wide.node("request.sample").does
@@ -76,7 +76,7 @@ def test_pages_take_what_a_pass_leaves_and_one_sample_fits_in_any_case(tmp_path:
 
 
 def test_how_many_adapters_fit_is_said():
-    machine = ("cluster=other", "cluster.devices=1", "cluster.memory=400 MiB")
+    machine = ("cluster=other", "cluster.devices=1", "cluster.memory=200 MiB")
     found = plan(*machine)
     room = slots_that_fit(found)
     assert room is not None and room > 8
