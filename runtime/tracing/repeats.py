@@ -137,13 +137,16 @@ def attach_repeats(
                 if each.stage == stage.stage_index and (each.kind != "I" or not stage.is_first)
             ]
             cases: dict[Case, int] = {}
+            needed: set[Case] = set()  # where the last one is not run either
             before: Kind | None = None
             for kind, number in kinds:
+                if number > 0:
+                    needed.add((kind, before))
                 if 0 < number < count - 1:
                     cases.setdefault((kind, before), number)
                 before = kind
             assert isinstance(stage.submod, Transformer)
-            known = None if shared is None else shared.like(base, set(cases))
+            known = None if shared is None else shared.like(base, needed)
             found.append(
                 StageRepeats(
                     stage=stage,
@@ -316,7 +319,10 @@ class StageRepeats:
             if self.known is not None and self.known.first.get(kind) != done:
                 raise NotAlike("the first microbatch of the stage is another one's")
         elif number == self.count - 1:
-            self._last_is_alike &= case in self._cases and self._cases[case][1] == done
+            same = next((each for (of, _), each in self._cases.items() if of == kind and each[1] == done), None)
+            self._last_is_alike &= same is not None
+            if same is not None:
+                self._cases.setdefault(case, same)
         elif case not in self._cases:
             self._cases[case] = mine, done
         elif self._cases[case][1] != done:
