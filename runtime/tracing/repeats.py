@@ -333,6 +333,7 @@ class StageRepeats:
         kind, number = self._now
         if (kind, self._before) not in self._cases:
             raise NotAlike(f"no microbatch has computed {kind} after {self._before}")
+        self.owners.name_gradients()
         origin, done = self._cases[kind, self._before]
         mine = self._microbatches.setdefault(number, TracedMicrobatch())
         results = {each.place: each for each in done.results if each is not None}
