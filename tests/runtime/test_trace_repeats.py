@@ -68,6 +68,7 @@ def test_ranks_of_a_pipeline_run_what_differs_and_count_the_rest(tmp_path, monke
 )
 def test_every_schedule(tmp_path, schedule, axes, sets):
     plan, shared = pipeline(schedule, 8, *sets, **axes)(tmp_path), Shared()
+    load_ops()
     each = plan.mesh.world_size // 4
     for rank in range(0, plan.mesh.world_size, each):
         found = trace.trace_rank(plan, rank, shared)
