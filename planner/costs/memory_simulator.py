@@ -94,10 +94,16 @@ def _until_last_keeper(trace: OpTrace) -> list[TracedOp]:
     return trace.ops[: last + 1]
 
 
-def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) -> MemoryChange:
-    """The forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output."""
-    simulator = _Simulator()
+def forward(
+    trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None, early: Sequence[FsdpUnit] = ()
+) -> MemoryChange:
+    """The forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output.
+
+    early: units that are asked for one before their turn: what is inside of the block, and the one behind it.
+    """
+    simulator = _Simulator(early=early)
     simulator.gather(unit)
+    simulator.ask()
     if recompute is None:
         stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
@@ -179,10 +185,12 @@ class _Gradient:
 
 @define
 class _Simulator:
-    """Bytes alive beside those at the start, and the most so far. buffer: bytes of the last exchange's."""
+    """Bytes alive beside those at the start, and the most so far. buffer: bytes of the last exchange's. early: units
+    whose parameters are asked for before their turn, in the order of a forward."""
 
     handling: Handling = Handling(sums="own", again=False)
     buffer: int = 0
+    early: Sequence[FsdpUnit] = ()
     live: int = 0
     peak: int = 0
     _gradients: dict[int, _Gradient] = field(factory=dict)
@@ -206,6 +214,17 @@ class _Simulator:
         if unit.reshards:
             self.make(unit.whole)
         self.touch(unit.flat + (unit.whole if unit.moved else 0))
+
+    def ask(self, place: int = 0) -> None:
+        """Forward: for the next of the units that come early, whose buffer is there from now on."""
+        if place < len(self.early):
+            self.make(self.early[place].flat)
+
+    def gather_inside(self, unit: FsdpUnit) -> None:
+        """Forward: a unit inside of the block, out of its buffer if it has come early."""
+        self.free(self.early[0].flat if self.early else 0)
+        self.gather(unit)
+        self.ask(1)
 
     def gather_again(self, unit: FsdpUnit | None, follower: FsdpUnit | None) -> None:
         """Backward: out of the buffer that was filled early, and into that of the unit which is needed next."""
@@ -246,7 +265,7 @@ class _Simulator:
         allocated: dict[int, int] = {}
         for place, op in enumerate(ops):
             if op.opens is not None:
-                self.gather_again(op.opens, follower) if again else self.gather(op.opens)
+                self.gather_again(op.opens, follower) if again else self.gather_inside(op.opens)
             if op.closes is not None and op.closes.reshards and not again:
                 self.free(op.closes.whole)
             for value in op.extra if again and op is ops[-1] else (*op.outputs, *op.extra):

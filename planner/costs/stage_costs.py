@@ -76,11 +76,13 @@ class BlockCosts:
         there = {id(value) for value in (self.trace.input, *stored(self.trace, self.recompute))}
         return kept_bytes((op for op in ops if not op.weights), there)
 
-    def forward(self, again: bool) -> MemoryChange:
-        found = forward(self.trace, self.units.dense, self.recompute if again else None)
-        if not self.prefetches:
-            return found
-        return evolve(found, peak=found.peak + max((unit.flat for unit in self.units.all), default=0))
+    def forward(self, again: bool, behind: "BlockCosts | None") -> MemoryChange:
+        """behind: the block whose forward comes next."""
+        how, experts = self.recompute if again else None, self.units.experts
+        early = [experts] if experts is not None else []
+        if behind is not None and not (again and early):  # of experts that run again nobody asks for the next
+            early += behind.units.all[:1]
+        return forward(self.trace, self.units.dense, how, early if self.prefetches else ())
 
     def backward(
         self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None
@@ -259,7 +261,8 @@ class StageCosts:
             live += stream  # it lies in a buffer
         count = len(self.blocks) - self.further
         for place, (block, again) in enumerate(self.blocks, start=1):
-            change = self._once((block, again), partial(block.forward, again))
+            behind = self.blocks[place][0] if place < count else None
+            change = self._once((block, again, behind), partial(block.forward, again, behind))
             peak = max(peak, live + change.peak)
             live += change.net
             if not self.predicts or place < count:

@@ -116,7 +116,7 @@ def test_blocks_of_one_file_share_the_settings(good):
 
 def test_nested_blocks_merge_too(good):
     spec = good("parallel { tp 2 { sequence = false } }\nparallel { tp { loss = false }, pp 2 }")
-    assert attrs.astuple(spec.parallel.tp) == (2, False, False)
+    assert (spec.parallel.tp.size, spec.parallel.tp.sequence, spec.parallel.tp.loss) == (2, False, False)
     assert spec.parallel.pp.size == 2
 
 

@@ -111,7 +111,7 @@ def test_views_of_a_saved_plan(plan, tmp_path):
 def test_a_trace_is_part_of_the_plan(plan, monkeypatch, tmp_path):
     trace = pytest.importorskip("xtrain.runtime.tracing.trace")
     seen = Traced(rank=0, pp=0, memory=Memory(parameters=1, gradients=2, optimizer=3), traffic=(), seconds=0.5)
-    monkeypatch.setattr(trace, "trace_plan", lambda plan, ranks: (seen,))
+    monkeypatch.setattr(trace, "trace_plan", lambda plan, ranks, tell: (seen,))
     status, out, _ = plan(SMALL, "--trace", "--out", tmp_path / "plan.json")
     assert status == 0 and "  traced" in out and "trace.memory.parameters" in out
     assert json.loads((tmp_path / "plan.json").read_text())["traced"][0]["memory"]["optimizer"] == 3
@@ -122,7 +122,7 @@ def test_a_plan_that_cannot_be_traced(plan, monkeypatch):
     trace = pytest.importorskip("xtrain.runtime.tracing.trace")
     from xtrain.runtime.ops import PlanMismatch
 
-    def refuse(plan, ranks):
+    def refuse(plan, ranks, tell):
         raise PlanMismatch("it is made for another version")
 
     monkeypatch.setattr(trace, "trace_plan", refuse)

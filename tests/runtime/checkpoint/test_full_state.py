@@ -54,7 +54,7 @@ def state_with(calls: list[str], **given: Any) -> FullState:
     assert plan is not None
     loader = SimpleNamespace(state=lambda step: {"step": step})
     options: dict[str, Any] = {
-        "rank": SimpleNamespace(rank=0, data_rank=0, device=CPU),
+        "rank": SimpleNamespace(rank=0, data_rank=0, row_rank=0, replica=None, device=CPU),
         "model": None,
         "ema": SimpleNamespace(tensors=lambda: {"ema.w": torch.zeros(1)}, updates=0, described=lambda: {"updates": 7}),
         "optimizer": None,
