@@ -1,23 +1,33 @@
 """Everything worth knowing about xtrain on one GPU, in one command, in the order of what matters most.
 
-    python benchmarks/gpu_day.py                            # some 25 minutes on one GPU
-    python benchmarks/gpu_day.py --parts right fast         # some parts
+    python benchmarks/gpu_day.py                            # 13 minutes on one GPU
+    python benchmarks/gpu_day.py --parts right fast         # some parts, in this order
     python benchmarks/gpu_day.py --dry                      # each part at toy size on the CPU
 
-| part | asks |
-| --- | --- |
-| runs | do the tests that need a GPU pass, and does each feature that one device can show train |
-| right | does a run follow the CPU's from the same weights; is a resumed run the unbroken one, bit for bit |
-| kernels | how fast are attention, experts, the head, quantised matrices and optimizers apart, and how exact |
-| fast | tokens a second of models of 1 and 8 billion parameters, beside a loop over the same kernels |
-| breaks | what a run says where memory does not suffice; that it goes on after SIGKILL; that Ctrl-C saves |
+Nothing is downloaded. Parts follow each other in this order; what no time is left for is noted as skipped.
 
-Every figure is written to --out as soon as it is there, so that who is cut off loses nothing. A trial is a
-process with a time limit of its own (a wider one with --dry); one that fails or takes too long is noted with the end of
-what it has said, and the next one begins.
+    part       seconds  limit  asks
+    features        90     60  does each feature that one device can show train (one process)
+    right          110    120  does a run follow the CPU's from the same weights; is a resumed run the unbroken one
+    attention       60     40  kernels over packed rows, varlen where torch has it: how fast, how exact (one process)
+    fast           190    180  8 billion parameters with full recomputation, and 1 billion, compiled: tokens a second
+                               beside a loop over the same kernels, memory beside the plan's, three steps traced
+    memory          60     45  memory by category and its peak beside the plan's, of several layouts (one process)
+    breaks          90     60  a loss that is not finite, a full disk, too little memory, Ctrl-C, SIGKILL
+    peer            40     60  transformers' model at 1 billion (one process)
+    kernels         60     40  the head, experts, NF4, 8-bit states, Muon's matrices apart (a process each)
+    more           250    180  the models of `fast` with other recomputation, and not compiled
+    tests          120    200  do the tests that need a GPU pass
+
+`seconds` is an estimate of the part, `limit` that of each trial in it.
+
+Every figure is written to --out as soon as it is there, so that who is cut off loses nothing. A trial that fails or
+takes too long is noted with the end of what it has said, and the next one begins. `fast` leaves its traces beside
+--out. With --dry limits are six times as long. `docs/performance.md` says how to read the figures.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import signal
@@ -25,64 +35,29 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from attrs import define, field
+from gpu_process import LEAST, TAIL, Failed, ended, in_pieces, said
+from gpu_specs import BF16, DENSE, FULL_DISK, NOT_FINITE, SAVING, TOO_LARGE, spec_text
 
-HERE = Path(__file__).parent
-SPEC = """
-experiment gpu {{ seed = 1, budget = {steps} steps }}
-model {model}
-tokenizer bytes
-dataset stdlib {{ source = python_stdlib(), holdout = 5% }}
-batch {{ sequence = {sequence}, micro = 2, rows = 4 }}
-optimizer adamw {{ lr = 1e-3 }}
-launch {{ device = {device} }}
-every 1 step log
-{more}
-"""
-DENSE = "qwen3 { dim = 256, layers = 4, heads = 4, kv_heads = 2, ffn = 768, init_std = 0.05 }"
-EXPERTS = (
-    "qwen3_moe { dim = 256, layers = 4, heads = 4, kv_heads = 2, experts = 8, experts_per_token = 2, "
-    "expert_ffn = 384, init_std = 0.05 }"
-)
-BF16 = "precision { params = fp32, compute = bf16 }"
-FEATURES: dict[str, tuple[str, str]] = {
-    "dense, bf16": (DENSE, BF16),
-    "experts, bf16": (EXPERTS, BF16),
-    "compiled": (DENSE, f"{BF16}\ncompile {{ mode = default }}"),
-    "recomputed": (DENSE, f"{BF16}\nactivation full"),
-    "recomputed in part": (DENSE, f"{BF16}\nactivation selective"),
-    "recomputed, compiled": (DENSE, f"{BF16}\nactivation selective\ncompile {{ mode = default }}"),
-    "averages": (DENSE, f"{BF16}\nema {{ decay = 0.9 }}"),
-    "muon": (DENSE.replace("qwen3", "llama"), f"{BF16}\noptimizer muon {{ lr = 0.01 }}"),
-    "8-bit states": (DENSE, f"{BF16}\noptimizer adamw8bit {{ lr = 1e-3 }}"),
-    "bf16 parameters": (
-        DENSE,
-        "precision { params = bf16 }\noptimizer adamw { lr = 1e-3, stochastic_rounding = true }",
-    ),
-    "adapter on NF4": (
-        DENSE,
-        "precision { params = bf16, base nf4 { block = 64 } }\nadapter lora { rank = 8 }",
-    ),
-    "saved beside training": (DENSE, f"{BF16}\ncheckpoint {{ mode = async_pinned }}\nevery 4 steps checkpoint"),
-    "profiled": (DENSE, f"{BF16}\nevery 5 steps profile {{ memory = true }}"),
-    "texts": (
-        DENSE,
-        f'{BF16}\non finish eval stdlib {{ batches = 2 }} then generate {{ prompts = ["def "], tokens = 16 }}',
-    ),
-}
+HERE = Path(__file__).resolve().parent
+SLOWER = 6  # than a GPU at full size is a CPU at toy size
 
 
 @define
 class Day:
-    """What has been found so far. until: seconds of the clock at which nothing more begins."""
+    """What has been found so far. until: seconds of the clock at which all has ended. cluster: arguments of
+    one_device.py that say which machines the plan is for."""
 
     out: Path
     dry: bool
     until: float
+    cluster: list[str] = field(factory=list)
     found: dict[str, Any] = field(factory=dict)
 
     @property
@@ -90,349 +65,314 @@ class Day:
         return "cpu" if self.dry else "cuda"
 
     def note(self, part: str, name: str, value: Any) -> None:
+        """Keep a figure; a file that cannot be written now is written with the next one."""
         self.found.setdefault(part, {})[name] = value
-        self.out.write_text(json.dumps(self.found, indent=1) + "\n")
         print(f"{part} · {name}: {json.dumps(value)}"[:400], flush=True)
+        try:
+            beside = self.out.with_name(f"{self.out.name}.partial")
+            beside.write_text(json.dumps(self.found, indent=1) + "\n")
+            beside.replace(self.out)
+        except OSError as error:
+            print(f"{self.out}: {error}", file=sys.stderr)
 
-    def trial(self, part: str, name: str, limit: float, work: Callable[[float], Any]) -> None:
+    def limit(self, seconds: float) -> float:
+        """What a trial may take; 0 where no time is left for it."""
+        left = self.until - time.monotonic()
+        return min(left, seconds * (SLOWER if self.dry else 1)) if left >= LEAST else 0.0
+
+    def trial(self, part: str, name: str, seconds: float, work: Callable[[float], dict[str, Any]]) -> None:
         """work: is given the seconds it may take."""
-        left, limit = self.until - time.monotonic(), limit * (6 if self.dry else 1)
-        if left < min(limit, 20):
+        limit = self.limit(seconds)
+        if not limit:
             self.note(part, name, {"skipped": "no time is left"})
             return
         begin = time.monotonic()
         try:
-            found = work(min(limit, left))
-        except subprocess.TimeoutExpired:
-            found = {"failed": f"not done within {min(limit, left):.0f} s"}
+            found = work(limit)
+            json.dumps(found)
         except Failed as error:
-            found = {"failed": str(error)[-2000:]}
+            found = {**error.found, "failed": str(error)[-TAIL:]}
+        except Exception:
+            found = {"failed": traceback.format_exc()[-TAIL:]}
         self.note(part, name, {**found, "seconds": round(time.monotonic() - begin, 1)})
 
+    def pieces(self, part: str, each: float, *pieces: str) -> None:
+        """One process for each of the pieces of `gpu_pieces.py`; what it finds is noted one by one."""
+        for piece in pieces:
+            limit = self.limit(each)
+            if not limit:
+                self.note(part, piece, {"skipped": "no time is left"})
+                continue
+            command = [sys.executable, str(HERE / "gpu_pieces.py"), piece, "--device", self.device]
+            command += [*self.cluster, *(["--dry"] if self.dry else [])]
 
-class Failed(Exception):
-    """A process that did not end as it should; the text is the end of what it has said."""
+            def note(name: str, found: dict[str, Any], piece: str = piece) -> None:
+                self.note(part, name if piece == part else f"{piece}: {name}", found)
 
-
-def said(command: list[str], limit: float, folder: Path | None = None, *, code: int = 0) -> str:
-    """What a command prints; code: with which it has to end."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limit)
-    if done.returncode != code:
-        raise Failed(f"exit code {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
-    return done.stdout
-
-
-def spec_text(model: str, more: str, *, steps: int, sequence: int, device: str) -> str:
-    """The spec of a run. An optimizer in `more` takes the place of the usual one."""
-    text = SPEC.format(steps=steps, model=model, sequence=sequence, device=device, more=more)
-    if "\noptimizer" in f"\n{more}":
-        text = text.replace("optimizer adamw { lr = 1e-3 }\n", "", 1)
-    return text
+            try:
+                in_pieces(command, each * (SLOWER if self.dry else 1), self.until, note)
+            except Exception as error:
+                text = str(error) if isinstance(error, Failed) else traceback.format_exc()
+                self.note(part, piece, {"failed": text[-TAIL:]})
 
 
 def spec_in(
-    folder: Path, day: Day, model: str = DENSE, more: str = BF16, *, steps: int = 10, name: str = "s"
+    folder: Path, day: Day, model: str = DENSE, more: str = BF16, *, steps: int = 10, ui: str = "none"
 ) -> list[str]:
     """The command of a run."""
-    text = spec_text(model, more, steps=steps, sequence=128 if day.dry else 512, device=day.device)
-    (folder / f"{name}.xtrain").write_text(text)
-    return [sys.executable, "-m", "xtrain", "run", f"{name}.xtrain", "--ui", "none"]
+    text = spec_text(model, more, steps=steps, sequence=64 if day.dry else 512, device=day.device)
+    (folder / "s.xtrain").write_text(text)
+    return [sys.executable, "-m", "xtrain", "run", "s.xtrain", "--ui", ui]
 
 
 def metrics(folder: Path, run: str = "*") -> list[dict[str, Any]]:
-    """The logged steps of a run in a folder."""
-    (path,) = folder.glob(f"runs/*/{run}/metrics.jsonl")
-    return [record for record in map(json.loads, path.read_text().splitlines()) if "loss" in record]
+    """The logged steps of the run in a folder. Raises Failed unless there is one."""
+    paths = [*folder.glob(f"runs/*/{run}/metrics.jsonl")]
+    if len(paths) != 1:
+        raise Failed(f"{len(paths)} runs have left records")
+    return [record for record in map(json.loads, paths[0].read_text().splitlines()) if "loss" in record]
 
 
 # ---- parts
 
 
-def runs(day: Day) -> None:
-    if not day.dry:
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", "0", "tests"]
-        day.trial("runs", "pytest -m gpu", 240, lambda limit: {"said": said(command, limit, HERE.parent)[-300:]})
-    for name, (model, more) in FEATURES.items():
-
-        def feature(limit: float, model: str = model, more: str = more) -> dict[str, Any]:
-            with tempfile.TemporaryDirectory() as made:
-                folder = Path(made)
-                said(spec_in(folder, day, model, more), limit, folder)
-                rows = metrics(folder)
-            return {"losses": [rows[0]["loss"], rows[-1]["loss"]], "memory_mib": rows[-1]["memory_bytes"] >> 20}
-
-        day.trial("runs", name, 90, feature)
+def features(day: Day) -> None:
+    day.pieces("features", 60, "features")
 
 
 def right(day: Day) -> None:
-    """Losses beside the CPU's from the same weights; a resumed run beside an unbroken one."""
-    steps = 4 if day.dry else 50
-
-    def beside_the_cpu(limit: float, more: str) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as made:
-            folder, begin = Path(made), time.monotonic()
-            first = spec_in(folder, day, more=more, steps=1, name="first")
-            said([*first, "--set", "launch.device=cpu", "--set", "workspace.run=first"], limit, folder)
-            (weights,) = folder.glob("runs/*/first/checkpoints/model-*")
-            curves = {}
-            for device in dict.fromkeys(("cpu", day.device)):
-                command = spec_in(folder, day, more=f'{more}\ncheckpoint {{ pretrained = "{weights}" }}', steps=steps)
-                command += ["--set", f"launch.device={device}", "--set", f"workspace.run={device}"]
-                said(command, limit - (time.monotonic() - begin), folder)
-                curves[device] = [row["loss"] for row in metrics(folder, device)]
-        apart = [abs(a - b) for a, b in zip(curves["cpu"], curves[day.device], strict=True)]
-        return {"steps": steps, "last": curves[day.device][-1], "first_apart": apart[0], "most_apart": max(apart)}
-
-    for name, more in (("fp32", "precision { params = fp32, matmul = highest }"), ("bf16", BF16)):
-        day.trial("right", f"beside the CPU, {name}", 150, lambda limit, more=more: beside_the_cpu(limit, more))
+    day.pieces("right", 120, "beside_the_cpu")
 
     def resumed(limit: float) -> dict[str, Any]:
+        """Beside an unbroken run; and that one beside itself, as kernels may add up in any order."""
         with tempfile.TemporaryDirectory() as made:
             folder, begin = Path(made), time.monotonic()
             command = spec_in(folder, day, more=f"{BF16}\nevery 3 steps checkpoint", steps=8)
-            said([*command, "--set", "workspace.run=whole"], limit, folder)
-            for code, stop in ((75, ["--set", "launch.stop_at=5 steps"]), (0, [])):
-                left = limit - (time.monotonic() - begin)
-                said([*command, "--set", "workspace.run=parts", *stop], left, folder, code=code)
-            whole, parts = ([(row["step"], row["loss"]) for row in metrics(folder, run)] for run in ("whole", "parts"))
-        return {"bit_for_bit": whole == parts, "steps": len(whole)}
+            starts = [("whole", 0, []), ("parts", 75, ["launch.stop_at=5 steps"]), ("parts", 0, []), ("again", 0, [])]
+            for run, code, stop in starts:
+                sets = [each for one in (f"workspace.run={run}", *stop) for each in ("--set", one)]
+                said([*command, *sets], limit - (time.monotonic() - begin), folder, code=code)
+            curves = {
+                run: [(row["step"], row["loss"]) for row in metrics(folder, run)] for run in ("whole", "parts", "again")
+            }
+        whole = curves["whole"]
+        return {"bit_for_bit": curves["parts"] == whole, "repeats": curves["again"] == whole, "steps": len(whole)}
 
     day.trial("right", "resumed", 120, resumed)
 
 
-def kernels(day: Day) -> None:
-    for name in KERNELS:
-        command = [sys.executable, __file__, "--kernel", name, "--device", day.device, *(["--dry"] if day.dry else [])]
-        day.trial("kernels", name, 90, lambda limit, command=command: json.loads(said(command, limit).splitlines()[-1]))
+def attention(day: Day) -> None:
+    day.pieces("attention", 40, "attention")
 
 
 def fast(day: Day) -> None:
-    if day.dry:
-        cases = [("tiny", "none", "none"), ("tiny", "full", "none")]
-    else:
-        cases = [
-            ("8b", "full", "default"),
-            ("1b", "none", "default"),
-            ("8b", "selective", "default"),
-            ("1b", "none", "none"),
-            ("1b", "full", "default"),
-            ("8b", "full", "none"),
-        ]
-    for shape, activation, mode in cases:
-        command = [sys.executable, str(HERE / "one_device.py"), "--shape", shape, "--activation", activation]
-        command += ["--compile", mode, "--device", day.device]
-        command += ["--steps", "1", "--turns", "1", "--sequence", "64"] if day.dry else ["--steps", "5", "--turns", "3"]
-        command += [] if day.dry else ["--cluster", "h200"]
-        name = f"{shape}, recomputation {activation}, compile {mode}"
-        day.trial("fast", name, 200, lambda limit, command=command: json.loads(said(command, limit).splitlines()[-1]))
+    of_cases(day, "fast", [("8b", "full", "default"), ("1b", "none", "default")], trace=True)
+
+
+def memory(day: Day) -> None:
+    day.pieces("memory", 45, "memory")
 
 
 def breaks(day: Day) -> None:
-    def too_large(limit: float) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as made:
-            huge = "llama { dim = 8192, layers = 80, heads = 64, kv_heads = 8, ffn = 28672, vocab = 128256 }"
-            command = spec_in(Path(made), day, huge)
-            done = subprocess.run(command, cwd=made, capture_output=True, text=True, timeout=limit)
-        return {"exit_code": done.returncode, "said": (done.stdout + done.stderr)[-1500:]}
-
+    cases: list[tuple[str, str, str, int | None]] = [
+        ("a loss that is not finite", DENSE, NOT_FINITE, None),
+        ("a full disk", DENSE, FULL_DISK, 4_000_000),
+    ]
     if not day.dry:  # a CPU's memory is not ours to fill
-        day.trial("breaks", "a model that does not fit", 120, too_large)
+        cases.append(("a model that does not fit", TOO_LARGE, BF16, None))
+    for name, *case in cases:
+        day.trial("breaks", name, 60, lambda limit, case=case: fails(day, limit, *case))
+    for kind in (signal.SIGINT, signal.SIGKILL):
+        name = f"{kind.name}, and the same command again"
+        day.trial("breaks", name, 60, lambda limit, kind=kind: signalled(day, limit, kind))
 
-    def signalled(limit: float, kind: signal.Signals) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as made:
-            folder, begin = Path(made), time.monotonic()
-            command = spec_in(folder, day, more=f"{BF16}\nevery 2 steps checkpoint", steps=12)
-            process = subprocess.Popen(command, cwd=folder, start_new_session=True)
+
+def peer(day: Day) -> None:
+    day.pieces("peer", 60, "transformers")
+
+
+def kernels(day: Day) -> None:
+    day.pieces("kernels", 40, "head", "experts", "nf4", "optimizers", "orthogonal")
+
+
+def more(day: Day) -> None:
+    cases = [("8b", "selective", "default"), ("1b", "none", "none"), ("1b", "full", "default"), ("8b", "full", "none")]
+    of_cases(day, "more", cases, trace=False)
+
+
+def tests(day: Day) -> None:
+    """The files that have such tests, so that no others are loaded."""
+    folder = HERE.parent / "tests"
+    files = [str(path) for path in sorted(folder.rglob("test_*.py")) if "mark.gpu" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", "0", *files]
+    if day.dry:  # there is no GPU
+        command += ["--collect-only"]
+
+    def work(limit: float) -> dict[str, Any]:
+        code, text = ended(command, limit, HERE.parent)
+        if code:
+            raise Failed(f"exit code {code}\n{text[-TAIL:]}")
+        return {"said": text[-400:]} if code == 0 else {"failed": f"not done within {limit:.0f} s\n{text[-TAIL:]}"}
+
+    day.trial("tests", "pytest -m gpu", 200, work)
+
+
+# ---- trials
+
+
+def of_cases(day: Day, part: str, cases: list[tuple[str, str, str]], *, trace: bool) -> None:
+    """Runs of one_device.py: (shape, recomputation, compile)."""
+    for shape, activation, mode in cases:
+        command = [sys.executable, str(HERE / "one_device.py"), "--device", day.device, *day.cluster]
+        command += ["--activation", activation]
+        if day.dry:
+            command += ["--shape", "tiny", "--compile", "none", "--steps", "1", "--turns", "1", "--sequence", "64"]
+        else:
+            command += ["--shape", shape, "--compile", mode, "--steps", "5", "--turns", "3"]
+        if trace:
+            command += ["--profile", str(day.out.resolve().with_name(f"{day.out.stem}-{shape}.trace.json"))]
+        name = f"{shape}, recomputation {activation}, compile {mode}"
+        day.trial(part, name, 180, lambda limit, command=command: figures(command, limit))
+    if text := calibrated(day):
+        day.note("calibration", "cluster", text)
+
+
+def figures(command: list[str], limit: float) -> dict[str, Any]:
+    """What a process has printed as lines of JSON, one figure beside the other, also where it fails later on."""
+    code, text = ended(command, limit)
+    found: dict[str, Any] = {}
+    for line in objects(text):
+        found |= line
+    if code != 0:
+        raise Failed(f"{'out of time' if code is None else f'exit code {code}'}\n{text[-TAIL:]}", found)
+    return found or {"failed": f"no figures\n{text[-TAIL:]}"}
+
+
+def objects(text: str) -> Iterator[dict[str, Any]]:
+    """The lines that are JSON objects."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+def calibrated(day: Day) -> str:
+    """What was measured as a block of a spec, of the compiled runs; empty where there is nothing yet."""
+    trials = [
+        trial
+        for part in ("fast", "more")
+        for name, trial in day.found.get(part, {}).items()
+        if name.endswith("default") and isinstance(trial, dict)
+    ]
+    shares = sorted(trial["efficiency"] for trial in trials if trial.get("efficiency"))
+    if not shares or not day.cluster:
+        return ""
+    about = day.found["about"]["machine"]
+    where = f"{about['device']}, torch {about['torch']}, {about['date']}"
+    return (
+        f"# measured: {where}; {len(shares)} runs of one_device.py, {shares[0]:.1%} to {shares[-1]:.1%}\n"
+        f"cluster {day.cluster[1]} {{ efficiency = {100 * median(shares):.1f}% }}"
+    )
+
+
+def fails(day: Day, limit: float, model: str, more: str, small: int | None) -> dict[str, Any]:
+    """What a run says that cannot end well. small: bytes that a file may have."""
+    with tempfile.TemporaryDirectory() as made:
+        command = spec_in(Path(made), day, model, more, ui="plain")
+        code, text = ended(command, limit, Path(made), small_files=small)
+    found = {"exit_code": code, "said": text[-1500:]}
+    if code is None or "Traceback" in text:
+        raise Failed("no end within its limit" if code is None else "a traceback", found)
+    if code == 0:
+        raise Failed("it has ended well", found)
+    return found
+
+
+def signalled(day: Day, limit: float, kind: signal.Signals) -> dict[str, Any]:
+    """A run that gets a signal behind its first checkpoint, and is started again."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as made:
+        folder, steps = Path(made), 12
+        command = spec_in(folder, day, more=SAVING, steps=steps)
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
             try:
                 while not any(folder.glob("runs/*/*/checkpoints/latest*")) and process.poll() is None:
                     if time.monotonic() - begin > limit:
-                        raise subprocess.TimeoutExpired(command, limit)
-                    time.sleep(0.2)
+                        raise Failed(f"no checkpoint within {limit:.0f} s\n{(folder / 'log').read_text()[-TAIL:]}")
+                    time.sleep(0.05)
                 if kind == signal.SIGKILL:
                     os.killpg(process.pid, kind)
                 else:
                     process.send_signal(kind)
-                code = process.wait(max(1.0, limit - (time.monotonic() - begin)))
+                try:
+                    code = process.wait(max(1.0, limit - (time.monotonic() - begin)))
+                except subprocess.TimeoutExpired:
+                    raise Failed(f"it does not end\n{(folder / 'log').read_text()[-TAIL:]}") from None
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-            said(command, max(1.0, limit - (time.monotonic() - begin)), folder)
-            steps = [record["step"] for record in metrics(folder)]
-        return {"exit_code": code, "every_step_once": steps == list(range(1, 13))}
-
-    for kind in (signal.SIGKILL, signal.SIGINT):
-        day.trial(
-            "breaks", f"{kind.name}, and the same command again", 120, lambda limit, kind=kind: signalled(limit, kind)
-        )
+        said(command, max(1.0, limit - (time.monotonic() - begin)), folder)
+        found = [record["step"] for record in metrics(folder)]
+    return {"exit_code": code, "every_step_once": found == [*range(1, steps + 1)]}
 
 
-# ---- kernels, each in a process of its own
-
-
-def timed(work: Callable[[], object], device: str, turns: int) -> float:
-    """The least milliseconds of some turns."""
-    import torch
-
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    work()
-    least = float("inf")
-    for _ in range(turns):
-        wait()
-        begin = time.perf_counter()
-        work()
-        wait()
-        least = min(least, time.perf_counter() - begin)
-    return round(least * 1e3, 4)
-
-
-def attention(device: str, dry: bool) -> Iterator[tuple[str, Any]]:
-    """Packed rows forward and backward, each kernel beside the one that masks."""
-    import torch
-
-    from xtrain.runtime.models.attention import KERNELS as ATTENTION
-    from xtrain.runtime.models.attention import with_block_masks
-    from xtrain.runtime.models.document_layout import DocumentLayout
-
-    rows, sequence = (1, 256) if dry else (2, 4096)
-    for width in (64, 128, 256):
-        for dtype in (torch.float32, torch.bfloat16):
-            random = torch.Generator(device).manual_seed(0)
-            shape = {"device": device, "dtype": dtype, "generator": random}
-            q, k, v = (torch.randn(rows, heads, sequence, width, **shape).requires_grad_() for heads in (8, 2, 2))
-            cuts = [0, sequence // 3, sequence // 2, *range(sequence, rows * sequence + 1, sequence)]
-            layout = DocumentLayout.from_lengths(
-                torch.tensor(cuts, dtype=torch.int32), rows, sequence, torch.device(device)
-            )
-            exact = None
-            for name in ("mask", "flex") if device == "cuda" else ("mask", "documents"):
-                packing = with_block_masks(layout) if name == "flex" else layout
-                kernel = torch.compile(ATTENTION[name]) if name == "flex" else ATTENTION[name]
-
-                def work(kernel: Any = kernel, packing: Any = packing, given: Any = (q, k, v)) -> Any:
-                    out = kernel(*given, packing)
-                    return out.detach(), *torch.autograd.grad(out.float().square().sum(), given)
-
-                found = work()
-                exact = exact or found
-                apart = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, exact, strict=True)]
-                label = f"{name} {width} {str(dtype).partition('.')[2]}"
-                yield label, {"ms": timed(work, device, 3 if dry else 10), "apart": max(apart)}
-
-
-def experts(device: str, dry: bool) -> Iterator[tuple[str, Any]]:
-    """Grouped products beside a loop over experts, empty ones included."""
-    import torch
-
-    dim, wide, number, tokens = (32, 48, 8, 64) if dry else (2048, 1024, 64, 16384)
-    random = torch.Generator(device).manual_seed(0)
-    x = torch.randn(tokens, dim, device=device, dtype=torch.bfloat16, generator=random)
-    w = torch.randn(number, dim, wide, device=device, dtype=torch.bfloat16, generator=random) * dim**-0.5
-    counts = torch.bincount(torch.randint(0, number - 1, (tokens,), generator=random, device=device), minlength=number)
-    ends = counts.cumsum(0).to(torch.int32)
-    lengths = counts.tolist()
-
-    def loop() -> torch.Tensor:
-        return torch.cat([part @ w[e] for e, part in enumerate(x.split(lengths))])
-
-    def grouped() -> torch.Tensor:
-        return torch._grouped_mm(x, w, offs=ends)
-
-    apart = float((loop() - grouped()).float().abs().max())
-    for name, work in (("loop", loop), ("grouped", grouped)):
-        yield name, {"ms": timed(work, device, 3 if dry else 20), "apart": apart}
-
-
-def head(device: str, dry: bool) -> Iterator[tuple[str, Any]]:
-    """The loss in pieces beside whole logits, forward and backward."""
-    import torch
-    import torch.nn.functional as F
-
-    from xtrain.runtime.models.loss import Head, token_losses
-
-    tokens, dim, vocabulary = (64, 32, 1000) if dry else (8192, 4096, 128256)
-    random = torch.Generator(device).manual_seed(0)
-    shape = {"device": device, "dtype": torch.bfloat16, "generator": random}
-    hidden = torch.randn(tokens, dim, **shape).requires_grad_()
-    weight = (torch.randn(vocabulary, dim, **shape) * dim**-0.5).requires_grad_()
-    labels = torch.randint(0, vocabulary, (tokens,), device=device, generator=random)
-
-    def whole() -> Any:
-        loss = F.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum")
-        return loss.detach(), *torch.autograd.grad(loss, (hidden, weight))
-
-    def pieces(chunk: int) -> Any:
-        loss = token_losses(
-            hidden, weight, labels, Head(vocabulary=vocabulary, z_weight=0.0, chunk_bytes=chunk)
-        ).objective
-        return loss.detach(), *torch.autograd.grad(loss, (hidden, weight))
-
-    exact = whole()
-    for name, work in (
-        ("whole", whole),
-        *((f"{mib} MiB", lambda mib=mib: pieces(mib << 20)) for mib in (64, 256, 1024)),
-    ):
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated() if device == "cuda" else 0
-        apart = [float((a - b).float().abs().max() / b.float().abs().max()) for a, b in zip(work(), exact, strict=True)]
-        peak = (torch.cuda.max_memory_allocated() - before) >> 20 if device == "cuda" else None
-        yield name, {"ms": timed(work, device, 2 if dry else 5), "peak_mib": peak, "apart": max(apart)}
-
-
-def orthogonal(device: str, dry: bool) -> Iterator[tuple[str, Any]]:
-    """Muon's orthogonalisation in bf16 beside fp64."""
-    import torch
-
-    from xtrain.components.optimizers.muon_torch import newton_schulz
-
-    size = 32 if dry else 4096
-    x = torch.randn(1, size, size, device=device, generator=torch.Generator(device).manual_seed(0))
-    given = {"steps": 5, "coefficients": (3.4445, -4.775, 2.0315)}
-    exact = newton_schulz(x.double(), **given)
-    for dtype in (torch.bfloat16, torch.float32):
-        found = newton_schulz(x.to(dtype), **given)
-        apart = float((found.double() - exact).abs().max() / exact.abs().max())
-        yield (
-            str(dtype).partition(".")[2],
-            {
-                "ms": timed(lambda dtype=dtype: newton_schulz(x.to(dtype), **given), device, 3),
-                "apart": apart,
-            },
-        )
-
-
-KERNELS: dict[str, Callable[[str, bool], Iterator[tuple[str, Any]]]] = {
-    each.__name__: each for each in (attention, experts, head, orthogonal)
+PARTS: dict[str, Callable[[Day], None]] = {
+    each.__name__: each for each in (features, right, attention, fast, memory, breaks, peer, kernels, more, tests)
 }
-PARTS: dict[str, Callable[[Day], None]] = {each.__name__: each for each in (runs, right, kernels, fast, breaks)}
+
+
+def machine(dry: bool) -> tuple[dict[str, Any], list[str]]:
+    """What is measured on, and the arguments that name its cluster. Imports torch."""
+    import torch
+
+    from xtrain.components import clusters  # noqa: F401
+    from xtrain.dsl.schema.cluster import CLUSTERS
+
+    about: dict[str, Any] = {"device": "cpu", "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    about["python"] = sys.version.split()[0]
+    for name in ("triton", "transformers", "flash-attn", "torchao"):
+        try:
+            about[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            about[name] = None
+    if dry:  # so that what is predicted is tried as well
+        return about, ["--cluster", "cpu", "--flops", "1e11"]
+    about["device"] = torch.cuda.get_device_name()
+    about["memory_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1)
+    name = about["device"]
+    presets = [key for key, each in CLUSTERS.items() if each.sheet is not None and each.fits("cuda", name)]
+    return about, ["--cluster", presets[0]] if presets else []
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--out", type=Path, default=Path("gpu_day.json"))
-    parser.add_argument("--minutes", type=float, default=28, help="nothing begins after so many")
+    parser.add_argument("--minutes", type=float, default=13, help="all has ended after so many")
     parser.add_argument("--dry", action="store_true", help="toy sizes on the CPU")
-    parser.add_argument("--kernel", choices=KERNELS, help=argparse.SUPPRESS)
-    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.kernel:
-        print(json.dumps(dict(KERNELS[given.kernel](given.device, given.dry))))
-        return 0
     day = Day(given.out, given.dry, time.monotonic() + 60 * given.minutes)
-    import torch
+    if not given.dry:
+        import torch
 
-    cuda = torch.cuda.is_available()
-    if not cuda and not given.dry:
-        print("there is no CUDA device; --dry tries everything on the CPU", file=sys.stderr)
-        return 2
-    about = {"device": torch.cuda.get_device_name() if cuda and not given.dry else "cpu", "torch": torch.__version__}
-    day.note("about", "machine", {**about, "date": time.strftime("%Y-%m-%d")})
+        if not torch.cuda.is_available():
+            print("there is no CUDA device; --dry tries everything on the CPU", file=sys.stderr)
+            return 2
+    about, day.cluster = machine(given.dry)
+    day.note("about", "machine", about)
     for part in given.parts:
-        PARTS[part](day)
-    failed = [f"{part}: {name}" for part, all_ in day.found.items() for name, one in all_.items() if "failed" in one]
+        try:
+            PARTS[part](day)
+        except Exception:
+            day.note(part, "all of it", {"failed": traceback.format_exc()[-TAIL:]})
+    trials = [(part, name, one) for part, all_ in day.found.items() for name, one in all_.items()]
+    failed = [f"{part}: {name}" for part, name, one in trials if isinstance(one, dict) and "failed" in one]
     print("\n".join(["failed:", *failed]) if failed else "all trials have ended as they should")
+    print(day.found.get("calibration", {}).get("cluster", ""))
     return 1 if failed else 0
 
 

@@ -4,24 +4,32 @@
     OMP_NUM_THREADS=1 python benchmarks/one_device.py --shape tiny --steps 20 --device cpu
 
 Both sides run in one process, in turns, with the same model, packed rows and fused AdamW; the median of the turns
-counts. Weights are random. Prints one JSON line: tokens a second, share of the device's peak, peak memory, and what
-the plan has predicted. `efficiency` is that of `cluster { efficiency }`: what is computed a second time counts.
+counts. Weights are random, and nothing is saved. Prints one JSON line: tokens a second, share of the device's peak,
+memory by category beside the plan's, and the step that the plan has predicted. `efficiency` is that of
+`cluster { efficiency }`: what is computed a second time counts. With --profile FILE three more steps are traced into
+it, and a second line has their ten largest kernels and gaps.
 """
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from attrs import asdict
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.models.build import compute_format
 from xtrain.runtime.monitoring.devices import peak_flops
+from xtrain.runtime.monitoring.memory import forget_peak, peak_bytes
+from xtrain.runtime.profiling.memory_categories import memory_by_category
 
 SHAPES = {
     "tiny": "dim = 128, layers = 4, heads = 4, kv_heads = 2, ffn = 384, vocab = 1024",
@@ -34,15 +42,40 @@ model llama {{ {shape}, tie_embeddings = {tied} }}
 tokenizer bytes
 dataset stdlib {{ source = python_stdlib(), holdout = 5% }}
 batch {{ sequence = {sequence}, micro = {micro}, rows = {micro} }}
-optimizer adamw {{ lr = 1e-5 }}
+optimizer {optimizer}
 precision {{ params = {params} }}
 launch {{ device = {device} }}
 {cluster}
 {activation}
 compile {{ mode = {compile} }}
+checkpoint {{ enabled = false }}
 every 1 step log
-every 100000 steps checkpoint
+{more}
 """
+TRACED = 3  # steps of a profile
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def spec_text(arguments: argparse.Namespace) -> str:
+    """The spec that arguments mean."""
+    cluster = ""
+    if arguments.cluster:
+        flops = f", flops = {arguments.flops:.6g}" if arguments.flops else ""
+        cluster = f"cluster {arguments.cluster} {{ nodes = 1, devices = 1{flops} }}"
+    return SPEC.format(
+        steps=10_000_000,
+        shape=SHAPES[arguments.shape],
+        tied=str(arguments.shape == "1b").lower(),
+        sequence=arguments.sequence,
+        micro=arguments.micro,
+        optimizer=arguments.optimizer,
+        params=arguments.params,
+        device=arguments.device,
+        activation=f"activation {arguments.activation}" if arguments.activation != "none" else "",
+        compile=arguments.compile,
+        cluster=cluster,
+        more=arguments.more,
+    )
 
 
 class Xtrain:
@@ -50,19 +83,9 @@ class Xtrain:
 
     def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
         self.steps = arguments.steps
-        text = SPEC.format(
-            steps=10_000_000,
-            shape=SHAPES[arguments.shape],
-            tied=str(arguments.shape == "1b").lower(),
-            sequence=arguments.sequence,
-            micro=arguments.micro,
-            params=arguments.params,
-            device=arguments.device,
-            activation=f"activation {arguments.activation}" if arguments.activation != "none" else "",
-            compile=arguments.compile,
-            cluster=f"cluster {arguments.cluster} {{ nodes = 1, devices = 1 }}" if arguments.cluster else "",
-        )
-        (folder / "device.xtrain").write_text(text)
+        cuda = arguments.device == "cuda"
+        self.before = torch.cuda.memory_allocated() if cuda else 0  # by others in this process
+        (folder / "device.xtrain").write_text(spec_text(arguments))
         plan = plan_from_spec(folder / "device.xtrain").plan
         assert plan is not None
         self.plan = plan
@@ -71,12 +94,24 @@ class Xtrain:
         parts = self.executor.resources
         self.model, self.optimizer, self.feed = parts["model"], parts["optimizer"], parts["feed"]
         self.device = parts["rank"].device
+        self.peak = self.reserved = 0
+
+    def close(self) -> None:
+        """Nothing is read and written any more."""
+        self.executor.poller.close()
+        self.executor._shut_down(failed=False)
+        self.executor.requests.rest()
 
     def ours(self) -> float:
         """Seconds a step, as the executor does it."""
+        forget_peak(self.device)
         self.feed.steps = self.executor.progress.step + self.steps
         object.__setattr__(self.plan.timeline, "steps", self.feed.steps)
-        return self._timed(self.executor.loop.run)
+        seconds = self._timed(self.executor.loop.run)
+        if self.device.type == "cuda":
+            self.peak = max(self.peak, peak_bytes(self.device) - self.before)
+            self.reserved = max(self.reserved, torch.cuda.max_memory_reserved(self.device))
+        return seconds
 
     def by_hand(self) -> float:
         """Seconds a step of the loop one would write first."""
@@ -104,48 +139,153 @@ class Xtrain:
             torch.cuda.synchronize()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="1b")
-    parser.add_argument("--sequence", type=int, default=4096)
-    parser.add_argument("--micro", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--params", choices=("fp32", "bf16"), default="bf16")
-    parser.add_argument("--activation", choices=("none", "full", "selective"), default="none")
-    parser.add_argument("--compile", choices=("none", "default", "max_autotune"), default="default")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--cluster", help="a preset, to print the plan's prediction beside what is measured")
-    arguments = parser.parse_args()
+@contextlib.contextmanager
+def prepared(arguments: argparse.Namespace) -> Iterator[Xtrain]:
+    """A run that is let go at the end."""
     with tempfile.TemporaryDirectory() as name:
         run = Xtrain(Path(name), arguments)
-        run.ours(), run.by_hand()  # kernels are compiled here
-        turns = [(run.ours(), run.by_hand()) for _ in range(arguments.turns)]
-        ours, hand = (median(side) for side in zip(*turns, strict=True))
-        print(json.dumps({"shape": arguments.shape, **figures(run, ours, hand)}))
+        try:
+            yield run
+        finally:
+            run.close()
 
 
-def figures(run: Xtrain, ours: float, hand: float) -> dict[str, object]:
-    """ours, hand: seconds a step."""
-    estimates, cuda = run.plan.estimates, run.device.type == "cuda"
+def figures(run: Xtrain, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Turns of both sides, and what they say. After a side by hand its gradients are still there."""
+    run.ours(), run.by_hand()  # kernels are compiled here
+    run.peak = 0  # what compiling took
+    turns = [(run.ours(), run.by_hand()) for _ in range(arguments.turns)]
+    ours, hand = (median(side) for side in zip(*turns, strict=True))
+    estimates, cuda, times = run.plan.estimates, run.device.type == "cuda", run.plan.estimates.times
     tokens, flops = estimates.tokens_per_step, estimates.flops_per_step
-    peak, times = peak_flops(run.device, compute_format(run.plan)), estimates.times
+    peak = arguments.flops or peak_flops(run.device, compute_format(run.plan))
     computed = max(each.hardware_flops for each in estimates.classes)
     return {
+        "shape": arguments.shape,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "torch": torch.__version__,
         "step_seconds": round(ours, 5),
         "planned_step_seconds": times and [round(times.fast, 5), round(times.slow, 5)],
+        "of_planned_step": times and round(ours / times.step, 4),
         "tokens_per_second": round(tokens / ours),
         "by_hand_tokens_per_second": round(tokens / hand),
         "of_by_hand": round(hand / ours, 4),
         "mfu": round(flops / ours / peak, 4) if peak else None,
         "efficiency": round(computed / ours / peak, 4) if peak else None,
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
-        "planned_gib": round(
-            max(each.memory.total_bytes - each.memory.reserve for each in estimates.classes) / 2**30, 2
-        ),
+        "memory": memory(run),
     }
+
+
+def memory(run: Xtrain) -> dict[str, Any]:
+    """Bytes by category as planned and as held after a backward, and the peak beside the planned one; that of a CPU is
+    of the whole process and says nothing."""
+    planned = max((each.memory for each in run.plan.estimates.classes), key=lambda each: each.allocated_bytes)
+    held = memory_by_category(run.model, run.optimizer, (), run.device).device
+    states = sum(held[name] for name in ("parameters", "gradients", "optimizer"))
+    cuda = run.device.type == "cuda"
+    return {
+        "planned": {name: size for name, size in asdict(planned).items() if size},
+        "held": {name: size for name, size in held.items() if size},
+        "states_of_planned": round(states / planned.states, 4),
+        "planned_gib": round(planned.allocated_bytes / 2**30, 3),
+        "peak_gib": round(run.peak / 2**30, 3) if cuda else None,
+        "peak_of_planned": round(run.peak / planned.allocated_bytes, 4) if cuda else None,
+        "reserved_gib": round(run.reserved / 2**30, 3) if cuda else None,
+    }
+
+
+def profiled(run: Xtrain, path: Path) -> dict[str, Any]:
+    """Three steps, traced into `path`: the kernels (on a CPU: operations) that take most, and the longest gaps between
+    them on the device, in milliseconds of all steps."""
+    from torch.profiler import ProfilerActivity, profile
+
+    device = [ProfilerActivity.CUDA] if run.device.type == "cuda" else []
+    run.steps = TRACED
+    with profile(activities=[ProfilerActivity.CPU, *device]) as recorded:
+        run.ours()
+    recorded.export_chrome_trace(str(path))
+    entries = [each for each in json.loads(path.read_text())["traceEvents"] if each.get("ph") == "X"]
+    kinds = ON_DEVICE if device else ("cpu_op",)
+    return {"traced_steps": TRACED, **largest([each for each in entries if each.get("cat") in kinds])}
+
+
+def largest(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a trace, whose times are microseconds."""
+    totals: dict[str, tuple[float, int]] = {}
+    gaps, busy, before, end = [], 0.0, "", 0.0
+    for each in sorted(entries, key=lambda each: each["ts"]):
+        name, begin, last = each["name"][:120], each["ts"], each["ts"] + each["dur"]
+        seconds, calls = totals.get(name, (0.0, 0))
+        totals[name] = seconds + each["dur"], calls + 1
+        if before and begin > end:
+            gaps.append({"ms": round((begin - end) / 1e3, 3), "after": before, "before": name})
+        busy += max(0.0, last - max(begin, end if before else begin))
+        if not before or last > end:
+            before, end = name, last
+    kernels = [
+        {"name": name, "ms": round(time / 1e3, 3), "calls": calls}
+        for name, (time, calls) in sorted(totals.items(), key=lambda one: -one[1][0])[:10]
+    ]
+    idle = sum(gap["ms"] for gap in gaps)
+    gaps.sort(key=lambda gap: -gap["ms"])
+    return {"kernels": kernels, "gaps": gaps[:10], "busy_ms": round(busy / 1e3, 3), "idle_ms": round(idle, 3)}
+
+
+def too_much(arguments: argparse.Namespace) -> str:
+    """Why it is not worth a try on the device that is there; empty: it is."""
+    if arguments.device != "cuda":
+        return ""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "device.xtrain"
+        path.write_text(spec_text(arguments))
+        plan = plan_from_spec(path).plan
+    assert plan is not None
+    planned = max(each.memory.total_bytes for each in plan.estimates.classes)
+    there = torch.cuda.get_device_properties(0).total_memory
+    return f"{planned / 2**30:.1f} GiB planned, {there / 2**30:.1f} there" if planned > 1.1 * there else ""
+
+
+def measured(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a run in this process."""
+    if reason := too_much(arguments):
+        return {"skipped": reason}
+    with prepared(arguments) as run:
+        return figures(run, arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--shape", choices=SHAPES, default="1b")
+    found.add_argument("--sequence", type=int, default=4096)
+    found.add_argument("--micro", type=int, default=1)
+    found.add_argument("--steps", type=int, default=10)
+    found.add_argument("--turns", type=int, default=5)
+    found.add_argument("--params", default="bf16", help="inside `precision { params = … }`")
+    found.add_argument("--optimizer", default="adamw { lr = 1e-5 }")
+    found.add_argument("--activation", choices=("none", "full", "selective"), default="none")
+    found.add_argument("--compile", choices=("none", "default", "max_autotune"), default="default")
+    found.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    found.add_argument("--cluster", help="a preset, to print the plan's prediction beside what is measured")
+    found.add_argument("--flops", type=float, help="peak FLOP/s of a device without a data sheet")
+    found.add_argument("--more", default="", help="further blocks of the spec")
+    found.add_argument("--profile", type=Path, help="where the trace of three more steps goes")
+    return found
+
+
+def arguments_of(**given: Any) -> argparse.Namespace:
+    """Those of the command, the usual ones where none are given."""
+    return argparse.Namespace(**{**vars(parser().parse_args([])), **given})
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    if reason := too_much(arguments):
+        print(json.dumps({"skipped": reason}))
+        return
+    with prepared(arguments) as run:
+        print(json.dumps(figures(run, arguments)), flush=True)
+        if arguments.profile:
+            print(json.dumps(profiled(run, arguments.profile)), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 
 from xtrain.runtime.models.attention import KERNELS, with_block_masks
 from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.parallel.attention_blocks import PLAIN
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +30,9 @@ on finish eval stdlib {{ batches = 4 }} then generate {{ prompts = ["def "], tok
 def test_flex_is_masked_attention_forward_and_backward(dtype):
     generator = torch.Generator("cuda").manual_seed(0)
     bounds = torch.tensor([0, 256, 300, 449, 512], dtype=torch.int32)
-    packing = with_block_masks(DocumentLayout.from_lengths(bounds, 2, 256, torch.device("cuda")))
+    layout = DocumentLayout.from_lengths(bounds, 2, 256, torch.device("cuda"))
+    packing = with_block_masks(layout, ((PLAIN, False),))
+    assert packing.block_masks
     grads = {}
     for name in ("flex", "mask"):
         generator.manual_seed(0)

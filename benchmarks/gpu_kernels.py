@@ -1,0 +1,295 @@
+"""Kernels apart, each beside a plain one: milliseconds, and how far results are from the plain one's.
+
+A part of `gpu_pieces.py`: each function gives (name, work) one after the other.
+"""
+
+import importlib.util
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Work = Callable[[], dict[str, Any]]
+Pieces = Iterator[tuple[str, Work]]
+
+
+def wait(device: str) -> None:
+    """Until the device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(work: Callable[[], object], device: str, turns: int) -> float:
+    """The least milliseconds of some turns, behind one that counts not."""
+    work()
+    least = float("inf")
+    for _ in range(turns):
+        wait(device)
+        begin = time.perf_counter()
+        work()
+        wait(device)
+        least = min(least, time.perf_counter() - begin)
+    return round(least * 1e3, 4)
+
+
+def apart(found: Tensor, exact: Tensor) -> float:
+    """The largest difference, of the largest number."""
+    exact = exact.double()
+    return float((found.double() - exact).abs().max() / exact.abs().max())
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).partition(".")[2]
+
+
+def attention(device: str, dry: bool) -> Pieces:
+    """Packed rows forward and backward: each kernel beside the one that masks, in fp32."""
+    from xtrain.runtime.models.attention import KERNELS, with_block_masks
+    from xtrain.runtime.models.document_layout import DocumentLayout
+    from xtrain.runtime.parallel.attention_blocks import PLAIN
+
+    rows, sequence = (1, 256) if dry else (2, 4096)
+    cuts = [0, sequence // 3, sequence // 2, *range(sequence, rows * sequence + 1, sequence)]
+    bounds = torch.tensor(cuts, dtype=torch.int32)
+    longest = max(b - a for a, b in pairwise(cuts))
+    layout = DocumentLayout.from_lengths(bounds, rows, sequence, torch.device(device))
+
+    @cache
+    def masked() -> DocumentLayout:  # once for all layers of a step
+        return with_block_masks(layout, ((PLAIN, False),))
+
+    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return KERNELS["flex"](q, k, v, masked())
+
+    def varlen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _varlen(q, k, v, bounds.to(device), longest)
+
+    kernels: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+        "mask": lambda q, k, v: KERNELS["mask"](q, k, v, layout),
+        "documents": lambda q, k, v: KERNELS["documents"](q, k, v, layout),
+        "flex": flex,
+        "varlen": varlen,
+    }
+    for width, dtype in (
+        (128, torch.bfloat16),
+        (64, torch.bfloat16),
+        (128, torch.float32),
+        (64, torch.float32),
+        (256, torch.bfloat16),
+    ):
+        random = torch.Generator(device).manual_seed(0)
+        drawn = [torch.randn(rows, heads, sequence, width, device=device, generator=random) for heads in (8, 2, 2)]
+        given = [each.to(dtype).requires_grad_() for each in drawn]
+
+        def passed(kernel: Callable[..., Tensor], given: list[Tensor] = given) -> list[Tensor]:
+            out = kernel(*given)
+            return [out.detach(), *torch.autograd.grad(out.float().square().sum(), given)]
+
+        def exact(given: list[Tensor] = given) -> list[Tensor]:
+            return passed(kernels["mask"], [each.detach().float().requires_grad_() for each in given])
+
+        for name, kernel in kernels.items():
+            if (name == "flex" and device != "cuda") or (name == "varlen" and dtype == torch.float32):
+                continue
+
+            def work(name: str = name, kernel: Callable = kernel, passed: Callable = passed, exact=exact) -> dict:
+                if name == "varlen" and (reason := _no_varlen(device)):
+                    return {"skipped": reason}
+                errors = [apart(a, b) for a, b in zip(passed(kernel), exact(), strict=True)]
+                return {"ms": timed(lambda: passed(kernel), device, 2 if dry else 10), "apart": max(errors)}
+
+            yield f"{name}, head {width}, {short(dtype)}", work
+
+
+def _no_varlen(device: str) -> str:
+    if device != "cuda":
+        return "varlen attention is for CUDA"
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return f"torch {torch.__version__} has no torch.nn.attention.varlen"
+    return ""
+
+
+def _varlen(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, bounds: Tensor, longest: int) -> Tensor:
+    """Flash attention of torch over all documents side by side. Its arguments differ between versions."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    known = inspect.signature(varlen_attn).parameters
+    more: dict[str, Any] = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
+    if "enable_gqa" in known:
+        more["enable_gqa"] = True
+    else:
+        groups = q_BHSA.shape[1] // k_BKSA.shape[1]
+        k_BKSA, v_BKSA = (each.repeat_interleave(groups, dim=1) for each in (k_BKSA, v_BKSA))
+    rows = q_BHSA.shape[0]
+    q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (q_BHSA, k_BKSA, v_BKSA))
+    out: Any = varlen_attn(q, k, v, bounds, bounds, longest, longest, **more)
+    return out.unflatten(0, (rows, -1)).transpose(1, 2)
+
+
+def head(device: str, dry: bool) -> Pieces:
+    """The loss in pieces beside whole logits, forward and backward."""
+    from xtrain.runtime.models.loss import Head, token_losses
+
+    tokens, dim, vocabulary = (64, 32, 1000) if dry else (8192, 4096, 128256)
+    random = torch.Generator(device).manual_seed(0)
+    shape: dict[str, Any] = {"device": device, "dtype": torch.bfloat16, "generator": random}
+    hidden = torch.randn(tokens, dim, **shape).requires_grad_()
+    weight = (torch.randn(vocabulary, dim, **shape) * dim**-0.5).requires_grad_()
+    labels = torch.randint(0, vocabulary, (tokens,), device=device, generator=random)
+
+    def whole() -> list[Tensor]:
+        loss = F.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum")
+        return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
+
+    def pieces(chunk: int) -> list[Tensor]:
+        how = Head(vocabulary=vocabulary, z_weight=0.0, chunk_bytes=chunk)
+        loss = token_losses(hidden, weight, labels, how).objective
+        return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
+
+    def of(way: Callable[[], list[Tensor]]) -> dict[str, Any]:
+        exact, before = [each.cpu() for each in whole()], 0
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        found = way()
+        peak = (torch.cuda.max_memory_allocated() - before) >> 20 if device == "cuda" else None
+        errors = [apart(a.cpu(), b) for a, b in zip(found, exact, strict=True)]
+        return {"ms": timed(way, device, 2 if dry else 5), "peak_mib": peak, "apart": max(errors)}
+
+    yield "whole", lambda: of(whole)
+    for mib in (1024, 256, 64):
+        yield f"{mib} MiB", lambda mib=mib: of(lambda: pieces(mib << 20))
+
+
+def experts(device: str, dry: bool) -> Pieces:
+    """Grouped products beside a loop over experts, empty ones included, forward and backward."""
+    dim, wide, number, tokens = (32, 48, 8, 64) if dry else (2048, 1024, 64, 16384)
+    random = torch.Generator(device).manual_seed(0)
+    shape: dict[str, Any] = {"device": device, "dtype": torch.bfloat16, "generator": random}
+    x = torch.randn(tokens, dim, **shape).requires_grad_()
+    w = (torch.randn(number, dim, wide, **shape) * dim**-0.5).requires_grad_()
+    drawn = torch.randint(0, number - 1, (tokens,), generator=random, device=device)
+    counts = torch.bincount(drawn, minlength=number)
+    ends, lengths = counts.cumsum(0).to(torch.int32), counts.tolist()
+
+    def passed(out: Tensor) -> list[Tensor]:
+        return [out.detach(), *torch.autograd.grad(out, (x, w), torch.ones_like(out))]
+
+    def loop() -> list[Tensor]:
+        return passed(torch.cat([part @ w[e] for e, part in enumerate(x.split(lengths))]))
+
+    def grouped() -> list[Tensor]:
+        return passed(torch._grouped_mm(x, w, offs=ends))
+
+    def of(way: Callable[[], list[Tensor]]) -> dict[str, Any]:
+        errors = [apart(a, b) for a, b in zip(way(), loop(), strict=True)]
+        return {"ms": timed(way, device, 2 if dry else 10), "apart": max(errors)}
+
+    yield "loop", lambda: of(loop)
+    yield "grouped", lambda: of(grouped)
+
+
+def nf4(device: str, dry: bool) -> Pieces:
+    """A product with a matrix of 4-bit codes and the gradient of its input, beside the matrix in bf16."""
+    from xtrain.components.bases.nf4 import NormalFloat4
+    from xtrain.runtime.models.quantised import QuantisedMatrix
+
+    tokens, outputs, inputs = (16, 64, 128) if dry else (4096, 14336, 4096)
+    random = torch.Generator(device).manual_seed(0)
+    shape: dict[str, Any] = {"device": device, "dtype": torch.bfloat16, "generator": random}
+    x = torch.randn(tokens, inputs, **shape).requires_grad_()
+    whole = torch.randn(outputs, inputs, **shape) * inputs**-0.5
+    matrix = QuantisedMatrix(NormalFloat4(), (outputs, inputs), (outputs, inputs), (0, 0), "scales")
+    packed, beside = matrix.pack(whole)
+    near = matrix.values(packed, beside, torch.bfloat16)
+
+    def passed(out: Tensor) -> list[Tensor]:
+        return [out.detach(), *torch.autograd.grad(out, (x,), torch.ones_like(out))]
+
+    def plain() -> list[Tensor]:
+        return passed(x @ near.T)
+
+    def coded() -> list[Tensor]:
+        return passed(matrix.product(x, packed, beside, torch.matmul, turned=True))
+
+    def of(way: Callable[[], list[Tensor]]) -> dict[str, Any]:
+        errors = [apart(a, b) for a, b in zip(way(), plain(), strict=True)]
+        return {"ms": timed(way, device, 2 if dry else 10), "apart": max(errors)}
+
+    yield "bf16", lambda: of(plain)
+    yield "codes", lambda: of(coded)
+    yield (
+        "values alone",
+        lambda: {
+            "ms": timed(lambda: matrix.values(packed, beside, torch.bfloat16), device, 2 if dry else 10),
+            "apart": apart(near, whole),
+        },
+    )
+
+
+def optimizers(device: str, dry: bool) -> Pieces:
+    """An update of matrices, and how far the weights are from torch's AdamW after five, in learning rates."""
+    from xtrain.components.optimizers.adamw8bit_torch import AdamW8bitOptimizer
+
+    size, number, rate = (128, 2, 1e-3) if dry else (4096, 8, 1e-3)
+    given: dict[str, Any] = {"lr": rate, "betas": (0.9, 0.95), "eps": 1e-8}
+
+    def weights() -> list[Tensor]:
+        random = torch.Generator(device).manual_seed(0)
+        found = []
+        for _ in range(number):
+            weight = torch.randn(size, size, device=device, generator=random).requires_grad_()
+            weight.grad = torch.randn(size, size, device=device, generator=random)
+            found.append(weight)
+        return found
+
+    def fused(given_weights: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(given_weights, weight_decay=0.0, fused=True, **given)
+
+    def eight(given_weights: list[Tensor]) -> torch.optim.Optimizer:
+        names = {id(each): f"w{place}" for place, each in enumerate(given_weights)}
+        return AdamW8bitOptimizer(given_weights, names=names, block=128, quantised=[*names.values()], **given)
+
+    def of(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> dict[str, Any]:
+        ours, theirs = weights(), weights()
+        optimizer, exact = make(ours), fused(theirs)
+        for _ in range(5):
+            optimizer.step()
+            exact.step()
+        error = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) / rate
+        return {"ms": timed(optimizer.step, device, 2 if dry else 10), "apart": error}
+
+    yield "AdamW, fused", lambda: of(fused)
+    yield "AdamW, 8 bits", lambda: of(eight)
+
+
+def orthogonal(device: str, dry: bool) -> Pieces:
+    """Muon's orthogonalisation beside fp64."""
+    from xtrain.components.optimizers.muon_torch import newton_schulz
+
+    size = 32 if dry else 4096
+    x = torch.randn(1, size, size, device=device, generator=torch.Generator(device).manual_seed(0))
+
+    def made(dtype: torch.dtype) -> Tensor:
+        return newton_schulz(x.to(dtype), steps=5, coefficients=(3.4445, -4.775, 2.0315))
+
+    for dtype in (torch.bfloat16, torch.float32):
+        yield (
+            short(dtype),
+            lambda dtype=dtype: {
+                "ms": timed(lambda: made(dtype), device, 3),
+                "apart": apart(made(dtype), made(torch.float64)),
+            },
+        )
+
+
+KERNELS: dict[str, Callable[[str, bool], Pieces]] = {
+    each.__name__: each for each in (attention, head, experts, nf4, optimizers, orthogonal)
+}
