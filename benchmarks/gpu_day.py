@@ -278,10 +278,13 @@ def calibrated(day: Day) -> str:
 
 
 def fails(day: Day, limit: float, model: str, more: str, small: int | None) -> dict[str, Any]:
-    """What a run says that cannot end well. small: bytes that a file may have."""
+    """What a run says that cannot end well. small: bytes that files may have, once tokens are cached."""
     with tempfile.TemporaryDirectory() as made:
-        command = spec_in(Path(made), day, model, more, ui="plain")
-        code, text = ended(command, limit, Path(made), small_files=small)
+        folder, begin = Path(made), time.monotonic()
+        command = spec_in(folder, day, model, more, ui="plain")
+        if small is not None:
+            said([*command, "--set", "workspace.run=first", "--set", "experiment.budget=1 step"], limit, folder)
+        code, text = ended(command, limit - (time.monotonic() - begin), folder, small_files=small)
     found = {"exit_code": code, "said": text[-1500:]}
     if code is None or "Traceback" in text:
         raise Failed("no end within its limit" if code is None else "a traceback", found)

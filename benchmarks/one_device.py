@@ -13,6 +13,7 @@ it, and a second line has their ten largest kernels and gaps.
 import argparse
 import contextlib
 import json
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ import torch
 from attrs import asdict
 
 from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.control.signals import stop_signals
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.models.build import compute_format
@@ -141,13 +143,18 @@ class Xtrain:
 
 @contextlib.contextmanager
 def prepared(arguments: argparse.Namespace) -> Iterator[Xtrain]:
-    """A run that is let go at the end."""
+    """A run that is let go at the end, also by the signals that it listens to."""
+    before = {number: signal.getsignal(number) for number in stop_signals()}
     with tempfile.TemporaryDirectory() as name:
-        run = Xtrain(Path(name), arguments)
         try:
-            yield run
+            run = Xtrain(Path(name), arguments)
+            try:
+                yield run
+            finally:
+                run.close()
         finally:
-            run.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def figures(run: Xtrain, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def test_each_part_of_the_day_on_a_gpu_runs_on_a_cpu(tmp_path):
     assert found["kernels"]["optimizers: AdamW, fused"]["apart"] == 0
     for trial in (*found["fast"].values(), *found["memory"].values()):
         assert trial["memory"]["states_of_planned"] == 1 and trial["of_planned_step"] > 0
+        assert trial["memory"]["held"].get("other", 0) < 10_000, "of the run before"
     assert all(len(trial["kernels"]) == 10 for trial in found["fast"].values())
 
 
