@@ -85,9 +85,11 @@ def _busy(one: RankClass, cluster: Hardware, efficiency: float) -> tuple[float, 
     exposed = sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
     hidden = sum(each.seconds or 0.0 for each in one.traffic if not each.exposed and not each.meanwhile)
     exposed += max(0.0, hidden - computing)
-    for each in one.traffic:  # beside some operations alone
-        meanwhile = each.meanwhile / ((cluster.flops or 1.0) * efficiency)
-        exposed += max(0.0, (each.seconds or 0.0) - meanwhile) if each.meanwhile else 0.0
+    beside = [each for each in one.traffic if each.meanwhile]  # some operations alone
+    lasts = [each.seconds or 0.0 for each in beside]
+    meanwhile = [each.meanwhile / ((cluster.flops or 1.0) * efficiency) for each in beside]
+    # All ranks have an even share of what is computed; those of tensor parallel may each compute some of it.
+    exposed += sum(lasts) - min(sum(map(min, lasts, meanwhile)), computing)
     return computing + exposed, computing, exposed
 
 

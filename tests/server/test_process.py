@@ -112,7 +112,7 @@ def test_a_server_with_a_certificate_takes_tls_alone(tmp_path: Path) -> None:
         assert client.train()["metrics"]["step"] == 1
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             Remote(server.url)
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):  # closed, or reset where some was not read
             Remote(server.url.replace("https", "http"))
         assert client.train()["metrics"]["step"] == 2
         assert server.stop() == 75
