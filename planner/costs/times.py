@@ -84,12 +84,13 @@ def _busy(one: RankClass, cluster: Hardware, efficiency: float) -> tuple[float, 
     computing = cluster.at_usual_speed(one.hardware_flops, one.fp8_flops) / ((cluster.flops or 1.0) * efficiency)
     exposed = sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
     hidden = sum(each.seconds or 0.0 for each in one.traffic if not each.exposed and not each.meanwhile)
-    exposed += max(0.0, hidden - computing)
     beside = [each for each in one.traffic if each.meanwhile]  # some operations alone
     lasts = [each.seconds or 0.0 for each in beside]
     meanwhile = [each.meanwhile / ((cluster.flops or 1.0) * efficiency) for each in beside]
-    # All ranks have an even share of what is computed; those of tensor parallel may each compute some of it.
-    exposed += sum(lasts) - min(sum(map(min, lasts, meanwhile)), computing)
+    # All ranks have an even share of what is computed; those of tensor parallel may each compute some of it. What one
+    # call is hidden behind hides no other.
+    covered = min(sum(map(min, lasts, meanwhile)), computing)
+    exposed += sum(lasts) - covered + max(0.0, hidden - (computing - covered))
     return computing + exposed, computing, exposed
 
 
