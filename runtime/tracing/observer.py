@@ -67,8 +67,8 @@ class TraceObserver(TorchDispatchMode):
                 self._works_out = False
 
         with ExitStack() as stack:
-            stack.callback(setattr, ShardingPropagator, "_propagate_tensor_meta_non_cached", original)
-            ShardingPropagator._propagate_tensor_meta_non_cached = work_out
+            stack.callback(setattr, ShardingPropagator, original.__name__, original)
+            setattr(ShardingPropagator, original.__name__, work_out)
             yield
 
     def _see(self, out: Any) -> None:
