@@ -86,12 +86,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int,
 
 
 @pytest.fixture(autouse=True)
-def exact_products() -> Iterator[None]:
-    """What a test that sets up ranks in this process has chosen for fp32 products is not for those behind it."""
+def nothing_left_of_ranks() -> Iterator[None]:
+    """What a test that sets up ranks in this process has chosen for fp32 products, and its process group of one, is
+    not for those behind it."""
     yield
     torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.get_float32_matmul_precision() != "highest":
+    if torch is None:
+        return
+    if torch.get_float32_matmul_precision() != "highest":
         torch.set_float32_matmul_precision("highest")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def pytest_configure(config: pytest.Config) -> None:
