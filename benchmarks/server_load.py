@@ -8,10 +8,11 @@ sample from its newest weights, two samples of eight tokens a request. A client 
 result of the one before. Without --url it starts `xtrain serve` with a model of 32 dims on one CPU rank; with it, it
 asks any server that speaks the protocol of the Tinker SDK; token ids are below 48. Prints a JSON line every 30 s and
 one at the end: requests (with their retrievals) a second, milliseconds from sending to result by kind, MiB of the
-started server and of each of its ranks. `together`: trained tokens a second where passes of all models are sent at
-once, over those where each is sent when the one before has its result. --beside: a command that starts another server,
-with its port and key in place of the braces; it is asked the same for as long, behind the first one, and the last line
-has the figures of both, and the ratio of requests a second. Exit code 1 if any request to the first has failed.
+started server and of each of its ranks. `together`: trained tokens a second where the clients of all models
+send passes at once, over those where each is sent when that of another has its result. --beside: a command that starts
+another server, with its port and key in place of the braces; it is asked the same for as long, behind the first one,
+and the last line has the figures of both, and the ratio of requests a second. Exit code 1 if any request to the first
+has failed.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -52,7 +54,8 @@ TOKENS: Final = 16  # of a text, of which a pass has two
 VOCABULARY: Final = 48
 SAMPLED: Final = 8
 EXPORTS: Final = 10  # steps between two exports
-ROUNDS: Final = 40  # of passes, together and one by one
+ROUNDS: Final = 20  # of passes in a turn, together and one by one
+TURNS: Final = 3
 REPORT: Final = 30.0
 PERCENTILES: Final = (50, 90, 99)
 
@@ -195,20 +198,36 @@ def sample(to: Connection, model: Model, rng: np.random.Generator, until: float)
         seq += 1
 
 
-def together(to: Connection, models: list[Model]) -> dict[str, float]:
-    """Tokens a second of passes of all models at once, and one by one."""
-    rng, tokens = np.random.default_rng(0), 2 * TOKENS * len(models) * ROUNDS
-    began = time.monotonic()
-    for _ in range(ROUNDS):
-        for promise in [to.ask("forward_backward", model.a_pass(rng)) for model in models]:
-            to.result(promise)
-    at_once = tokens / (time.monotonic() - began)
-    began = time.monotonic()
-    for _ in range(ROUNDS):
-        for model in models:
-            to.result(to.ask("forward_backward", model.a_pass(rng)))
-    alone = tokens / (time.monotonic() - began)
-    return {"at_once": round(at_once, 1), "one_by_one": round(alone, 1), "ratio": round(at_once / alone, 2)}
+def together(connections: list[Connection], models: list[Model]) -> dict[str, float]:
+    """Tokens a second where each model's client sends its next pass once it has the result of the one before, and
+    where the next client sends its pass once that of the one before has its result. In turns; the first are not
+    counted, as more than one size of a batch is new then."""
+    rng = np.random.default_rng(0)
+    clients = list(zip(connections, models, rng.spawn(len(models)), strict=True))
+
+    def passes(client: tuple[Connection, Model, np.random.Generator], count: int) -> None:
+        to, model, own = client
+        for _ in range(count):
+            to.result(to.ask("forward_backward", model.a_pass(own)))
+
+    def at_once(count: int) -> None:
+        with ThreadPoolExecutor(len(clients)) as pool:
+            list(pool.map(lambda client: passes(client, count), clients))
+
+    def one_by_one(count: int) -> None:
+        for _ in range(count):
+            for client in clients:
+                passes(client, 1)
+
+    seconds = {at_once: 0.0, one_by_one: 0.0}
+    at_once(ROUNDS)
+    for _ in range(TURNS):
+        for way in seconds:
+            began = time.monotonic()
+            way(ROUNDS)
+            seconds[way] += time.monotonic() - began
+    speeds = [2 * TOKENS * len(models) * ROUNDS * TURNS / each for each in seconds.values()]
+    return {"at_once": round(speeds[0], 1), "one_by_one": round(speeds[1], 1), "ratio": round(speeds[0] / speeds[1], 2)}
 
 
 def memory(pid: int | None) -> list[int]:
@@ -229,10 +248,11 @@ def load(url: str, key: str, clients: int, count: int, seconds: float, pid: int 
     first = Connection(url, key, figures)
     base = first.ask("get_server_capabilities", None)["supported_models"][0]["model_name"]
     models = [created(first, base, number) for number in range(count)]
-    ratio = together(first, models)
+    connections = [Connection(url, key, figures) for _ in models]
+    ratio = together(connections, models)
     print(json.dumps({"together": ratio}), flush=True)
-    for model in models:
-        model.export(first)
+    for to, model in zip(connections, models, strict=True):
+        model.export(to)
     until, threads = time.monotonic() + seconds, []
     figures.requests = 0
 
