@@ -1,5 +1,6 @@
 """Attention of rows of one document each on a CPU: 64 queries at a time beside torch's kernel, one layer forward and
-backward, in turns, with cold caches. Prints milliseconds of processor time, the median of all turns.
+backward, in turns, with cold caches. Prints milliseconds of processor time, the median of all turns, with fp32 products
+as a run chooses them and at their highest precision.
 
     OMP_NUM_THREADS=1 python benchmarks/attention_blocks.py
 """
@@ -47,17 +48,23 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     turns = parser.parse_args().turns
     torch.set_num_threads(1)
-    set_matmul("auto", torch.device("cpu"))  # as a run chooses it
-    print(f"{'rows · heads (keys) · positions · head':40} {'torch':>7} {'blocks':>7} {'ratio':>6}")
-    for rows, heads, keys, length, width in SHAPES:
-        drawn = [torch.randn(rows, length, number, width).transpose(1, 2) for number in (heads, keys, keys)]
-        given, seed = [each.detach().requires_grad_() for each in drawn], torch.randn(rows, heads, length, width)
-        found: dict[Callable[..., Tensor], list[float]] = {torchs: [], causal_blocks: []}
-        for attend in (torchs, causal_blocks) * (turns + 1):
-            found[attend].append(milliseconds(attend, given, seed))
-        median = [statistics.median(each[1:]) for each in found.values()]
-        name = f"{rows} · {heads} ({keys}) · {length:,} · {width}"
-        print(f"{name:40} {median[0]:7.2f} {median[1]:7.2f} {median[1] / median[0]:6.2f}")
+    for matmul in ("auto", "highest"):
+        chosen = set_matmul(matmul, torch.device("cpu"))
+        print(f"matmul = {matmul}: {chosen}")
+        print(f"{'rows · heads (keys) · positions · head':40} {'torch':>7} {'blocks':>7} {'ratio':>6}")
+        for shape in SHAPES:
+            measure(*shape, turns)
+
+
+def measure(rows: int, heads: int, keys: int, length: int, width: int, turns: int) -> None:
+    drawn = [torch.randn(rows, length, number, width).transpose(1, 2) for number in (heads, keys, keys)]
+    given, seed = [each.detach().requires_grad_() for each in drawn], torch.randn(rows, heads, length, width)
+    found: dict[Callable[..., Tensor], list[float]] = {torchs: [], causal_blocks: []}
+    for attend in (torchs, causal_blocks) * (turns + 1):
+        found[attend].append(milliseconds(attend, given, seed))
+    median = [statistics.median(each[1:]) for each in found.values()]
+    name = f"{rows} · {heads} ({keys}) · {length:,} · {width}"
+    print(f"{name:40} {median[0]:7.2f} {median[1]:7.2f} {median[1] / median[0]:6.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -213,8 +213,9 @@ class Hardware:
     memory_bytes: of one device. flops: operations a second of one device in dense products of the compute format, of
     which a step reaches a share in the range `efficiency`. link, network: bytes a second that one device sends inside
     its machine and to others. price: of one device for an hour. mtbf_seconds: between failures of one device; a run
-    goes on `restart_seconds` after one. storage: bytes a second of checkpoints, by all ranks together. fp8_flops: as
-    `flops`, of products in fp8, where there are some.
+    goes on `restart_seconds` after one, None: as `costs/goodput.py` adds up. storage: bytes a second of checkpoints, by
+    all ranks together. fp8_flops: as `flops`, of products in fp8, where there are some. The others are of a start, None
+    where `costs/startup.py` has them or nobody.
     """
 
     preset: str
@@ -227,9 +228,13 @@ class Hardware:
     network: float | None
     price: float | None
     mtbf_seconds: float | None = None
-    restart_seconds: float = 600.0
+    restart_seconds: float | None = None
     storage: float | None = None
     fp8_flops: float | None = None
+    programs_seconds: float | None = None
+    store_rate: float | None = None
+    connect_seconds: float | None = None
+    compile_seconds: float | None = None
 
     def at_usual_speed(self, flops: int, fp8: int) -> float:
         """Operations, so many of them in fp8, as those of the compute format that take as long."""

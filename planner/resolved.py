@@ -16,6 +16,7 @@ from ..dsl.schema.stacks import Stack
 from ..dsl.schema.state_tensors import StateTensor
 from ..dsl.spec import Spec
 from .architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
+from .attention_kernels import attention_kernels
 from .mesh.cluster import device_kind
 from .mesh.layout import Layout
 from .mesh.mesh import mesh_of_group
@@ -85,23 +86,24 @@ def resolve_reshard(parallel: Parallel, pp: int) -> bool:
 LARGEST_WHOLE_GRADIENTS = 2**30
 
 
-def resolve_save(spec: Spec, layout: Layout) -> tuple[str, ...]:
+def resolve_save(run: "Resolved") -> tuple[str, ...]:
     """What selective recomputation keeps."""
-    save = spec.activation.save
+    save = run.spec.activation.save
     if not isinstance(save, Auto):
         return save
-    attention = () if hides_attention(spec) else ("attention",)
-    return ("matmul", *attention, *(("all_to_all",) if exchanges(spec, layout) else ()))
+    attention = () if hides_attention(run) else ("attention",)
+    return ("matmul", *attention, *(("all_to_all",) if exchanges(run.spec, run.layout) else ()))
 
 
-def hides_attention(spec: Spec) -> bool:
+def hides_attention(run: "Resolved") -> bool:
     """Whether attention may run as a compiled piece of its own, whose results selective recomputation cannot keep.
 
     So does flex, the kernel of cuda, but where whole blocks are compiled; of blocks with experts, or with feed-forward
     layers in pieces, parts are.
     """
+    spec = run.spec
     compiled, in_parts = spec.compile.mode != "none", spec.model.experts > 0 or spec.activation.tile_mlp != 1
-    flex = device_kind(spec) != "cpu" and spec.model.attention in ("auto", "flex")
+    flex = device_kind(spec) != "cpu" and attention_kernels(run)["cuda"] == "flex"
     return in_parts if compiled else flex
 
 

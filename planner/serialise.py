@@ -52,7 +52,16 @@ LATER: dict[type, tuple[str, ...]] = {
     Work: ("windows", "position_fp8", "position_fp8_again"),
     ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),
     RankClass: ("optimizer_flops", "unsaved", "fp8_flops"),
-    Hardware: ("mtbf_seconds", "restart_seconds", "storage", "fp8_flops"),
+    Hardware: (
+        "mtbf_seconds",
+        "restart_seconds",
+        "storage",
+        "fp8_flops",
+        "programs_seconds",
+        "store_rate",
+        "connect_seconds",
+        "compile_seconds",
+    ),
 }
 
 # Fields whose key in the file is another: plans of before, and their ids, stay what they are.

@@ -34,13 +34,15 @@ def bootstrap(
     matmul: str,
     axes: list,
     stop_deadline_seconds: float,
+    lazily: bool = False,
     store: Store | None = None,
     replica: ReplicaGroup | None = None,
 ) -> Rank:
     """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK speak of; alone where they are not set.
 
-    store: that of this start; None: the environment says where it is, and nothing was started there before. replica:
-    the replica group that these ranks are, of several.
+    lazily: ranks connect over gloo where they first need each other, not all at once. store: that of this start; None:
+    the environment says where it is, and nothing was started there before. replica: the replica group that these ranks
+    are, of several.
 
     Raises EnvironmentFault if the world is not the one that the plan was made for, or the device is not there.
     """
@@ -57,6 +59,8 @@ def bootstrap(
     records.event(DeviceEvent(step=0, device=str(chosen), threads=count, matmul=in_force, torch=version))
     mesh: Mesh = plan.mesh
     if world > 1:
+        if lazily:
+            os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # which gloo reads for every group
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT, store=store or _own_store(), rank=number, world_size=world)
     assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
@@ -73,6 +77,13 @@ def bootstrap(
     )
     streams.begin(seed, 0, rank.row_rank)
     return rank
+
+
+@op("setup.deterministic")
+def use_deterministic_algorithms(workspaces: str) -> None:
+    """Of this process, before it has computed anything. workspaces: of cuBLAS, which reads the environment then."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspaces
+    torch.use_deterministic_algorithms(True)
 
 
 def choose_device(kind: str, local_rank: int) -> torch.device:

@@ -87,14 +87,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int,
 
 @pytest.fixture(autouse=True)
 def nothing_left_of_ranks() -> Iterator[None]:
-    """What a test that sets up ranks in this process has chosen for fp32 products, and its process group of one, is
-    not for those behind it."""
+    """What a test that sets up ranks in this process has chosen for fp32 products and algorithms, and its process group
+    of one, is not for those behind it."""
     yield
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
     if torch.get_float32_matmul_precision() != "highest":
         torch.set_float32_matmul_precision("highest")
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

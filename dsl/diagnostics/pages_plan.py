@@ -168,6 +168,12 @@ PAGES: Final = (
         between them sharded by sequence, which makes the collectives that are cut, and the device one of CUDA.
         """, "launch { device = cuda }\nparallel { tp 2 { overlap = true } }",
         "launch { device = cuda }\nparallel { tp 2 { overlap = true } }\ncompile {}"),
+    CodePage("X448", "kernels that are not the same each time", """
+        `precision { deterministic = true }` takes algorithms alone that give the same numbers each time on the same
+        machine. `compile { mode = max_autotune }` measures kernels when the run starts, and takes the fastest: another
+        start may take another one.
+        """, "precision { deterministic = true }\ncompile { mode = max_autotune }",
+        "precision { deterministic = true }\ncompile {}"),
     CodePage("X447", "a server that cannot be", """
         A server trains adapters, so a spec with `serve` has `adapter`: the largest that a client may ask for. It
         listens on the machine itself; any other address needs `key`, the name of an environment variable with what
@@ -219,9 +225,9 @@ PAGES: Final = (
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 5 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 2 }"),
     CodePage("X419", "an attention kernel that cannot be used here", """
-        flex has no backward on a CPU, and blocks, plain products of 64 queries at a time, is made for one, in fp32 and
-        fp64 and not compiled. The kernels blocks, flex and mask need whole rows, and ring attention exchanges parts of
-        rows: with a ring use `attention` auto or documents.
+        flex has no backward on a CPU, and on CUDA no kernel for heads of less than 16. blocks, plain products of 64
+        queries at a time, is made for a CPU, in fp32 and fp64 and not compiled. The kernels blocks, flex and mask need
+        whole rows, and ring attention exchanges parts of rows: with a ring use `attention` auto or documents.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, attention = mask }\nparallel { cp 2 { ring = 2 } }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { cp 2 { ring = 2 } }"),
     CodePage("X420", "widths cannot be divided among tp ranks", """

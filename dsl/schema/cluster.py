@@ -97,9 +97,10 @@ class Cluster(Component):
         role=Role.EXECUTION,
         example="50000 h",
     )
-    restart: Quantity = setting(
-        "time from a failure to the first step behind it: until it is noticed, to start all ranks, and to load",
-        default=Quantity(600, "seconds"),
+    restart: Quantity | Auto = setting(
+        "time from a failure to the first step behind it; auto: `fault_tolerance.stuck`, after which it is noticed at "
+        "the latest, and the planned time of a start; no machine is replaced meanwhile",
+        default=AUTO,
         units=("seconds",),
         check=positive,
         role=Role.EXECUTION,
@@ -113,6 +114,42 @@ class Cluster(Component):
         check=positive,
         role=Role.EXECUTION,
         example="100 GiB",
+    )
+
+    programs: Quantity | Auto = setting(
+        "time of a rank to load Python, torch and its code; auto: as measured from a local disk",
+        default=AUTO,
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="20 s",
+        added=True,
+    )
+    store_rate: float | Auto = setting(
+        "requests a second that the process answers in whose store ranks meet; auto: as measured",
+        default=AUTO,
+        check=positive,
+        role=Role.EXECUTION,
+        example="200k",
+        added=True,
+    )
+    connect: Quantity | Auto = setting(
+        "time to make a communicator of GPUs, for each of its ranks; auto: as published of NCCL",
+        default=AUTO,
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="0.001 s",
+        added=True,
+    )
+    compile: Quantity | None = setting(
+        "time to compile one kind of block, forward and backward; none: not known",
+        default=None,
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="40 s",
+        added=True,
     )
 
     device: ClassVar[str] = ""

@@ -197,7 +197,8 @@ class TransformerSettings(Model):
     init_std: float = setting("standard deviation of the initial weights", default=0.02, check=positive)
     attention: Literal["auto", "documents", "blocks", "flex", "mask"] = setting(
         "attention kernel for packed documents; blocks: rows of one document 64 queries at a time; auto: on cpu blocks "
-        "for rows of 128 to 512 positions in fp32 and fp64, else documents; flex on cuda",
+        "for rows of 128 to 512 positions in fp64, and in fp32 unless products are at their highest precision, else "
+        "documents; on cuda flex, for heads of less than 16 documents",
         default="auto",
         role=Role.EXECUTION,
     )

@@ -30,6 +30,13 @@ class Precision:
         default="auto",
         role=Role.EXECUTION,
     )
+    deterministic: bool = setting(
+        "compute the same numbers each time on the same machine; an operation that torch has no such algorithm for is "
+        "an error",
+        default=False,
+        role=Role.EXECUTION,
+        added=True,
+    )
 
     @property
     def scaled(self) -> Fp8 | None:

@@ -31,6 +31,7 @@ _SWITCHES: Final = (
     "setup.tile_mlp",
     "setup.embedding_noise",
     "setup.compile",
+    "setup.deterministic",
     "rollout.generate",
     "setup.group",
     "setup.pretrained",

@@ -80,11 +80,13 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.bootstrap": {
         "seed": None,
         "axes": None,
+        "lazily": None,
         "device": _DEVICE,
         "threads": Rule("launch.threads", "rounding", _ORDER),
         "matmul": Rule("precision.matmul", "rounding", "fp32 products are computed differently"),
         "stop_deadline_seconds": Rule("launch.stop_deadline", "none", _STAYS),
     },
+    "setup.deterministic": {"workspaces": Rule("precision.deterministic", "rounding", "other algorithms may compute")},
     "setup.watch": {"stuck_seconds": Rule("fault_tolerance.stuck", "none", _STAYS)},
     "setup.mesh": {"axes": None, "expert_axes": None, "shard_axes": None},
     "setup.build_model": {

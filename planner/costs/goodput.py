@@ -13,6 +13,7 @@ from attrs import frozen
 
 from ..plan import Plan
 from ..schedule.counts import saves
+from .startup import startup_of
 
 FAILURES: Final = 20_000  # of a simulation, which is right to half a percent then
 
@@ -110,7 +111,7 @@ def goodput_of(plan: Plan) -> Goodput | None:
     waits = saving is not None and saving.args["mode"] == "sync"
     faults = Faults(
         between=cluster.mtbf_seconds / plan.mesh.world_size,
-        restart=cluster.restart_seconds,
+        restart=restart_of(plan),
         blocked=writes if waits else 0.0,
         later=0.0 if waits else writes,
     )
@@ -127,6 +128,14 @@ def goodput_of(plan: Plan) -> Goodput | None:
         best=best,
         best_share=faults.goodput(best),
     )
+
+
+def restart_of(plan: Plan) -> float:
+    """Seconds from a failure to the first step behind it: as `cluster` says, or until ranks count as stuck and all have
+    started, as far as that is known."""
+    if plan.cluster.restart_seconds is not None:
+        return plan.cluster.restart_seconds
+    return (plan.node("setup.watch").args["stuck_seconds"] or 0.0) + startup_of(plan).seconds
 
 
 def _interval(plan: Plan, step: float) -> float:

@@ -91,7 +91,7 @@ def recompute_of(run: Resolved) -> Recompute | None:
     mode = run.spec.activation.mode
     if mode == "none":
         return None
-    saved = resolve_save(run.spec, run.layout) if mode == "selective" else ()
+    saved = resolve_save(run) if mode == "selective" else ()
     return Recompute(frozenset(saved), choices=run.layout.ep > 1)
 
 

@@ -1,6 +1,6 @@
 """The graph of a plan: what is set up, what a step does, what happens along the way, how it ends."""
 
-from typing import Any
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
@@ -8,7 +8,7 @@ from ...dsl.schema.actions import ACTIONS
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..mesh.cluster import device_kind
-from ..mesh.mesh import AXES
+from ..mesh.mesh import AXES, LAZY_FROM
 from ..model.groups import OP, group_text, name_of, task_text
 from ..plan import Command, Edge, Estimates, Node, Timeline
 from ..resolved import Resolved
@@ -47,6 +47,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     """Put the plan together; features that are off have no node. Raises GraphError for a mistake of the planner."""
     graph = Builder()
     add_bootstrap(graph, run)
+    add_determinism(graph, run)
     add_watch(graph, run)
     model = add_model(graph, run, add_mesh(graph, run))
     optimizer = run.stack.wrap_optimizer(graph, run, _groups(graph, run, _optimizer(graph, run, model)))
@@ -88,10 +89,27 @@ def add_bootstrap(graph: Builder, run: Resolved) -> None:
         "axes": [[axis.name, axis.size] for axis in run.group_mesh.axes],
         "stop_deadline_seconds": launch.stop_deadline.value,
     }
+    lazily = ""
+    if mesh.world_size >= LAZY_FROM:
+        args["lazily"] = True
+        lazily = ", connected on the host as they first need each other"
     device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
     does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}{groups}, {device}, "
-    does += f"seed {args['seed']}"
+    does += f"seed {args['seed']}{lazily}"
     graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
+
+
+# What cuBLAS needs to compute the same each time: eight workspaces of 4 MiB for every stream.
+WORKSPACES: Final = ":4096:8"
+
+
+def add_determinism(graph: Builder, run: Resolved) -> None:
+    if not run.spec.precision.deterministic:
+        return
+    does = "let torch choose algorithms alone that give the same numbers each time, and fail where it has none"
+    if device_kind(run.spec) != "cpu":
+        does += f"; matrix products on CUDA with workspaces {WORKSPACES}"
+    graph.add("setup", "setup.deterministic", does, args={"workspaces": WORKSPACES}, after=(ROOT,))
 
 
 def add_watch(graph: Builder, run: Resolved) -> None:

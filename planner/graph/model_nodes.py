@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.losses import Loss
-from ..attention_kernels import QUERIES, attention_kernels
+from ..attention_kernels import HIGHEST, QUERIES, attention_kernels
 from ..canonical import portable
 from ..mesh.cluster import device_kind
 from ..mesh.mesh import AXES
@@ -166,7 +166,8 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
     if arch.mtp:
         does += f", {plural(arch.mtp, 'module')} behind them that predict further tokens"
     if args["attention"]["cpu"] == "blocks" and device_kind(spec) != "cuda":
-        does += f"; on a CPU attention takes {QUERIES} queries of a row at a time"
+        slower = ", unless its fp32 products are in force as `highest`" if HIGHEST in args["attention"] else ""
+        does += f"; on a CPU attention takes {QUERIES} queries of a row at a time{slower}"
     if args["pointwise"]["cpu"] == "fused" and device_kind(spec) != "cuda":
         does += "; on a CPU norms, rotations and SwiGLU are one pass each"
     if run.size("pp") > 1:
@@ -285,7 +286,7 @@ def _activation(graph: Builder, run: Resolved, last: str) -> str:
     chosen = run.spec.activation
     if chosen.mode == "none":
         return last
-    save = list(resolve_save(run.spec, run.layout)) if chosen.mode == "selective" else []
+    save = list(resolve_save(run)) if chosen.mode == "selective" else []
     args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": run.recomputed}
     saved = f"all but {', '.join(save)}" if save else "keep what goes in"
     again = sum((layer + 1) % chosen.every == 0 for kind in run.kinds if kind.runs_back for layer in kind.layers)

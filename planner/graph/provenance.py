@@ -287,7 +287,7 @@ def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
         found["parallel.fsdp.reshard"] = (False, "a pipeline uses a block once for each microbatch")
     if spec.activation.mode == "selective" and isinstance(spec.activation.save, Auto):
         found["activation.save"] = (
-            resolve_save(spec, layout),
+            resolve_save(run),
             "operations that are expensive to recompute or to send again",
         )
     if isinstance(spec.activation.tile_mlp, Auto):

@@ -5,7 +5,7 @@ from typing import Any
 from attrs import frozen
 
 from ...dsl.schema.rollout import Reward, Rollout
-from ..attention_kernels import PLAIN
+from ..attention_kernels import NARROWEST, plain_kernels
 from ..canonical import portable
 from ..mesh.mesh import AXES
 from ..model.inventory import forward_flops
@@ -43,7 +43,8 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
     folder = None if run.spec.reward is None else run.spec.reward.model_folder
     if folder is not None:
         scorer, form = scorer_of(run), run.formats.compute
-        args = {"folder": portable(folder), "attention": PLAIN, "format": form}
+        kernels = plain_kernels(NARROWEST if scorer is None else scorer.architecture.head_dim)
+        args = {"folder": portable(folder), "attention": kernels, "format": form}
         does = f"read the model that scores from {folder}: all of it on the first rank of those with the same rows"
         if scorer is not None:
             args |= {"digest": scorer.digest, "architecture": scorer.architecture.to_json()}

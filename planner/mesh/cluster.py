@@ -40,10 +40,18 @@ def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -
         network=float(given.network.value) if isinstance(given.network, Quantity) else sheet and sheet.network,
         price=given.price,
         mtbf_seconds=given.mtbf and given.mtbf.value,
-        restart_seconds=given.restart.value,
+        restart_seconds=_seconds(given.restart),
         storage=given.storage and given.storage.value,
         fp8_flops=fp8,
+        programs_seconds=_seconds(given.programs),
+        store_rate=None if isinstance(given.store_rate, Auto) else given.store_rate,
+        connect_seconds=_seconds(given.connect),
+        compile_seconds=_seconds(given.compile),
     )
+
+
+def _seconds(given: Quantity | Auto | None) -> float | None:
+    return given.value if isinstance(given, Quantity) else None
 
 
 def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) -> None:

@@ -1,6 +1,7 @@
 """Ranks as a grid: axes and their strides, the expert view of the same ranks, and which axes leave a machine."""
 
 from math import prod
+from typing import Final
 
 from ..plan import Axis, Mesh
 
@@ -51,6 +52,11 @@ def _axes(sizes: dict[str, int], names: tuple[str, ...], world: int, ranks_per_n
     return tuple(axes)
 
 
+# Ranks from which on those of gloo's groups connect only where they first need each other. At once, n of them ask the
+# one store that they meet in for n² addresses of 8 n bytes, and each opens n sockets: benchmarks/startup.py.
+LAZY_FROM: Final = 128
+
+
 def groups(mesh: Mesh, axis: str) -> list[list[int]]:
     """The ranks of every group of an axis (of either view), each group in the order of its coordinate."""
     found = next(a for a in (*mesh.axes, *mesh.expert_axes) if a.name == axis)
@@ -60,6 +66,13 @@ def groups(mesh: Mesh, axis: str) -> list[list[int]]:
         for base in range(0, mesh.world_size, block)
         for offset in range(found.stride)
     ]
+
+
+def own_group(mesh: Mesh, axis: str, rank: int) -> list[int]:
+    """That of `groups` which a rank is in."""
+    found = next(a for a in (*mesh.axes, *mesh.expert_axes) if a.name == axis)
+    first = rank - rank // found.stride % found.size * found.stride
+    return [first + index * found.stride for index in range(found.size)]
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -4,12 +4,14 @@ from math import inf
 from typing import Any
 
 from ...dsl.schema.actions import action_of
+from ...dsl.schema.cluster import CLUSTERS
 from ...dsl.schema.log import OP as TRACKER
 from ...dsl.schema.log import tracker_of
 from ...dsl.schema.schedules import SCHEDULERS
 from ..costs.disk import disk_of
-from ..costs.goodput import FAILURES, goodput_of
+from ..costs.goodput import FAILURES, goodput_of, restart_of
 from ..costs.headroom import no_times
+from ..costs.startup import startup_of
 from ..graph.averaging import average_args
 from ..plan import Node, Plan, PlanTick
 from ..schedule.arithmetic import arithmetic_of
@@ -29,6 +31,7 @@ def show_training(page: Page, plan: Plan, detail: Detail) -> None:
         *_checkpoints(plan),
         *_duration(plan),
         *_failures(plan),
+        *_startup(plan, detail),
     ]
     page.table(rows, align="<>", styles=("", "", "dim"))
     page.line()
@@ -184,7 +187,32 @@ def _failures(plan: Plan) -> list[tuple[str, str, str]]:
         ("goodput", f"{found.share:.1%}", costs),
         ("", f"{faults.simulated(found.interval):.1%}", f"in a simulation of {FAILURES:,} failures"),
         ("best to save", seconds_text(found.best), best),
+        *_restart(plan),
     ]
+
+
+def _restart(plan: Plan) -> list[tuple[str, str, str]]:
+    if plan.cluster.restart_seconds is not None:
+        return []
+    stuck = plan.node("setup.watch").args["stuck_seconds"]
+    noticed = "a failure is never noticed" if stuck is None else f"noticed after {seconds_text(stuck)} at most"
+    return [("restart", seconds_text(restart_of(plan)), f"{noticed}, then a start; no machine is replaced")]
+
+
+def _startup(plan: Plan, detail: Detail) -> list[tuple[str, str, str]]:
+    """How long a start takes until the first step, and what of it."""
+    if not CLUSTERS[plan.cluster.preset].known:
+        return []
+    found = startup_of(plan)
+    known = sorted((part.seconds, part.name) for part in found.parts if part.seconds is not None)
+    longest = ", ".join(f"{name} {seconds_text(seconds)}" for seconds, name in reversed(known))
+    missing = ", ".join(part.name for part in found.unknown)
+    text = f"without {missing}, which nobody knows: {longest}" if missing else longest
+    parts = [
+        ("", "unknown" if part.seconds is None else seconds_text(part.seconds), f"{part.name}: {part.why}")
+        for part in found.parts
+    ]
+    return [("start", seconds_text(found.seconds), text), *(parts if detail.full else ())]
 
 
 def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:

@@ -58,9 +58,16 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
         for name in settings_of(Cluster):
             if name not in ("nodes", "devices"):  # which say how many ranks there are
                 _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)
-    elif spec.cluster.mtbf is None:
-        for name in ("restart", "storage"):
-            _warn(spec, f"cluster.{name}", "nothing is said of failures", "give mtbf too, or remove it", found)
+        return
+    if spec.cluster.mtbf is None:
+        _warn(spec, "cluster.restart", "nothing is said of failures", "give mtbf too, or remove it", found)
+    if layout.mesh.world_size == 1:
+        for name in ("store_rate", "connect"):
+            _warn(spec, f"cluster.{name}", "there is one rank", "remove it", found)
+    elif device_kind(spec) == "cpu":
+        _warn(spec, "cluster.connect", "ranks on CPUs have no communicators of GPUs", "remove it", found)
+    if spec.compile.mode == "none":
+        _warn(spec, "cluster.compile", "no block is compiled", "use compile { mode = default }, or remove it", found)
 
 
 def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:

@@ -4,7 +4,7 @@ actions that need a certain model."""
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture
-from ..attention_kernels import EXACT
+from ..attention_kernels import EXACT, NARROWEST
 from ..data.data_rules import actions_of
 from ..findings import Findings
 from ..mesh.cluster import device_kind
@@ -18,8 +18,9 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     and actions that cannot be done with the model."""
     _check_activation(spec, architecture, layout, found)
     _check_tiles(spec, architecture, layout, batch, found)
-    _check_attention(spec, layout, found)
+    _check_attention(spec, architecture, layout, found)
     _check_overlap(spec, layout, found)
+    _check_deterministic(spec, found)
     _check_actions(spec, architecture, found)
 
 
@@ -45,6 +46,14 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
         found.unknown(rule, "launch.device is auto: on a machine without cuda the run ends with an error")
         return
     found.fail(rule, "X446", path, message, hint)
+
+
+def _check_deterministic(spec: Spec, found: Findings) -> None:
+    """What is chosen by how long it takes may be another thing the next time."""
+    if not spec.precision.deterministic or spec.compile.mode != "max_autotune":
+        return
+    message = "compile max_autotune chooses kernels by their time, and precision.deterministic wants the same each time"
+    found.fail("compile.deterministic", "X448", "compile.mode", message, "use mode default, or deterministic false")
 
 
 def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> None:
@@ -111,13 +120,17 @@ def _not_in_blocks(spec: Spec) -> str:
     return "" if spec.compile.mode == "none" else "the model is compiled"
 
 
-def _check_attention(spec: Spec, layout: Layout, found: Findings) -> None:
+def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """A ring has a kernel of its own, which goes document by document and block by block; flex is made for cuda, and
     blocks for a CPU."""
     kernel, ring = spec.model.attention, layout.size("ring")
     if kernel == "flex" and device_kind(spec) == "cpu":
         message = "attention flex has no backward on cpu, and launch.device is cpu"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
+    elif kernel == "flex" and architecture.head_dim < NARROWEST:
+        message = f"flex has no kernel for heads of less than {NARROWEST}, and these are {architecture.head_dim} wide"
+        hint = "use attention auto, or documents, or wider heads"
+        found.fail("model.attention_heads", "X419", "model.attention", message, hint)
     elif kernel == "blocks" and (reason := _not_in_blocks(spec)):
         message = f"attention blocks is made for plain products on cpu in fp32 and fp64, and {reason}"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto")

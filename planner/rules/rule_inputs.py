@@ -20,6 +20,7 @@ _MODEL: Final = ("model.*", "adapter", "adapter.*", "task", "task.*", "tokenizer
 
 # Rule → paths of settings, as in `Spec.origins`; a word in braces is one of the groups of `_GROUPS` or `_group`.
 INPUTS: Final[dict[str, tuple[str, ...]]] = {
+    "compile.deterministic": ("compile.mode", "precision.deterministic"),
     "model.head_dim": ("model.dim", "model.heads", "model.head_dim"),
     "model.groups": ("{kv_heads}",),
     "model.layers": ("model.*",),
@@ -169,6 +170,15 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "mesh.ulysses.heads": ("parallel.tp.size", "model.heads", "{context}"),
     "mesh.ulysses.kv_heads": ("parallel.tp.size", "{kv_heads}", "{context}"),
     "model.attention": ("model.attention", "launch.device", "cluster.preset"),
+    "model.attention_heads": (
+        "model.attention",
+        "model.family",
+        "model.dim",
+        "model.heads",
+        "model.head_dim",
+        "launch.device",
+        "cluster.preset",
+    ),
     "mesh.ring.attention": ("model.attention", "{context}"),
     "mesh.pp.schedule": ("parallel.pp.size", "parallel.pp.schedule", "parallel.pp.stages_per_rank"),
     "mesh.pp.layers": ("{stages}", "parallel.pp.layers", "model.layers", "model.mtp"),

@@ -42,7 +42,7 @@ class Sampling:
             scores_BN, tokens_BN = scores_BN.sort(descending=True)
         weights_BN = scores_BN.softmax(-1)
         if self.top_p < 1:
-            before_BN = weights_BN.cumsum(-1) - weights_BN
+            before_BN = running_sums(weights_BN) - weights_BN
             weights_BN = weights_BN * (before_BN < self.top_p)
         if self.min_p:
             weights_BN = weights_BN * (weights_BN >= self.min_p * weights_BN.amax(-1, keepdim=True))
@@ -82,10 +82,17 @@ class Draws:
     def _drawn(self, logits_BV: Tensor) -> Tensor:
         exact = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
         weights_BN, tokens_BN = self.sampling.candidates(exact)
-        ends_BN = weights_BN.cumsum(-1, dtype=torch.float64)
+        ends_BN = running_sums(weights_BN, torch.float64)
         shares_B = torch.tensor([each.random() for each in self.generators], dtype=torch.float64)
         whole_B1 = ends_BN[:, -1:]
         # Below the whole, so that a candidate of weight 0 behind the last one is never hit.
         targets_B1 = torch.minimum(shares_B.to(whole_B1.device)[:, None] * whole_B1, whole_B1.nextafter(0 * whole_B1))
         places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
         return (places_B1 if tokens_BN is None else tokens_BN.gather(1, places_B1))[:, 0]
+
+
+def running_sums(x_BN: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Along the last dim. CUDA has no algorithm that gives the same each time: where no other may be, the host sums."""
+    if x_BN.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return x_BN.cpu().cumsum(-1, dtype=dtype).to(x_BN.device)
+    return x_BN.cumsum(-1, dtype=dtype)

@@ -99,7 +99,8 @@ class RendezvousHost:
             answered, last = self._store.add("answered", 0), self._store.add("arrivals", 0)
             for number in range(answered + 1, last + 1):
                 self._store.set(f"answer/{number}", text)
-                self._store.add("answered", 1)
+            if last > answered:
+                self._store.add("answered", last - answered)
             time.sleep(_PAUSE)
         return came
 

@@ -4,6 +4,7 @@ import torch
 
 from ...dsl.schema.adapters import TaskAdapters
 from ...planner.architecture import Architecture
+from ...planner.attention_kernels import kernel_on
 from ...planner.plan import Plan
 from ..data.user_parts import spec_folder
 from ..ops import PlanMismatch, op
@@ -43,7 +44,7 @@ def build_model(
     axes = Axes(tasks=TaskRouting(tuple(adapter.tasks)) if isinstance(adapter, TaskAdapters) else None)
     cap = architecture.ends.logit_cap
     head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes, cap=cap)
-    kernel = attention[rank.device.type]
+    kernel = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention)
     with torch.device("meta"):
         parts = tuple(
             Transformer(

@@ -208,10 +208,10 @@ def _piece(
     elif mix or head.z_weight:
         plain_tV = (logits_tV - lse_t[:, None]).exp_().mul_(plain_t[:, None])
     grad_tV = logits_tV.sub_(sums.top_T[:, None]).div_(temperature).sub_(log_sum_t[:, None]).exp_()
-    grad_tV.mul_(others_t[:, None])
     if grad_tV.shape[1]:
         at_tK, own_tK = own_positions(ids_tK, head.first, grad_tV.shape[1])
-        grad_tV.scatter_reduce_(1, at_tK, (~own_tK).to(grad_tV.dtype), "prod")  # 0 at those of this rank
+        _set_zero(grad_tV, at_tK, own_tK)
+        grad_tV.mul_(others_t[:, None])
         grad_tV.scatter_add_(1, at_tK, stored_tK * own_tK)
         if plain_tV is not None:
             grad_tV.add_(plain_tV)
@@ -232,6 +232,13 @@ class _StudentSums(NamedTuple):
     tempered_T: Tensor
     rest_T: Tensor
     stored_TK: Tensor
+
+
+def _set_zero(numbers_tV: Tensor, at_tK: Tensor, own_tK: Tensor) -> None:
+    """At the tokens of this rank, in numbers that are not negative. The least is the same in any order, so that torch
+    has this where only algorithms that give the same each time are allowed."""
+    least_tK = numbers_tV.new_zeros(at_tK.shape).masked_fill_(~own_tK, torch.inf)
+    numbers_tV.scatter_reduce_(1, at_tK, least_tK, "amin")
 
 
 def _student_sums(logits_tV: Tensor, labels_t: Tensor, ids_tK: Tensor, head: Head, temperature: float) -> _StudentSums:
@@ -256,7 +263,7 @@ def _student_sums(logits_tV: Tensor, labels_t: Tensor, ids_tK: Tensor, head: Hea
         label_t = logits_tV.gather(1, at_t[:, None])[:, 0] * own_t
         stored_tK = logits_tV.gather(1, at_tK) * own_tK
         # Taken out before the sum: what is left of a difference of sums would be rounding.
-        raised_tV.scatter_reduce_(1, at_tK, (~own_tK).to(raised_tV.dtype), "prod")
+        _set_zero(raised_tV, at_tK, own_tK)
     else:
         label_t, stored_tK = torch.zeros_like(sum_t), logits_tV.new_zeros(ids_tK.shape)
     sums = torch.cat((torch.stack((sum_t, label_t, tempered_t, raised_tV.sum(-1))), stored_tK.t()))

@@ -1,4 +1,8 @@
-"""`setup.mesh`: the ranks as torch sees them: device meshes of dense parameters and of experts, groups of axes."""
+"""`setup.mesh`: the ranks as torch sees them: device meshes of dense parameters and of experts, groups of axes.
+
+A rank makes its own groups alone, which takes as long on 16 ranks as on 100,000: torch's `init_device_mesh` goes through
+the groups of all others.
+"""
 
 from math import prod
 
@@ -8,7 +12,7 @@ from attrs import define, field
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...planner.mesh.mesh import groups
+from ...planner.mesh.mesh import own_group
 from ...planner.plan import Mesh, Plan
 from ..ops import op
 from ..state import Rank
@@ -45,7 +49,7 @@ class Meshes:
 
 @op("setup.mesh", gives="meshes")
 def build_meshes(plan: Plan, rank: Rank, axes: list, expert_axes: list, shard_axes: list[str]) -> Meshes:
-    """Make every process group the plan needs. Collective; every rank makes the groups of all others with it."""
+    """Make every process group of this rank that the plan needs. Collective: its groups wait for their ranks."""
     if not dist.is_initialized():
         # FSDP wants a process group even for one rank (it is there then for its mixed precision only).
         backend = "nccl" if rank.device.type == "cuda" else "gloo"
@@ -57,9 +61,12 @@ def build_meshes(plan: Plan, rank: Rank, axes: list, expert_axes: list, shard_ax
     meshes = Meshes(dense=_dense(mesh, shard_axes, rank), experts=_experts(mesh, rank))
     wide = [name for name, size in axes if size > 1]
     for name in wide:
-        meshes._groups[name] = _group_of(groups(mesh, name), meshes.dense, name)
-    if mesh.size("ring") * mesh.size("ulysses") * mesh.size("tp") > 1:
-        meshes._groups["row"] = _row_group(mesh)
+        in_mesh = name in (meshes.dense.mesh_dim_names or ())
+        own = own_group(mesh, name, rank.rank)
+        meshes._groups[name] = meshes.dense.get_group(name) if in_mesh else _group(own, name)
+    if (size := mesh.size("ring") * mesh.size("ulysses") * mesh.size("tp")) > 1:
+        first = rank.rank // size * size
+        meshes._groups["row"] = _group(list(range(first, first + size)), "row")
     if dict(expert_axes)["ep"] > 1:
         meshes._groups["ep"] = meshes.experts.get_group("ep")
     return meshes
@@ -84,23 +91,24 @@ def _experts(mesh: Mesh, rank: Rank) -> DeviceMesh:
 
 def _mesh(extents: dict[str, int], ranks: torch.Tensor, always: str, rank: Rank) -> DeviceMesh:
     axes = {name: size for name, size in extents.items() if size > 1 or name == always}
-    return DeviceMesh(rank.device.type, ranks.view(*axes.values()), mesh_dim_names=tuple(axes))
+    grid = ranks.view(*axes.values())
+    place = (grid == rank.rank).nonzero()[0].tolist()
+    found = []
+    for dim, name in enumerate(axes):
+        along = tuple(slice(None) if other == dim else at for other, at in enumerate(place))
+        found.append(_group(grid[along].tolist(), f"mesh_{name}"))
+    if len(found) == 1:
+        return DeviceMesh.from_group(found[0], rank.device.type, mesh_dim_names=tuple(axes))
+    return DeviceMesh.from_group(found, rank.device.type, mesh=grid, mesh_dim_names=tuple(axes))
 
 
-def _group_of(ranks: list[list[int]], dense: DeviceMesh, name: str) -> ProcessGroup:
-    """The mesh's own group of an axis where it has one."""
-    if name in (dense.mesh_dim_names or ()):
-        return dense.get_group(name)
-    group, _ = dist.new_subgroups_by_enumeration(ranks, group_desc=name)
-    assert isinstance(group, ProcessGroup)
-    return group
-
-
-def _row_group(mesh: Mesh) -> ProcessGroup:
-    size = mesh.size("ring") * mesh.size("ulysses") * mesh.size("tp")
-    starts = range(0, mesh.world_size, size)
-    ranks = [list(range(start, start + size)) for start in starts]
-    group, _ = dist.new_subgroups_by_enumeration(ranks, group_desc="row")
+def _group(ranks: list[int], name: str) -> ProcessGroup:
+    """Of these, this rank among them; that of all ranks is there already. All of them make the same groups in the same
+    order: torch names a group by its ranks and by how many there are."""
+    if len(ranks) == dist.get_world_size():
+        group = dist.group.WORLD
+    else:
+        group = dist.new_group(ranks, use_local_synchronization=True, group_desc=name)
     assert isinstance(group, ProcessGroup)
     return group
 

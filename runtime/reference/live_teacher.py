@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from ...planner.architecture import Architecture
+from ...planner.attention_kernels import kernel_on
 from ...planner.plan import Node
 from ...planner.weights.files import WeightFiles
 from ...planner.weights.fit import Assignment, assign
@@ -77,7 +78,7 @@ def build_teacher(
         return LiveTeacher(ModelParts((), axes), architecture)
     head = Head(vocabulary=architecture.vocab, z_weight=0.0, chunk_bytes=0, cap=architecture.ends.logit_cap)
     span = StageSpan(0, architecture.layers - 1, embeds=True, predicts=True)
-    kernel = attention[rank.device.type]
+    kernel = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention)
     with torch.device("meta"):
         whole = Transformer(architecture, span, axes=axes, kernel=kernel, head=head, rows=1).to(DTYPES[format])
     teacher = LiveTeacher(ModelParts((whole,), axes), architecture)

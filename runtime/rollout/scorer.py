@@ -8,6 +8,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ...planner.architecture import Architecture
+from ...planner.attention_kernels import kernel_on
 from ...planner.weights.files import WeightFiles
 from ...planner.weights.fit import assign
 from ..checkpoint.model_folder import planned_scorer
@@ -88,7 +89,7 @@ def load_scorer(
     beat: HeartbeatWriter | None = None,
 ) -> Scorer:
     """attention: device type → kernel. Raises EnvironmentFault where files are not those of the plan."""
-    kernel, device = attention[rank.device.type], rank.device
+    kernel, device = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention), rank.device
     try:
         files = planned_scorer(folder, digest)
         if not RowRanks.of(rank, meshes).is_first:

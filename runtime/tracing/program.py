@@ -45,6 +45,7 @@ from .repeats import ENOUGH, Shared, StageRepeats, attach_repeats
 LEFT_OUT = frozenset(
     {
         "setup.bootstrap",
+        "setup.deterministic",
         "setup.watch",
         "setup.tokenizer",
         "setup.data",

@@ -5,6 +5,7 @@ from itertools import pairwise
 import networkx
 import pytest
 
+from xtrain.planner.attention_kernels import kernel_on
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.graph.builder import GraphError, check_graph
 from xtrain.planner.plan import Edge, Node
@@ -202,7 +203,7 @@ def test_policies_of_fsdp(make_plan):
 
 def test_recomputation(make_plan):
     """Of five blocks every second one: 1 and 3."""
-    model = MOE.replace("layers = 4", "layers = 5")
+    model = MOE.replace("layers = 4", "layers = 5, head_dim = 16")
     chosen = "activation selective { every = 2 }"
     plan = make_plan(model=model, activation=chosen, parallel="parallel { fsdp 2, ep 2 }")
     assert plan.node("setup.activation").args == {
@@ -368,7 +369,10 @@ def test_arguments_of_bootstrap(make_plan):
 
 @pytest.mark.parametrize(
     ("kernel", "expected"),
-    [("auto", {"cpu": "blocks", "cuda": "flex"}), ("mask", {"cpu": "mask", "cuda": "mask"})],
+    [
+        ("auto", {"cpu": "blocks", "cpu, highest": "documents", "cuda": "flex"}),
+        ("mask", {"cpu": "mask", "cuda": "mask"}),
+    ],
 )
 def test_attention_kernel_by_device(make_plan, kernel, expected):
     plan = make_plan(model=f"model llama {{ dim = 64, layers = 2, heads = 4, attention = {kernel} }}")
@@ -386,10 +390,27 @@ def test_attention_kernel_by_device(make_plan, kernel, expected):
         ({"batch": "batch { sequence = 256, micro = 2 }", "parallel": "parallel { cp 2 { ring = 2 } }"}, "documents"),
         ({"batch": "batch { sequence = 256, micro = 2 }", "parallel": "parallel { cp 2 { ulysses = 2 } }"}, "blocks"),
         ({"batch": "batch { sequence = 256, micro = 2 }", "compile": "compile { mode = default }"}, "documents"),
+        ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { matmul = highest }"}, "documents"),
+        ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { matmul = high }"}, "blocks"),
     ],
 )
 def test_short_rows_in_exact_formats_are_attended_to_in_blocks_on_a_cpu(make_plan, more, kernel):
-    assert make_plan(**more).node("setup.build_model").args["attention"] == {"cpu": kernel, "cuda": "flex"}
+    kernels = make_plan(**more).node("setup.build_model").args["attention"]
+    assert kernels["cpu"] == kernel
+    # what is in force decides where nobody has: products at their highest precision make blocks slow
+    undecided = kernel == "blocks" and "matmul" not in more.get("precision", "")
+    assert kernel_on("cpu", "highest", kernels) == ("documents" if undecided else kernel)
+    assert kernel_on("cpu", "medium", kernels) == kernel
+
+
+def test_heads_that_flex_has_no_kernel_for_are_attended_to_document_by_document(make_plan):
+    for heads, width, kernel in ((4, 16, "flex"), (8, 8, "documents")):
+        model = f"model llama {{ dim = 64, layers = 2, heads = {heads} }}"
+        plan = make_plan(model=model, activation="activation selective", launch="launch { device = cuda }")
+        assert plan.architecture.head_dim == width
+        assert plan.node("setup.build_model").args["attention"]["cuda"] == kernel
+        # what flex has computed cannot be kept, and what torch's own kernel has can
+        assert ("attention" in plan.node("setup.activation").args["save"]) == (kernel == "documents")
 
 
 def node(name):

@@ -162,7 +162,7 @@ TABLE = {
     ),
     "a flexible kernel in a ring": wrong(
         "X419", "flex", "flex needs whole rows, and with ring 2", "use attention auto", "model.attention=auto",
-        parallel=parallel("cp 2 { ring = 2 }"), model=dense(more="attention = flex"),
+        parallel=parallel("cp 2 { ring = 2 }"), model=dense(more="attention = flex, head_dim = 16"),
     ),
     "a masked kernel in a ring": wrong(
         "X419", "mask", "attention mask needs whole rows", "ring 1", "parallel.cp.ring=1",
@@ -330,6 +330,14 @@ TABLE = {
     "flex on a cpu": wrong(
         "X419", "flex", "attention flex has no backward on cpu", "use attention auto", "model.attention=auto",
         model=dense(more="attention = flex"), launch="launch { device = cpu }",
+    ),
+    "flex with heads that it has no kernel for": wrong(
+        "X419", "flex", "no kernel for heads of less than 16, and these are 8 wide", "use attention auto",
+        "model.attention=auto", model="model llama { dim = 64, layers = 4, heads = 8, attention = flex }",
+    ),
+    "kernels by their time that are to be the same": wrong(
+        "X448", "max_autotune", "chooses kernels by their time", "use mode default", "compile.mode=default",
+        precision="precision { deterministic = true }", compile="compile { mode = max_autotune }",
     ),
     "blocks of queries on cuda": wrong(
         "X419", "blocks", "made for plain products on cpu in fp32 and fp64, and the device is cuda",
