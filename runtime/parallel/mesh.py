@@ -1,7 +1,7 @@
 """`setup.mesh`: the ranks as torch sees them: device meshes of dense parameters and of experts, groups of axes.
 
-A rank makes its own groups alone, which takes as long on 16 ranks as on 100,000: torch's `init_device_mesh` goes through
-the groups of all others.
+A rank makes its own groups alone, which takes as long on 16 ranks as on 100,000: torch's `init_device_mesh` goes
+through the groups of all others.
 """
 
 from math import prod
