@@ -39,6 +39,7 @@ from .collective_recorder import CollectiveRecorder
 from .ledger import Ledger
 from .memory_owners import MemoryOwners
 from .observer import TraceObserver
+from .own_pieces import own_pieces
 from .repeats import ENOUGH, Shared, StageRepeats, attach_repeats
 
 # What a trace does without: data, time, files, compiling, and hooks of the user's own.
@@ -210,8 +211,9 @@ class Program:
         setup = [n for n in topological(self.plan) if n.kind == "setup" or n.op == "collate.shard"]
         setup = [n for n in setup if n.op not in LEFT_OUT]
         first = next(place for place, node in enumerate(setup) if node.op == "setup.weights")
-        for node in setup[:first]:
-            self._execute(node)
+        with own_pieces():
+            for node in setup[:first]:
+                self._execute(node)
         self.collectives.know(self._resources["meshes"])
         with self._watching():
             for node in setup[first:]:

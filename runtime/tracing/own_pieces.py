@@ -1,0 +1,55 @@
+"""What FSDP works out for all ranks and every parameter, where one rank is traced: on 100,000 of them that would be
+most of a set-up."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from math import ceil
+from typing import Any, overload
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+
+class Pieces(Sequence[Tensor]):
+    """As `torch.chunk` gives them, each cut where it is asked for; behind the last one they are empty."""
+
+    def __init__(self, tensor: Tensor, number: int, dim: int) -> None:
+        self._tensor, self._number, self._dim = tensor, number, dim
+
+    def __len__(self) -> int:
+        return self._number
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._number))]
+        length = self._tensor.size(self._dim)
+        size = ceil(length / self._number)
+        start = min(index * size, length)
+        return self._tensor.narrow(self._dim, start, min(size, length - start))
+
+
+@contextmanager
+def own_pieces() -> Iterator[None]:
+    """FSDP cuts the piece of a parameter that it takes, and makes a mesh of the same two meshes once."""
+    meshes: dict[tuple[int, ...], tuple[Any, DeviceMesh]] = {}
+    make: Callable[[list[DeviceMesh]], DeviceMesh] | None = getattr(DeviceMesh, "_concatenate", None)
+
+    def joined(parts: list[DeviceMesh]) -> DeviceMesh:
+        assert make is not None
+        key = tuple(map(id, parts))
+        if key not in meshes:
+            meshes[key] = parts, make(parts)
+        return meshes[key][1]
+
+    with ExitStack() as stack:
+        stack.callback(setattr, _fsdp_param, "_chunk_with_empty", _fsdp_param._chunk_with_empty)
+        _fsdp_param._chunk_with_empty = Pieces  # pyright: ignore[reportAttributeAccessIssue]
+        if make is not None:
+            stack.callback(setattr, DeviceMesh, "_concatenate", DeviceMesh.__dict__["_concatenate"])
+            DeviceMesh._concatenate = staticmethod(joined)  # pyright: ignore[reportAttributeAccessIssue]
+        yield
