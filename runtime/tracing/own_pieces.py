@@ -27,6 +27,8 @@ class Pieces(Sequence[Tensor]):
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._number))]
+        if not 0 <= index < self._number:
+            raise IndexError(index)
         length = self._tensor.size(self._dim)
         size = ceil(length / self._number)
         start = min(index * size, length)
