@@ -137,11 +137,12 @@ class Execution:
 
     def _lost(self, error: Exception) -> None:
         LOG.error("the engine is lost", exc_info=error)
-        self._losses += 1
-        if self._losses >= LOSSES:
-            raise error
         with self._store.changed:
             works = [work for work in self._store.state.waiting.values() if work.started]
+        if isinstance(error, EngineLost) or not works:  # a mistake in how a request is done ends no server
+            self._losses += 1
+        if self._losses >= LOSSES:
+            raise error
         self._blame(works, error)
         self.restoring = True
         self.memory.used.clear()

@@ -3,18 +3,17 @@
 A number that is not finite is null.
 """
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from .engine import Array, Candidates, PassResult, SampleResult
 from .messages import DatumRow, ForwardBackward
-from .requests import Finite, Id, Seq, Text, read_json
+from .requests import Finite, Id, Seq, Text, Token, read_json
 
 OPENS: Final = b"{"  # what a JSON body begins with, and no message of Protocol Buffers here (it would be a group)
-Token = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
 class RowBody(Struct, forbid_unknown_fields=True):

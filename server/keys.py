@@ -61,7 +61,11 @@ class Keys:
         """What is said to who is no owner."""
         if self.of:
             return "the key (X-API-Key) is missing or wrong"
-        return "the key (X-API-Key) is not the one that the first client has shown; that one is needed from then on"
+        return (
+            "the key (X-API-Key) is not the one that the first client has shown, which a server that was started "
+            "without keys takes alone until it ends: show that one (TINKER_API_KEY), or start the server with "
+            'XTRAIN_KEY="NAME=KEY NAME=KEY", which gives each owner a key'
+        )
 
 
 def refused_address(host: str, keys: Keys) -> str | None:

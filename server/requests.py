@@ -6,7 +6,7 @@ read loosely.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -19,10 +19,13 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 MOST_SEQ: Final = 2**53
 LEAST_EPS: Final = 1e-30  # one that float32 has: without it what has no gradient is updated by 0 / 0
 MOST_METADATA: Final = 2**16  # bytes; it is kept as long as what it belongs to
+MOST_NESTING: Final = 32  # of it; what is written as text is gone through once for each level, on the stack
+MOST_STOPS: Final = 64  # each of which is looked for at every token
 
 Id = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
 Seq = Annotated[int, Meta(ge=0, le=MOST_SEQ)]
+Token = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Metadata = Annotated[dict[Text, Any], Meta(max_length=64)]
 
@@ -121,7 +124,7 @@ class CreateSamplingSession(Struct):
 
 class Chunk(Struct):
     type: str = "encoded_text"
-    tokens: list[Annotated[int, Meta(ge=-(2**31), lt=2**31)]] = []
+    tokens: list[Token] = []
 
 
 class PromptBody(Struct):
@@ -131,7 +134,7 @@ class PromptBody(Struct):
 class SamplingParams(Struct):
     max_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | list[int | str] | None = None
+    stop: Text | Annotated[list[Token | Text], Meta(max_length=MOST_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=2**31)] = -1
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -180,8 +183,7 @@ def read_json(raw: bytes, kind: type[R]) -> R:
         found = _OBJECT.decode(raw or b"{}")
         if kind not in _LOOSE:
             _refuse_unknown(found, kind, "")
-        if len(msgspec.json.encode(found.get("user_metadata"))) > MOST_METADATA:
-            raise Refusal(422, f"user_metadata is larger than {MOST_METADATA} bytes")
+        _check_metadata(found.get("user_metadata"))
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
         raise Refusal(422, f"the body cannot be taken: {_without_values(str(error))}") from None
@@ -197,6 +199,20 @@ def _refuse_unknown(found: dict[str, Any], kind: type[Struct], where: str) -> No
                 raise Refusal(422, f"field {_shown(where + name)} is not known here")
         elif isinstance(value, dict) and (inner := _struct_in(known[name])) is not None:
             _refuse_unknown(value, inner, f"{where}{name}.")
+
+
+def _check_metadata(found: object) -> None:
+    level = [found]
+    for _ in range(MOST_NESTING):
+        level = [each for one in level for each in _parts(one)]
+    if level:
+        raise Refusal(422, f"user_metadata is nested deeper than {MOST_NESTING} levels")
+    if len(msgspec.json.encode(found)) > MOST_METADATA:
+        raise Refusal(422, f"user_metadata is larger than {MOST_METADATA} bytes")
+
+
+def _parts(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _struct_in(kind: Any) -> type[Struct] | None:

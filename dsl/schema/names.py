@@ -8,6 +8,7 @@ from attrs import field, frozen
 
 # Bytes of UTF-8. File systems take 255; what is put behind a name, as the time at which a run is set aside, needs some.
 LONGEST: Final = 200
+_VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -44,8 +45,19 @@ def _problem_of_path(text: str) -> str | None:
     return "must be a path, and no path has U+0000 in it" if "\0" in text else None
 
 
+def _problem_of_variable(text: str) -> str | None:
+    named = _VARIABLE.fullmatch(text)
+    return None if named else "must be the name of an environment variable, of letters, digits and `_`"
+
+
 file_name: Final = TextCheck("a name, not a path", "write one name, such as `mine`", r"^[^/\\]+$", _problem_of_name)
 file_path: Final = TextCheck("", None, "", _problem_of_path)
+variable_name: Final = TextCheck(
+    "the name of an environment variable",
+    "write a name, such as `XTRAIN_KEY`, and what it stands for into the environment",
+    f"^{_VARIABLE.pattern}$",
+    _problem_of_variable,
+)
 some_text: Final = TextCheck(
     "not empty", "write a text, or leave it out", "", lambda text: None if text else "must not be empty"
 )

@@ -5,7 +5,7 @@ from typing import Final, Literal
 from attrs import frozen
 
 from ..quantity import Quantity
-from .names import file_path, some_text
+from .names import file_path, some_text, variable_name
 from .setting import Range, Role, at_least, positive, setting
 
 KEY_VARIABLE: Final = "XTRAIN_KEY"  # with the keys of a server whose spec names none
@@ -55,7 +55,7 @@ class Serve:
         "owners, who see nothing of one another; none: XTRAIN_KEY, where that is set; where it is not, the first key "
         "that a client shows is the server's until it ends, and those who show none have their own",
         default=None,
-        check=some_text,
+        check=variable_name,
         role=Role.EXECUTION,
         example='"SUPPORT_KEY"',
     )

@@ -206,6 +206,12 @@ def test_another_address_needs_a_key():
     assert "key in SUPPORT_KEY\n" in render(found) and found.node("setup.serve").args["key_needed"]
 
 
+def test_a_key_itself_has_no_place_in_a_spec():
+    error = next(each for each in plan_from_spec(SPEC, ('serve.key="tml-4f1"',), None).diagnostics)
+    assert error.code == "X304" and "name of an environment variable" in error.message
+    assert "XTRAIN_KEY" in error.hint and "tml-4f1" not in error.message + error.hint
+
+
 def test_without_one_it_is_that_of_an_environment_variable_or_the_first():
     found = plan()
     assert found.node("setup.serve").args["key"] == "XTRAIN_KEY" and not found.node("setup.serve").args["key_needed"]

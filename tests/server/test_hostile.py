@@ -113,6 +113,21 @@ def test_sparse_tensors_are_counted_as_what_they_stand_for(victim: Victim) -> No
     assert "data has 1048578 targets; a request may have 1048576" in said(*[one(2**19 + 1)] * 2)
 
 
+def test_bodies_of_any_depth_are_refused_and_not_gone_through(victim: Victim, caplog: pytest.LogCaptureFixture) -> None:
+    """Also of a depth that the stack has just room for when they are read, and no longer when they are done."""
+    for depth in (33, 200, *range(900, 1000, 7), 10**5):
+        for begin, end in (("[", "]"), ('{"a":', "}")):
+            nested = begin * depth + ("1" if begin != "[" else "") + end * depth
+            for path, more in (
+                ("create_session", '"display_name": "x"'),
+                ("create_model", f'"session_id": "{victim.clean.session}", "model_seq_id": {depth}, "base_model": ""'),
+                ("save_weights", f'"model_id": "{victim.clean.id}", "seq_id": 99'),
+            ):
+                content = f'{{{more}, "user_metadata": {{"a": {nested}}}}}'.encode()
+                assert victim.ask(Asked(path=path, content=content, what=f"{depth} deep"))[0] == 422
+    victim.unharmed(caplog)
+
+
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_requests_with_changes_at_random_never_fail_the_server(
     victim: Victim, caplog: pytest.LogCaptureFixture, count: int

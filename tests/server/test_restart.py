@@ -309,6 +309,9 @@ def test_a_request_that_always_ends_the_engine_is_an_error_of_the_server(tmp_pat
         bad.train([row(1)])
         good.result(good.step())
         np.testing.assert_array_equal(bad.logprobs([row(2)]), good.logprobs([row(2)]))
+        for _ in range(3):  # one after the other, with nothing between them
+            assert served.result(bad.pass_([row(1)] * 3))["category"] == "server"
+        np.testing.assert_array_equal(bad.logprobs([row(2)]), good.logprobs([row(2)]))
         assert served.call("GET", "healthz").status_code == 200
 
 

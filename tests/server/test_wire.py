@@ -188,6 +188,7 @@ def test_without_keys_the_first_that_is_shown_is_needed_from_then_on(tmp_path: P
         made = [http.post(path, json={}, headers=headers).json() for headers in ({}, {"x-api-key": "tml-a"})]
         wrong = http.post(path, json={}, headers={"x-api-key": "tml-b"})
         assert wrong.status_code == 401 and "not the one that the first client has shown" in wrong.text
+        assert "TINKER_API_KEY" in wrong.text and "XTRAIN_KEY" in wrong.text
         seen = [
             http.get("/api/v1/sessions", headers=headers).json()["sessions"] for headers in ({}, {"x-api-key": "tml-a"})
         ]

@@ -17,6 +17,14 @@ MISSING: Final = object()
 HUGE: Final = json.loads("1" + "0" * 400)
 JSON: Final = "application/json"
 
+
+def _nested(depth: int) -> Any:
+    found: Any = 1
+    for number in range(depth):
+        found = [found] if number % 2 else {"a": found}
+    return found
+
+
 _IDS: Final = (MISSING, None, 1, True, [], {}, "", "nobody", "x" * 257, "../../etc", "\0", "\ud800", "a:train:99")
 _SEQS: Final = (MISSING, None, -1, 1.5, "1", True, [], 2**53 + 1, 2**64, HUGE)
 _NAMES: Final = (
@@ -49,7 +57,7 @@ WRONG: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "lora_config.seed": (2**63, -(2**63) - 1, "x", 0.5),
         "lora_config.train_mlp": ("yes", 2),
         "lora_config.alpha": (16,),
-        "user_metadata": ([], "x", {"a": "x" * 2**17}, {str(n): 1 for n in range(65)}),
+        "user_metadata": ([], "x", {"a": "x" * 2**17}, {str(n): 1 for n in range(65)}, {"a": _nested(40)}),
         "optimizer_config": ({"type": "sgd"}, [], {"type": 1}),
     },
     "save_weights": {
@@ -91,7 +99,7 @@ WRONG: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "sampling_params.top_k": (0, -2, 1.5, 2**32),
         "sampling_params.top_p": (0, -0.5, 1.1, "x"),
         "sampling_params.seed": ("x", 2**63, 0.5),
-        "sampling_params.stop": ("text", ["text"], {}, [[]], [None], [1.5]),
+        "sampling_params.stop": ("text", ["text"], {}, [[]], [None], [1.5], [2**31], [HUGE], [1] * 65, ["x" * 4097]),
         "num_samples": (0, -1, 1.5, "x", 257, 10**6, HUGE),
         "topk_prompt_logprobs": (-1, 21, "x"),
         "topk_sample_logprobs": (-1, 65, None),
@@ -327,7 +335,7 @@ def _values(rng: random.Random, value: Any) -> Any:
         at = rng.randrange(len(value))
         return [*value[:at], _values(rng, value[at]), *value[at + 1 :]]
     nested: Any = rng.choice(_VALUES)
-    for _ in range(rng.choice((0, 0, 0, 3, 50))):
+    for _ in range(rng.choice((0, 0, 0, 3, 50, 320))):
         nested = [nested] if rng.random() < 0.5 else {"a": nested}
     return nested
 
