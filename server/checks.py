@@ -8,6 +8,7 @@ import numpy as np
 from .engine import IGNORED, TARGETS, Array, Capabilities, Datum, LossInput, LossOffer, UserError
 from .limits import ServerLimits
 from .messages import DatumRow, ForwardBackward
+from .requests import MOST_SINGLE
 
 EXACT = 2**24  # up to which float32 has all whole numbers
 
@@ -26,8 +27,8 @@ def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: Server
     for name, value in request.settings.items():
         if not isinstance(value, float):
             raise UserError(f"loss_fn_config[{name!r}] is a text; {request.loss} reads a number there")
-        if not np.isfinite(value):
-            raise UserError(f"loss_fn_config[{name!r}] is not a finite number")
+        if not abs(value) <= MOST_SINGLE:
+            raise UserError(f"loss_fn_config[{name!r}] is not a finite number, or one that float32 does not have")
     if not request.rows:
         raise UserError("data is empty")
     if request.num_tokens > limits.tokens:

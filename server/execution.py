@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from .engine import Engine, EngineLost
+from .engine import Engine, EngineLost, UserError
 from .entries import Accepted, Done
 from .journal import JournalFailed
-from .kinds import JSON, Kind, error_body
+from .kinds import JSON, Kind, error_body, fail
 from .limits import ServerLimits
 from .models_in_memory import ModelsInMemory
+from .protobuf import Malformed
+from .refusal import Refusal
 from .state import QueuedWork
 from .store import Store
 
@@ -45,10 +47,17 @@ class Execution:
         self._losses, self._last_idle = 0, 0.0
         self.restoring = False
         self.memory = ModelsInMemory(engine, engine.start(), store, limits, self._repeat, silence, self._arrived)
-        for work in store.state.waiting.values():  # of before a restart
-            work.request = kinds[work.entry.kind].read(work.entry.body)
-            work.entry.body = b""
+        for work in list(store.state.waiting.values()):  # of before a restart
+            self._read(work)
         self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
+
+    def _read(self, work: QueuedWork) -> None:
+        """What an accepted request asks for. One that is no longer taken, as by a later version, ends with an error."""
+        try:
+            work.request = self._kinds[work.entry.kind].read(work.entry.body)
+        except (Refusal, Malformed) as error:
+            fail(self.memory, work, UserError(f"this request is no longer taken: {error}"))
+        work.entry.body = b""
 
     def begin(self) -> None:
         self._thread.start()

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from .engine import Capabilities, Engine, Pass, UserError
 from .entries import Accepted, ModelEntry
 from .limits import ServerLimits
+from .protobuf import Malformed
+from .refusal import Refusal
 from .state import QueuedWork
 from .store import Store
 
@@ -143,7 +145,7 @@ class ModelsInMemory:
                 self.engine.load(model.id, self.store.weights(model.snapshot), optimizer=True)
             for seq in sorted(state.history.get(model.id, {})):
                 self.repeat(self, self.store.done(model.id, seq))
-        except UserError as error:
+        except (UserError, Refusal, Malformed) as error:
             LOG.exception("%s cannot be restored", model.id)
             why = f"the state of this model could not be restored after a failure: {error}"
             self.store.change(replace(model, damaged=why))

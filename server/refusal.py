@@ -13,3 +13,6 @@ class Refusal(Exception):
     status: int
     message: str
     after: float | None = None
+
+    def __str__(self) -> str:
+        return self.message

@@ -18,6 +18,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 MOST_SEQ: Final = 2**53
 LEAST_EPS: Final = 1e-30  # one that float32 has: without it what has no gradient is updated by 0 / 0
+MOST_SINGLE: Final = 3e38  # what computes in float32 has nothing above
 MOST_METADATA: Final = 2**16  # bytes; it is kept as long as what it belongs to
 MOST_NESTING: Final = 32  # of it; what is written as text is gone through once for each level, on the stack
 MOST_STOPS: Final = 64  # each of which is looked for at every token
@@ -27,6 +28,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 Seq = Annotated[int, Meta(ge=0, le=MOST_SEQ)]
 Token = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Single = Annotated[float, Meta(ge=-MOST_SINGLE, le=MOST_SINGLE)]
 Metadata = Annotated[dict[Text, Any], Meta(max_length=64)]
 
 
@@ -68,12 +70,12 @@ class GetInfo(Struct):
 
 
 class AdamParams(Struct, frozen=True):
-    learning_rate: Finite = 1e-4
+    learning_rate: Single = 1e-4
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    eps: Annotated[float, Meta(ge=LEAST_EPS, le=1e300)] = 1e-12
-    weight_decay: Finite = 0.0
-    grad_clip_norm: Finite = 0.0
+    eps: Annotated[float, Meta(ge=LEAST_EPS, le=MOST_SINGLE)] = 1e-12
+    weight_decay: Single = 0.0
+    grad_clip_norm: Single = 0.0
 
 
 class OptimStep(Struct):

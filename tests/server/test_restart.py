@@ -293,6 +293,22 @@ def test_a_server_whose_engine_does_not_start_says_so(tmp_path: Path) -> None:
         serve(engine, tmp_path, Address(), Keys())
 
 
+def test_what_is_taken_no_more_is_an_error_after_a_restart(tmp_path: Path) -> None:
+    """A version before this one had other limits."""
+    with Served(tmp_path) as served:
+        client = served.model()
+        client.train([row(1)])
+    store = Store(tmp_path)
+    for seq, kind, body in ((3, "optim_step", b'{"model_id": 1}'), (4, "forward_backward", b"\xff")):
+        store.accept(Accepted(f"old {seq}", kind, client.id, seq, b"", "me", 1e9, 1, body), None)
+    store.close()
+    with Served(tmp_path) as again:
+        for seq in (3, 4):
+            found = again.result(f"old {seq}")
+            assert found["category"] == "user" and "this request is no longer taken" in found["error"]
+        Client(again, client.id, seq=4).train([row(1)])
+
+
 def test_a_request_that_always_ends_the_engine_is_an_error_of_the_server(tmp_path: Path) -> None:
     class Deadly(NumpyEngine):
         def _pass(self, one: Pass) -> PassResult | UserError:

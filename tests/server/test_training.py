@@ -1,5 +1,6 @@
 """What a client gets over the wire: sums, order, repeats, models apart from each other."""
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -160,25 +161,25 @@ def test_models_do_not_meet(served: Served) -> None:
 
 def test_a_client_with_many_requests_holds_up_nobody(tmp_path: Path) -> None:
     """In each round every model has one request done, however many of another one came before."""
-    engine = Slow()
+    engine = Held()
     with Served(tmp_path, engine) as served:
         busy, other = served.model(), served.model()
-        engine.pause = 0.02
-        promises = [busy.pass_([row(n)]) for n in range(20)]
-        served.result(other.pass_([row(1)]))
-        before = sum(call == f"forward_backward {busy.id}" for call in engine.calls)
+        promises = [busy.pass_([row(n)]) for n in range(20)] + [other.pass_([row(1)])]
+        engine.goes_on.set()
         for promise in promises:
             served.result(promise)
-    assert before < 20
+    assert engine.calls.index(f"forward_backward {other.id}") - engine.calls.index(f"forward_backward {busy.id}") <= 2
 
 
-class Slow(NumpyEngine):
-    """pause: seconds that a call takes longer."""
+class Held(NumpyEngine):
+    """Its first pass does not end before all requests have come."""
 
-    pause = 0.0
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
 
     def forward_backward(self, passes: Sequence[Pass]) -> Sequence[PassResult | UserError]:
-        time.sleep(self.pause)
+        assert self.goes_on.wait(60)
         return super().forward_backward(passes)
 
 

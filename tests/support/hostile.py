@@ -38,12 +38,12 @@ WRONG: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "model_id": _IDS,
         "seq_id": (*_SEQS, 0, 1),
         "adam_params": (None, [], 1, "x", {"learning_rate": None}),
-        "adam_params.learning_rate": ("0.1", [], 1e301, -1e301),
+        "adam_params.learning_rate": ("0.1", [], 1e301, -1e301, 1e39, -1e39),
         "adam_params.beta1": (-0.1, 1, 1.5, "x"),
         "adam_params.beta2": (-1e-9, 1.0, None),
-        "adam_params.eps": (-1e-12, "x", 0, 1e-46),
-        "adam_params.weight_decay": ("x", {}),
-        "adam_params.grad_clip_norm": ([], 1e301),
+        "adam_params.eps": (-1e-12, "x", 0, 1e-46, 1e39),
+        "adam_params.weight_decay": ("x", {}, 1e39),
+        "adam_params.grad_clip_norm": ([], 1e301, 1e39),
         "adam_params.amsgrad": (True,),
         "optimizer_params": ({"type": "dimuon"}, [], 1),
         "unknown": (1, "x", [0], {"a": 1}),
@@ -284,7 +284,10 @@ def wrong_messages(client: Client) -> Iterator[Asked]:
     yield rows("sparse columns beyond", tensor(2, [4, 3], csr=csr([0, 1, 1, 1, 1], [3])))
     yield rows("sparse columns before", tensor(2, [4, 3], csr=csr([0, 1, 1, 1, 1], [-1])))
     yield rows("sparse without dims", tensor(2, [], csr=csr([0], [])))
-    for name, value in (("temperature", 1.0), ("clip_low_threshold", float("nan")), ("clip_high_threshold", "x")):
+    for name, value in (
+        ("temperature", 1.0), ("clip_low_threshold", float("nan")), ("clip_high_threshold", "x"),
+        ("clip_high_threshold", 1e39), ("clip_low_threshold", -1e300),
+    ):  # fmt: skip
         entry = Writer().content(2, value) if isinstance(value, str) else Writer().double(1, value)
         setting = bytes(Writer().content(7, Writer().content(1, name).content(2, entry)))
         policy = whole | {"logprobs": -ones, "advantages": ones}

@@ -69,7 +69,8 @@ _SAMPLES = ProtoMessage(
 
 
 class Served:
-    """A server on a folder, and a client of it. `clock` is seconds since it was made, and moves as a test wants."""
+    """A server on a folder, and a client of it. `clock` is seconds since it was made, and moves as a test wants. name:
+    of the model that is served."""
 
     def __init__(
         self,
@@ -78,8 +79,9 @@ class Served:
         limits: ServerLimits | None = None,
         keys: Keys | None = None,
         clock: list[float] | None = None,
+        name: str = MODEL,
     ) -> None:
-        self.engine = engine or NumpyEngine()
+        self.engine, self.name = engine or NumpyEngine(), name
         self.clock = clock or [1e9]
         self.ended: list[str | None] = []
         self.server = TrainingServer(
@@ -136,7 +138,7 @@ class Served:
         session = session or self.session(key)
         config = {"rank": 8, "seed": 3} | lora
         promise = self.post(
-            "create_model", key, session_id=session, model_seq_id=number, base_model=MODEL, lora_config=config
+            "create_model", key, session_id=session, model_seq_id=number, base_model=self.name, lora_config=config
         )
         found = self.result(promise, key)
         assert "error" not in found, found
