@@ -111,6 +111,7 @@ class ForkedRanks:
 
     def __init__(self) -> None:
         self._forker: subprocess.Popen[str] | None = None
+        self.missed: list[str] = []  # what that process could not do once for all ranks: known after a job
 
     def __enter__(self) -> "ForkedRanks":
         return self
@@ -183,7 +184,9 @@ class ForkedRanks:
         self._forker.stdin.write(json.dumps(job) + "\n")
         while line := self._forker.stdout.readline():
             if line.startswith("{"):
-                return json.loads(line)
+                answer = json.loads(line)
+                self.missed = answer["missed"]
+                return answer
         raise RanksFailed(f"the forker has ended with {self._forker.wait()}")
 
 

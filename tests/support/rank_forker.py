@@ -4,7 +4,8 @@
 
 Importing torch costs a core two seconds, a fork some milliseconds; and a rank that was never used before cannot carry
 anything over from another job: no signal handler, no group, no cache, no patch. Reads jobs from stdin, a JSON object a
-line, and answers each with one line on stdout: exit status by rank (negative: a signal), and whether time ran out.
+line, and answers each with one line on stdout: exit status by rank (negative: a signal), whether time ran out, and what
+could not be done once for all ranks.
 """
 
 import ctypes
@@ -17,7 +18,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ LAYOUTS = (
 )
 # Modules whose faults tests put into ranks: they add them to MUTATIONS.
 FAULTS = ("rank_control", "rank_health", "rank_nonfinite", "rank_replicas", "rank_resume", "rank_saving")
+MISSED: list[str] = []  # tracebacks of what was to be done once for all ranks
 GRACE = 3.0  # seconds the others have after the first failure to report what they saw
 LAST_WORDS = 1.0  # seconds a rank has to write down where it hangs
 
@@ -134,7 +135,7 @@ def serve(job: dict[str, Any], keeper: StoreKeeper) -> dict[str, Any]:
         for child in left:
             os.kill(child, signal.SIGKILL)
         codes |= _wait(left, time.monotonic() + 30)[0]
-    return {"codes": [codes.get(rank) for rank in range(world)], "timed_out": timed_out}
+    return {"codes": [codes.get(rank) for rank in range(world)], "timed_out": timed_out, "missed": MISSED}
 
 
 def _wait(ranks: dict[int, int], deadline: float) -> tuple[dict[int, int], bool]:
@@ -185,22 +186,33 @@ def preload(*more: str) -> None:
     """more: modules, beside those that every rank imports."""
     import importlib
 
-    from xtrain.runtime.ops import load_ops
     from xtrain.runtime.provenance.metadata import versions
 
     gc.disable()  # until all is there: hardly any of it is garbage
     for module in (*PRELOADED, *more):
         importlib.import_module(module)
     feed_once()
-    with suppress(Exception):  # every rank does it again, and reports what is wrong
-        load_ops()
-        load_components()
+    try:
+        load_for_ranks()
         train_once()
+    except Exception:  # every rank does it again, and reports what is wrong
+        import traceback
+
+        MISSED.append(traceback.format_exc())
     versions()  # a digest of all sources, which a rank writes into its checkpoints
     # What is here stays: no rank has to look through it for garbage, and to copy the pages on which it lies.
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def load_for_ranks() -> None:
+    """What every rank loads on its way to the first step."""
+    from xtrain.runtime.ops import load_ops
+
+    load_ops()
+    load_components()
+    load_kernels()
 
 
 def load_components() -> None:
@@ -242,6 +254,24 @@ def feed_once() -> None:
         RowFeeder(store=store, documents=np.arange(1), rows=rows, collate=chain).microbatch(np.array([0]))
 
 
+def load_kernels() -> None:
+    """Compute with the fused kernels in both of their formats: numba takes milliseconds to read each of them."""
+    import torch
+
+    from xtrain.dsl.schema.rope import Rope
+    from xtrain.planner.architecture import RotaryAngles
+    from xtrain.runtime.models.fused import normed_and_turned, silu_times, turned
+    from xtrain.runtime.models.layers import Rotation
+    from xtrain.runtime.models.rms_norm import rms_norm
+
+    for dtype in (torch.float32, torch.float64):
+        x_BSHA, weight_A = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in ((1, 2, 2, 4), (4,)))
+        angles = RotaryAngles(width=4, theta=100.0, rope=Rope())
+        rotate = Rotation.of(torch.arange(2)[None], angles, dtype)
+        heads = turned(normed_and_turned(x_BSHA, weight_A, 1e-6, rotate), rotate)
+        silu_times(rms_norm(heads, weight_A, 1e-6, fused=True), heads).sum().backward()
+
+
 def train_once() -> None:
     """Take a step of a few layouts as their only rank, so that torch learns its operators once and not in every rank.
 
@@ -270,7 +300,7 @@ def train_once() -> None:
         with torch.random.fork_rng(devices=[]), fake_world(plan, 0) as rank:
             program = RealProgram(plan, rank)
             program.set_up()
-            program.step()
+            program.step(repeats=False)  # which are found of tensors without values
             for parameter in program.model.parameters():
                 if isinstance(parameter, DTensor):
                     parameter.detach().full_tensor()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_forker import die_with
+from rank_forker import die_with, load_for_ranks
 from torch.multiprocessing import start_processes  # pyright: ignore[reportAttributeAccessIssue]
 
 from xtrain.runtime.outcome import exit_process
@@ -62,6 +62,7 @@ def on_ranks(world: int, function: Callable[..., Any], folder: Path, *args: Any)
 
 
 def _serve(asked: Connection) -> None:
+    loaded = False
     while True:
         try:
             world, function, folder, args = pickle.loads(asked.recv_bytes())
@@ -69,6 +70,9 @@ def _serve(asked: Connection) -> None:
             return
         fault = None
         try:
+            if not loaded:
+                load_for_ranks()
+                loaded = True
             start_processes(_work, (world, function, folder, args), nprocs=world, start_method="fork")
         except BaseException:
             fault = traceback.format_exc()
