@@ -58,12 +58,7 @@ MORE = [
     ids=lambda topology: topology.name,
 )
 def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topology):
-    trial = evolve(topology.trial("fp64"), steps=2)
-    alone = lab.alone(trial)
-    outcome = lab.run(trial, topology.layout, saves=False)
-    found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
-    assert not found.beyond(limit)
-    assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
+    lab.same_as_one_process(evolve(topology.trial("fp64"), steps=2), topology.layout)
 
 
 def test_what_is_frozen_stays_and_what_is_not_learns_as_before(lab: Laboratory):

@@ -7,7 +7,8 @@ from agreement import hold_against_the_trace
 from topologies import SCHEDULES, Topology
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from trials import TOLERANCE, Laboratory, gaps
+from traces import plan_of
+from trials import Laboratory
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.parallel.collectives import Exchange
@@ -32,16 +33,11 @@ MORE = [
     [*ORDINARY, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)],
     ids=lambda topology: topology.name,
 )
-def test_a_layout_computes_what_one_process_computes(lab: Laboratory, topology: Topology, tmp_path, monkeypatch):
-    trial = topology.trial("fp64")
-    assert not gaps(lab.run(trial, topology.layout, saves=False), lab.alone(trial)).beyond(TOLERANCE["fp64"])
-    monkeypatch.chdir(tmp_path)
-    path = topology.trial("fp32").write(tmp_path, alone=False)
-    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n')
-    compiled = plan_from_spec(path, (*topology.layout, *topology.shared), topology.world)
-    assert compiled.plan is not None
-    assert compiled.plan.node("setup.parallel.ep").args["meanwhile"] == "shared"
-    hold_against_the_trace(compiled.plan)
+def test_a_layout_computes_what_one_process_computes(lab: Laboratory, topology: Topology, tmp_path):
+    lab.same_as_one_process(topology.trial("fp64", shallow=True), topology.layout)
+    plan = plan_of(tmp_path, topology, params="fp32")
+    assert plan.node("setup.parallel.ep").args["meanwhile"] == "shared"
+    hold_against_the_trace(plan)
 
 
 class Log(TorchDispatchMode):

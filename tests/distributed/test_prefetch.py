@@ -4,11 +4,10 @@ import pytest
 from agreement import hold_against_the_trace
 from topologies import SCHEDULES, Topology
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from trials import TOLERANCE, Laboratory, gaps
+from traces import plan_of
+from trials import Laboratory
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.runtime.tracing.trace import trace_plan
 
 pytestmark = pytest.mark.distributed
 
@@ -29,46 +28,37 @@ MORE = [
 ]
 
 
-def plan_of(topology: Topology, tmp_path, *more: str) -> Plan:
-    path = topology.trial("fp32").write(tmp_path, alone=False)
-    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n')
-    compiled = plan_from_spec(path, (*topology.layout, *topology.shared, *more), topology.world)
-    assert compiled.plan is not None, [each.message for each in compiled.diagnostics.errors]
-    return compiled.plan
-
-
 @pytest.mark.parametrize(
     "topology",
     [*ORDINARY, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)],
     ids=lambda topology: topology.name,
 )
-def test_a_layout_computes_what_one_process_computes(lab: Laboratory, topology: Topology, tmp_path, monkeypatch):
-    trial = topology.trial("fp64")
-    assert not gaps(lab.run(trial, topology.layout, saves=False), lab.alone(trial)).beyond(TOLERANCE["fp64"])
-    monkeypatch.chdir(tmp_path)
-    hold_against_the_trace(plan_of(topology, tmp_path))
+def test_a_layout_computes_what_one_process_computes(lab: Laboratory, topology: Topology):
+    lab.same_as_one_process(topology.trial("fp64", shallow=True), topology.layout)
+
+
+@pytest.mark.matrix  # of the others it is seen where their units are
+@pytest.mark.parametrize("topology", MORE, ids=lambda topology: topology.name)
+def test_a_layout_costs_what_its_plan_says(topology: Topology, tmp_path):
+    hold_against_the_trace(plan_of(tmp_path, topology, params="fp32"))
 
 
 @pytest.mark.parametrize(
     ("topology", "asked"),
     [
-        (Topology(fsdp=2, sets=EARLY), ["layers.0", "layers.1", "layers.2", "layers.3"]),
+        (ORDINARY[0], ["layers.0", "layers.1"]),
         (Topology(fsdp=2), []),
         (
-            Topology(fsdp=4, ep=2, model="moe", shared=("model.layers=2",)),
+            Topology(fsdp=4, ep=2, model="moe"),
             ["layers.0", "layers.0.mlp.experts", "layers.1", "layers.1.mlp.experts"],
         ),
-        (
-            Topology(fsdp=4, ep=2, model="moe", shared=("model.layers=2",), sets=("activation=full",)),
-            ["layers.0", "layers.0.mlp.experts", "layers.1.mlp.experts"],
-        ),
+        (ORDINARY[1], ["layers.0", "layers.0.mlp.experts", "layers.1.mlp.experts"]),
     ],
     ids=["dense", "dense, late", "experts", "experts, recomputed"],
 )
 def test_units_ask_for_the_next_one(topology, asked, tmp_path, monkeypatch):
-    """In the order of a forward, and in no other: also where a backward computes blocks again."""
-    monkeypatch.chdir(tmp_path)
-    plan, found = plan_of(topology, tmp_path), []
+    """In the order of a forward, and in no other: also where a backward computes blocks again; and what that costs."""
+    plan, found = plan_of(tmp_path, topology, params="fp32"), []
     nodes = [node for node in plan.nodes if node.op == "setup.parallel.prefetch"]
     real = FSDPParamGroup._prefetch_unshard
 
@@ -78,7 +68,7 @@ def test_units_ask_for_the_next_one(topology, asked, tmp_path, monkeypatch):
         real(target, kind)
 
     monkeypatch.setattr(FSDPParamGroup, "_prefetch_unshard", staticmethod(prefetch))
-    trace_plan(plan)
+    hold_against_the_trace(plan)
     microbatches = topology.microbatches
     assert found[: len(asked)] == asked and len(found) == microbatches * len(asked)
     assert bool(nodes) == bool(asked)
@@ -89,7 +79,7 @@ def test_units_ask_for_the_next_one(topology, asked, tmp_path, monkeypatch):
 
 def test_it_concerns_what_is_gathered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plan = plan_of(Topology(model="moe"), tmp_path, "precision.compute=bf16")
+    plan = plan_of(tmp_path, Topology(model="moe"), "precision.compute=bf16")
     assert [node for node in plan.nodes if node.op == "setup.parallel.expert_fsdp"]
     assert not [node for node in plan.nodes if node.op == "setup.parallel.prefetch"]
     compiled = plan_from_spec(tmp_path / "trial.xtrain", ("parallel.fsdp=1", *EARLY), 1)

@@ -10,7 +10,7 @@ from attrs import evolve
 from projects import records
 from safetensors.torch import load_file
 from topologies import SCHEDULES, ZBV, Topology
-from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
+from trials import TOLERANCE, Laboratory, Trial, gaps
 
 from xtrain.cli.main import main
 from xtrain.dsl.schema.bases import BASES
@@ -81,14 +81,9 @@ MORE = [
     ids=lambda topology: topology.name,
 )
 def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topology):
-    trial = evolve(topology.trial("fp64"), steps=2)
-    alone = lab.alone(trial)
-    outcome = lab.run(trial, topology.layout, saves=False)
-    found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
-    assert not found.beyond(limit)
-    assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
+    plan, outcome, alone = lab.same_as_one_process(evolve(topology.trial("fp64"), steps=2), topology.layout)
     stored = [name for name, value in outcome.tensors.items() if value.dtype == np.uint8]
-    assert len(stored) == sum(each.quantised for each in lab.plan(trial, topology.layout).parameters.tensors) > 0
+    assert len(stored) == sum(each.quantised for each in plan.parameters.tensors) > 0
     assert not [name for name in stored if not np.array_equal(outcome.tensors[name], alone.tensors[name])]
 
 

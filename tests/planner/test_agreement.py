@@ -50,60 +50,39 @@ def test_a_layout_costs_what_its_plan_says(name, tmp_path, monkeypatch):
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path))
 
 
-BLOCKS = ("model.attention=blocks", "batch.sequence=160")
+# What plans choose on a CPU: of what else the table has, they are for cuda where nothing says otherwise.
+KERNELS = {
+    "blocks of queries": ("model.attention=blocks", "batch.sequence=160"),
+    "fused": ("launch.device=cpu",),
+}
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("kernels", "name"),
     [
-        "tp 2, without sequence (dense)",
+        ("blocks of queries", "tp 2, without sequence (dense)"),
+        ("fused", "fsdp 2, no clipping (qwen3)"),
         *(
-            pytest.param(name, marks=pytest.mark.matrix)
+            pytest.param(kernels, name, marks=pytest.mark.matrix)
+            for kernels, more in (
+                ("blocks of queries", ("fsdp 2 · tp 2 (dense)", "fsdp 2, no clipping (qwen3)")),
+                ("fused", ("ring 2 (dense)", "tp 2, z loss (dense)", "tp 2, tiled, without sequence (dense)")),
+            )
             for name in (
                 "fsdp 2, three microbatches (dense)",
                 "fsdp 2, selective recomputation (dense)",
                 "fsdp 2 · ep 2, full recomputation (moe)",
                 "ulysses 2, fewer key/value heads than ranks (dense)",
                 "pp 2, zbv (dense)",
-                "fsdp 2 · tp 2 (dense)",
-                "fsdp 2, no clipping (qwen3)",
+                *more,
             )
         ),
     ],
 )
-def test_attention_in_blocks_of_queries_costs_what_the_plan_says(name, tmp_path, monkeypatch):
+def test_kernels_cost_what_the_plan_says(kernels, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     topology = BY_NAME[name]
-    hold_against_the_trace(plan_of(evolve(topology, shared=(*topology.shared, *BLOCKS)), tmp_path))
-
-
-ON_CPU = ("launch.device=cpu",)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fsdp 2, no clipping (qwen3)",
-        *(
-            pytest.param(name, marks=pytest.mark.matrix)
-            for name in (
-                "fsdp 2, three microbatches (dense)",
-                "fsdp 2, selective recomputation (dense)",
-                "fsdp 2 · ep 2, full recomputation (moe)",
-                "ulysses 2, fewer key/value heads than ranks (dense)",
-                "ring 2 (dense)",
-                "pp 2, zbv (dense)",
-                "tp 2, z loss (dense)",
-                "tp 2, tiled, without sequence (dense)",
-            )
-        ),
-    ],
-)
-def test_fused_kernels_cost_what_the_plan_says(name, tmp_path, monkeypatch):
-    """Which are those of a CPU: of what else the table has, plans are for cuda where nothing says otherwise."""
-    monkeypatch.chdir(tmp_path)
-    topology = BY_NAME[name]
-    hold_against_the_trace(plan_of(evolve(topology, shared=(*topology.shared, *ON_CPU)), tmp_path))
+    hold_against_the_trace(plan_of(evolve(topology, shared=(*topology.shared, *KERNELS[kernels])), tmp_path))
 
 
 MIXED = """

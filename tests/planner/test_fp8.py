@@ -3,9 +3,9 @@
 import pytest
 from agreement import hold_against_the_trace
 from topologies import Topology
+from traces import plan_of
 
 from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.load import plan_from_spec
 from xtrain.planner.report.render import render
 from xtrain.planner.serialise import dumps, from_json, to_json
 
@@ -43,13 +43,8 @@ MORE = [
     [*ROWS, *(pytest.param(*each, marks=pytest.mark.matrix) for each in MORE)],
     ids=lambda value: value.name if isinstance(value, Topology) else " ".join(value[4:]),
 )
-def test_products_in_fp8_cost_what_the_plan_says(topology, settings, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = topology.trial("fp32").write(tmp_path, alone=False)
-    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n')
-    compiled = plan_from_spec(path, (*topology.layout, *settings), topology.world)
-    assert compiled.plan is not None, [each.message for each in compiled.diagnostics.errors]
-    hold_against_the_trace(compiled.plan)
+def test_products_in_fp8_cost_what_the_plan_says(topology, settings, tmp_path):
+    hold_against_the_trace(plan_of(tmp_path, topology, *settings))
 
 
 MODEL = "model qwen3 { dim = 64, layers = 2, heads = 4, kv_heads = 2, ffn = 192 }"

@@ -49,6 +49,7 @@ every 1000 steps checkpoint
 on finish eval lines {{ batches = none }}
 {more}
 """
+FEWER = ("batch.micro=2",)  # half as many microbatches, where nothing depends on how many there are
 CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack(auto, align = {align})"
 
 
@@ -165,11 +166,27 @@ class Laboratory:
         mutation: Mutation | None = None,
         saves: bool = True,
     ) -> Outcome:
+        name, plan = self._next(trial, sets), self.plan(trial, sets, world, alone=alone)
+        return self.ranks.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation, saves=saves)
+
+    def _next(self, trial: Trial, sets: tuple[str, ...]) -> str:
+        """The name of a job."""
         self._count[0] += 1
         slug = re.sub(r"[^a-z0-9]+", "-", " ".join((trial.model, trial.params, *sets)).replace("parallel.", ""))[:60]
-        name = f"{self._count[0]:03d}-{slug.strip('-')}"
-        plan = self.plan(trial, sets, world, alone=alone)
-        return self.ranks.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation, saves=saves)
+        return f"{self._count[0]:03d}-{slug.strip('-')}"
+
+    def same_as_one_process(
+        self, trial: Trial, sets: tuple[str, ...], *, saves: bool = False
+    ) -> tuple[Plan, Outcome, Outcome]:
+        """The plan and the outcome of a layout, and the outcome of one process.
+
+        Asserts that they are the same within the tolerance of the format, and that each rank holds what is planned.
+        """
+        plan, alone = self.plan(trial, sets), self.alone(trial)
+        outcome = self.ranks.run(plan, self.folder, name=self._next(trial, sets), saves=saves)
+        assert not (beyond := gaps(outcome, alone).beyond(TOLERANCE[trial.params])), beyond
+        assert not (stray := stray_shapes(plan, outcome)), stray
+        return plan, outcome, alone
 
     def resumed(self, trial: Trial, sets: tuple[str, ...], job: str, *, step: int = 2) -> tuple[Outcome, Outcome]:
         """The trial with an evaluation and a checkpoint behind a step, and the same from that checkpoint on.
@@ -177,7 +194,7 @@ class Laboratory:
         Asserts that what follows is the same bit for bit: the curve, every tensor, the evaluation at the end.
         """
         more = f"every {step} steps eval lines {{ batches = 1 }} then checkpoint\n{trial.more}"
-        plan = self.plan(evolve(trial, more=more), sets)
+        plan = self.plan(evolve(trial, more=more), (*FEWER, *sets))
         whole = self.ranks.run(plan, self.folder, name=f"{job}-whole")
         self.take_checkpoint(whole, step, f"{job}-resumed")
         later = self.ranks.run(plan, self.folder, name=f"{job}-resumed")
