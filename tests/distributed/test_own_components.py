@@ -72,7 +72,7 @@ use "parts.py"
 experiment own { seed = 3, budget = 4 steps }
 model llama { dim = 32, layers = 2, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
 tokenizer bytes
-dataset made { source = synthetic(), holdout = 10% }
+dataset made { source = synthetic(documents = 100), holdout = 10% }
 batch { sequence = 64, micro = 2, rows = 8 }
 optimizer averaged { lr = 0.1, beta = 0.8 }
 scheduler triangle { top = 2 }

@@ -18,7 +18,7 @@ use "parts.py"
 experiment own { seed = 3, budget = 4 steps }
 model gated { dim = 32, layers = 2, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
 tokenizer bytes
-dataset made { source = synthetic(), holdout = 10% }
+dataset made { source = synthetic(documents = 100), holdout = 10% }
 batch { sequence = 64, micro = 1, rows = 4 }
 collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, align = 4)
 optimizer adamw { lr = 1e-2, eps = 1e-3, clip = 0.5 }

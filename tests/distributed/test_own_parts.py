@@ -156,7 +156,8 @@ def test_the_examples_of_the_documentation_run(lab, tmp_path):
     for name, block in blocks.items():
         (tmp_path / name).write_text(block)
     for spec in specs:
-        compiled = plan_from_path(tmp_path / spec)
+        few = ("dataset.made.source=synthetic(documents = 100)",) if "synthetic()" in blocks[spec] else ()
+        compiled = plan_from_path(tmp_path / spec, few)
         assert compiled.plan is not None, compiled.diagnostics.render()
         found = lab.ranks.run(compiled.plan, tmp_path, name=spec.partition(".")[0], saves=False)
         steps = int(re.search(r"budget = (\d+) steps", blocks[spec])[1])

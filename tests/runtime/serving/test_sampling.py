@@ -181,7 +181,7 @@ def joined(engine: Any, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("model", "sets"),
     [
-        ("", ()),
+        pytest.param("", (), marks=pytest.mark.matrix),  # one block of the other is without a window
         (WINDOWED, ()),
         *(pytest.param("", sets, marks=pytest.mark.slow) for sets in (("parallel.tp=2",), PP, RING)),
     ],

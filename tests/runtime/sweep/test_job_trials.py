@@ -122,23 +122,31 @@ def outcome(state: SweepState) -> list[tuple]:
 METHOD = "method asha { first = 2 steps, suggest = random }, trials = 10, parallel = 3"
 
 
-def test_jobs_come_to_what_processes_come_to(tmp_path, queue):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> list[tuple]:
+    """What trials that are processes come to."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver_module, "LOOK_SECONDS", 0.0)
+        patch.chdir(folder)
+        sweep = driver(write_spec(folder, METHOD), WrittenTrials(Random(0)))
+        sweep.run()
+    return outcome(sweep.state)
+
+
+def test_jobs_come_to_what_processes_come_to(tmp_path, queue, alone):
     path = write_spec(tmp_path, METHOD)
-    alone = driver(path, WrittenTrials(Random(0)), ("workspace.root=alone",))
-    alone.run()
     sweep = job_driver(path, "jobs")
     assert sweep.run() == "done"
-    assert outcome(sweep.state) == outcome(alone.state)
+    assert outcome(sweep.state) == alone
     first = [each for each in queue.jobs.values() if each.name == queue.jobs["0"].name]
     assert len(first) == 3, "those that begin together are submitted together"
     assert not list(tmp_path.rglob("submitting.json"))
 
 
-def test_a_killed_driver_submits_nothing_twice(tmp_path, queue):
+def test_a_killed_driver_submits_nothing_twice(tmp_path, queue, alone):
     """It is killed behind some of its events, before and after its jobs are submitted, and the queue may be silent."""
     path = write_spec(tmp_path, METHOD)
-    alone = driver(path, WrittenTrials(Random(0)), ("workspace.root=alone",))
-    alone.run()
     queue.unsubmitted, queue.forgotten, queue.answers = 0.15, 0.3, 0.8
     starts = 0
     while True:
@@ -151,19 +159,17 @@ def test_a_killed_driver_submits_nothing_twice(tmp_path, queue):
             continue
         break
     assert starts > 5
-    assert outcome(SweepState.read(sweep.folder)) == outcome(alone.state)
+    assert outcome(SweepState.read(sweep.folder)) == alone
     pieces = [(each.plan.workspace["run"], each.plan.timeline.stop_at) for each in queue.jobs.values()]
     assert len(set(pieces)) == len(pieces)
 
 
-def test_a_job_that_is_gone_is_submitted_again(tmp_path, queue):
+def test_a_job_that_is_gone_is_submitted_again(tmp_path, queue, alone):
     path = write_spec(tmp_path, METHOD)
-    alone = driver(path, WrittenTrials(Random(0)), ("workspace.root=alone",))
-    alone.run()
     queue.chance = 0.4
     sweep = job_driver(path, "jobs")
     assert sweep.run() == "done"
-    assert outcome(sweep.state) == outcome(alone.state)
+    assert outcome(sweep.state) == alone
     assert sum(each.code == -9 for each in queue.jobs.values()) > 3
 
 
