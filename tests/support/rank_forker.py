@@ -9,6 +9,7 @@ could not be done once for all ranks.
 """
 
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -212,7 +213,9 @@ def load_for_ranks() -> None:
 
     load_ops()
     load_components()
-    load_kernels()
+    with Path(__file__).open() as lock:  # where no machine code is kept yet, one process compiles and others read
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        load_kernels()
 
 
 def load_components() -> None:
