@@ -10,7 +10,7 @@ from projects import Project
 SPEC = Path(__file__).parents[1] / "specs" / "reward_cpu.xtrain"
 STEPS = 40
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_held_out_pairs_are_told_apart(tmp_path: Path):
