@@ -66,6 +66,8 @@ LONG = (
     "tests/runtime/checkpoint/test_layout.py",
 )
 FIRST = (RANKS, COMMANDS, TRANSFORMERS, "tests/test_quickstart.py", *LONG)
+# Behind these: tests that wait for processes and timers, while others compute; those that only compute are the last.
+WAITING = ("tests/tui/", "tests/server/", "tests/client/", "tests/cli/", "tests/runtime/")
 
 
 class Dealt(LoadScopeScheduling):
@@ -127,7 +129,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[int, str]:
         group = _group(item.nodeid)
-        return FIRST.index(group) if group in FIRST else len(FIRST), str(item.path)
+        if group in FIRST:
+            return FIRST.index(group), str(item.path)
+        waits = next((place for place, folder in enumerate(WAITING) if group.startswith(folder)), len(WAITING))
+        return len(FIRST) + waits, str(item.path)
 
     items.sort(key=place)
 
