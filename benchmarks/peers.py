@@ -12,6 +12,9 @@ transformers' model reads too. The others are:
     trainer   transformers' Trainer
     trl       TRL's SFTTrainer, where it is installed
 
+Matrix products are computed as each side does by default, all of them in fp32: xtrain's `matmul = auto`, and on the
+other sides torch's `highest`; or with --matmul as given on all sides.
+
 A side is a process. What counts is the time between its second step and its last: the least of the turns, of the clock
 and of the processor (all threads and processes of that side), which other work on the machine disturbs less. The losses
 of all sides must agree. Prints a table for each size, and the same as a JSON line.
@@ -63,6 +66,7 @@ checkpoint {{ keep = none }}
 every 1 step log
 every 1000000 steps checkpoint
 """
+DEFAULT = "default"
 FIRST = 2  # before it kernels are chosen and memory is taken
 AGREE = 1e-4
 
@@ -242,7 +246,8 @@ def trainer(folder: Path, batch: dict[str, int], steps: int, *, sft: bool) -> No
 def side(name: str, folder: Path, size: str, steps: int, matmul: str) -> None:
     import torch
 
-    torch.set_float32_matmul_precision(matmul)
+    if matmul != DEFAULT:
+        torch.set_float32_matmul_precision(matmul)
     torch.manual_seed(0)
     batch = SIZES[size]["batch"]
     if name == "same":
@@ -295,7 +300,8 @@ def steps_of_others(lines: Iterator[str]) -> Iterator[tuple[int, float]]:
 
 def measured(name: str, folder: Path, size: str, steps: int, matmul: str) -> Measured:
     if name == "xtrain":
-        text = SPEC.format(steps=steps, matmul=matmul, **SIZES[size]["batch"])
+        own = "auto" if matmul == DEFAULT else matmul
+        text = SPEC.format(steps=steps, matmul=own, **SIZES[size]["batch"])
         (folder / "peers.xtrain").write_text(text)
         command = [sys.executable, "-m", "xtrain", "run", "peers.xtrain", "--ui", "json"]
         command += ["--set", f"workspace.run=turn{time.time_ns()}"]
@@ -353,7 +359,7 @@ def main() -> int:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--matmul", choices=("highest", "high", "medium"), default="highest")
+    parser.add_argument("--matmul", choices=(DEFAULT, "highest", "high", "medium"), default=DEFAULT)
     parser.add_argument("--side", choices=SIDES[1:], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
