@@ -144,13 +144,14 @@ def right(day: Day) -> None:
     day.pieces("right", 120, "beside_the_cpu")
 
     def resumed(limit: float) -> dict[str, Any]:
-        """Beside an unbroken run; and that one beside itself, as kernels may add up in any order."""
+        """Beside an unbroken run; and that one beside itself, which `deterministic` must make the same."""
         with tempfile.TemporaryDirectory() as made:
             folder, begin = Path(made), time.monotonic()
             command = spec_in(folder, day, more=f"{BF16}\nevery 3 steps checkpoint", steps=8)
+            same = ["precision.deterministic=true"]
             starts = [("whole", 0, []), ("parts", 75, ["launch.stop_at=5 steps"]), ("parts", 0, []), ("again", 0, [])]
             for run, code, stop in starts:
-                sets = [each for one in (f"workspace.run={run}", *stop) for each in ("--set", one)]
+                sets = [each for one in (f"workspace.run={run}", *same, *stop) for each in ("--set", one)]
                 said([*command, *sets], limit - (time.monotonic() - begin), folder, code=code)
             curves = {
                 run: [(row["step"], row["loss"]) for row in metrics(folder, run)] for run in ("whole", "parts", "again")
