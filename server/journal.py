@@ -6,7 +6,9 @@ end of the file a frame may be cut off or damaged, as a power failure leaves it:
 confirmed, and are dropped when the file is opened.
 """
 
+import logging
 import os
+import shutil
 import struct
 import threading
 import zlib
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from attrs import define
+
+LOG = logging.getLogger(__name__)
 
 _HEAD: Final = struct.Struct("<II")
 _PATTERN: Final = "journal-*.bin"
@@ -67,21 +71,34 @@ class RequestJournal:
         end = 0
         for at, content in self.frames():
             end = at + _HEAD.size + len(content)
+        if self._goes_on_behind(end):
+            copy = self._path.with_suffix(".damaged")
+            shutil.copyfile(self._path, copy)
+            LOG.error(
+                "%s is damaged at byte %d: what follows is dropped, and %s has it as it was", self._path, end, copy
+            )
         os.ftruncate(self._fd, end)
         os.lseek(self._fd, end, os.SEEK_SET)
         os.fsync(self._fd)
         return end
 
+    def _goes_on_behind(self, at: int) -> bool:
+        """Whether a frame that is not whole has a whole one behind it. A server that was killed leaves none."""
+        head = os.pread(self._fd, _HEAD.size, at)
+        return len(head) == _HEAD.size and any(True for _ in self.frames(begin=at + _HEAD.size + _HEAD.unpack(head)[0]))
+
     # reading
 
-    def frames(self, end: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """Position and content of every frame, up to a position, and to the first that is not whole."""
-        at = 0
+    def frames(self, end: int | None = None, begin: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Position and content of every frame between two positions, up to the first that is not whole."""
+        at = begin
         with self._path.open("rb") as file:
+            file.seek(begin)
             while (end is None or at < end) and len(head := file.read(_HEAD.size)) == _HEAD.size:
                 length, checksum = _HEAD.unpack(head)
                 content = file.read(length) if length <= _left(file) else b""
-                if len(content) != length or zlib.crc32(content) != checksum:
+                # Zeros, as a file system may leave them behind what was written, would be a frame of nothing.
+                if not content or len(content) != length or zlib.crc32(content) != checksum:
                     return
                 yield at, content
                 at += _HEAD.size + length

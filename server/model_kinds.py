@@ -109,14 +109,13 @@ def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> A
         raise UserError(f"lora_config is missing: this server trains adapters of rank 1..{most}")
     if not 1 <= config.rank <= most:
         raise UserError(f"lora_config.rank {config.rank} is outside 1..{most}")
-    # Clients ask for it unless they say otherwise, and `get_info` says what the model has.
-    unembed = config.train_unembed and "unembed" in memory.capabilities.matrices
-    chosen = {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": unembed}
+    # Clients ask for all of them unless they say otherwise, and `get_info` says what the model has.
+    asked = {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}
+    offered = memory.capabilities.matrices
+    chosen = {kind: wanted and kind in offered for kind, wanted in asked.items()}
     if not any(chosen.values()):
-        raise UserError("lora_config leaves nothing to train")
-    for kind, wanted in chosen.items():
-        if wanted and kind not in memory.capabilities.matrices:
-            raise UserError(f"lora_config.train_{kind} is not offered here; set it to false")
+        have = ", ".join(f"train_{kind}" for kind in asked if kind in offered)
+        raise UserError(f"lora_config leaves nothing to train; what may be trained here: {have}")
     return AdapterEntry(rank=config.rank, seed=drawn if config.seed is None else config.seed, **chosen)
 
 

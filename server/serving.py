@@ -17,6 +17,7 @@ from attrs import frozen
 from .engine import Engine, EngineLost
 from .keys import Keys, refused_address
 from .limits import ServerLimits
+from .store import StoreInUse, StoreUnreadable
 
 LOG = logging.getLogger(__name__)
 
@@ -123,6 +124,10 @@ def serve(
         server = TrainingServer(engine, folder, limits, ended=ended)
     except EngineLost as error:
         raise CannotServe(f"what computes has not started: {error}") from error
+    except (StoreInUse, StoreUnreadable) as error:
+        raise CannotServe(f"{error}; it is left as it is") from error
+    except OSError as error:
+        raise CannotServe(f"{error.filename or folder} cannot be read and written: {error.strerror}") from error
     config = uvicorn.Config(
         app_of(server, keys),
         host=address.host,

@@ -23,10 +23,9 @@ def info(model: ModelEntry, found: Capabilities) -> dict[str, Any]:
         "model_data": data,
         "model_id": model.id,
         "model_name": model.base,
-        "is_lora": model.adapter is not None,
-        "lora_rank": model.adapter.rank if model.adapter else None,
+        "lora_rank": None,
         "optimizer_config": {"type": "adamw"},
-    }
+    } | _adapter(model.adapter)
 
 
 def weights_info(checkpoint: SavedEntry) -> dict[str, Any]:

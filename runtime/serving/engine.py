@@ -26,6 +26,7 @@ from .losses import LOSSES
 from .messages import RankMessage
 from .passes import pack
 from .ranks import REFUSED
+from .slots import attending
 
 Call = Callable[[RankMessage], RankMessage]
 
@@ -60,7 +61,7 @@ class RanksEngine:
             rank=args["max_rank"],
             models=args["adapters"],
             losses={name: loss.offer for name, loss in LOSSES.items()},
-            matrices=frozenset({"attn", "mlp"} | ({"unembed"} if plan.architecture.head_matrices else set())),
+            matrices=_matrices(plan),
             targets=args["rows"] * args["max_tokens"],
             text=True,
         )
@@ -138,6 +139,15 @@ class RanksEngine:
         if answer.name == REFUSED:
             raise UserError(answer.values["reason"])
         return answer
+
+
+def _matrices(plan: Plan) -> frozenset[str]:
+    """The kinds of matrices that have an adapter in a slot."""
+    adapted = {each.adapter for each in plan.parameters.tensors if each.task}
+    head = {plan.architecture.head_parameter.name} & adapted
+    attend = adapted.intersection(attending(plan.architecture.base)) if adapted else set[str]()
+    kinds = {"attn": attend, "mlp": adapted - attend - head, "unembed": head}
+    return frozenset(kind for kind, names in kinds.items() if names)
 
 
 def _values(request: SampleRequest) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
 from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row
 
+from xtrain.server.engine import Capabilities
 from xtrain.server.limits import ServerLimits
 
 
@@ -145,6 +147,27 @@ def test_weights_are_loaded_into_a_model_that_has_done_nothing(served: Served) -
 def test_models_that_cannot_be_made(served: Served, change: dict[str, object], words: str) -> None:
     body = {"session_id": served.session(), "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 8}}
     assert words in served.result(served.post("create_model", **(body | change)))["error"]
+
+
+def test_layers_that_have_no_adapter_here_are_left_out(tmp_path: Path) -> None:
+    """Clients ask for all unless they say otherwise; `get_info` says what they have."""
+
+    class Narrow(NumpyEngine):
+        def start(self) -> Capabilities:
+            return evolve(super().start(), matrices=frozenset({"attn"}))
+
+    with Served(tmp_path, Narrow()) as served:
+        client = served.model()
+        info = served.post("get_info", model_id=client.id)
+        assert (info["train_attn"], info["train_mlp"], info["train_unembed"], info["lora_rank"]) == (
+            True,
+            False,
+            False,
+            8,
+        )
+        body = {"session_id": client.session, "model_seq_id": 1, "base_model": MODEL}
+        found = served.result(served.post("create_model", **body, lora_config={"rank": 8, "train_attn": False}))
+        assert "nothing to train; what may be trained here: train_attn" in found["error"]
 
 
 def test_what_was_sent_for_a_model_that_was_not_made_is_an_error(served: Served) -> None:

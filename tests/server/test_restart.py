@@ -662,3 +662,42 @@ def test_a_journal_is_read_up_to_the_first_frame_that_is_not_whole(tmp_path: Pat
         again = RequestJournal(tmp_path)
         assert [content for _, content in again.frames()] == contents[:-1]
         again.close()
+    for zeros in (1, 7, 8, 9, 4096):  # as a power failure leaves them where a file has grown
+        path.write_bytes(whole + bytes(zeros))
+        again = RequestJournal(tmp_path)
+        assert [content for _, content in again.frames()] == contents
+        again.close()
+        assert path.read_bytes() == whole
+    assert not list(tmp_path.glob("*.damaged"))
+
+
+def test_a_journal_that_is_damaged_inside_is_kept_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = RequestJournal(tmp_path)
+    positions = [one.append(bytes([number]) * 9) for number in range(1, 9)]
+    one.close()
+    (path,) = tmp_path.glob("journal-*")
+    content = bytearray(path.read_bytes())
+    content[positions[3] + 12] ^= 1
+    path.write_bytes(content)
+    again = RequestJournal(tmp_path)
+    assert len(list(again.frames())) == 3
+    again.close()
+    assert path.with_suffix(".damaged").read_bytes() == content
+    assert f"damaged at byte {positions[3]}" in caplog.text
+
+
+def test_a_journal_of_another_version_is_said_and_left_as_it_is(tmp_path: Path) -> None:
+    one = RequestJournal(tmp_path / "journal")
+    one.append(b"another version")
+    one.close()
+    (path,) = (tmp_path / "journal").iterdir()
+    before = path.read_bytes()
+    with pytest.raises(CannotServe, match=r"journal, byte 0: .*left as it is"):
+        serve(NumpyEngine(), tmp_path, Address(), Keys())
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("in its place")
+    with pytest.raises(CannotServe, match="journal cannot be read and written"):
+        serve(NumpyEngine(), tmp_path, Address(), Keys())

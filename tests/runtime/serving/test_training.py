@@ -8,12 +8,13 @@ import pytest
 import torch
 from attrs import frozen
 from plain_adapters import PlainLlama, PlainModel
-from served import served, server_plan
+from served import LLAMA, served, server_plan
 
 from xtrain.components.adapters.lora_torch import first_values
 from xtrain.planner.architecture import parameters
 from xtrain.planner.plan import Plan
 from xtrain.runtime.models.weights import drawing
+from xtrain.runtime.serving.engine import RanksEngine
 from xtrain.runtime.serving.files import read_kept
 from xtrain.server.engine import Adam, AdapterSettings, Datum, Pass
 
@@ -195,6 +196,23 @@ MIXTURE = """qwen3_moe {
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("sets", "model", "kinds"),
+    [
+        ((), LLAMA, {"attn", "mlp", "unembed"}),
+        (('adapter.targets=["self_attn"]',), LLAMA, {"attn"}),
+        (('adapter.targets=["mlp"]',), LLAMA, {"mlp"}),
+        ((), MIXTURE, {"attn", "unembed"}),
+        (('adapter.targets=["experts"]',), MIXTURE, {"mlp"}),
+    ],
+)
+def test_clients_may_choose_among_matrices_that_have_an_adapter(
+    sets: tuple[str, ...], model: str, kinds: set[str], tmp_path: Path
+):
+    engine = RanksEngine(server_plan(tmp_path, *sets, model=model), lambda message: message)
+    assert engine.capabilities.matrices == kinds
+
+
 @pytest.mark.parametrize("layout", ["fsdp 2, ep 2", pytest.param("tp 2, ep 2", marks=pytest.mark.slow)])
 def test_a_mixture_of_experts_is_served_over_expert_ranks(layout: str, tmp_path: Path):
     """Adapters of spread experts are trained and kept as those of one rank."""
