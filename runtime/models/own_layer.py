@@ -59,7 +59,10 @@ class OwnLayer(TiledModule):
             except _StopRecomputationError as stop:  # a backward has all that it computes again
                 stopped = stop
         if stopped is not None:
-            raise stopped
+            try:
+                raise stopped
+            finally:
+                del stopped  # its traceback holds this frame and what the function has computed: no circle of them
         if not isinstance(out_BSD, Tensor) or out_BSD.shape != x_BSD.shape or out_BSD.dtype != x_BSD.dtype:
             found = type(out_BSD).__name__
             if isinstance(out_BSD, Tensor):

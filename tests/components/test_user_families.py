@@ -39,7 +39,7 @@ LAYOUTS = {
     "pp 2": "parallel { pp 2 }",
 }
 OWN_FAMILIES = ("squared", "gated", "routed")
-BY_DEFAULT = (("gated", "tp 2 · fsdp 2"), ("routed", "one rank"))
+BY_DEFAULT = (("gated", "tp 2 · fsdp 2"), ("routed", "one rank"), ("squared", "tp 2, whole sequences, selective"))
 
 
 @pytest.fixture
