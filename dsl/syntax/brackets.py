@@ -12,6 +12,7 @@ from ..diagnostics.fixes import closed, without
 from .tokens import CLOSERS, OPENERS, SEPARATORS, STATEMENTS, Token
 
 _LONGEST: Final = 1000  # tokens in a list or call; what is longer lacks more than a bracket
+_LOOKED_AT: Final = 16  # tokens of a line that may begin a statement
 _SIGN: Final = {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}"}
 
 
@@ -103,7 +104,7 @@ class _Repair:
 
     def _line_ends(self, place: int) -> None:
         """Decide whether a line that begins here shows that a bracket was forgotten."""
-        following = self.tokens[place + 1 : place + 4]
+        following = self.tokens[place + 1 : place + 1 + _LOOKED_AT]
         if not following or following[0].type in ("_NEWLINE", "COMMENT") or following[0].type in CLOSERS:
             return
         first = following[0]
@@ -181,6 +182,9 @@ def _starts_statement(following: list[Token], *, inside: str, after: Token) -> b
         return False
     if second.type == "_EQ":  # in a call, an argument may look the same behind a comma
         return inside == "LSQB" or after.type not in ("_COMMA", "LPAR", "_NEWLINE", "COMMENT")
+    if second.type == "_DOT":  # `optimizer.lr in …`: no expression has an `in`
+        words = list(takewhile(lambda each: each.type in ("NAME", "_DOT") and each.text != "in", following))
+        return len(words) < len(following) and following[len(words)].text == "in"
     if first.text in STATEMENTS and second.type in ("NAME", "STRING", "NUMBER"):
         return True
     return second.type in ("NAME", "STRING", "NUMBER", "LBRACE")

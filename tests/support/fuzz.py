@@ -242,12 +242,12 @@ class Fuzzer:
         self.executions = 0
 
     def run(self, mutator: Mutator, seconds: float, texts: int | None = None) -> None:
-        """Try all seeds, then mutants for so long, or so many of them."""
+        """Try all seeds, then mutants for so many seconds of the processor, or so many of them."""
         for text in seeds():
             self.offer(text, fix=True)
-        end = time.monotonic() + seconds
+        end = time.process_time() + seconds
         tried = 0
-        while tried < texts if texts is not None else time.monotonic() < end:
+        while tried < texts if texts is not None else time.process_time() < end:
             tried += 1
             self.offer(mutator.mutate(self.corpus), fix=self.executions % 4 == 0)
 
