@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
+
+from attrs import evolve
 
 from .checks import rows_of
 from .engine import Adam, Pass, UserError
@@ -13,6 +15,8 @@ from .messages import MEDIA_TYPE, ForwardBackward, forward_backward_output, read
 from .models_in_memory import ModelDamaged, ModelsInMemory
 from .requests import OptimStep, read_json
 from .state import QueuedWork, WorkDone
+
+ANY: Final = 2**62
 
 
 class ForwardBackwardKind(Kind):
@@ -57,7 +61,7 @@ class ForwardBackwardKind(Kind):
                 finish(memory, work, body, media=media, repeated=not one.forward_only)
 
     def repeat(self, entry: Accepted, memory: ModelsInMemory) -> None:
-        one = _pass(self.read(entry.body), memory)
+        one = _pass(self.read(entry.body), memory, again=True)
         (result,) = memory.engine.forward_backward([one])
         if isinstance(result, UserError):
             raise result
@@ -80,10 +84,15 @@ def _groups(works: Sequence[QueuedWork], memory: ModelsInMemory) -> Iterator[lis
         yield group
 
 
-def _pass(request: ForwardBackward, memory: ModelsInMemory) -> Pass:
+def _pass(request: ForwardBackward, memory: ModelsInMemory, *, again: bool = False) -> Pass:
+    """again: it was taken and done, perhaps by a server whose texts could be longer."""
+    capabilities, limits = memory.capabilities, memory.limits
+    if again:
+        capabilities = evolve(capabilities, context=ANY, targets=ANY)
+        limits = evolve(limits, tokens=ANY)
     return Pass(
         model=request.model_id,
-        data=rows_of(request, memory.capabilities, memory.limits),
+        data=rows_of(request, capabilities, limits),
         loss=request.loss,
         settings=request.settings,
         forward_only=request.forward_only,

@@ -293,6 +293,26 @@ def test_a_server_whose_engine_does_not_start_says_so(tmp_path: Path) -> None:
         serve(engine, tmp_path, Address(), Keys())
 
 
+def test_what_was_done_is_done_again_by_a_server_of_shorter_texts(tmp_path: Path) -> None:
+    """`max_tokens` and `rows` may change from start to start: a model does not go with what it was trained on."""
+
+    class Short(NumpyEngine):
+        def start(self) -> Capabilities:
+            return evolve(super().start(), context=4, targets=4)
+
+    found = []
+    for name, engine in (("as it was", NumpyEngine()), ("shorter", Short())):
+        with Served(tmp_path / name) as served:
+            client = served.model(seed=1)
+            client.result(client.pass_([row(1, 9)]))
+        with Served(tmp_path / name, engine) as again:
+            client = Client(again, client.id, seq=client.seq)
+            assert "error" not in client.result(client.step())
+            found.append(client.logprobs([row(2, 4)]))
+            assert ("tokens" in str(client.result(client.pass_([row(1, 9)])))) == (name == "shorter")
+    np.testing.assert_array_equal(*found)
+
+
 def test_what_is_taken_no_more_is_an_error_after_a_restart(tmp_path: Path) -> None:
     """A version before this one had other limits."""
     with Served(tmp_path) as served:
