@@ -169,14 +169,15 @@ def good(client: Client, sampler: str) -> dict[str, dict[str, Any]]:
     return {
         "optim_step": named | {"adam_params": {"learning_rate": 0.1, "beta1": 0.9}, "type": "optim_step"},
         "create_model": {"session_id": client.session, "model_seq_id": 900 + client.seq, "base_model": MODEL}
-        | {"lora_config": {"rank": 8, "seed": 1}},
+        | {"lora_config": {"rank": 8, "seed": 1}, "user_metadata": {"a": "b"}},
         "save_weights": named | {"path": f"name-{client.seq}", "ttl_seconds": 60},
         "save_weights_for_sampler": named | {"path": f"name-{client.seq}", "kind": "snapshot"},
         "load_weights": named | {"path": "tinker://nobody/weights/nothing", "optimizer": True},
         "create_sampling_session": {"session_id": client.session, "sampling_session_seq_id": 900 + client.seq}
         | {"base_model": MODEL},
         "asample": {"sampling_session_id": sampler, "seq_id": client.seq, "prompt": {"chunks": [chunk]}}
-        | {"sampling_params": {"max_tokens": 2, "temperature": 1.0}, "num_samples": 2},
+        | {"sampling_params": {"max_tokens": 2, "temperature": 1.0, "stop": [3], "top_k": 9, "seed": 1}}
+        | {"num_samples": 2, "topk_sample_logprobs": 1, "format": "json"},
         "retrieve_future": {"request_id": "nothing"},
         "get_info": {"model_id": client.id},
         "session_heartbeat": {"session_id": client.session},
@@ -307,6 +308,11 @@ def drawn(rng: random.Random, client: Client, sampler: str) -> Asked:
     """A good request, changed in its values, its bytes or both."""
     bodies = good(client, sampler)
     path = rng.choice([*bodies, "forward_backward", "create_session", "telemetry", "client/config"])
+    if path == "forward_backward" and rng.random() < 0.3:
+        one = {"tokens": [1, 2], "targets": [-100, 3], "weights": [1, -0.5]}
+        named = {"model_id": client.id, "seq_id": client.seq + 1}
+        body = _values(rng, named | {"rows": [one], "loss": "cross_entropy", "settings": {}, "forward_only": True})
+        return Asked(path=path, content=json.dumps(body).encode(), what="drawn")
     if path == "forward_backward":
         client.seq += 1
         message = client.body([row(rng.randrange(9), rng.randint(1, 12)) for _ in range(rng.randint(1, 3))])
