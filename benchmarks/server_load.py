@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -100,8 +100,7 @@ class Connection:
             self._figures.count()
             headers = {"x-api-key": self._key, "content-type": media}
             method = "GET" if body is None else "POST"
-            self._http.request(method, f"/api/v1/{path}", None if body is None else content, headers)
-            answer = self._http.getresponse()
+            answer = self._sent(method, f"/api/v1/{path}", None if body is None else content, headers)
             raw = answer.read()
             if answer.status == 429:
                 time.sleep(float(answer.headers.get("retry-after", "1")))
@@ -110,6 +109,16 @@ class Connection:
                 raise RuntimeError(f"{path}: {answer.status} {raw[:200]!r}")
             return raw if answer.headers.get_content_type() == PROTOBUF else json.loads(raw)
         raise RuntimeError(f"{path}: 429 too often")
+
+    def _sent(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> HTTPResponse:
+        """The answer. A server closes a connection on which nothing was asked for some time: then on a new one."""
+        try:
+            self._http.request(method, path, content, headers)
+            return self._http.getresponse()
+        except ConnectionError:
+            self._http.close()
+        self._http.request(method, path, content, headers)
+        return self._http.getresponse()
 
     def result(self, promise: dict[str, Any]) -> Any:
         while True:
