@@ -251,7 +251,8 @@ class Memory:
     that fsdp has gathered, as many as are alive at once. unreduced: whole gradients that fsdp adds up over microbatches
     before it exchanges them. activations: what forwards have left for backwards, of all microbatches in flight. loss:
     what the head's forward leaves. working: the most that is alive beside all this, while a block or a piece of the
-    loss is computed. reserve: what libraries and the allocator need, from outside.
+    loss is computed. reserve: what libraries and the allocator need, from outside. host: in host memory beside all
+    this, where only some of what the rank owns is there.
     """
 
     parameters: int
@@ -264,7 +265,13 @@ class Memory:
     loss: int = 0
     working: int = 0
     reserve: int = 0
+    host: int = 0
     offloaded: bool = False
+
+    @property
+    def host_bytes(self) -> int:
+        """In host memory, of ranks that compute on another device."""
+        return self.host + (self.states if self.offloaded else 0)
 
     @property
     def states(self) -> int:

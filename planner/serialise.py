@@ -23,6 +23,7 @@ from .plan import (
     ElasticWorld,
     Estimates,
     Hardware,
+    Memory,
     Mesh,
     Node,
     Parameters,
@@ -51,6 +52,7 @@ LATER: dict[type, tuple[str, ...]] = {
     Traffic: ("meanwhile",),
     Work: ("windows", "position_fp8", "position_fp8_again"),
     ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),
+    Memory: ("host",),
     RankClass: ("optimizer_flops", "unsaved", "fp8_flops"),
     Hardware: (
         "mtbf_seconds",

@@ -6,10 +6,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.setting import Conflict, Range, Role, setting
-from ...dsl.schema.stacks import STACKS, Stack, StackSettings
+from ...dsl.schema.setting import Conflict
+from ...dsl.schema.stacks import STACKS, Stack
 from ...planner.costs.op_trace import CollectiveCall
 from ...planner.units import BYTES, bytes_text, plural
+from .deepspeed_offload import (
+    BUCKET,
+    aio_config,
+    bucket_numbers,
+    conflicts_of_offload,
+    idle_offload,
+    moved,
+    offload_config,
+    offload_text,
+)
+from .deepspeed_settings import DeepspeedSettings
 
 if TYPE_CHECKING:
     from ...dsl.spec import Spec
@@ -18,7 +29,6 @@ if TYPE_CHECKING:
     from ...planner.graph.builder import Builder
     from ...planner.resolved import Resolved
 
-BUCKET: Final = 2**24  # numbers that are summed together, at most; one larger parameter is summed by itself
 _AXES: Final = "spreads a model over data ranks alone"
 _SHARES: Final = {
     0: "nothing of it is shared",
@@ -26,19 +36,6 @@ _SHARES: Final = {
     2: "the state of the optimizer and gradients are cut",
     3: "the state of the optimizer, gradients and parameters are cut",
 }
-
-
-@frozen
-class DeepspeedSettings(StackSettings):
-    """`deepspeed { … }`: what the ranks share under `stack = deepspeed`."""
-
-    stage: int = setting(
-        "stage of ZeRO: 0 cuts nothing, 1 the state of the optimizer, 2 also gradients, 3 also parameters",
-        default=2,
-        check=Range(low=0, high=3),
-        role=Role.MESH,
-        added=True,
-    )
 
 
 @STACKS.register()
@@ -57,10 +54,12 @@ class Deepspeed(Stack):
         "reshard": "gathers what its stage says",
         "prefetch": "gathers what its stage says",
         "sync": "sums gradients when its stage says",
-        "offload": "keeps model states where they are used",
+        "offload": "offloads what `deepspeed { offload_optimizer, offload_param }` says",
     }
     resuming: ClassVar[Mapping[str, str]] = {
         "stage": "gradients are summed in another order, and ranks have other pieces",
+        "offload_optimizer": "states live and are updated on another device",
+        "offload_param": "parameters lie elsewhere",
         "config": "",
     }
 
@@ -88,6 +87,18 @@ class Deepspeed(Stack):
             yield Conflict("optimizer.kind", message, f"use adamw, {other}")
         if stage:
             yield from _of_pieces(spec, stage, other)
+        yield from conflicts_of_offload(spec, settings_of(spec))
+
+    def idle(self, spec: "Spec") -> "Iterator[tuple[str, str]]":
+        return idle_offload(spec, settings_of(spec))
+
+    def savings(self, spec: "Spec") -> "Iterator[dict[str, Any]]":
+        """Both kinds of offloading, one after the other."""
+        chosen = settings_of(spec)
+        if chosen.stage and chosen.offload_optimizer == "none":
+            yield {"offload_optimizer": "cpu"}
+        elif chosen.stage == 3 and chosen.offload_param == "none":
+            yield {"offload_param": "cpu"}
 
     def wrap_optimizer(self, graph: "Builder", run: "Resolved", last: str) -> str:
         stage, ranks = stage_of(run.spec), run.size("replicate")
@@ -95,8 +106,10 @@ class Deepspeed(Stack):
         whole, piece = (bytes_text(BYTES[run.formats.params] * each) for each in (numbers, -(-numbers // ranks)))
         does = f"ZeRO stage {stage} by DeepSpeed over {plural(ranks, 'rank')}: {_SHARES[stage]}"
         does += f", for each of its tensors {whole} → {piece} a rank" if stage and ranks > 1 else ""
+        does += offload_text(run, settings_of(run.spec))
         does += "; its configuration is written to deepspeed.json of the run"
         axes, args = run.wide("replicate"), {"stage": stage, "config": config_of(run)}
+        args |= settings_of(run.spec).offloading
         last = graph.add("setup", self.node(), does, args=args, axes=axes, after=((last, "optimizer"),))
         does = "from here on the engine updates parameters" + (", each rank its piece" if stage and ranks > 1 else "")
         return graph.add("setup", "setup.stack_optimizer", does, after=((last, "wrapped"),))
@@ -109,12 +122,14 @@ class Deepspeed(Stack):
             return states
         piece = -(-states.trained // ranks)
         computed = (piece if stage == 3 else states.parameters) * BYTES[run.formats.compute]
-        return evolve(
+        computed //= BYTES[run.formats.params]
+        left = evolve(
             states,
-            parameters=computed // BYTES[run.formats.params] + piece,
+            parameters=computed + piece,
             trained=states.trained if stage == 1 else piece,
             moments=-(-states.moments // ranks),
         )
+        return moved(run, settings_of(run.spec), left, piece, computed)
 
     def gradients_spared(self, run: "Resolved", states: "OwnedBytes") -> int:
         if stage_of(run.spec) < 2:
@@ -131,10 +146,10 @@ class Deepspeed(Stack):
         return BYTES[run.formats.compute] * (ends + largest)
 
     def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
-        """The buffer of a bucket, and a rank's piece of the gradients once more, in one tensor."""
+        """The buffer of a bucket, and a rank's piece of the gradients once more, in one tensor, where it is updated."""
         whole = BYTES[run.formats.params] * states.elements
         piece = -(-whole // run.size("replicate")) if stage_of(run.spec) else 0
-        return _bucket_bytes(run) + piece
+        return _bucket_bytes(run) + (piece if settings_of(run.spec).offload_optimizer == "none" else 0)
 
     def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
         """Stages 0 and 1 sum gradients once a step, the others behind every microbatch. Updated pieces are gathered, or
@@ -158,9 +173,14 @@ class Deepspeed(Stack):
             )
 
 
+def settings_of(spec: "Spec") -> DeepspeedSettings:
+    """The block `deepspeed` of a spec."""
+    return spec.parallel.of_stacks()[Deepspeed.kind]
+
+
 def stage_of(spec: "Spec") -> int:
     """The stage that a spec with this stack chooses."""
-    return spec.parallel.of_stacks()[Deepspeed.kind].stage
+    return settings_of(spec).stage
 
 
 def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
@@ -260,20 +280,27 @@ def config_of(run: "Resolved") -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     if stage:
         zero |= {
-            "reduce_bucket_size": _bucket(run),
+            "reduce_bucket_size": bucket_numbers(run),
             "contiguous_gradients": True,
             "overlap_comm": False,
             "reduce_scatter": True,
         }
     if stage in (1, 2):
-        zero |= {"allgather_bucket_size": _bucket(run), "round_robin_gradients": False, "compute_grad_norm": False}
+        # What is offloaded cannot be updated without the engine's own norm, which nothing is done with.
+        norm = settings_of(run.spec).offload_optimizer != "none"
+        zero |= {
+            "allgather_bucket_size": bucket_numbers(run),
+            "round_robin_gradients": False,
+            "compute_grad_norm": norm,
+        }
     if stage == 3:
         zero |= {
             "stage3_prefetch_bucket_size": 0,
             "stage3_max_reuse_distance": 0,
             "stage3_param_persistence_threshold": 0,
-            "sub_group_size": _bucket(run),
+            "sub_group_size": bucket_numbers(run),
         }
+    zero |= offload_config(run, settings_of(run.spec))
     return {
         "train_batch_size": batch.micro * batch.accumulate * run.size("replicate"),
         "train_micro_batch_size_per_gpu": batch.micro,
@@ -287,15 +314,10 @@ def config_of(run: "Resolved") -> dict[str, Any]:
         "zero_optimization": zero,
         "steps_per_print": None,
         "wall_clock_breakdown": False,
+        **aio_config(settings_of(run.spec)),
         **({"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}} if stage else {}),
     }
 
 
-def _bucket(run: "Resolved") -> int:
-    """Numbers in a bucket; even, as DeepSpeed wants it."""
-    numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
-    return min(BUCKET, numbers + numbers % 2)
-
-
 def _bucket_bytes(run: "Resolved") -> int:
-    return BYTES[run.formats.params] * _bucket(run)
+    return BYTES[run.formats.params] * bucket_numbers(run)

@@ -1,28 +1,15 @@
-"""`setup.parallel.deepspeed`: the model and its optimizer under DeepSpeed's engine.
-
-A rank's piece of a group of parameters is a span of all of them in a row, padded to a multiple of the ranks, wherever
-that begins and ends. Checkpoints hold no such pieces: moments are put together and saved as FSDP would cut them, so
-that any layout reads them.
-"""
+"""`setup.parallel.deepspeed`: the model and its optimizer under DeepSpeed's engine."""
 
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
-from math import prod
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from attrs import frozen
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.model.groups import ParameterGroups
-from ...planner.plan import Plan
 from ...runtime.errors import EnvironmentFault
 from ...runtime.files import durable
 from ...runtime.models.parts import ModelParts
@@ -31,6 +18,8 @@ from ...runtime.parallelize.wrapped import WrappedModel
 from ...runtime.reporting.records import Records
 from ...runtime.state import Rank
 from ...runtime.training.local_optimizer import LocalOptimizer
+from .deepspeed_files_torch import WeightsInFiles, check_files, drop_at_exit, in_folder_of_run
+from .deepspeed_pieces_torch import EngineOptimizer, ExactPieces, PiecesOptimizer, WeightsInPieces
 
 FILE = "deepspeed.json"
 
@@ -42,32 +31,37 @@ def wrap(
     rank: Rank,
     stage: int,
     config: dict[str, Any],
+    offload_optimizer: str = "none",
+    offload_param: str = "none",
     records: Records | None = None,
 ) -> WrappedModel:
     """Raises EnvironmentFault (X715) where the package is not there, or cannot be loaded; PlanMismatch in a trace,
     which has no ranks that the engine could share anything with."""
     if records is None:
         raise PlanMismatch("the engine of DeepSpeed works on real ranks alone; a trace shows what stack parallel does")
+    config = in_folder_of_run(config, records.directory.name)
     if rank.is_first:
         durable.write(records.directory / FILE, json.dumps(config, indent=2) + "\n")
     names = {parameter: name for name, parameter in model.trained()}
     in_bf16 = config["bf16"]["enabled"]
     exact = {name: parameter.detach().clone() for parameter, name in names.items()} if in_bf16 else {}
     assert stage == config["zero_optimization"]["stage"]
-    engine = _engine(model, optimizer, rank, config)
+    engine = _engine(model, optimizer, rank, config, files="nvme" in (offload_optimizer, offload_param))
     if stage == 0:
         updates = EngineOptimizer(engine, optimizer)
         return WrappedModel(engine, engine.set_gradient_accumulation_boundary, _backward(engine), optimizer=updates)
     assert isinstance(optimizer, LocalOptimizer)
     kind = WeightsInPieces if stage == 3 else ExactPieces if in_bf16 else PiecesOptimizer
-    pieces, times = kind(engine, optimizer, names, rank), rank.world_size if stage == 3 else 1
+    kind = WeightsInFiles if offload_optimizer == "nvme" else kind
+    pieces = kind(engine, optimizer, names, rank, offloads=offload_optimizer != "none")
+    times = rank.world_size if stage == 3 else 1
     pieces.begin_from(exact)
     return WrappedModel(
         engine, engine.set_gradient_accumulation_boundary, _backward(engine, times), pieces.gradients, optimizer=pieces
     )
 
 
-def _engine(model: ModelParts, optimizer: Optimizer, rank: Rank, config: dict[str, Any]) -> Any:
+def _engine(model: ModelParts, optimizer: Optimizer, rank: Rank, config: dict[str, Any], *, files: bool) -> Any:
     os.environ["DS_ACCELERATOR"] = rank.device.type
     os.environ.setdefault("LOCAL_RANK", str(rank.local_rank))  # which a rank by itself is not given
     warnings.filterwarnings("ignore", message=".*is deprecated. Please use", category=FutureWarning)
@@ -81,6 +75,9 @@ def _engine(model: ModelParts, optimizer: Optimizer, rank: Rank, config: dict[st
     # On a CPU it would compile sums of its own through shared memory, which takes minutes, and one that is killed
     # meanwhile leaves a lock that every later start waits for. Sums are those of torch's process group.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if files:
+        check_files()
+        drop_at_exit(config, rank)
     engine, *_ = deepspeed.initialize(
         model=model.whole, optimizer=optimizer, config=config, dist_init_required=False, model_parameters=None
     )
@@ -91,178 +88,3 @@ def _backward(engine: Any, times: int = 1) -> Callable[[Tensor], None]:
     """The loss is divided by the tokens of the whole step: no microbatches are to be averaged. times: what the engine
     divides gradients by, as stage 3 knows no sums over ranks."""
     return lambda loss: engine.backward(loss * times, scale_wrt_gas=False)
-
-
-class EngineOptimizer(Optimizer):
-    """An optimizer that the engine calls; gradients and state are those of the parameters."""
-
-    def __init__(self, engine: Any, inner: Optimizer) -> None:
-        super().__init__([{"params": [nn.Parameter(torch.empty(0))]}], {})
-        self.engine, self.inner = engine, inner
-        self.param_groups, self.state = inner.param_groups, inner.state
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """closure: not used."""
-        self.engine.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop what the backward of a step that was left out has summed."""
-        self.engine.module.zero_grad(set_to_none=True)
-
-
-class PiecesOptimizer(EngineOptimizer):
-    """An optimizer of which each rank updates a piece of every group, under ZeRO 1 and 2."""
-
-    def __init__(self, engine: Any, inner: LocalOptimizer, names: dict[nn.Parameter, str], rank: Rank) -> None:
-        super().__init__(engine, inner)
-        self.zero, self.inner, self.names, self.rank = engine.optimizer, inner, names, rank
-        self.mesh = init_device_mesh(rank.device.type, (rank.world_size,))
-
-    def gradients(self) -> list[Tensor]:
-        """This rank's pieces of the gradients, summed over ranks; what is written to them is what the update takes."""
-        found = self.zero.averaged_gradients
-        return [each for group in sorted(found) for each in found[group] or ()]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.zero.zero_grad(set_to_none=True)
-        for group in self.zero.averaged_gradients:
-            self.zero.averaged_gradients[group] = None
-            self.zero.all_grad_tensors[group] = None
-        self.zero.micro_step_id = -1  # as it is before the first microbatch of a step
-
-    def tensors(self, plan: Plan) -> dict[str, Tensor]:
-        groups, found = ParameterGroups.of(plan), dict[str, Tensor]()
-        for piece in self._pieces():
-            state = self.inner.state[piece.updated]
-            for count in groups.scalars(piece.name):
-                value = state[count].clone() if count in state else torch.zeros((), device=self.rank.device)
-                found[f"optimizer.{piece.name}.{count}"] = value
-            for moment in groups.state(piece.name):
-                self._begin(piece, moment.name)
-                found[f"optimizer.{piece.name}.{moment.name}"] = self._shard(piece, state[moment.name])
-        return found
-
-    def weights(self) -> dict[str, Tensor]:
-        """Ranks have all parameters as they are."""
-        return {}
-
-    @torch.no_grad()
-    def take(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
-        groups = ParameterGroups.of(plan)
-        for piece in self._pieces():
-            state = self.inner.state[piece.updated]
-            for count in groups.scalars(piece.name):
-                state[count] = tensors[f"optimizer.{piece.name}.{count}"].clone()
-            for moment in groups.state(piece.name):
-                self._begin(piece, moment.name)
-                self._put(piece, state[moment.name], tensors[f"optimizer.{piece.name}.{moment.name}"])
-
-    def take_weights(self, tensors: dict[str, Tensor]) -> None:
-        self.zero.refresh_fp32_params()  # of the parameters, which have been read
-
-    @torch.no_grad()
-    def begin_from(self, exact: dict[str, Tensor]) -> None:
-        """The pieces have these weights, of which the engine has kept what bf16 holds of them."""
-        for piece in self._pieces() if exact else ():
-            piece.updated[piece.of_group] = exact[piece.name].flatten()[piece.of_parameter]
-
-    def _begin(self, piece: "OwnedSpan", moment: str) -> None:
-        if moment not in self.inner.state[piece.updated]:
-            self.inner.begin(piece.updated, moment)
-
-    def _pieces(self) -> Iterator["OwnedSpan"]:
-        """The parameters with the pieces that this rank updates, which may be empty; on all ranks in the same order."""
-        for group, parameters in enumerate(self.zero.round_robin_bit16_groups):
-            length = int(self.zero.partition_size[group])
-            first = self.rank.rank * length
-            for parameter, offset in zip(parameters, self.zero.round_robin_bit16_offsets[group], strict=True):
-                begin = min(max(offset, first), first + length)
-                end = max(begin, min(offset + parameter.numel(), first + length))
-                yield OwnedSpan(
-                    name=self.names[parameter],
-                    shape=parameter.shape,
-                    updated=self.zero.single_partition_of_fp32_groups[group],
-                    of_group=slice(begin - first, end - first),
-                    of_parameter=slice(max(begin - offset, 0), max(end - offset, 0)),
-                )
-
-    def _put(self, piece: "OwnedSpan", group: Tensor, shard: Tensor) -> None:
-        """Copy this rank's piece of a tensor, of which ranks have shards, into its part of the group. Collective."""
-        assert isinstance(shard, DTensor)
-        group[piece.of_group] = shard.full_tensor().flatten()[piece.of_parameter]
-
-    def _shard(self, piece: "OwnedSpan", group: Tensor) -> DTensor:
-        """What FSDP would give this rank of a tensor, of which all ranks have pieces in their parts of the group.
-        Collective; meanwhile each has all of it."""
-        flat = torch.zeros(piece.size, dtype=group.dtype, device=group.device)
-        flat[piece.of_parameter] = group.detach()[piece.of_group]
-        dist.all_reduce(flat)
-        whole = flat.view(piece.shape)
-        chunks = whole.chunk(self.rank.world_size)
-        own = chunks[self.rank.rank] if self.rank.rank < len(chunks) else whole[:0]
-        stride = whole.stride()
-        return DTensor.from_local(own.clone(), self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=stride)
-
-
-class ExactPieces(PiecesOptimizer):
-    """The same where the model computes in bf16: what is saved are the pieces, in fp32."""
-
-    def weights(self) -> dict[str, Tensor]:
-        return {f"model.{piece.name}": self._shard(piece, piece.updated) for piece in self._pieces()}
-
-    @torch.no_grad()
-    def take_weights(self, tensors: dict[str, Tensor]) -> None:
-        parameters = {name: parameter for parameter, name in self.names.items()}
-        for piece in self._pieces():
-            shard = tensors[f"model.{piece.name}"]
-            self._put(piece, piece.updated, shard)
-            assert isinstance(shard, DTensor)
-            parameters[piece.name].copy_(shard.full_tensor())
-
-
-class WeightsInPieces(ExactPieces):
-    """The same under ZeRO 3, where parameters are there only while their module computes."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.zero.zero_grad(set_to_none=True)
-        self.zero.averaged_gradients = {}
-
-    @torch.no_grad()
-    def take_weights(self, tensors: dict[str, Tensor]) -> None:
-        for piece in self._pieces():
-            self._put(piece, piece.updated, tensors[f"model.{piece.name}"])
-        for group in range(len(self.zero.fp16_groups)):
-            self.zero._reassign_or_swap_out_partitioned_parameters(group)  # what modules compute with
-
-    def _pieces(self) -> Iterator["OwnedSpan"]:
-        for group, parameters in enumerate(self.zero.fp16_groups):
-            begin = 0
-            for parameter in parameters:
-                length, size = parameter.partition_numel(), parameter.ds_numel
-                first = min(self.rank.rank * length, size)
-                own = min(length, size - first)
-                yield OwnedSpan(
-                    name=self.names[parameter],
-                    shape=parameter.ds_shape,
-                    updated=self.zero.fp32_partitioned_groups_flat[group],
-                    of_group=slice(begin, begin + own),
-                    of_parameter=slice(first, first + own),
-                )
-                begin += length
-
-
-@frozen(kw_only=True, eq=False)
-class OwnedSpan:
-    """What a rank updates of a parameter: a span of its numbers in a row. updated: this rank's part of the group of
-    parameters, of which the piece is `of_group`."""
-
-    name: str
-    shape: torch.Size
-    updated: Tensor
-    of_group: slice
-    of_parameter: slice
-
-    @property
-    def size(self) -> int:
-        """Numbers of the whole parameter."""
-        return prod(self.shape)

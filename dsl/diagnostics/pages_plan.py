@@ -414,9 +414,11 @@ PAGES: Final = (
     CodePage("X715", "a package is missing or cannot be loaded", """
         `log` needs a package that is not installed: `pip install 'xtrain[tensorboard]'` for TensorBoard event files,
         `pip install 'xtrain[wandb]'` for Weights & Biases. `stack = deepspeed` needs `pip install 'xtrain[deepspeed]'`,
-        `stack = torchft` needs `pip install 'xtrain[torchft]'`, also where the spec is planned. Or a component comes
-        with an installed package, and the package's module that runs it cannot be imported: the message has the module
-        and the reason.
+        `stack = torchft` needs `pip install 'xtrain[torchft]'`, also where the spec is planned. What DeepSpeed offloads
+        to nvme goes through libaio, which has to be there with a C++ compiler; and a build of it that was killed has
+        left a lock, which the message names, that all later starts would wait for. Or a component comes with an
+        installed package, and the package's module that runs it cannot be imported: the message has the module and the
+        reason.
         """),
     CodePage("X716", "the ranks do not find each other", """
         Ranks that another launcher has started meet at MASTER_ADDR and MASTER_PORT before they begin. Nothing answers

@@ -102,6 +102,14 @@ class Stack(Component):
         """What of a spec it does not support beside `unsupported`; each `setting` is a path of the spec."""
         return ()
 
+    def idle(self, spec: Any) -> Iterable[tuple[str, str]]:
+        """Settings of its block that another one makes idle, and why."""
+        return ()
+
+    def savings(self, spec: Any) -> Iterable[dict[str, Any]]:
+        """Values of settings of its block with which a rank's device would hold less, and nothing else is learned."""
+        return ()
+
     def held(self, run: Any, states: Any) -> Any:
         """What a rank has of parameters, their gradients and the state of the optimizer, an `OwnedBytes`. states: of
         the pieces that the axes of the mesh leave it."""

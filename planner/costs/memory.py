@@ -99,7 +99,7 @@ def recompute_of(run: Resolved) -> Recompute | None:
 class OwnedBytes:
     """Bytes of a rank's parameters: of all of them, and of those that are trained. elements: of the latter. moments:
     bytes of what the optimizer keeps. still: bytes of what is not trained and in checkpoints. reference: of what is
-    kept of a reference."""
+    kept of a reference. host: bytes that lie in host memory in place of these."""
 
     parameters: int
     trained: int
@@ -107,6 +107,7 @@ class OwnedBytes:
     moments: int
     still: int
     reference: int
+    host: int = 0
 
     @classmethod
     def of(cls, run: Resolved, tensors: Sequence[ParameterSpec]) -> Self:
@@ -124,6 +125,7 @@ class OwnedBytes:
             self.moments + other.moments,
             self.still + other.still,
             self.reference + other.reference,
+            self.host + other.host,
         )
 
 
@@ -184,6 +186,7 @@ def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int)
         optimizer=states.moments,
         averages=0 if run.averages is None else states.elements * BYTES[run.averages] + states.still,
         working=max(0, peak - persistent - sum(parts.values())),
+        host=states.host,
         offloaded=run.spec.parallel.fsdp.offload,
         **parts,
     )

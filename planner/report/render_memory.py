@@ -28,6 +28,7 @@ MEANING: Final = (
     ("loss", "activations of the output head"),
     ("working", "temporary tensors while a block or a chunk of the loss is computed"),
     ("reserve", "CUDA context, communication buffers and fragmentation"),
+    ("host", "in host memory, not in total"),
 )
 MOST_CLASSES = 6
 UNITS: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))

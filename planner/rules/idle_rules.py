@@ -41,6 +41,8 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
         for name in settings_of(type(block)) if kind != spec.parallel.stack else ():
             why = f"the stack is {spec.parallel.stack}"
             _warn(spec, f"parallel.{kind}.{name}", why, f"use stack {kind}, or remove it", found)
+    for name, why in spec.parallel.execution.idle(spec):
+        _warn(spec, f"parallel.{spec.parallel.stack}.{name}", why, "remove it", found)
     if spec.batch.ramp_from is None:
         why = "every step has the same rows without `ramp_from`"
         _warn(spec, "batch.ramp", why, "set ramp_from, or remove it", found)

@@ -75,7 +75,7 @@ def _tried(spec: Spec, changes: list[Change], judge: Judge) -> list[Remedy]:
     for change in changes:
         estimates = judge(change.applied(spec))
         if estimates is not None:
-            moves = any(each.memory.offloaded for each in estimates.classes)  # over a bus that no estimate knows
+            moves = any(each.memory.host_bytes for each in estimates.classes)  # over a bus that no estimate knows
             seconds = estimates.times.step if estimates.times is not None and not moves else None
             found.append(Remedy(sets=change.sets, memory_bytes=fullest(estimates), seconds=seconds))
     return found
@@ -102,8 +102,12 @@ def changes_of(run: Resolved) -> Iterator[Change]:
     if run.dense_fsdp and not run.reshard and run.size("pp") == 1:
         yield Change.of(parallel__fsdp__reshard=True)
     yield from _wider(run)
-    if "offload" not in run.stack.unsupported and not parallel.fsdp.offload and spec.launch.device != "cpu":
+    if spec.launch.device == "cpu":
+        return
+    if "offload" not in run.stack.unsupported and not parallel.fsdp.offload:
         yield Change.of(parallel__fsdp__offload=True)
+    for saving in run.stack.savings(spec):
+        yield Change.of(**{f"parallel__{run.stack.kind}__{name}": value for name, value in saving.items()})
 
 
 def _wider(run: Resolved) -> Iterator[Change]:

@@ -91,9 +91,9 @@ def of_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
         return
     ranks = plan.mesh.ranks_per_node
     if kind == "cpu":
-        each = max(rank.memory.total_bytes for rank in plan.estimates.classes)
+        each = max(rank.memory.total_bytes + rank.memory.host for rank in plan.estimates.classes)
     else:
-        each = max(rank.memory.states if rank.memory.offloaded else 0 for rank in plan.estimates.classes)
+        each = max(rank.memory.host_bytes for rank in plan.estimates.classes)
         saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
         each += saving["copies"] * plan.estimates.copy_bytes if saving else 0
     if ranks * each > machine.memory:

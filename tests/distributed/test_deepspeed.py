@@ -25,6 +25,14 @@ def engine(stage: int, ranks: int = 2, *sets: str, **settings) -> Topology:
     return Topology(replicate=ranks, sets=own, note=f"stage {stage}", **settings)
 
 
+def offloading(stage: int, ranks: int = 2, *sets: str, params: str = "none", **settings) -> Topology:
+    places = (
+        f"parallel.deepspeed.{name}={place}"
+        for name, place in (("offload_optimizer", "cpu"), ("offload_param", params))
+    )
+    return engine(stage, ranks, *places, *sets, **settings)
+
+
 def state(outcome: Outcome, step: int = STEPS) -> dict[str, np.ndarray]:
     """Weights and moments of a checkpoint."""
     path: Path = outcome.directory / "checkpoints" / f"ckpt-s{step:012d}"
@@ -45,6 +53,10 @@ def run(lab: Laboratory, trial: Trial, topology: Topology, name: str, mutation: 
     return lab.ranks.run(lab.plan(trial, topology.layout), lab.folder, name=name, mutation=mutation)
 
 
+def name_of(request: pytest.FixtureRequest) -> str:
+    return "ds_" + request.node.callspec.id.replace(" ", "_").replace(",", "")
+
+
 def trial_of(topology: Topology, more: str = "") -> Trial:
     return evolve(topology.trial("fp32"), steps=STEPS, more=f"{MORE}\n{more}")
 
@@ -56,6 +68,16 @@ def trial_of(topology: Topology, more: str = "") -> Trial:
         pytest.param(engine(1), "", id="stage 1"),
         pytest.param(engine(2), "", id="stage 2"),
         pytest.param(engine(3), "", id="stage 3"),
+        pytest.param(offloading(2), "", id="offloaded, 2"),
+        pytest.param(offloading(3, params="cpu"), "", id="offloaded with parameters, 3"),
+        pytest.param(offloading(1), "", id="offloaded, 1", marks=matrix),
+        pytest.param(offloading(3), "", id="offloaded, 3", marks=matrix),
+        pytest.param(
+            engine(3, 2, "parallel.deepspeed.offload_param=cpu"), "", id="parameters offloaded, 3", marks=matrix
+        ),
+        pytest.param(offloading(2, 4), "", id="offloaded, 2, 4 ranks", marks=matrix),
+        pytest.param(offloading(3, 3, params="cpu", rows=12), "", id="offloaded, 3, 3 ranks", marks=matrix),
+        pytest.param(offloading(2, 2, accumulate=1, clip="none"), "", id="offloaded, one microbatch", marks=matrix),
         pytest.param(engine(3, 4), "", id="stage 3, 4 ranks", marks=matrix),
         pytest.param(engine(3, 2, "activation.mode=full"), "", id="computed again, 3", marks=matrix),
         pytest.param(engine(3, 2, model="gemma3"), "", id="gemma3, 3", marks=matrix),
@@ -79,16 +101,26 @@ def trial_of(topology: Topology, more: str = "") -> Trial:
     ],
 )
 def test_it_trains_as_one_process_does(lab: Laboratory, request, topology: Topology, more: str):
-    trial, name = trial_of(topology, more), request.node.callspec.id.replace(" ", "_").replace(",", "")
-    alone = lab.run(trial, (), alone=True)
-    hold_together(run(lab, trial, topology, f"ds_{name}"), alone, LIMIT)
+    alone = lab.run(trial := trial_of(topology, more), (), alone=True)
+    hold_together(run(lab, trial, topology, name_of(request)), alone, LIMIT)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=matrix), pytest.param(1, marks=matrix), 2, 3])
-def test_it_goes_on_bit_for_bit(lab: Laboratory, stage: int):
-    topology = engine(stage)
+# The layouts of one process's state, of which the first two run with the others.
+STATES = [
+    pytest.param(engine(2), id="2"),
+    pytest.param(engine(3), id="3"),
+    pytest.param(engine(0), id="0", marks=matrix),
+    pytest.param(engine(1), id="1", marks=matrix),
+    pytest.param(offloading(1), id="1 offloaded", marks=matrix),
+    pytest.param(offloading(2), id="2 offloaded"),
+    pytest.param(offloading(3, params="cpu"), id="3 offloaded"),
+]
+
+
+@pytest.mark.parametrize("topology", STATES)
+def test_it_goes_on_bit_for_bit(lab: Laboratory, request, topology: Topology):
     trial = evolve(topology.trial("fp32"), steps=STEPS, more="checkpoint { mode = sync, keep = none, model = false }")
-    whole, later = lab.resumed(trial, topology.layout, f"ds_goes_on_{stage}", step=SAVED)
+    whole, later = lab.resumed(trial, topology.layout, f"{name_of(request)}_goes_on", step=SAVED)
     assert state(later).keys() == state(whole).keys()
     assert not [name for name, value in state(whole).items() if not np.array_equal(state(later)[name], value)]
 
@@ -103,12 +135,14 @@ def test_it_goes_on_bit_for_bit(lab: Laboratory, stage: int):
         pytest.param(Topology(tp=2), engine(1), id="tp to 1", marks=matrix),
         pytest.param(engine(0), engine(2), id="0 to 2", marks=matrix),
         pytest.param(engine(3), Topology(fsdp=2), id="3 to fsdp"),
+        pytest.param(offloading(3, params="cpu"), Topology(fsdp=2), id="3 offloaded to fsdp", marks=matrix),
+        pytest.param(Topology(fsdp=2), offloading(2), id="fsdp to 2 offloaded", marks=matrix),
         pytest.param(Topology(fsdp=2), engine(3), id="fsdp to 3", marks=matrix),
         pytest.param(engine(3, 4), engine(3), id="3 on 4 ranks to 3", marks=matrix),
     ],
 )
 def test_a_checkpoint_moves(lab: Laboratory, request, before: Topology, after: Topology):
-    trial, name = trial_of(before), "ds_" + request.node.callspec.id.replace(" ", "_")
+    trial, name = trial_of(before), name_of(request)
     there = run(lab, trial, before, f"{name}_stays")
     lab.take_checkpoint(there, SAVED, name)
     here = run(lab, trial, after, name)
@@ -117,13 +151,12 @@ def test_a_checkpoint_moves(lab: Laboratory, request, before: Topology, after: T
     hold_together(here, later, LIMIT)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=matrix), pytest.param(1, marks=matrix), 2, 3])
+@pytest.mark.parametrize("topology", STATES)
 @pytest.mark.parametrize("policy", ["(3) skip", pytest.param("(2) rollback", marks=matrix)])
-def test_bad_steps_leave_no_trace(lab: Laboratory, stage: int, policy: str):
+def test_bad_steps_leave_no_trace(lab: Laboratory, request, topology: Topology, policy: str):
     """What their backward has summed is dropped, and of what is gone back to nothing stays as it was."""
-    topology = engine(stage)
     trial = evolve(trial_of(topology, f"on nan{policy}"), steps=6)
-    name = f"ds_bad_{stage}_{policy[4:]}"
+    name = f"{name_of(request)}_bad"
     poison = Mutation("poison", rank=1, portions=[3, 4], kind="activation")
     instead = Mutation("without", steps=[3, 4]) if "skip" in policy else Mutation("further", behind=2, by=2)
     ours = run(lab, trial, topology, name, poison)
@@ -147,10 +180,12 @@ TURNED = 1e-4
         pytest.param(engine(2), id="stage 2"),
         pytest.param(engine(3), id="stage 3"),
         pytest.param(engine(3, 4), id="stage 3, 4 ranks", marks=matrix),
+        pytest.param(offloading(2), id="stage 2, offloaded"),
+        pytest.param(offloading(3, params="cpu"), id="stage 3, offloaded", marks=matrix),
     ],
 )
 def test_in_bf16_it_trains_as_fsdp_does(lab: Laboratory, request, topology: Topology):
-    trial, name = trial_of(topology, BF16), f"ds_bf16_{request.node.callspec.id}".replace(" ", "_").replace(",", "")
+    trial, name = trial_of(topology, BF16), f"{name_of(request)}_bf16"
     native = Topology(fsdp=topology.replicate)
     ours, theirs = run(lab, trial, topology, name), run(lab, trial, native, f"{name}_native")
     exact = run(lab, trial_of(topology), native, f"{name}_fp32")
@@ -168,11 +203,52 @@ def test_in_bf16_it_trains_as_fsdp_does(lab: Laboratory, request, topology: Topo
         assert not key.startswith("model.") or (saved[key].astype(np.float32).view(np.uint32) & 0xFFFF).any(), key
 
 
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=matrix)])
-def test_in_bf16_it_goes_on_bit_for_bit(lab: Laboratory, stage: int):
-    topology = engine(stage)
+@pytest.mark.parametrize(
+    "topology",
+    [
+        pytest.param(engine(2), id="2"),
+        pytest.param(engine(3), id="3", marks=matrix),
+        pytest.param(offloading(2), id="2 offloaded", marks=matrix),
+        pytest.param(offloading(3, params="cpu"), id="3 offloaded", marks=matrix),
+    ],
+)
+def test_in_bf16_it_goes_on_bit_for_bit(lab: Laboratory, request, topology: Topology):
     trial = evolve(
         topology.trial("fp32"), steps=STEPS, more=f"checkpoint {{ mode = sync, keep = none, model = false }}\n{BF16}"
     )
-    whole, later = lab.resumed(trial, topology.layout, f"ds_bf16_goes_on_{stage}", step=SAVED)
+    whole, later = lab.resumed(trial, topology.layout, f"{name_of(request)}_bf16_goes_on", step=SAVED)
     assert not [name for name, value in state(whole).items() if not np.array_equal(state(later)[name], value)]
+
+
+# On two ranks the pieces of its matrices, and of three of them by themselves, are large enough for files of 1 MiB.
+WIDE = ("model.dim=128", "model.ffn=4096", "model.layers=1")
+FILES = Mutation("plain_files")
+
+
+def in_files(params: str, **settings) -> Topology:
+    places = {"offload_optimizer": "nvme", "offload_param": params, "nvme_path": "disk"}
+    return engine(3, 2, *(f"parallel.deepspeed.{name}={value}" for name, value in places.items()), **settings)
+
+
+@pytest.mark.parametrize(
+    ("topology", "more"),
+    [
+        pytest.param(in_files("none", clip="none"), "", id="state"),
+        pytest.param(in_files("nvme"), "", id="state and parameters"),
+        pytest.param(in_files("cpu"), BF16, id="state, bf16", marks=matrix),
+    ],
+)
+def test_in_files_it_trains_as_in_memory(lab: Laboratory, request, topology: Topology, more: str):
+    """To the last bit where nothing is clipped, as norms are taken of other tensors; and it goes on bit for bit.
+    DeepSpeed's files are read and written by Python here."""
+    trial, name = evolve(trial_of(topology, more), settings=WIDE), f"{name_of(request)}_files"
+    ours = run(lab, trial, topology, name, FILES)
+    theirs = run(lab, trial, engine(3), f"{name}_in_memory")
+    hold_together(ours, theirs, TURNED if more else LIMIT)
+    saved, expected = state(ours), state(theirs)
+    clips = topology.clip != "none"
+    assert clips or not [key for key, value in expected.items() if not np.array_equal(saved[key], value)]
+    lab.take_checkpoint(ours, SAVED, f"{name}_goes_on")
+    later = run(lab, trial, topology, f"{name}_goes_on", FILES)
+    assert later.curve == ours.curve[SAVED - 1 :]
+    assert not [key for key, value in saved.items() if not np.array_equal(state(later)[key], value)]

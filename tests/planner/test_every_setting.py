@@ -113,6 +113,12 @@ EXEMPT = {
     "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
     "parallel.deepspeed.stage": "of its stack alone: tests/planner/test_deepspeed.py",
     **dict.fromkeys(
+        tuple(
+            f"parallel.deepspeed.{name}" for name in ("offload_optimizer", "offload_param", "nvme_path", "pin_memory")
+        ),
+        "of its stack alone: tests/planner/test_deepspeed_offload.py",
+    ),
+    **dict.fromkeys(
         ("parallel.torchft.replicas", "parallel.torchft.min", "parallel.torchft.heartbeat"),
         "of its stack alone: tests/planner/test_torchft.py",
     ),

@@ -4,7 +4,9 @@ import math
 import random
 
 import pytest
+import torch
 
+from xtrain.runtime.parallelize.gradients import squares_of
 from xtrain.runtime.state import NormStatistics, Progress
 
 
@@ -47,3 +49,13 @@ def test_statistics_go_on_where_a_checkpoint_was_taken():
     assert after.norms.limit(9.0, 2.5, 0.97, 25) == before.norms.limit(9.0, 2.5, 0.97, 25) < math.inf
     after.take({"step": 1, "tokens": 2})  # of a run without them
     assert after.norms == NormStatistics() and "gradient_norms" not in after.counters()
+
+
+def test_the_norm_of_a_large_gradient_is_exact():
+    """On a CPU torch loses squares of a long tensor in fp32: a piece of all gradients, as others lay them out, is one."""
+    generator = torch.Generator().manual_seed(0)
+    large, small = torch.randn(1 << 20, generator=generator), torch.randn(3, 5, generator=generator)
+    exact = torch.stack([each.double().square().sum() for each in (large, small)])
+    found = squares_of([large, small], exact)
+    assert found.dtype == torch.float64 and (found / exact - 1).abs().max() < 1e-6
+    assert abs(float(torch.linalg.vector_norm(large)) ** 2 / float(exact[0]) - 1) > 1e-6, "torch by itself"

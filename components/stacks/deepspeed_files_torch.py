@@ -1,0 +1,94 @@
+"""`deepspeed { offload_optimizer = nvme, offload_param = nvme }`: files in which DeepSpeed keeps what a rank updates,
+and computes with."""
+
+import atexit
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ...runtime.errors import EnvironmentFault
+from ...runtime.state import Rank
+from .deepspeed_pieces_torch import WeightsInPieces
+
+PLACES: Final = ("offload_optimizer", "offload_param")
+BUILDING: Final = 1800.0  # seconds; a lock that is older is not of a build that is under way
+
+
+def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:
+    """A configuration in which the files are those of this run alone. run: the name of its folder."""
+    zero = dict(config["zero_optimization"])
+    for name in PLACES:
+        if "nvme_path" in zero.get(name, {}):
+            zero[name] = {**zero[name], "nvme_path": str(Path(zero[name]["nvme_path"]).absolute() / run)}
+    return {**config, "zero_optimization": zero}
+
+
+def drop_at_exit(config: dict[str, Any], rank: Rank) -> None:
+    """Remove the files of this rank when it ends; those of one that is killed are there until it is started again."""
+    zero = config["zero_optimization"]
+    for folder in {zero[name]["nvme_path"] for name in PLACES if "nvme_path" in zero.get(name, {})}:
+        for kind in ("optimizer", "float32params", "bfloat16params"):
+            own = Path(folder, "zero_stage_3", kind, f"rank{rank.rank}")
+            atexit.register(shutil.rmtree, own, ignore_errors=True)
+
+
+def check_files() -> None:
+    """Raises EnvironmentFault (X715) where DeepSpeed could not read and write files: it compiles that when it is first
+    used, and waits for ever where a compilation was killed."""
+    builder: Any = import_module("deepspeed.accelerator").get_accelerator().create_op_builder("AsyncIOBuilder")
+    if import_module("deepspeed.git_version_info").installed_ops.get(builder.name):
+        return
+    if not builder.is_compatible():
+        message = "stack deepspeed offloads to nvme through libaio, which is not here; install it (libaio-dev, "
+        raise EnvironmentFault("X715", f"{message}libaio-devel) and a C++ compiler, or use offload_optimizer cpu")
+    extension: Any = import_module("torch.utils.cpp_extension")
+    for name in (builder.name, "pin_memory"):
+        lock = Path(extension._get_build_directory(name, verbose=False), "lock")
+        if lock.exists() and time.time() - lock.stat().st_mtime > BUILDING:
+            message = f"DeepSpeed would wait for {lock}, which a build of {name} has left that did not end"
+            raise EnvironmentFault("X715", f"{message}; remove it, and start again")
+
+
+class WeightsInFiles(WeightsInPieces):
+    """Under ZeRO 3, where groups of parameters with their moments lie in files, and are read to be updated.
+
+    Gradients are in host memory; what the engine has written of them is not taken, as it is not clipped."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        ends = list(accumulate(self.zero.fp16_partitioned_groups_flat_numel, initial=0))
+        self._spans = [slice(*span) for span in pairwise(ends)]
+        self.inner.register_step_pre_hook(self._take_gradients)
+
+    def gradients(self) -> list[Tensor]:
+        return [self.zero.grad_partitions_flat_buffer]
+
+    @torch.no_grad()
+    def _take_gradients(self, *_: Any) -> None:
+        """Before a group is updated."""
+        (weights,) = (each for group in self.inner.param_groups for each in group["params"])
+        place = next(number for number, each in enumerate(self.updated) if each is weights)
+        weights.grad.copy_(self.zero.grad_partitions_flat_buffer[self._spans[place]])
+
+    @contextmanager
+    def at_hand(self, group: int, *, writes: bool) -> Iterator[None]:
+        zero = self.zero
+        if not zero._swappable_optimizer_subgroup(group):  # it is smaller than a block of a file
+            yield
+            return
+        state, stored = self.inner.state[self.updated[group]], zero.optimizer_swapper
+        written = stored.swap_params_info[stored.parameter_id(self.updated[group])].has_state_tensors
+        zero._optimizer_states_and_gradient_swap_in(group)
+        yield
+        if writes or (state and not written):
+            zero._writeback_swap_state(group, write_opt_state=True, write_gradients=False)
+        else:
+            zero._release_swap_buffers(group)

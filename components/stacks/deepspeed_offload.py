@@ -1,0 +1,170 @@
+"""What DeepSpeed's engine keeps in host memory or in files in place of the device: ZeRO-Offload (Ren et al. 2021, arXiv
+2101.06840) and ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857)."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve
+
+from ...dsl.schema.setting import Conflict
+from ...planner.mesh.cluster import device_kind
+from ...planner.units import BYTES, bytes_text
+from .deepspeed_settings import OFFLOADING, DeepspeedSettings
+
+if TYPE_CHECKING:
+    from ...dsl.spec import Spec
+    from ...planner.costs.memory import OwnedBytes
+    from ...planner.resolved import Resolved
+
+BUCKET: Final = 2**24  # numbers that are summed together, at most; one larger parameter is summed by itself
+ALIGNED: Final = 1024  # numbers of a file, as DeepSpeed reads and writes multiples of 1 KiB
+# What DeepSpeed takes where nothing is said of it: deepspeed/runtime/swap_tensor/constants.py.
+AIO: Final = {
+    "block_size": 2**20,
+    "queue_depth": 8,
+    "intra_op_parallelism": 1,
+    "single_submit": False,
+    "overlap_events": True,
+    "use_gds": False,
+}
+PARAMETERS_AT_ONCE: Final = 5
+_WHAT: Final = {"offload_optimizer": "the state of the optimizer", "offload_param": "parameters"}
+
+
+def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Conflict]:
+    """What cannot be offloaded: all that a rank does not have a piece of, and to files before stage 3."""
+    for name, place in chosen.offloading.items():
+        path, least = f"parallel.deepspeed.{name}", 3 if name == "offload_param" else 1
+        if chosen.stage < least:
+            message = f"stage {chosen.stage} of stack deepspeed cuts no {_WHAT[name].removeprefix('the ')}, and so "
+            message += "offloads none"
+            yield Conflict(path, message, f"use deepspeed.stage {least}, {name} none, or use stack parallel")
+        elif place == "nvme" and chosen.stage < 3:
+            message = f"stage {chosen.stage} of stack deepspeed offloads to host memory alone"
+            yield Conflict(path, message, f"use {name} cpu, deepspeed.stage 3, or use stack parallel")
+        elif place == "nvme" and chosen.nvme_path is None:
+            message = f"{name} is nvme, and stack deepspeed has no folder for it"
+            hint = "give deepspeed { nvme_path } a folder on a disk of the machine, or use stack parallel"
+            yield Conflict("parallel.deepspeed.nvme_path", message, hint)
+    states = getattr(spec.optimizer, "states", "auto") if chosen.offload_optimizer == "nvme" else "auto"
+    if states not in ("auto", spec.precision.params):
+        message = f"stack deepspeed writes moments to files as fp32 alone, and optimizer.states is {states}"
+        yield Conflict("optimizer.states", message, "remove it, use offload_optimizer cpu, or use stack parallel")
+
+
+def idle_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[tuple[str, str]]:
+    """Settings without effect, and why."""
+    places = set(chosen.offloading.values())
+    if "nvme" not in places:
+        yield "nvme_path", "nothing is offloaded to nvme"
+    if not places:
+        yield "pin_memory", "nothing is offloaded"
+    if device_kind(spec) == "cpu":
+        for name in OFFLOADING:
+            if getattr(chosen, name) == "cpu":
+                yield name, "the device of the ranks is the host itself"
+
+
+def offload_config(run: "Resolved", chosen: DeepspeedSettings) -> dict[str, Any]:
+    """The part of `zero_optimization`."""
+    found: dict[str, Any] = {}
+    for name, place in chosen.offloading.items():
+        found[name] = {"device": place, "pin_memory": chosen.pin_memory}
+        if place == "nvme":
+            found[name] |= {"nvme_path": chosen.nvme_path, **_buffers(run, name)}
+    return found
+
+
+def aio_config(chosen: DeepspeedSettings) -> dict[str, Any]:
+    """How files are read and written, where there are any."""
+    return {"aio": dict(AIO)} if "nvme" in chosen.offloading.values() else {}
+
+
+def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
+    """What is where, as a clause behind others; and what has to pass between device and host for it."""
+    text, ranks = "", run.size("replicate")
+    piece = -(-sum(tensor.size for tensor in run.inventory.tensors if tensor.trained) // ranks)
+    width, computed = BYTES[run.formats.params], BYTES[run.formats.compute]
+    where = {"cpu": "in host memory", "nvme": f"in files of {chosen.nvme_path}"}
+    if (place := chosen.offload_optimizer) != "none":
+        text += f"; weights and moments lie {where[place]} and are updated by the processor: in a step "
+        text += f"{bytes_text(piece * width)} of gradients go there from a rank, {bytes_text(piece * computed)} of "
+        text += "weights come back"
+    if (place := chosen.offload_param) != "none":
+        text += f"; parameters lie {where[place]}, from where each forward and backward fetches them"
+    return text
+
+
+def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int, computed: int) -> "OwnedBytes":
+    """What a rank has on its device and in host memory of `states`, which its stage leaves it. piece: bytes of its
+    piece of the weights, as they are updated; computed: of what it computes with."""
+    device, weights, gradients, moments = states, 0, 0, 0
+    if chosen.offload_optimizer != "none":
+        device = evolve(device, parameters=device.parameters - piece, moments=0)
+        on_device, gradients = _gradients(run, chosen, states, piece)
+        device = evolve(device, trained=on_device)
+        if chosen.offload_optimizer == "cpu":
+            # In stages 1 and 2 updated weights pass through a tensor in the format of the parameters.
+            passing = piece * BYTES[run.formats.compute] // BYTES[run.formats.params] if chosen.stage < 3 else 0
+            weights, moments = piece + passing, states.moments
+    if chosen.offload_param != "none":
+        device = evolve(device, parameters=device.parameters - computed)
+        weights += computed if chosen.offload_param == "cpu" else 0
+    if device_kind(run.spec) != "cpu":
+        return evolve(device, host=weights + gradients + moments)
+    return evolve(
+        device,
+        parameters=device.parameters + weights,
+        trained=device.trained + gradients,
+        moments=device.moments + moments,
+    )
+
+
+def _gradients(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int) -> tuple[int, int]:
+    """Bytes of gradients on the device and in host memory, where the update is offloaded."""
+    if chosen.offload_optimizer == "nvme":
+        return 0, piece + BYTES[run.formats.params] * _optimizer_buffers(run) * _group_numbers(run, piece)
+    if chosen.stage == 3:  # summed over microbatches in one tensor, and updated from another
+        return 0, 2 * piece
+    # Each of the parameters goes by itself, through a tensor on either side.
+    passing = BYTES[run.formats.compute] * _largest(run)
+    if run.formats.compute != run.formats.params:
+        return states.trained + passing, piece + passing
+    # Sums of microbatches are in host memory too: whole parameters, also those of which a rank has a piece.
+    sums = min(BYTES[run.formats.params] * run.inventory.total, piece + 2 * passing) if run.batch.accumulate > 1 else 0
+    return (states.trained if chosen.stage == 1 else 0) + passing, piece + passing + sums
+
+
+def bucket_numbers(run: "Resolved") -> int:
+    """Numbers in a bucket, and at most in a group that stage 3 updates at once but for the last of its parameters;
+    even, as DeepSpeed wants it."""
+    numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
+    return min(BUCKET, numbers + numbers % 2)
+
+
+def _buffers(run: "Resolved", name: str) -> dict[str, Any]:
+    """Through which files are read and written: of the optimizer one for weights, gradients and each of the moments of
+    a group of parameters; of parameters one for each that a module needs at once."""
+    if name == "offload_optimizer":
+        more = {"pipeline_read": False, "pipeline_write": False, "fast_init": False}
+        return {"buffer_count": _optimizer_buffers(run), **more}
+    size = _aligned(-(-_largest(run) // run.size("replicate")))
+    return {"buffer_count": PARAMETERS_AT_ONCE, "buffer_size": size, "max_in_cpu": 0}
+
+
+def _optimizer_buffers(run: "Resolved") -> int:
+    return 2 + max(run.moment_counts)
+
+
+def _group_numbers(run: "Resolved", piece: int) -> int:
+    """Numbers of the largest group of parameters that is updated at once, of a piece of so many bytes."""
+    most = bucket_numbers(run) + -(-_largest(run) // run.size("replicate"))
+    return _aligned(min(piece // BYTES[run.formats.params], most))
+
+
+def _largest(run: "Resolved") -> int:
+    return max(tensor.size for tensor in run.inventory.tensors if tensor.trained)
+
+
+def _aligned(numbers: int) -> int:
+    return -(-numbers // ALIGNED) * ALIGNED

@@ -1,0 +1,221 @@
+"""What the engine of DeepSpeed updates: by rank the pieces of parameters, and how checkpoints are made of them.
+
+A rank's piece of a group of parameters is a span of all of them in a row, padded to a multiple of the ranks, wherever
+that begins and ends. Checkpoints hold no such pieces: moments are put together and saved as FSDP would cut them, so
+that any layout reads them.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
+
+from ...planner.model.groups import ParameterGroups
+from ...planner.plan import Plan
+from ...runtime.state import Rank
+from ...runtime.training.local_optimizer import LocalOptimizer
+
+
+class EngineOptimizer(Optimizer):
+    """An optimizer that the engine calls; gradients and state are those of the parameters."""
+
+    def __init__(self, engine: Any, inner: Optimizer) -> None:
+        super().__init__([{"params": [nn.Parameter(torch.empty(0))]}], {})
+        self.engine, self.inner = engine, inner
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """closure: not used."""
+        self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop what the backward of a step that was left out has summed."""
+        self.engine.module.zero_grad(set_to_none=True)
+
+
+class PiecesOptimizer(EngineOptimizer):
+    """An optimizer of which each rank updates a piece of every group, under ZeRO 1 and 2. offloads: in host memory,
+    where the engine has put the gradients before they are measured."""
+
+    def __init__(
+        self, engine: Any, inner: LocalOptimizer, names: dict[nn.Parameter, str], rank: Rank, *, offloads: bool
+    ) -> None:
+        super().__init__(engine, inner)
+        self.zero, self.inner, self.names, self.rank, self.offloads = engine.optimizer, inner, names, rank, offloads
+        self.mesh = init_device_mesh(rank.device.type, (rank.world_size,))
+
+    @property
+    def updated(self) -> list[Tensor]:
+        """This rank's part of each group of parameters."""
+        return self.zero.single_partition_of_fp32_groups
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's pieces of the gradients, summed over ranks; what is written to them is what the update takes."""
+        if self.offloads:
+            return [group.grad for group in self.updated if group.grad is not None]
+        found = self.zero.averaged_gradients
+        return [each for group in sorted(found) for each in found[group] or ()]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.zero.zero_grad(set_to_none=True)
+        for group in self.zero.averaged_gradients:
+            self.zero.averaged_gradients[group] = None
+            self.zero.all_grad_tensors[group] = None
+        self.zero.micro_step_id = -1  # as it is before the first microbatch of a step
+
+    def tensors(self, plan: Plan) -> dict[str, Tensor]:
+        groups, found = ParameterGroups.of(plan), dict[str, Tensor]()
+        for piece in self._pieces():
+            state = self.inner.state[piece.updated]
+            for count in groups.scalars(piece.name):
+                value = state[count].clone() if count in state else torch.zeros((), device=self.rank.device)
+                found[f"optimizer.{piece.name}.{count}"] = value
+            for moment in groups.state(piece.name):
+                self._begin(piece, moment.name)
+                found[f"optimizer.{piece.name}.{moment.name}"] = self._shard(piece, state[moment.name])
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        """Ranks have all parameters as they are."""
+        return {}
+
+    @torch.no_grad()
+    def take(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
+        groups = ParameterGroups.of(plan)
+        for piece in self._pieces(writes=True):
+            state = self.inner.state[piece.updated]
+            for count in groups.scalars(piece.name):
+                state[count] = tensors[f"optimizer.{piece.name}.{count}"].to(piece.updated.device, copy=True)
+            for moment in groups.state(piece.name):
+                self._begin(piece, moment.name)
+                self._put(piece, state[moment.name], tensors[f"optimizer.{piece.name}.{moment.name}"])
+
+    def take_weights(self, tensors: dict[str, Tensor]) -> None:
+        self.zero.refresh_fp32_params()  # of the parameters, which have been read
+
+    @torch.no_grad()
+    def begin_from(self, exact: dict[str, Tensor]) -> None:
+        """The pieces have these weights, of which the engine has kept what bf16 holds of them."""
+        for piece in self._pieces(writes=True) if exact else ():
+            piece.updated[piece.of_group] = exact[piece.name].flatten()[piece.of_parameter]
+
+    def _begin(self, piece: "OwnedSpan", moment: str) -> None:
+        if moment not in self.inner.state[piece.updated]:
+            self.inner.begin(piece.updated, moment)
+
+    def at_hand(self, group: int, *, writes: bool) -> AbstractContextManager[None]:
+        """Meanwhile weights and moments of a group are in memory. writes: they are changed."""
+        return nullcontext()
+
+    def _pieces(self, *, writes: bool = False) -> Iterator["OwnedSpan"]:
+        """The parameters with the pieces that this rank updates, which may be empty; on all ranks in the same order."""
+        for group in range(len(self.updated)):
+            with self.at_hand(group, writes=writes):
+                yield from self._pieces_of(group)
+
+    def _pieces_of(self, group: int) -> Iterator["OwnedSpan"]:
+        length = int(self.zero.partition_size[group])
+        first, parameters = self.rank.rank * length, self.zero.round_robin_bit16_groups[group]
+        for parameter, offset in zip(parameters, self.zero.round_robin_bit16_offsets[group], strict=True):
+            begin = min(max(offset, first), first + length)
+            end = max(begin, min(offset + parameter.numel(), first + length))
+            yield OwnedSpan(
+                name=self.names[parameter],
+                shape=parameter.shape,
+                updated=self.updated[group],
+                of_group=slice(begin - first, end - first),
+                of_parameter=slice(max(begin - offset, 0), max(end - offset, 0)),
+            )
+
+    def _put(self, piece: "OwnedSpan", group: Tensor, shard: Tensor) -> None:
+        """Copy this rank's piece of a tensor, of which ranks have shards, into its part of the group. Collective."""
+        assert isinstance(shard, DTensor)
+        group[piece.of_group] = shard.full_tensor().flatten()[piece.of_parameter].to(group.device)
+
+    def _shard(self, piece: "OwnedSpan", group: Tensor) -> DTensor:
+        """What FSDP would give this rank of a tensor, of which all ranks have pieces in their parts of the group.
+        Collective, on the device; meanwhile each has all of it."""
+        flat = torch.zeros(piece.size, dtype=group.dtype, device=self.rank.device)
+        flat[piece.of_parameter] = group.detach()[piece.of_group].to(flat.device)
+        dist.all_reduce(flat)
+        whole = flat.view(piece.shape)
+        chunks = whole.chunk(self.rank.world_size)
+        own = chunks[self.rank.rank] if self.rank.rank < len(chunks) else whole[:0]
+        stride = whole.stride()
+        return DTensor.from_local(own.clone(), self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=stride)
+
+
+class ExactPieces(PiecesOptimizer):
+    """The same where the model computes in bf16: what is saved are the pieces, in fp32."""
+
+    def weights(self) -> dict[str, Tensor]:
+        return {f"model.{piece.name}": self._shard(piece, piece.updated) for piece in self._pieces()}
+
+    @torch.no_grad()
+    def take_weights(self, tensors: dict[str, Tensor]) -> None:
+        parameters = {name: parameter for parameter, name in self.names.items()}
+        for piece in self._pieces():
+            shard = tensors[f"model.{piece.name}"]
+            self._put(piece, piece.updated, shard)
+            assert isinstance(shard, DTensor)
+            parameters[piece.name].copy_(shard.full_tensor())
+
+
+class WeightsInPieces(ExactPieces):
+    """The same under ZeRO 3, where parameters are there only while their module computes."""
+
+    @property
+    def updated(self) -> list[Tensor]:
+        return self.zero.fp32_partitioned_groups_flat
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.zero.zero_grad(set_to_none=True)
+        self.zero.averaged_gradients = {}
+
+    @torch.no_grad()
+    def take_weights(self, tensors: dict[str, Tensor]) -> None:
+        for group in range(len(self.updated)):
+            with self.at_hand(group, writes=True):
+                for piece in self._pieces_of(group):
+                    self._put(piece, piece.updated, tensors[f"model.{piece.name}"])
+                self.zero._reassign_or_swap_out_partitioned_parameters(group)  # what modules compute with
+
+    def _pieces_of(self, group: int) -> Iterator["OwnedSpan"]:
+        begin = 0
+        for parameter in self.zero.fp16_groups[group]:
+            length, size = parameter.partition_numel(), parameter.ds_numel
+            first = min(self.rank.rank * length, size)
+            own = min(length, size - first)
+            yield OwnedSpan(
+                name=self.names[parameter],
+                shape=parameter.ds_shape,
+                updated=self.updated[group],
+                of_group=slice(begin, begin + own),
+                of_parameter=slice(first, first + own),
+            )
+            begin += length
+
+
+@frozen(kw_only=True, eq=False)
+class OwnedSpan:
+    """What a rank updates of a parameter: a span of its numbers in a row. updated: this rank's part of the group of
+    parameters, of which the piece is `of_group`."""
+
+    name: str
+    shape: torch.Size
+    updated: Tensor
+    of_group: slice
+    of_parameter: slice
+
+    @property
+    def size(self) -> int:
+        """Numbers of the whole parameter."""
+        return prod(self.shape)
