@@ -52,7 +52,7 @@ def test_statistics_go_on_where_a_checkpoint_was_taken():
 
 
 def test_the_norm_of_a_large_gradient_is_exact():
-    """On a CPU torch loses squares of a long tensor in fp32: a piece of all gradients, as others lay them out, is one."""
+    """On a CPU torch loses squares of a long tensor in fp32, such as a piece of all gradients in one."""
     generator = torch.Generator().manual_seed(0)
     large, small = torch.randn(1 << 20, generator=generator), torch.randn(3, 5, generator=generator)
     exact = torch.stack([each.double().square().sum() for each in (large, small)])

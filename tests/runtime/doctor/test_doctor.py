@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -90,6 +91,15 @@ def test_a_spec_with_mistakes_is_told_so(folder, capsys):
     assert "X203" in capsys.readouterr().err
 
 
+def test_each_of_its_findings_is_planted_here():
+    """18 codes of docs/doctor.md, of which some are of several faults."""
+    page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
+    rows = re.findall(r"^\| ([XW0-9, ]+) \|", page, re.MULTILINE)
+    said = {code for row in rows for code in row.split(", ")}
+    planted = set(re.findall(r'"([XW]\d{3})"', Path(__file__).read_text())) - {"X999", "X203"}
+    assert said == planted and len(said) == 18
+
+
 # one machine ----------------------------------------------------------------------------------------------------------
 
 
@@ -110,6 +120,15 @@ def test_devices_that_are_missing(folder, capsys):
     made("launch { device = cuda, ranks_per_node = 8 }")
     code, found = doctor("spec.xtrain", capsys=capsys)
     assert code == 3 and found[0]["code"] == "X702" and found[0]["do"] == "use launch.device = cpu"
+
+
+def test_devices_that_are_smaller_or_others(folder):
+    plan = made("cluster h100 {}\nlaunch { device = cuda, ranks_per_node = 2 }")
+    assert codes(checks.of_devices(plan, GPUS)) == []
+    (found,) = checks.of_devices(plan, evolve(GPUS, memory=40 * GIB))
+    assert found.code == "X712" and "the plan assumes 80.0 GiB" in found.what and found.stops
+    (found,) = checks.of_devices(plan, evolve(GPUS, name="NVIDIA A100-SXM4-80GB"))
+    assert found.code == "W707" and "the plan is for h100" in found.what and not found.stops
 
 
 def test_a_full_disk(folder, capsys, monkeypatch):
