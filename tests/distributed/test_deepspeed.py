@@ -240,6 +240,26 @@ def test_offloading_changes_no_bit(lab: Laboratory, request, stage: int, params:
     assert not [key for key, value in expected.items() if not np.array_equal(saved[key], value)]
 
 
+@pytest.mark.parametrize(
+    ("stage", "params", "more"),
+    [
+        pytest.param(2, "none", "", id="2"),
+        pytest.param(3, "cpu", BF16, id="3, bf16"),
+        pytest.param(2, "none", BF16, id="2, bf16", marks=matrix),
+        pytest.param(1, "none", "", id="1", marks=matrix),
+        pytest.param(3, "none", "", id="3", marks=matrix),
+    ],
+)
+def test_host_memory_is_as_planned(lab: Laboratory, request, stage: int, params: str, more: str):
+    """Of what a rank updates, as the plan for a GPU counts it: but for what pads groups of parameters, and whole sums
+    of parameters, of which it counts the most that a rank can have."""
+    topology, name = offloading(stage, params=params), f"{name_of(request)}_weighed"
+    run(lab, trial := trial_of(topology, more), topology, name, Mutation("weigh_offloaded"))
+    found = max(int((lab.folder / f"{rank}.bytes").read_text()) for rank in range(2))
+    planned = lab.plan(trial, (*topology.layout, "launch.device=cuda")).estimates.classes[0].memory.host
+    assert 0.9 * planned < found < 1.02 * planned, (found, planned)
+
+
 # On two ranks the pieces of its matrices, and of three of them by themselves, are large enough for files of 1 MiB.
 WIDE = ("model.dim=128", "model.ffn=4096", "model.layers=1")
 FILES = Mutation("plain_files")

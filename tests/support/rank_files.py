@@ -58,3 +58,25 @@ def plain_files() -> None:
     builder: Any = type(accelerator.create_op_builder("AsyncIOBuilder"))
     builder.is_compatible = lambda self, verbose=False: True
     builder.load = lambda self, verbose=False: SimpleNamespace(aio_handle=PlainFiles)
+
+
+@mutation
+def weigh_offloaded() -> None:
+    """No fault: each rank writes what DeepSpeed's engine has in host memory for an update, in bytes, to RANK.bytes."""
+    from xtrain.components.stacks.deepspeed_pieces_torch import PiecesOptimizer
+
+    original = PiecesOptimizer.step
+
+    def step(self: Any, closure: Any = None) -> None:
+        original(self, closure)
+        zero, found = self.zero, [*self.updated, *(each.grad for each in self.updated)]
+        found += [tensor for state in self.inner.state.values() for tensor in state.values() if tensor.dim()]
+        if zero.__class__.__name__.endswith("Stage3"):
+            found += [zero.grad_partitions_flat_buffer, *zero.param_groups_fp16_flat_cpu_memory]
+        else:
+            found += [*zero.param_buffer_of_bit16_for_cpu_offload_groups, zero.temp_grad_buffer_for_cpu_offload]
+            found += zero.accumulated_grads_in_cpu.values()
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
+        Path(f"{self.rank.rank}.bytes").write_text(str(sum(storages.values())))
+
+    PiecesOptimizer.step = step  # pyright: ignore[reportAttributeAccessIssue]
