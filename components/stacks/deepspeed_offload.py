@@ -128,11 +128,11 @@ def _gradients(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes",
         return 0, 2 * piece
     # Each of the parameters goes by itself, through a tensor on either side.
     passing = BYTES[run.formats.compute] * _largest(run)
-    if run.formats.compute != run.formats.params:
+    if chosen.stage == 1 or run.formats.compute != run.formats.params:  # microbatches are summed on the device
         return states.trained + passing, piece + passing
     # Sums of microbatches are in host memory too: whole parameters, also those of which a rank has a piece.
-    sums = min(BYTES[run.formats.params] * run.inventory.total, piece + 2 * passing) if run.batch.accumulate > 1 else 0
-    return (states.trained if chosen.stage == 1 else 0) + passing, piece + passing + sums
+    whole = BYTES[run.formats.params] * run.inventory.total
+    return passing, piece + passing + (min(whole, piece + 2 * passing) if run.batch.accumulate > 1 else 0)
 
 
 def bucket_numbers(run: "Resolved") -> int:
