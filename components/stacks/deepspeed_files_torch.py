@@ -17,15 +17,15 @@ from torch import Tensor
 from ...runtime.errors import EnvironmentFault
 from ...runtime.state import Rank
 from .deepspeed_pieces_torch import WeightsInPieces
+from .deepspeed_settings import OFFLOADING
 
-PLACES: Final = ("offload_optimizer", "offload_param")
 BUILDING: Final = 1800.0  # seconds; a lock that is older is not of a build that is under way
 
 
 def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:
     """A configuration in which the files are those of this run alone. run: the name of its folder."""
     zero = dict(config["zero_optimization"])
-    for name in PLACES:
+    for name in OFFLOADING:
         if "nvme_path" in zero.get(name, {}):
             zero[name] = {**zero[name], "nvme_path": str(Path(zero[name]["nvme_path"]).absolute() / run)}
     return {**config, "zero_optimization": zero}
@@ -34,7 +34,7 @@ def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:
 def drop_at_exit(config: dict[str, Any], rank: Rank) -> None:
     """Remove the files of this rank when it ends; those of one that is killed are there until it is started again."""
     zero = config["zero_optimization"]
-    for folder in {zero[name]["nvme_path"] for name in PLACES if "nvme_path" in zero.get(name, {})}:
+    for folder in {zero[name]["nvme_path"] for name in OFFLOADING if "nvme_path" in zero.get(name, {})}:
         for kind in ("optimizer", "float32params", "bfloat16params"):
             own = Path(folder, "zero_stage_3", kind, f"rank{rank.rank}")
             atexit.register(shutil.rmtree, own, ignore_errors=True)

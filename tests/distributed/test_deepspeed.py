@@ -1,6 +1,9 @@
 """DeepSpeed's engine trains as one process does, and its checkpoints are those of every other layout."""
 
+import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -292,3 +295,23 @@ def test_in_files_it_trains_as_in_memory(lab: Laboratory, request, topology: Top
     later = run(lab, trial, topology, f"{name}_goes_on", FILES)
     assert later.curve == ours.curve[SAVED - 1 :]
     assert not [key for key, value in saved.items() if not np.array_equal(state(later)[key], value)]
+
+
+def test_files_that_could_not_be_read_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where libaio is missing, and where a build that was killed has left a lock, which DeepSpeed would wait for."""
+    from xtrain.components.stacks.deepspeed_files_torch import check_files
+    from xtrain.runtime.errors import EnvironmentFault
+
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    builder: Any = type(import_module("deepspeed.accelerator").get_accelerator().create_op_builder("AsyncIOBuilder"))
+    monkeypatch.setattr(builder, "is_compatible", lambda self: False)
+    with pytest.raises(EnvironmentFault, match="libaio, which is not here"):
+        check_files()
+    monkeypatch.setattr(builder, "is_compatible", lambda self: True)
+    check_files()
+    (lock := tmp_path / "async_io" / "lock").touch()
+    check_files()  # a build may be under way
+    os.utime(lock, (0, 0))
+    with pytest.raises(EnvironmentFault, match="async_io/lock, which a build of async_io has left"):
+        check_files()
