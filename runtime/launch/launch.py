@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import sys
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
@@ -46,7 +45,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from .leftovers import ranks_of  # which needs what asks whether this is a restart
+    from .leftovers import rank_command, ranks_of  # which need what asks whether this is a restart
 
     # How the worker group ends is read from its own records, not from the agent's log.
     for name in logging.root.manager.loggerDict:
@@ -71,7 +70,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
     config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
     # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    command = [sys.executable, "-P", "-m", "xtrain.runtime.worker", str(directory), str(os.getpid())]
+    command = rank_command(directory, os.getpid())
 
     asked: list[int] = []
     over: list[bool] = []

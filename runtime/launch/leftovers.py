@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 from ..errors import EnvironmentFault
 from ..files.locks import WORKER_LOCK, hold
 
-MODULE = "xtrain.runtime.worker"
 PATIENCE = 20.0  # seconds: a killed process leaves within one, unless a disk holds it
 _PAUSE = 0.05
 
@@ -34,13 +34,18 @@ def end_leftovers(directory: Path) -> None:
     _wait_for_lock(directory, deadline)
 
 
+def rank_command(directory: Path, launcher: int) -> list[str]:
+    """How a process `launcher` starts a rank over `directory`. By these words the rank is found again."""
+    return [sys.executable, "-P", "-m", "xtrain.runtime.worker", str(directory), str(launcher)]
+
+
 def ranks_of(directory: Path, launcher: int) -> list[int]:
     """Process ids of ranks over `directory` that `launcher` has started and that are alive; none without /proc."""
-    found = []
+    found, arguments = [], [os.fsencode(each) for each in rank_command(directory, launcher)[1:]]
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
-            if command[2:5] != [MODULE.encode(), os.fsencode(directory), str(launcher).encode()]:
+            if command[1:-1] != arguments:
                 continue
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):

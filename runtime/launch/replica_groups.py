@@ -7,7 +7,6 @@ one nothing is left to go on from but a checkpoint, and that is the business of 
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,7 +29,7 @@ from ..monitoring.judge import SeenRank
 from ..outcome import EXIT_CODES
 from ..replica import FEWER, GROUP, JOINED, LIGHTHOUSE, OPEN, OVER, READY, START
 from .launch import Ended
-from .leftovers import MODULE
+from .leftovers import rank_command
 from .meeting_place import MeetingPlace
 from .stop_notes import StopNotes
 
@@ -264,7 +263,7 @@ class _Launcher:
         group.starts += 1
 
     def _processes(self, group: _Group) -> Iterator[Popen[bytes]]:
-        command = [sys.executable, "-P", "-m", MODULE, str(self._directory), str(os.getpid())]
+        command = rank_command(self._directory, os.getpid())
         for local, rank in enumerate(group.ranks):
             folder = (
                 self._directory / "logs" / self._attempt / f"group{group.index}" / f"start{group.starts}" / str(rank)

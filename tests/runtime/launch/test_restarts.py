@@ -16,7 +16,7 @@ from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.launch import restarts as restarts_module
 from xtrain.runtime.launch.failure_cause import find_failure_cause
 from xtrain.runtime.launch.launch import Ended, launch
-from xtrain.runtime.launch.leftovers import end_leftovers, ranks_of
+from xtrain.runtime.launch.leftovers import end_leftovers, rank_command, ranks_of
 from xtrain.runtime.launch.restarts import RestartLoop
 from xtrain.runtime.launch.stop_notes import StopNotes
 from xtrain.runtime.provenance.start import RESTART, is_restart
@@ -312,7 +312,7 @@ def test_the_first_cause_is_named(said, ended, reason, ranks):
 
 
 def test_ranks_that_are_left_are_killed_even_if_they_are_stopped(tmp_path):
-    worker = subprocess.Popen([sys.executable, "-m", "xtrain.runtime.worker", str(tmp_path), str(os.getpid())])
+    worker = subprocess.Popen(rank_command(tmp_path, os.getpid()))
     try:
         deadline = time.monotonic() + 10
         while not ranks_of(tmp_path, os.getpid()) and time.monotonic() < deadline:
