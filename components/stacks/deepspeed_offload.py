@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve
 
 from ...dsl.schema.setting import Conflict
-from ...planner.mesh.cluster import device_kind
 from ...planner.units import BYTES, bytes_text
 from .deepspeed_settings import OFFLOADING, DeepspeedSettings
 
@@ -54,6 +53,8 @@ def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Co
 
 def idle_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[tuple[str, str]]:
     """Settings without effect, and why."""
+    from ...planner.mesh.cluster import device_kind
+
     places = set(chosen.offloading.values())
     if "nvme" not in places:
         yield "nvme_path", "nothing is offloaded to nvme"
@@ -98,6 +99,8 @@ def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
 def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int, computed: int) -> "OwnedBytes":
     """What a rank has on its device and in host memory of `states`, which its stage leaves it. piece: bytes of its
     piece of the weights, as they are updated; computed: of what it computes with."""
+    from ...planner.mesh.cluster import device_kind
+
     device, weights, gradients, moments = states, 0, 0, 0
     if chosen.offload_optimizer != "none":
         device = evolve(device, parameters=device.parameters - piece, moments=0)

@@ -49,8 +49,9 @@ def own_pieces() -> Iterator[None]:
         return meshes[key][1]
 
     with ExitStack() as stack:
-        stack.callback(setattr, _fsdp_param, "_chunk_with_empty", _fsdp_param._chunk_with_empty)
-        _fsdp_param._chunk_with_empty = Pieces  # pyright: ignore[reportAttributeAccessIssue]
+        module: Any = _fsdp_param
+        stack.callback(setattr, module, "_chunk_with_empty", module._chunk_with_empty)
+        module._chunk_with_empty = Pieces
         if make is not None:
             stack.callback(setattr, DeviceMesh, "_concatenate", DeviceMesh.__dict__["_concatenate"])
             DeviceMesh._concatenate = staticmethod(joined)  # pyright: ignore[reportAttributeAccessIssue]
