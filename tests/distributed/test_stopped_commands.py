@@ -11,6 +11,8 @@ from commands import xtrain
 from live_runs import gone, slow_set_up, wait_for_slow_set_up, wait_for_step, workers
 from projects import Project, curve, events, records
 
+from xtrain.runtime.launch.leftovers import ranks_of
+
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow
@@ -47,6 +49,8 @@ def test_a_live_run_is_asked_from_another_process(project):
     code, said = control(project, "pause")
     assert code == 0 and "done  pause" in said, said
     directory = project.directory()
+    # A second Ctrl-C, and a restart, find them by their command.
+    assert sorted(ranks_of(directory.relative_to(project.folder), process.pid)) == sorted(workers(directory))
     before = len(records(directory, "metrics"))
     code, said = control(project, "save", "--json")
     assert code == 0 and len(records(directory, "metrics")) == before, said
