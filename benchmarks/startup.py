@@ -23,6 +23,16 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 REQUESTS: Final = 5_000
+LAYOUT: Final = """
+experiment meeting {{ budget = 2 steps }}
+cluster h100 {{ nodes = {nodes}, devices = 8 }}
+parallel {{ pp 8, fsdp {fsdp}, tp 8 }}
+model llama {{ dim = 512, layers = 8, heads = 8, vocab = 264 }}
+tokenizer bytes
+dataset made {{ source = synthetic(documents = 10) }}
+batch {{ sequence = 512, accumulate = 8 }}
+optimizer adamw {{ lr = 3e-4 }}
+"""
 LONG: Final = timedelta(minutes=10)
 PROGRAM: Final = "from xtrain.runtime import executor, worker; from xtrain.runtime.ops import load_ops; load_ops()"
 
@@ -94,16 +104,26 @@ def store() -> Iterator[dict[str, Any]]:
 
 
 def mesh() -> Iterator[dict[str, Any]]:
+    import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    for world in (1024, 8192):
+    from xtrain.planner.load import plan_from_text
+    from xtrain.runtime.parallel.mesh import build_meshes
+    from xtrain.runtime.state import Rank
+
+    for world in (1024, 8192, 65536):
+        found = plan_from_text(LAYOUT.format(nodes=world // 8, fsdp=world // 64), "layout.xtrain").plan
+        assert found is not None
+        place = found.mesh.coordinates(0)
+        rank = Rank(
+            rank=0, local_rank=0, world_size=world, data_rank=0, data_ranks=world // 64, device=torch.device("cpu"),
+            pipeline_ranks=8, coordinates=place,
+        )  # fmt: skip
         dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
         began = time.process_time()
-        init_device_mesh("cpu", (8, world // 64, 8), mesh_dim_names=("pp", "fsdp", "tp"))
-        used = time.process_time() - began
-        yield {"ranks": world, "processor_seconds": used, "microseconds_a_rank_and_axis": used / world / 3 * 1e6}
+        build_meshes(found, rank, **found.node("setup.mesh").args)
+        yield {"ranks": world, "processor_seconds": time.process_time() - began}
         dist.destroy_process_group()
 
 

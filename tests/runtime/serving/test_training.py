@@ -20,7 +20,7 @@ from xtrain.server.engine import Adam, AdapterSettings, Datum, Pass
 
 pytestmark = pytest.mark.distributed
 
-STEPS = 2  # so that the first counts in the second
+BRIEF, STEPS = 2, 5  # of rows that run by default, so that the first step counts in the second; of the others
 
 
 @frozen(kw_only=True)
@@ -84,12 +84,12 @@ CLIENTS = {
 }
 
 
-def train(engine: Any, folder: Path, calls: int) -> dict[str, Any]:
-    """Each client takes its steps with so many calls of forward_backward, all of them in turn."""
+def train(engine: Any, folder: Path, calls: int, steps: int) -> dict[str, Any]:
+    """Each client takes steps, each with so many calls of forward_backward, all of them in turn."""
     found: dict[str, Any] = {name: {"losses": [], "norms": [], "logprobs": []} for name in CLIENTS}
     for name, client in CLIENTS.items():
         engine.create_model(name, AdapterSettings(rank=client.rank, seed=client.seed, **client.parts))
-    for step in range(STEPS):
+    for step in range(steps):
         sums = dict.fromkeys(CLIENTS, 0.0)
         for call in range(calls):
             passes = []
@@ -110,7 +110,7 @@ def train(engine: Any, folder: Path, calls: int) -> dict[str, Any]:
     return found
 
 
-def expected(plan: Plan, client: Client) -> tuple[PlainModel, dict[str, Any]]:
+def expected(plan: Plan, client: Client, steps: int) -> tuple[PlainModel, dict[str, Any]]:
     """The same in plain torch, without a server, from the same first values."""
     arch, cpu = plan.architecture, torch.device("cpu")
     draw = drawing(arch, plan.seed, arch.init_std, cpu)
@@ -127,7 +127,7 @@ def expected(plan: Plan, client: Client) -> tuple[PlainModel, dict[str, Any]]:
     model = PlainModel(base, first, 16 / client.rank)
     found: dict[str, Any] = {"losses": [], "norms": [], "logprobs": []}
     chosen = client.adam
-    for step in range(STEPS):
+    for step in range(steps):
         loss, logprobs = model.forward_backward(client.data(step), client.loss, client.settings)
         found["losses"].append(loss)
         found["logprobs"] += logprobs
@@ -148,7 +148,7 @@ LAYOUTS = {
     "one": ((), 1),
     "fsdp": (("parallel.fsdp=2",), 3),
     "tp": (("parallel.tp=2",), 3),
-    "fsdp, tp": (("parallel.fsdp=2", "parallel.tp=2"), 7),
+    **{f"fsdp, tp, {calls} calls": (("parallel.fsdp=2", "parallel.tp=2"), calls) for calls in (1, 3, 7)},
     "pp": (("parallel.pp=2",), 3),
     "tied": (("model.tie_embeddings=true",), 3),
     "tied, tp": (("model.tie_embeddings=true", "parallel.tp=2"), 3),
@@ -171,17 +171,18 @@ DEFAULT = ("one", "tp", "pp")
 )
 def test_adapters_are_trained_as_plain_torch_trains_them(layout: str, tmp_path: Path):
     sets, calls = LAYOUTS[layout]
+    steps = BRIEF if layout in DEFAULT else STEPS
     plan = server_plan(tmp_path, *sets)
-    found = served(plan, train, tmp_path / "run", calls)
+    found = served(plan, train, tmp_path / "run", calls, steps)
     for name, client in CLIENTS.items():
-        model, wanted = expected(plan, client)
+        model, wanted = expected(plan, client, steps)
         ours = found[name]
         assert gap(ours["losses"], wanted["losses"]) < 1e-10, name
         assert gap(ours["norms"], wanted["norms"]) < 1e-10, name
         pairs = zip(ours["logprobs"], wanted["logprobs"], strict=True)
         assert max(gap(a, b) for a, b in pairs) < 1e-6  # they are sent as fp32
         kept = read_kept(tmp_path / "run" / name)
-        assert kept.step == STEPS
+        assert kept.step == steps
         tensors = {**model.factors, **model.moments}
         assert kept.tensors.keys() == tensors.keys()
         worst = {key: gap(kept.tensors[key].numpy(), value.detach().numpy()) for key, value in tensors.items()}
@@ -195,7 +196,6 @@ MIXTURE = """qwen3_moe {
 }"""
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("sets", "model", "kinds"),
     [
@@ -213,13 +213,14 @@ def test_clients_may_choose_among_matrices_that_have_an_adapter(
     assert engine.capabilities.matrices == kinds
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["fsdp 2, ep 2", pytest.param("tp 2, ep 2", marks=pytest.mark.slow)])
 def test_a_mixture_of_experts_is_served_over_expert_ranks(layout: str, tmp_path: Path):
     """Adapters of spread experts are trained and kept as those of one rank."""
     targets = 'adapter.targets=["self_attn", "experts"]'
     sets = {"fsdp 2, ep 2": ("parallel.fsdp=2", "parallel.ep=2"), "tp 2, ep 2": ("parallel.tp=2", "parallel.ep=2")}
-    alone = served(server_plan(tmp_path, targets, model=MIXTURE), train, tmp_path / "one", 2)
-    found = served(server_plan(tmp_path, targets, *sets[layout], model=MIXTURE), train, tmp_path / "spread", 2)
+    alone = served(server_plan(tmp_path, targets, model=MIXTURE), train, tmp_path / "one", 2, STEPS)
+    found = served(server_plan(tmp_path, targets, *sets[layout], model=MIXTURE), train, tmp_path / "spread", 2, STEPS)
     for name in CLIENTS:
         assert gap(found[name]["losses"], alone[name]["losses"]) < 1e-10, name
         assert gap(found[name]["norms"], alone[name]["norms"]) < 1e-10, name
