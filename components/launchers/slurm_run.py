@@ -26,17 +26,24 @@ set -u
 start_run() {{
   {srun} &
   step=$!
-  code=138
-  # 128 + SIGUSR1: the signal has ended the wait, and not the run.
-  while [ "$code" -eq 138 ]; do
+  # The signal may have come while the run was being started.
+  [ "$over" -eq 0 ] || tell_run
+  # A signal ends the wait, and not the run.
+  while
     wait "$step"
     code=$?
-  done
+    [ "$code" -gt 128 ] && kill -0 "$step" 2> /dev/null
+  do :; done
+  step=
+}}
+
+tell_run() {{
+  [ -z "$step" ] || kill -USR1 "$step" 2> /dev/null
 }}
 
 step=
 over=0
-trap 'over=1; [ -z "$step" ] || kill -USR1 "$step"' USR1
+trap 'over=1; tell_run' USR1
 
 for start in $(seq 0 {restarts}); do
   # A later start of this job goes on where the one before was, whatever the spec says of new commands.
@@ -49,8 +56,8 @@ done
 {again}exit "$code"
 """
 AGAIN: Final = """\
-# 75: saved and stopped. It goes on from there when the job starts again.
-if [ "$code" -eq 75 ] && [ "$over" -eq 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
+# 75: saved and stopped; 138: SIGUSR1 came before the run could answer. It goes on from there when the job starts again.
+if [ "$code" -eq 75 -o "$code" -eq 138 ] && [ "$over" -eq 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 """

@@ -326,6 +326,21 @@ def test_a_job_whose_time_is_over_is_requeued(monkeypatch, tmp_path, count, requ
 
 
 @pytest.mark.parametrize(
+    ("srun", "code"),
+    [
+        ('trap "exit 75" USR1; kill -USR1 $PPID; while true; do sleep 0.05; done', 75),
+        ("kill -USR1 $PPID $$", 138),  # which the run has not begun to answer
+    ],
+)
+def test_the_time_of_a_job_is_over_while_its_run_starts(monkeypatch, tmp_path, srun, code):
+    taken_to(tmp_path, monkeypatch, "slurm_container.xtrain")
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    calls = commands(tmp_path, monkeypatch, sbatch="echo 17", srun=srun, scontrol="")
+    assert run_script(script_of("slurm_container.xtrain")).wait(60) == code
+    assert "scontrol requeue 17" in calls()
+
+
+@pytest.mark.parametrize(
     ("spec", "code", "starts"),
     [
         ("slurm_container.xtrain", 0, 1),
