@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -298,13 +299,23 @@ def script_of(spec: str) -> Path:
     return job_folder(directory) / "job.sh"
 
 
-def run_script(script: Path, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        ["bash", str(script)],
-        env={**os.environ, "SLURM_JOB_ID": "17", **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@contextlib.contextmanager
+def running_script(script: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Nothing of it is left, also where a test has failed."""
+    environment = {**os.environ, "SLURM_JOB_ID": "17", **environment}
+    command = ["bash", str(script)]
+    job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield job
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def code_of(script: Path) -> int:
+    with running_script(script) as job:
+        return job.wait(60)
 
 
 # Stands in for srun: says that it runs, and saves and stops when it is asked.
@@ -316,10 +327,10 @@ def test_a_job_whose_time_is_over_is_requeued(monkeypatch, tmp_path, count, requ
     taken_to(tmp_path, monkeypatch, "slurm_container.xtrain")
     monkeypatch.setenv("WANDB_API_KEY", "x")
     calls = commands(tmp_path, monkeypatch, sbatch="echo 17", srun=SAVES, scontrol="")
-    job = run_script(script_of("slurm_container.xtrain"), SLURM_RESTART_COUNT=count)
-    assert job.stdout.readline() == f"ready {count}\n", "a start of a job that follows another one goes on"
-    job.send_signal(signal.SIGUSR1)
-    assert job.wait(60) == 75
+    with running_script(script_of("slurm_container.xtrain"), SLURM_RESTART_COUNT=count) as job:
+        assert job.stdout.readline() == f"ready {count}\n", "a start of a job that follows another one goes on"
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(60) == 75
     assert ("scontrol requeue 17" in calls()) is requeued
     (srun,) = [each for each in calls() if each.startswith("srun")]
     assert "--container-image=/images/x train.sqsh" in srun and "--wait=180" in srun
@@ -336,7 +347,7 @@ def test_the_time_of_a_job_is_over_while_its_run_starts(monkeypatch, tmp_path, s
     taken_to(tmp_path, monkeypatch, "slurm_container.xtrain")
     monkeypatch.setenv("WANDB_API_KEY", "x")
     calls = commands(tmp_path, monkeypatch, sbatch="echo 17", srun=srun, scontrol="")
-    assert run_script(script_of("slurm_container.xtrain")).wait(60) == code
+    assert code_of(script_of("slurm_container.xtrain")) == code
     assert "scontrol requeue 17" in calls()
 
 
@@ -355,7 +366,7 @@ def test_how_a_job_ends_without_a_signal(monkeypatch, tmp_path, spec, code, star
     taken_to(tmp_path, monkeypatch, spec)
     monkeypatch.setenv("WANDB_API_KEY", "x")
     calls = commands(tmp_path, monkeypatch, sbatch="echo 17", srun=f"exit {code}", scontrol="")
-    assert run_script(script_of(spec)).wait(60) == code
+    assert code_of(script_of(spec)) == code
     assert [each.split()[0] for each in calls()] == ["sbatch", *["srun"] * starts]
 
 

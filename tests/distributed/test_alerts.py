@@ -34,8 +34,9 @@ def test_a_rank_that_is_stopped_is_reported_and_so_is_that_it_goes_on(lab, topol
     """Also where nobody ends the run because of it; of the first rank the second one tells."""
     more = 'fault_tolerance { stuck = none }\nalerts { stalled = 2 s }\non stalled notify("echo $XTRAIN_RANKS stalled")'
     stop = Mutation("stop_process", rank=rank, step=3, seconds=7.0)
-    outcome = run(lab, f"stalled-{topology}-{rank}", more, stop, topology=topology)
-    assert len(outcome.curve) == 6
+    # As many steps as take some looks of the thread that clears the alert, one a second.
+    outcome = run(lab, f"stalled-{topology}-{rank}", more, stop, topology=topology, count=100)
+    assert len(outcome.curve) == 100
     raised, cleared = (each for each in events(outcome.directory, "alert") if each["kind"] == "stalled")
     assert (raised["state"], raised["ranks"], raised["limit"]) == ("raised", [rank], 2.0)
     assert f"rank {rank} without a heartbeat; the other ranks wait in step 3, step.agree" in raised["message"]
