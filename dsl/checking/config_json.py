@@ -14,6 +14,7 @@ from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import did_you_mean
 from ..schema.model import FAMILIES, ModelFolder
 from ..schema.model_config import WholeModel
+from .hub_cache import names_repo
 from .strict_json import STRICT
 
 CONFIG: Final = "config.json"
@@ -43,6 +44,8 @@ def _read(folder: ModelFolder, label: Span) -> SourceText:
     try:
         if not path.is_dir() and not os.path.lexists(path):
             hint = did_you_mean(folder.path, FAMILIES) or f"a family of {', '.join(FAMILIES)}, or the path of a folder"
+            if names_repo(folder.path):
+                hint = f'correct the path, or write hub("{folder.path}") for what was downloaded from the hub'
             raise ConfigUnreadable(f"there is no folder `{folder}`", hint)
         if (path / CONFIG).exists() and not ((path / CONFIG).is_file() or (path / CONFIG).is_dir()):
             raise ConfigUnreadable(f"{(path / CONFIG).as_posix()} is no regular file", "give a copy of the file")

@@ -13,6 +13,11 @@ _REPO: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
+def names_repo(text: str) -> bool:
+    """Whether this is how the hub writes a repository: `organisation/name`."""
+    return "/" in text and _REPO.fullmatch(text) is not None
+
+
 class SnapshotMissing(Exception):
     """The cache does not have it; hint: what to do."""
 
