@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 FILE: Final = "TORCHELASTIC_ERROR_FILE"
+# Seconds by which the first rank may say it after the others.
+LATER: Final = 10
 
 
 def write_cause(text: str, *, of_first: bool = False) -> None:
@@ -18,7 +20,7 @@ def write_cause(text: str, *, of_first: bool = False) -> None:
     path = os.environ.get(FILE)
     if not path:
         return
-    at = int(time.time()) + (1 if of_first else 0)
+    at = int(time.time()) + (LATER if of_first else 0)
     text = "as the first rank says" if of_first else text
     said = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(at)}}
     with suppress(OSError):

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from forking import ForkedCommand
 from live_runs import slow_set_up, wait_for_slow_set_up
 from projects import Project, curve, events, records
 from saboteur import AT_SETUP, environment, sabotage
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import PrefixStore
 
 pytestmark = pytest.mark.distributed
 
@@ -135,7 +138,10 @@ def test_a_rank_without_an_agent_leaves_when_the_first_one_is_gone(project):
     (second, first) = [alone(project, rank, 2, port, project.spec(steps=4)) for rank in (1, 0)]
     while first.poll() is None and socket.socket().connect_ex(("localhost", port)):
         time.sleep(0.02)
-    time.sleep(0.5)
+    # Before it has met the first one, a rank waits for it.
+    store = PrefixStore("xtrain", TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=60)))
+    while first.poll() is None and not store.add("arrivals", 0):
+        time.sleep(0.02)
     first.kill()
     first.communicate()
     out, err = second.communicate(timeout=60)
