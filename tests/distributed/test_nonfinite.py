@@ -167,8 +167,8 @@ def test_what_was_read_ahead_of_a_mixture_is_read_anew(lab, prefetch, workers):
 def test_rows_that_were_left_out_count_to_the_epochs_of_the_budget(lab):
     poison = Mutation("poison", rank=1, portions=[4, 5])
     sets = ("experiment.budget=1 epochs",)
-    whole = run(lab, "epochs whole", ROLLBACK, sets=sets)
-    back = run(lab, "epochs", ROLLBACK, poison, sets=sets)
+    whole = run(lab, "left out whole", ROLLBACK, sets=sets)
+    back = run(lab, "left out", ROLLBACK, poison, sets=sets)
     assert len(back.curve) == len(whole.curve) - 3
     assert any("the rollback skipped rows" in event["message"] for event in events(back.directory, "warning"))
 
