@@ -218,7 +218,7 @@ def test_it_gives_up_after_so_many_times_and_says_what_it_tried(lab):
 def test_damaged_checkpoints_are_passed_over_and_without_any_it_ends(lab):
     poison = {"rank": 0, "portions": [6, 7]}
     hurt = Mutation("poison", **poison, hurts={"saved": 4})
-    back = run(lab, "damaged", ROLLBACK, hurt, count=8, layout=ONE)
+    back = run(lab, "hurt", ROLLBACK, hurt, count=8, layout=ONE)
     assert steps_of(back.directory, "rollback") == [2]
     warnings = [event["message"] for event in events(back.directory, "warning")]
     assert any(
