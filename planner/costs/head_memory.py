@@ -80,7 +80,10 @@ def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) ->
     norm = stream + (2 * exact if casts else 0)
     each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses that are told apart by dataset
     chunk = 2 * hidden + _chunk(run, local, trained=learns) + sums + each  # what the loss is taken of, and its gradient
-    down = (stream + gathers // 2 if gathers else 0) + (5 * exact if casts else 3 * exact)
+    # Of the norm; before it, in place of the gradient of all tokens, comes that of those between blocks.
+    down = exact * (1 if local.fused else 5 if casts else 3)
+    if gathers:
+        down = max(stream + hidden, stream - hidden + down)
     product = (
         2 * local.tokens * (local.vocab * local.dim + sum(head_factors(run.architecture)) // (1 + run.architecture.mtp))
     )
