@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,7 @@ def found() -> dict[str, Path] | None:
     return {name: Path(each).resolve() for name, each in there.items() if each} if all(there.values()) else None
 
 
-def _configuration(folder: Path, plugins: Path, ports: list[int]) -> str:
+def _configuration(folder: Path, spool: Path, plugins: Path, ports: list[int]) -> str:
     host = socket.gethostname().partition(".")[0]
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000"
@@ -49,7 +50,7 @@ SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -67,12 +68,13 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
     assert there is not None
     plugins = next(each.parent for each in there["slurmd"].parents[1].glob("lib/**/slurm*/auth_none.so"))
     (folder / "state").mkdir(parents=True)
+    spool = Path(tempfile.mkdtemp(prefix="slurm-"))  # sockets lie in it, whose paths are at most 108 characters long
     for name in NODES:
-        (folder / f"spool-{name}").mkdir()
+        (spool / name).mkdir()
     with ExitStack() as opened:
         servers = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         ports = [each.getsockname()[1] for each in servers]
-    (folder / "slurm.conf").write_text(_configuration(folder, plugins, ports))
+    (folder / "slurm.conf").write_text(_configuration(folder, spool, plugins, ports))
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     folders = dict.fromkeys(str(path.parent) for path in there.values())
     environment["PATH"] = ":".join((*folders, os.environ["PATH"]))
@@ -96,6 +98,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
             except subprocess.TimeoutExpired:  # it waits for steps that are over
                 daemon.kill()
                 daemon.wait()
+        shutil.rmtree(spool, ignore_errors=True)
 
 
 def _idle(environment: dict[str, str]) -> int:
