@@ -17,7 +17,8 @@ other sides torch's `highest`; or with --matmul as given on all sides.
 
 A side is a process. What counts is the time between its second step and its last: the least of the turns, of the clock
 and of the processor (all threads and processes of that side), which other work on the machine disturbs less. The losses
-of all sides must agree. Prints a table for each size, and the same as a JSON line.
+of all sides must agree; how far each is from those of the plain loop in fp64, which is run once, says whose roundings
+set them apart. Prints a table for each size, and the same as a JSON line.
 """
 
 import argparse
@@ -67,6 +68,7 @@ every 1 step log
 every 1000000 steps checkpoint
 """
 DEFAULT = "default"
+EXACT = "fp64"
 FIRST = 2  # before it kernels are chosen and memory is taken
 AGREE = 1e-4
 
@@ -130,11 +132,13 @@ def said(step: int, loss: float) -> None:
     print(step, repr(float(loss)), flush=True)
 
 
-def plain(folder: Path, batch: dict[str, int], steps: int) -> None:
+def plain(folder: Path, batch: dict[str, int], steps: int, *, exact: bool) -> None:
     import torch
     from transformers import Qwen3ForCausalLM
 
     model = Qwen3ForCausalLM.from_pretrained(folder / "base")
+    if exact:
+        model = model.double()
     rows = torch.load(folder / "rows.pt")
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS, weight_decay=0.0, fused=True)
     many = batch["rows"] // batch["micro"]
@@ -252,8 +256,8 @@ def side(name: str, folder: Path, size: str, steps: int, matmul: str) -> None:
     batch = SIZES[size]["batch"]
     if name == "same":
         same(folder, steps)
-    elif name == "plain":
-        plain(folder, batch, steps)
+    elif name in ("plain", EXACT):
+        plain(folder, batch, steps, exact=name == EXACT)
     else:
         trainer(folder, batch, steps, sft=name == "trl")
 
@@ -333,8 +337,12 @@ def compared(size: str, sides: list[str], steps: int, turns: int, matmul: str) -
         for _ in range(turns):
             for each in sides:
                 found[each].append(measured(each, folder, size, steps, matmul))
+        exact = measured(EXACT, folder, size, steps, matmul).losses
     first = found[sides[0]][0].losses
-    apart = {each: max(abs(a - b) for a, b in zip(found[each][0].losses, first, strict=True)) for each in sides}
+    apart, off = (
+        {each: max(abs(a - b) for a, b in zip(found[each][0].losses, other, strict=True)) for each in sides}
+        for other in (first, exact)
+    )
     wrong = [f"{each} by {value:.2g}" for each, value in apart.items() if value > AGREE]
     if wrong:
         print(f"losses of {size} differ from those of {sides[0]}: {', '.join(wrong)}", file=sys.stderr)
@@ -344,12 +352,15 @@ def compared(size: str, sides: list[str], steps: int, turns: int, matmul: str) -
     }
     print(f"{size}, {steps} steps, {turns} turns, matmul {matmul}")
     share = f"of {sides[0]}"
-    print(f"  {'':8} {'ms':>9} {share:>10} {'processor ms':>13} {share:>10} {'last loss':>10}  apart")
+    print(f"  {'':8} {'ms':>9} {share:>10} {'processor ms':>13} {share:>10} {'last loss':>10}  apart    of fp64")
     for each, one in least.items():
         wall, cpu = one.wall / least[sides[0]].wall, one.processor / least[sides[0]].processor
         figures = f"{one.wall * 1e3:9.2f} {wall:10.2f} {one.processor * 1e3:13.2f} {cpu:10.2f}"
-        print(f"  {each:8} {figures} {one.losses[-1]:10.4f}  {apart[each]:.1e}")
-    rows = {each: {**asdict(one), "losses": one.losses[-1:], "apart": apart[each]} for each, one in least.items()}
+        print(f"  {each:8} {figures} {one.losses[-1]:10.4f}  {apart[each]:.1e}  {off[each]:.1e}")
+    rows = {
+        each: {**asdict(one), "losses": one.losses[-1:], "apart": apart[each], "from_fp64": off[each]}
+        for each, one in least.items()
+    }
     return {"size": size, "steps": steps, "turns": turns, "matmul": matmul, "sides": rows, "agree": not wrong}
 
 
@@ -360,7 +371,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--matmul", choices=(DEFAULT, "highest", "high", "medium"), default=DEFAULT)
-    parser.add_argument("--side", choices=SIDES[1:], help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=(*SIDES[1:], EXACT), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:

@@ -221,7 +221,7 @@ def test_workers_that_do_not_start_are_reported(folder: Path, monkeypatch: pytes
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_workers_killed_at_random_lose_and_repeat_nothing(seed: int, tmp_path: Path):
-    texts = [[f"{number} {line}" for line in range(20)] for number in range(60)]
+    texts = [[f"{number} {line}" for line in range(20)] for number in range(120)]
     source = lines_of(write_lines(tmp_path / "in", texts))
     key = build_store(source, BytesEncoder(), tmp_path / "alone", jobs=1).key
     chance, over, log, killed = np.random.default_rng(seed), threading.Event(), tmp_path / "log", []
@@ -229,10 +229,10 @@ def test_workers_killed_at_random_lose_and_repeat_nothing(seed: int, tmp_path: P
     def kill() -> None:
         seen = 0
         while not over.wait(chance.uniform(0.02, 0.3)):
-            # Three units later: one at which three workers die is given up, and rightly so.
+            # Ten units later, more than are under way at once: one at which three workers die is given up, and rightly so.
             done = len(log.read_text().splitlines()) if log.exists() else 0
             children = children_of(os.getpid())
-            if children and done >= seen + 60:
+            if children and done >= seen + 200:
                 seen = done
                 with suppress(ProcessLookupError):
                     os.kill(int(chance.choice(children)), signal.SIGKILL)
