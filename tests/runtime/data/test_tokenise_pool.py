@@ -229,7 +229,7 @@ def test_workers_killed_at_random_lose_and_repeat_nothing(seed: int, tmp_path: P
     def kill() -> None:
         seen = 0
         while not over.wait(chance.uniform(0.02, 0.3)):
-            # Ten units later, more than are under way at once: one at which three workers die is given up, and rightly so.
+            # Ten units later, more than are under way at once: one at which three workers die is given up, rightly.
             done = len(log.read_text().splitlines()) if log.exists() else 0
             children = children_of(os.getpid())
             if children and done >= seen + 200:
