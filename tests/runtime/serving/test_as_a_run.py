@@ -33,7 +33,9 @@ WHOLE = Trial(
     optimizer="adamw { lr = 1e-2, eps = 1e-3, betas = [0.9, 0.95], weight_decay = 0.1",
     more=f"{TALKS}\nmixture {{ lines = 1, talks = 1, exact = true }}",
 )
-ADAPTER = evolve(WHOLE, more=f"{WHOLE.more}\nadapter lora {{ rank = {RANK}, alpha = 16 }}")
+# Of the matrices that a client's adapter has by default.
+ADAPTED = f'adapter lora {{ rank = {RANK}, alpha = 16, targets = ["all_linear", "lm_head"] }}'
+ADAPTER = evolve(WHOLE, more=f"{WHOLE.more}\n{ADAPTED}")
 
 
 def test_the_trial_has_answers_that_are_learned_and_steps_that_clip(lab: Laboratory) -> None:
