@@ -31,7 +31,7 @@ DENSE: Final = "llama { dim = 16, layers = 2, heads = 2, kv_heads = 1, ffn = 24,
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [(DENSE, ()), (MOE, ()), (DENSE, ("parallel.fsdp=2",)), (DENSE, ("parallel.tp=2",))],
+    [(DENSE, ()), (MOE, ()), (DENSE, ("parallel.fsdp=2",)), (DENSE, ("parallel.tp=2", "model.kv_heads=2"))],
     ids=["dense", "moe", "fsdp", "tp"],
 )
 def test_numbers_of_any_size_spoil_one_model_alone(tmp_path: Path, model: str, layout: tuple[str, ...]) -> None:
