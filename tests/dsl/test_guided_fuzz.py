@@ -29,8 +29,8 @@ def test_a_few_mutants_find_nothing():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_minute_finds_nothing():
-    _, _, reached, branches = fuzz(60)
+def test_two_minutes_find_nothing():
+    _, _, reached, branches = fuzz(120)
     assert reached > 0.6 * branches
 
 
