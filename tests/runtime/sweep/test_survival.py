@@ -63,7 +63,7 @@ def test_twenty_four_trials_with_the_driver_killed_ten_times(tmp_path: Path):
     while True:
         process = project.start("sweep.xtrain", "--set", "workspace.root=killed")
         if kills < KILLS:
-            time.sleep(draw.uniform(0.5, 8))
+            time.sleep(draw.uniform(0.3, 3))
             if kills % 3 == 2 and list((tmp_path / "killed").glob("tiny-sweep-*")):
                 for number in draw.sample(all_ := processes_of(folder_of(project, "killed")), min(2, len(all_))):
                     with suppress(ProcessLookupError):
