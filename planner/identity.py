@@ -12,7 +12,9 @@ from ..dsl.quantity import Quantity
 from ..dsl.schema.adapters import TaskAdapters
 from ..dsl.schema.component import Component, UserComponent
 from ..dsl.schema.data import Batch, Dataset, Phase
+from ..dsl.schema.fp8 import Fp8
 from ..dsl.schema.optimizers import ParameterGroup
+from ..dsl.schema.precision import Precision
 from ..dsl.schema.setting import Role, is_unspoken, settings_of
 from ..dsl.schema.tasks import AdapterTask
 from ..dsl.schema.tokenizers import tokenizer_kind
@@ -22,7 +24,7 @@ from .canonical import PLAN, digest_of_amounts, portable, whole_numbers
 from .data.source_args import reads
 from .graph.saving import pretrained
 from .model.reference import reference_files
-from .resolved import Resolved
+from .resolved import Formats, Resolved
 from .schedule.learning_rate import in_effect
 from .schedule.mixing import amounts, in_epochs, weights
 
@@ -63,12 +65,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         **({"step": [spec.step.digest, spec.step.function, experiment_settings(spec.step)]} if spec.step else {}),
         **({"hooks": changing} if (changing := _changing_hooks(spec)) else {}),
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
-        "precision": {
-            **experiment_settings(spec.precision),
-            "params": formats.params,
-            "compute": formats.compute,
-            **({"scaled": experiment_settings(formats.fp8)} if formats.fp8 is not None else {}),
-        },
+        "precision": _precision(spec.precision, formats),
         **_mixture(run),
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
@@ -90,14 +87,20 @@ def _config_of_server(run: Resolved) -> dict[str, Any]:
         **({"adapter": tasks[0].to_json()} if tasks else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "serve": experiment_settings(spec.serve),
-        "precision": {
-            **experiment_settings(spec.precision),
-            "params": formats.params,
-            "compute": formats.compute,
-            **({"scaled": experiment_settings(formats.fp8)} if formats.fp8 is not None else {}),
-        },
+        "precision": _precision(spec.precision, formats),
     }
     return whole_numbers({**content, **({"weights": run.weights.digest} if run.weights is not None else {})})
+
+
+def _precision(precision: Precision, formats: Formats) -> dict[str, Any]:
+    """How products are computed in fp8 counts where they are."""
+    used = evolve(precision, fp8=precision.scaled or Fp8())
+    return {
+        **experiment_settings(used),
+        "params": formats.params,
+        "compute": formats.compute,
+        **({"scaled": experiment_settings(formats.fp8)} if formats.fp8 is not None else {}),
+    }
 
 
 def _in_effect(batch: Batch) -> Batch:

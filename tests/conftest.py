@@ -110,11 +110,11 @@ def pytest_configure(config: pytest.Config) -> None:
     count = 100 if examples.is_long else 30
     hypothesis.settings.register_profile("xtrain", max_examples=count, deadline=None)  # a busy machine keeps none
     hypothesis.settings.load_profile("xtrain")
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    worker = getattr(config, "workerinput", None)
     if worker and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         # Each process begins with other files: what it compiles of the first ones the others then find compiled.
         files = sorted(map(str, Path(__file__).parent.rglob("test_*.py")))
-        first = files[int(worker[2:]) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+        first = files[int(worker["workerid"][2:]) :: worker["workercount"]]
         config.args = [*first, *sorted(set(files) - set(first))]
     if worker:
         _send_less(config)

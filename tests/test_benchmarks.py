@@ -41,7 +41,7 @@ def test_each_part_of_the_day_on_a_gpu_runs_on_a_cpu(tmp_path):
 
 
 def test_a_step_and_those_of_other_trainers_give_the_same_losses(tmp_path):
-    lines = ended("peers.py", "--sizes", "tiny", "--steps", "6", "--turns", "1", folder=tmp_path).splitlines()
+    lines = ended("peers.py", "--sizes", "tiny", "--steps", "60", "--turns", "1", folder=tmp_path).splitlines()
     found = json.loads(lines[-1])
     assert found["agree"] and {"xtrain", "same", "plain", "trainer"} <= set(found["sides"])
     assert all(side["wall"] > 0 for side in found["sides"].values())

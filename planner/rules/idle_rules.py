@@ -130,7 +130,10 @@ def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findi
         for name in ("reduce", "reshard", "sync", "prefetch"):
             if name not in spec.parallel.execution.unsupported:
                 _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
-    elif batch.accumulate == 1 and spec.parallel.fsdp.sync == "microbatch" and spec.fault_tolerance.elastic is None:
+        return
+    if not _gathers(spec, layout):
+        _warn(spec, "parallel.fsdp.prefetch", "nothing is gathered", "leave it out, or use fsdp 2", found)
+    if batch.accumulate == 1 and spec.parallel.fsdp.sync == "microbatch" and spec.fault_tolerance.elastic is None:
         _warn(spec, "parallel.fsdp.sync", "a step has one microbatch", "leave it out, or accumulate several", found)
 
 
@@ -165,10 +168,17 @@ def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
 def _shards(spec: Spec, layout: Layout) -> bool:
     """Whether any parameter is FSDP's; the same question as `Resolved.dense_fsdp` asks, before there is one."""
     formats = resolve_formats(spec.precision, spec.parallel)
-    copies = () if spec.parallel.execution.groups else ("replicate",)
-    axes = {*copies, *shard_axes(spec.parallel, layout.mesh)}
-    if spec.model.experts > 0:
-        axes |= {"ep_replicate", "ep_fsdp"}
-    sizes = {axis.name: axis.size for axis in (*layout.mesh.axes, *layout.mesh.expert_axes)}
-    wide = any(sizes[axis] > 1 for axis in axes)
+    copies = set() if spec.parallel.execution.groups else {"replicate"}
+    copies |= {"ep_replicate"} if spec.model.experts > 0 else set()
+    wide = _gathers(spec, layout) or any(_sizes(layout)[axis] > 1 for axis in copies)
     return wide or formats.compute != formats.params or spec.parallel.fsdp.offload
+
+
+def _gathers(spec: Spec, layout: Layout) -> bool:
+    """Whether other ranks have pieces of a parameter of FSDP; as `Resolved.prefetch` asks."""
+    axes = {*shard_axes(spec.parallel, layout.mesh), *(("ep_fsdp",) if spec.model.experts > 0 else ())}
+    return any(_sizes(layout)[axis] > 1 for axis in axes)
+
+
+def _sizes(layout: Layout) -> dict[str, int]:
+    return {axis.name: axis.size for axis in (*layout.mesh.axes, *layout.mesh.expert_axes)}

@@ -167,9 +167,6 @@ EXEMPT = {
     "datasets.code.name": "the name is the key",
     "datasets.web.name": "the name is the key",
     **dict.fromkeys(("model.folder", "model.weights"), "of a folder: tests/planner/test_model_folder.py"),
-    "ticks": "an empty list has no settings",
-    "events": "an empty list has no settings",
-    **dict.fromkeys(("ema", "step", "evaluation_step"), "a block that is not there has no settings"),
     **{f"ticks.2.actions.{n}.ranks": "on few ranks all, the first one and auto may be the same" for n in (0, 1)},
 }
 

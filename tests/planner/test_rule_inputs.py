@@ -4,15 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
 from attrs import define, field
 from every_setting import alternatives, at, places, replaced
 
-from xtrain.dsl.blocks import is_block
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.planner.rules import rule_inputs
 from xtrain.planner.rules.validate import validate
@@ -38,12 +35,6 @@ def spelled(path: str) -> str:
     """As rules name a setting."""
     block, dot, rest = path.partition(".")
     return f"{BLOCKS.get(block, block)}{dot}{rest}".removesuffix("_")
-
-
-def holds_blocks(annotation: Any) -> bool:
-    """Whether a setting is a block, or a list of them."""
-    parts = (part for one in (annotation, *get_args(annotation)) for part in (one, *get_args(one)))
-    return any(is_block(part) for part in parts if part is not Auto)
 
 
 def verdicts(spec: Spec) -> Statuses:
@@ -85,8 +76,6 @@ class Found:
         for path, attribute in places(spec, exempt=EXEMPT):
             value = at(spec, path)
             if not path.startswith(begins) or (path.startswith(NAMED) and attribute.name == "name"):
-                continue
-            if value in (None, ()) and holds_blocks(attribute.type):  # which is no single setting
                 continue
             for new in list(alternatives(value, attribute.type))[:most]:
                 variant = replaced(spec, path, new)

@@ -9,7 +9,7 @@ import attrs
 
 from xtrain.components.sources.jsonl import JsonLines
 from xtrain.components.sources.text import Text
-from xtrain.dsl.blocks import choices_of
+from xtrain.dsl.blocks import choices_of, is_block
 from xtrain.dsl.interval import Interval
 from xtrain.dsl.metric import Metric
 from xtrain.dsl.quantity import Quantity
@@ -75,8 +75,17 @@ def replaced(value: Any, path: str, new: Any) -> Any:
     return attrs.evolve(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
 
 
+def holds_blocks(annotation: Any) -> bool:
+    """Whether a setting is a block, or a list of them."""
+    parts = (part for one in (annotation, *get_args(annotation)) for part in (one, *get_args(one)))
+    return any(is_block(part) for part in parts if part is not Auto)
+
+
 def alternatives(value: Any, annotation: Any) -> list[Any]:
-    """Other values of the same type, likely ones first; not all of them make sense."""
+    """Other values of the same type, likely ones first; not all of them make sense. None of a block that is not there,
+    which is no single setting."""
+    if value in (None, ()) and holds_blocks(annotation):
+        return []
     for kind in (annotation, *get_args(annotation)):
         if get_origin(kind) is tuple and not attrs.has(get_args(kind)[0]):
             return lists(value, get_args(kind)[0])

@@ -3,7 +3,6 @@
 PYTHONPATH=tests/support pytest -p failures_at_once -m "slow or matrix"
 """
 
-import os
 from typing import Any
 
 import pytest
@@ -23,5 +22,5 @@ class FailuresAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config))
