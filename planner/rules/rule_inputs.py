@@ -369,7 +369,8 @@ def _expanded(paths: tuple[str, ...], spec: Spec) -> Iterator[str]:
 def _group(name: str, spec: Spec) -> tuple[str, ...]:
     """Settings that rules share; what is written rests on nothing, what is derived on all it is derived from."""
     parallel, batch = spec.parallel, spec.batch
-    copies = ("parallel.fsdp.replicate", *([f"parallel.{parallel.stack}.*"] if parallel.execution.groups else []))
+    groups = ("parallel.stack", f"parallel.{parallel.stack}.*") if parallel.execution.groups else ()
+    copies = ("parallel.fsdp.replicate", *groups)
     match name:
         case "datasets":
             return ("dataset", "dataset.*.name", "dataset.*.holdout")
