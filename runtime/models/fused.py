@@ -17,7 +17,9 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from .layers import Rotation
 
-LEAST_SHARE: Final = 1 << 18  # numbers, 50 to 200 microseconds, for which it is worth while to wake a thread
+# Numbers, 0.2 to 0.7 milliseconds, for which it is worth while to wake a thread: it has to take its core from one of
+# torch, which waits busily for the next product.
+LEAST_SHARE: Final = 1 << 20
 
 
 class Fusible(nn.Module):
