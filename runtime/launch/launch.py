@@ -7,11 +7,15 @@ from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from attrs import field, frozen
 
 from ..control.signals import stop_signals
 from .stop_notes import StopNotes
+
+# Turns in which an idle thread of a rank that is alone waits before it sleeps.
+SPINS: Final = "10000"
 
 
 @frozen
@@ -68,7 +72,11 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
     }
     known = signature(LaunchConfig).parameters
     config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
-    # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold.
+    # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold. Those of a
+    # rank that is alone wait some tenths of a millisecond for the next operation first: to wake them takes as long as a
+    # small one (docs/performance.md).
+    if ranks == 1 and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     command = rank_command(directory, os.getpid())
 
