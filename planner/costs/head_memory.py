@@ -80,7 +80,8 @@ def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) ->
     norm = stream + (2 * exact if casts else 0)
     each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses that are told apart by dataset
     chunk = 2 * hidden + _chunk(run, local, trained=learns) + sums + each  # what the loss is taken of, and its gradient
-    # Of the norm; before it, in place of the gradient of all tokens, comes that of those between blocks.
+    # The norm's backward. Behind a gather the exchange comes before it, which gives the gradient of this rank's tokens
+    # for that of all, and lets the latter go.
     down = exact * (1 if local.fused else 5 if casts else 3)
     if gathers:
         down = max(stream + hidden, stream - hidden + down)
