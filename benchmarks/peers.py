@@ -352,7 +352,7 @@ def compared(size: str, sides: list[str], steps: int, turns: int, matmul: str) -
     }
     print(f"{size}, {steps} steps, {turns} turns, matmul {matmul}")
     share = f"of {sides[0]}"
-    print(f"  {'':8} {'ms':>9} {share:>10} {'processor ms':>13} {share:>10} {'last loss':>10}  apart    of fp64")
+    print(f"  {'':8} {'ms':>9} {share:>10} {'processor ms':>13} {share:>10} {'last loss':>10}  apart  from fp64")
     for each, one in least.items():
         wall, cpu = one.wall / least[sides[0]].wall, one.processor / least[sides[0]].processor
         figures = f"{one.wall * 1e3:9.2f} {wall:10.2f} {one.processor * 1e3:13.2f} {cpu:10.2f}"

@@ -32,6 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0  # the reader of a pipe has seen enough
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"xtrain {parsed.verb}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:

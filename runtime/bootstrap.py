@@ -112,8 +112,8 @@ def use_threads(threads: int | None, local_world: int) -> None:
         threads = max(1, len(os.sched_getaffinity(0)) // local_world)
     if threads is not None:
         torch.set_num_threads(threads)
-    # MKL's functions of vectors choose their accuracy in the first call of a process: of two threads that are in it at
-    # once, one computed cosines that were wrong in the fourth digit.
+    # MKL's functions of vectors (cos, exp, log …) find out how exact they are to be in the first call of a process: of
+    # two threads that are in it at once, one computed cosines in fp32 that were wrong in the fourth digit.
     torch.ones(16).cos()
 
 

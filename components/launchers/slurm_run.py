@@ -56,9 +56,11 @@ done
 {again}exit "$code"
 """
 AGAIN: Final = """\
-# 75: saved and stopped; 138: SIGUSR1 came before the run could answer. It goes on from there when the job starts again.
-if [ "$code" -eq 75 -o "$code" -eq 138 ] && [ "$over" -eq 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
-  scontrol requeue "$SLURM_JOB_ID"
+# 75: saved and stopped; 138: SIGUSR1 came before the run could answer. It goes on when the job starts again.
+if [ "$over" -eq 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
+  case "$code" in
+    75 | 138) scontrol requeue "$SLURM_JOB_ID" ;;
+  esac
 fi
 """
 ELEMENT: Final = """\

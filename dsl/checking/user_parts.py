@@ -181,7 +181,8 @@ class _UseReader:
             return target.text
         path = target.value
         if not is_file(path):
-            hint = f'write `use "{path}.py"`' if path and (self._beside(use) / f"{path}.py").is_file() else None
+            is_there = os.path.isfile(self._beside(use) / f"{path}.py")  # noqa: PTH113 (any text is a name to it)
+            hint = f'write `use "{path}.py"`' if path and is_there else None
             hint = hint or 'write `use "parts.py"`, or `use package.module`'
             self.diagnostics.error("X221", f"`{path}` is not a Python file: the name must end in .py", span, hint=hint)
             return None
@@ -198,7 +199,7 @@ class _UseReader:
         hint, fix, span = None, None, use.target.span
         if is_file(module) and isinstance(use.target, s.String):
             path = self.folder / module
-            files = {p.stem: p.name for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}
+            files = {p.stem: p.name for p in sorted(path.parent.glob("*.py"))} if os.path.isdir(path.parent) else {}  # noqa: PTH112
             meant = closest(path.stem, files)
             if meant is not None:
                 hint = f"did you mean `{files[meant]}`?"

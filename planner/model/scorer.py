@@ -3,6 +3,7 @@
 Of its forward nothing is kept: its memory is its weights, and the widest of what a block computes at once.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,7 +36,7 @@ def read_scorer(spec: Spec, arch: Architecture, found: Findings) -> Shape | None
     folder = None if spec.reward is None else spec.reward.model_folder
     if folder is None or spec.rollout is None:
         return None
-    if not (Path(folder) / CONFIG).is_file():
+    if not os.path.isfile(Path(folder) / CONFIG):  # noqa: PTH113 (any text is a name to it)
         hint = "paths are relative to the working folder; a run needs it, and so does the estimate of its memory"
         found.warn(RULE, "W501", PATH, f"the reward model {folder} has no {CONFIG}", hint)
         return None

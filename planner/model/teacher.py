@@ -1,6 +1,7 @@
 """The model that a loss learns from: a folder, read as a spec of its own that begins with it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Final
 
@@ -68,7 +69,7 @@ def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> TeacherSha
     if teacher.top >= arch.vocab and not teacher.live:
         message = f"`top` is {teacher.top:,}, and the vocabulary has {arch.vocab:,} tokens"
         found.fail("loss.top", CODE, "loss.top", message, f"use less, such as top = {max(1, arch.vocab // 4)}")
-    if not (Path(teacher.folder) / CONFIG).is_file():
+    if not os.path.isfile(Path(teacher.folder) / CONFIG):  # noqa: PTH113 (any text is a name to it)
         message, hint = f"the teacher {teacher.folder} has no {CONFIG}", "paths are relative to the working folder"
         if teacher.live:
             found.fail(RULE, CODE, PATH, message, f"{hint}; a teacher that is live is part of the plan")

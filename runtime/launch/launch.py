@@ -73,8 +73,8 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
     known = signature(LaunchConfig).parameters
     config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
     # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold. Those of a
-    # rank that is alone wait some tenths of a millisecond for the next operation first: to wake them takes as long as a
-    # small one (docs/performance.md).
+    # rank that is alone wait a while for the next operation first: a step of a tiny model takes half the time then
+    # (docs/performance.md).
     if ranks == 1 and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from .layers import Rotation
 
-# Numbers, 0.2 to 0.7 milliseconds, for which it is worth while to wake a thread: it has to take its core from one of
+# Numbers, 0.2 to 2 milliseconds, for which it is worth while to wake a thread: it has to take its core from one of
 # torch, which waits busily for the next product.
 LEAST_SHARE: Final = 1 << 20
 

@@ -340,3 +340,12 @@ def test_a_pipe_that_closes_early_is_no_error():
     command = f"{sys.executable} -m xtrain docs --markdown | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "# Reference of the language\n" and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "verb", [("generate", "--prompt", "a"), ("export", "--to", "b"), ("sweep", "show"), ("runs",), ("doctor",)]
+)
+def test_a_path_that_cannot_be_looked_at_is_named(call, verb):
+    name = "x" * 300
+    status, _, said = call(*verb, name)
+    assert status == 2 and name in said and "File name too long" in said

@@ -2,6 +2,8 @@
 
 import pytest
 
+from xtrain.planner.load import check_loaded
+
 LONG = "x" * 201
 WRONG = {
     "..": "not the path", ".": "not the path", "": "empty", " ": "empty", "a/b": "not contain `/`",
@@ -57,3 +59,27 @@ def test_other_names_are_taken(load, name):
 def test_no_path_has_a_zero_in_it(load, text):
     ((code, message, span),) = errors(load(text))
     assert code == "X304" and "U+0000" in message and span.text == '"a\\u{0}"'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'include "LONG.xtrain"',
+        'use "LONG"',
+        'use "LONG.py"',
+        'tokenizer "LONG"',
+        'loss distill { teacher = "LONG" }',
+        'loss distill { teacher = "LONG", live = true }',
+        'checkpoint { from = "LONG" }',
+        'checkpoint { pretrained = "LONG" }',
+        'dataset web { source = text("LONG") }',
+        'dataset web { source = huggingface("LONG") }',
+        'dataset web { source = text("b"), messages = "m", template = "LONG" }',
+        'use "parts.py"\nloss grpo\nrollout { group = 2, max_tokens = 4 }\nreward model { folder = "LONG" }',
+    ],
+)
+@pytest.mark.parametrize("long", ["x" * 300, "x/" * 3000])
+def test_a_name_that_no_file_can_have_is_a_name_of_no_file(load, text, long):
+    result = load(text.replace("LONG", long))
+    said = check_loaded(result).render()
+    assert long[:100] in said or result.spec is not None

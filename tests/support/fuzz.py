@@ -2,9 +2,9 @@
 
     python tests/support/fuzz.py --seconds 60
 
-Each text goes through lexer, parser, loader, checker, formatter and fixer. Exit status 1 if anything but a diagnostic
-came of one; the shortest text for each finding is printed, and written to `--out`. `--engine atheris` lets libFuzzer
-mutate, where the package atheris is installed.
+Each text goes through lexer, parser, loader, checker, formatter and fixer; of one that is right, a plan is made. Exit
+status 1 if anything but a diagnostic or a plan came of one; the shortest text for each finding is printed, and written
+to `--out`. `--engine atheris` lets libFuzzer mutate, where the package atheris is installed.
 """
 
 import argparse
@@ -47,6 +47,22 @@ FRAGMENTS = (
     "\n# --set optimizer.lr=1", "\n# --set ", "--set parallel.tp=", "--set dataset.web.source=", "--set width=",
     "--set collate=", "--set batch.micro=(2",
 )  # fmt: skip
+# Names that no file has, or that none should.
+NAMES = (
+    "",
+    ".",
+    "/",
+    "~",
+    "**/*",
+    "[",
+    "models",
+    "/dev/null",
+    "a/" * 3000,
+    "x" * 300,
+    "x" * 300 + ".py",
+    "\\u{0}",
+    "a b",
+)
 Text = str
 
 
@@ -78,8 +94,9 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
     from xtrain.dsl.spec_json import spec_json
     from xtrain.dsl.syntax.format import format_source
     from xtrain.dsl.syntax.parser import parse_file
-    from xtrain.planner.load import check_from_spec
+    from xtrain.planner.load import check_from_spec, plan_from_loaded
     from xtrain.planner.rules.validate import check_spec
+    from xtrain.planner.serialise import dumps, from_json
 
     def sets(text: Text) -> list[str]:
         """Overrides, which a text may have in its comments, as those of the gallery do."""
@@ -124,6 +141,11 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
             json.dumps(spec_json(loaded.spec))
             again = load_spec("s", (), {"s": loaded.resolved_text()})
             assert again.spec == loaded.spec, "the resolved text says something else"
+            if not found.has_errors:
+                compiled = plan_from_loaded(loaded)
+                assert (compiled.plan is None) == compiled.diagnostics.has_errors
+                if compiled.plan is not None:
+                    assert from_json(json.loads(dumps(compiled.plan))) == compiled.plan, "the plan is read as another"
         if fix and any(d.fix for d in found):
             result = apply_fixes(lambda others: checked(text, dict(others)))
             assert bool(result.texts) == bool(result.fixed)
@@ -216,6 +238,14 @@ class Mutator:
         piece = self.write(random.Random(self.dice.random()))
         return f"{text}\n{piece}" if self.dice.random() < 0.7 else piece
 
+    def name(self, text: Text, corpus: list[Text]) -> Text:
+        """Another text in quotes, for what takes the name of a file."""
+        quoted = list(re.finditer(r'"[^"\n]*"', text))
+        if not quoted:
+            return self.insert(text, corpus)
+        found = self.dice.choice(quoted)
+        return f'{text[: found.start()]}"{self.dice.choice(NAMES)}"{text[found.end() :]}'
+
     def double(self, text: Text, corpus: list[Text]) -> Text:
         begin = self.dice.randrange(len(text) + 1)
         piece = text[begin : begin + self.dice.choice((3, 20, 200))]
@@ -224,7 +254,7 @@ class Mutator:
 
 _MUTATIONS = (
     Mutator.drop, Mutator.insert, Mutator.replace, Mutator.swap, Mutator.letter, Mutator.letter, Mutator.lines,
-    Mutator.lines, Mutator.cut, Mutator.nest, Mutator.grammar, Mutator.double,
+    Mutator.lines, Mutator.name, Mutator.cut, Mutator.nest, Mutator.grammar, Mutator.double,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from threading import Thread
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.files.lines import JsonLinesFile
 from xtrain.runtime.launch import conclusion
 from xtrain.runtime.launch import rendezvous as meeting
-from xtrain.runtime.launch.cause import FILE
+from xtrain.runtime.launch.cause import FILE, write_cause
 from xtrain.runtime.launch.launch import Ended
 from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember, SentAway
 
@@ -91,6 +92,18 @@ def first(left, monkeypatch) -> Callable[..., Thread]:
         return thread
 
     return start
+
+
+def test_the_first_rank_is_shown_last_where_it_comes_seconds_after_the_others(tmp_path, monkeypatch):
+    """Of several files torchrun shows the earliest last."""
+    stamps = []
+    # The one that says no more than that the first does comes earlier.
+    for name, of_first, now in (("other", True, 1000.2), ("first", False, 1005.1)):
+        monkeypatch.setenv(FILE, str(tmp_path / name))
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        write_cause("why", of_first=of_first)
+        stamps.append(int(json.loads((tmp_path / name).read_text())["message"]["extraInfo"]["timestamp"]))
+    assert stamps[1] < stamps[0]
 
 
 def test_a_rank_that_is_sent_away_leaves_as_the_first_one_does(first, left, tmp_path, capsys):
