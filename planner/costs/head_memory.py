@@ -178,8 +178,6 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
     tokens = tokens_at_once(run, local)
     casts = local.width != local.exact
     logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
-    entropy = "entropy_T" in reads_of(run)
-    saved = 2 * logits if entropy else logits
     slope = logits if arch.ends.logit_cap is not None else 0
     if teacher is not None and teacher.live:
         return (local.vocab * local.dim * local.exact if trained else 0) + _live_chunk(run, local, trained=trained)
@@ -191,19 +189,33 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
         product = local.vocab * local.dim * local.width if casts and trained else 0
         most = max(logits + rounded + product, slope + logits + whole + stored)
         return (local.vocab * local.dim * local.exact if trained else 0) + most
-    before = slope + (saved + rounded if tokens < local.tokens and passes == 1 else 0)
+    entropy = "entropy_T" in reads_of(run)
     # Added in place where no format changes.
     product = local.vocab * local.dim * local.width if casts and trained else 0
-    steps = [before + logits + rounded, saved + rounded + max(slope, product), product if casts else 0]
-    if again:
-        return (local.vocab * local.dim * local.exact if trained else 0) + max(steps)
-    if tp > 1 and shared:
-        steps.append(before + 2 * logits)
-    elif tp > 1:
-        steps.append(before + logits * (2 + 2 * tp))  # padded, gathered, and put side by side
-    if entropy:  # of what is put side by side: less the log-sum-exp, and its exponential
-        steps.append(before + logits * (1 + 3 * tp if tp > 1 and not shared else 3))
-    return (local.vocab * local.dim * local.exact if trained else 0) + max(steps)
+    gathered = tp if tp > 1 and not shared else 0
+
+    def left(tokens: int) -> int:
+        return tokens * local.vocab * ((2 if entropy else 1) * local.exact + (local.width if casts else 0))
+
+    def alive(tokens: int, before: int) -> int:
+        """Of a piece of so many tokens, beside what is left of the piece before."""
+        logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
+        slope = logits if arch.ends.logit_cap is not None else 0
+        before += slope
+        steps = [before + logits + rounded, left(tokens) + max(slope, product), product]
+        if again:
+            return max(steps)
+        if gathered:
+            steps.append(before + logits * (2 + 2 * tp))  # padded, gathered, and put side by side
+        elif tp > 1:
+            steps.append(before + 2 * logits)
+        if entropy:  # of what is put side by side: less the log-sum-exp, and its exponential
+            steps.append(before + logits * (1 + 3 * gathered if gathered else 3))
+        return max(steps)
+
+    second = min(tokens, local.tokens - tokens)  # the last piece has what is left
+    pieces = max(alive(tokens, 0), alive(second, left(tokens)) if second and passes == 1 else 0)
+    return (local.vocab * local.dim * local.exact if trained else 0) + pieces
 
 
 def _live_chunk(run: Resolved, local: Local, *, trained: bool) -> int:

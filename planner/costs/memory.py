@@ -156,7 +156,7 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
             sums = "each"
         change = stage.backward(Handling(sums=sums, again=number > 0, casts=casts))
         backward = max(forward.net, forward.net + change.peak - (spared if number == 0 else 0))
-        peak = max(peak, base + gradients + max(forward.peak, backward))
+        peak = max(peak, base + gradients + max(stage.forward(later=number > 0).peak, backward))
         gradients -= spared if number == 0 else 0
         gradients += forward.net + change.net + (stage.resident if sharded else 0)
     whole = sharded and count > 1 and run.sync != "microbatch"
@@ -244,7 +244,7 @@ class Piped:
         """Run all actions of coordinate `pp`; a stage exchanges its gradients when its last backward is done."""
         schedule, count, sharded = run.spec.parallel.pp.schedule, run.batch.accumulate, run.dense_fsdp
         by_stage, left = {each.stage: each for each in stages}, {each.stage: count for each in stages}
-        # A rank of 1f1b still holds the gradient that it sent last while it computes the next forward.
+        # A rank of 1f1b holds the gradient that it sent last, at most until the next backward is done.
         sent = stages[0].local.stream if schedule == "1f1b" and not stages[0].embeds else 0
         for action in order(schedule, pp, run.size("pp"), run.pipeline.owners[pp], count):
             stage, again = by_stage[action.stage], left[action.stage] < count
@@ -261,7 +261,7 @@ class Piped:
             casts = sharded and run.formats.reduce != run.formats.compute
             handling = Handling(sums="keep" if sharded else "own", again=again, casts=casts, frees=False)
             self._changes[key] = {
-                "F": lambda: stage.forward(),
+                "F": lambda: stage.forward(later=again),
                 "B": lambda: stage.backward(handling),
                 "I": lambda: stage.inputs_only(handling),
                 "W": lambda: stage.weights_only(handling),
@@ -269,6 +269,7 @@ class Piped:
         return self._changes[key]
 
     def _do(self, action: PipelineAction, change: MemoryChange, stage: StageCosts, sent: int) -> None:
+        self.peak = max(self.peak, self.live + change.peak + sent)
         self._add(change)
         left = stage.forward().net - stage.loss
         if action.kind == "F":

@@ -95,13 +95,19 @@ def _until_last_keeper(trace: OpTrace) -> list[TracedOp]:
 
 
 def forward(
-    trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None, early: Sequence[FsdpUnit] = ()
+    trace: OpTrace,
+    unit: FsdpUnit | None,
+    recompute: Recompute | None,
+    early: Sequence[FsdpUnit] = (),
+    *,
+    gathered: bool = False,
 ) -> MemoryChange:
     """The forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output.
 
-    early: units that are asked for one before their turn: what is inside of the block, and the one behind it.
+    early: units that are asked for one before their turn: what is inside of the block, and the one behind it. gathered:
+    an earlier microbatch has gathered the units, and none of them lets go of its parameters.
     """
-    simulator = _Simulator(early=early)
+    simulator = _Simulator(early=() if gathered else early, gathered=gathered)
     simulator.gather(unit)
     simulator.ask()
     if recompute is None:
@@ -110,7 +116,8 @@ def forward(
         stays = {id(value) for value in stored(trace, recompute)}
     # The buffer that a unit was gathered in is there until the next one's has come; where there is a backward, it is
     # that which takes the most.
-    buffer = unit.flat if unit is not None and not any(op.runs_back for op in trace.ops) else 0
+    gathers = unit is not None and not gathered and not any(op.runs_back for op in trace.ops)
+    buffer = unit.flat if unit is not None and gathers else 0
     simulator.make(buffer)
     simulator.run(trace.ops, stays, scopes=trace.scopes)
     simulator.free(buffer)
@@ -186,11 +193,12 @@ class _Gradient:
 @define
 class _Simulator:
     """Bytes alive beside those at the start, and the most so far. buffer: bytes of the last exchange's. early: units
-    whose parameters are asked for before their turn, in the order of a forward."""
+    whose parameters are asked for before their turn, in the order of a forward. gathered: a forward finds all."""
 
     handling: Handling = Handling(sums="own", again=False)
     buffer: int = 0
     early: Sequence[FsdpUnit] = ()
+    gathered: bool = False
     live: int = 0
     peak: int = 0
     _gradients: dict[int, _Gradient] = field(factory=dict)
@@ -208,7 +216,7 @@ class _Simulator:
 
     def gather(self, unit: FsdpUnit | None) -> None:
         """Forward: the buffer of the unit before is there until this one's has come."""
-        if unit is None:
+        if unit is None or self.gathered:
             return
         self.touch(2 * unit.flat)
         if unit.reshards:

@@ -76,13 +76,13 @@ class BlockCosts:
         there = {id(value) for value in (self.trace.input, *stored(self.trace, self.recompute))}
         return kept_bytes((op for op in ops if not op.weights), there)
 
-    def forward(self, again: bool, behind: "BlockCosts | None") -> MemoryChange:
-        """behind: the block whose forward comes next."""
+    def forward(self, again: bool, behind: "BlockCosts | None", *, gathered: bool) -> MemoryChange:
+        """behind: the block whose forward comes next. gathered: its parameters are there already."""
         how, experts = self.recompute if again else None, self.units.experts
         early = [experts] if experts is not None else []
         if behind is not None and not (again and early):  # of experts that run again nobody asks for the next
             early += behind.units.all[:1]
-        return forward(self.trace, self.units.dense, how, early if self.prefetches else ())
+        return forward(self.trace, self.units.dense, how, early if self.prefetches else (), gathered=gathered)
 
     def backward(
         self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None
@@ -229,9 +229,11 @@ class StageCosts:
         net = whole.net - self.captured + self.passed_loss + self.passed_values
         return MemoryChange(max(0, whole.peak) + more, net)
 
-    def forward(self) -> MemoryChange:
-        """net: what one microbatch leaves for its backward, the loss included."""
-        return self._once(("forward", *self._kind), self._forward)
+    def forward(self, *, later: bool = False) -> MemoryChange:
+        """net: what one microbatch leaves for its backward, the loss included. later: another microbatch has gathered
+        the parameters, which are there still where they are not let go."""
+        gathered = later and self._reshards is False
+        return self._once(("forward", gathered, *self._kind), lambda: self._forward(gathered))
 
     def backward(self, handling: Handling) -> MemoryChange:
         """Alive before is what the forward left."""
@@ -253,7 +255,7 @@ class StageCosts:
         block, again = self.blocks[0]
         return again or keeps_input(block.trace)
 
-    def _forward(self) -> MemoryChange:
+    def _forward(self, gathered: bool) -> MemoryChange:
         stream, live, peak = self.local.stream, self.rotation, 0
         if self.embeds:
             live += stream + self.ends.embedded
@@ -262,12 +264,14 @@ class StageCosts:
         count = len(self.blocks) - self.further
         for place, (block, again) in enumerate(self.blocks, start=1):
             behind = self.blocks[place][0] if place < count else None
-            change = self._once((block, again, behind), partial(block.forward, again, behind))
+            simulate = partial(block.forward, again, behind, gathered=gathered)
+            change = self._once((block, again, behind, gathered), simulate)
             peak = max(peak, live + change.peak)
             live += change.net
             if not self.predicts or place < count:
                 continue
-            buffer = sum(unit.flat for unit in block.units.all[-1:])  # what was gathered last, in its buffer
+            # What was gathered last, in its buffer.
+            buffer = 0 if gathered else sum(unit.flat for unit in block.units.all[-1:])
             if place == count:
                 peak = max(peak, live + self.ends.forward + buffer)
                 live += self.ends.saved + self.ends.loss - (0 if self.ends.keeps else stream)

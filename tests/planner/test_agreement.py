@@ -50,6 +50,16 @@ def test_a_layout_costs_what_its_plan_says(name, tmp_path, monkeypatch):
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path))
 
 
+def test_pieces_of_a_wide_head_cost_what_the_plan_says():
+    """The last piece is shorter than the one that is still there; where parameters stay, the first microbatch alone
+    gathers them; and the gradient that was sent last is there too."""
+    sets = ("model.vocab=20000", "model.dim=32", "loss.chunk=32 MiB", "activation=full")
+    plan = plan_from_spec(SPECS / "pipeline_cpu.xtrain", sets).plan
+    assert plan is not None
+    for closed, traced in zip(plan.estimates.classes, trace_plan(plan), strict=True):
+        assert closed.memory.total_bytes == pytest.approx(traced.memory.total_bytes, rel=0.01)
+
+
 # What plans choose on a CPU: of what else the table has, they are for cuda where nothing says otherwise.
 KERNELS = {
     "blocks of queries": ("model.attention=blocks", "batch.sequence=160"),
