@@ -15,6 +15,7 @@ from .deepspeed_offload import (
     aio_config,
     bucket_numbers,
     conflicts_of_offload,
+    file_bytes,
     idle_offload,
     moved,
     offload_config,
@@ -110,6 +111,8 @@ class Deepspeed(Stack):
         does += "; its configuration is written to deepspeed.json of the run"
         axes, args = run.wide("replicate"), {"stage": stage, "config": config_of(run)}
         args |= settings_of(run.spec).offloading
+        if size := file_bytes(run, settings_of(run.spec)):
+            args["files"] = {"folder": settings_of(run.spec).nvme_path, "bytes": size}
         last = graph.add("setup", self.node(), does, args=args, axes=axes, after=((last, "optimizer"),))
         does = "from here on the engine updates parameters" + (", each rank its piece" if stage and ranks > 1 else "")
         return graph.add("setup", "setup.stack_optimizer", does, after=((last, "wrapped"),))

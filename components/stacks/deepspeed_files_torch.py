@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ...planner.units import bytes_text
 from ...runtime.errors import EnvironmentFault
 from ...runtime.state import Rank
 from .deepspeed_pieces_torch import WeightsInPieces
@@ -38,6 +39,14 @@ def drop_at_exit(config: dict[str, Any], rank: Rank) -> None:
         for kind in ("optimizer", "float32params", "bfloat16params"):
             own = Path(folder, "zero_stage_3", kind, f"rank{rank.rank}")
             atexit.register(shutil.rmtree, own, ignore_errors=True)
+
+
+def check_room(folder: str, bytes: int) -> None:
+    """Raises EnvironmentFault (X730) where a disk has less room than the files of this rank take."""
+    there = next(each for each in (Path(folder).absolute(), *Path(folder).absolute().parents) if each.exists())
+    if (free := shutil.disk_usage(there).free) < bytes:
+        message = f"the files of this rank take {bytes_text(bytes)}, and {bytes_text(free)} are free in {there}"
+        raise EnvironmentFault("X730", f"{message}; set parallel.deepspeed.nvme_path to a folder on a disk with room")
 
 
 def check_files() -> None:

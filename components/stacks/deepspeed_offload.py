@@ -81,18 +81,30 @@ def aio_config(chosen: DeepspeedSettings) -> dict[str, Any]:
     return {"aio": dict(AIO)} if "nvme" in chosen.offloading.values() else {}
 
 
+def file_bytes(run: "Resolved", chosen: DeepspeedSettings) -> int:
+    """What the files of a rank take: its piece of the weights as they are updated, of their gradients and moments, and
+    of the parameters that it computes with."""
+    trained = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
+    numbers = _aligned(-(-trained // run.size("replicate")))
+    updated = BYTES[run.formats.params] * _optimizer_buffers(run) if chosen.offload_optimizer == "nvme" else 0
+    computed = BYTES[run.formats.compute] if chosen.offload_param == "nvme" else 0
+    return numbers * (updated + computed)
+
+
 def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
     """What is where, as a clause behind others; and what has to pass between device and host for it."""
     text, ranks = "", run.size("replicate")
     piece = -(-sum(tensor.size for tensor in run.inventory.tensors if tensor.trained) // ranks)
     width, computed = BYTES[run.formats.params], BYTES[run.formats.compute]
-    where = {"cpu": "in host memory", "nvme": f"in files of {chosen.nvme_path}"}
+    where = {"cpu": "in host memory", "nvme": f"in files below {chosen.nvme_path}"}
     if (place := chosen.offload_optimizer) != "none":
         text += f"; weights and moments lie {where[place]} and are updated by the processor: in a step "
         text += f"{bytes_text(piece * width)} of gradients go there from a rank, {bytes_text(piece * computed)} of "
         text += "weights come back"
     if (place := chosen.offload_param) != "none":
         text += f"; parameters lie {where[place]}, from where each forward and backward fetches them"
+    if size := file_bytes(run, chosen):
+        text += f"; the files of a rank take {bytes_text(size)}"
     return text
 
 

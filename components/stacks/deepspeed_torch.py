@@ -18,7 +18,7 @@ from ...runtime.parallelize.wrapped import WrappedModel
 from ...runtime.reporting.records import Records
 from ...runtime.state import Rank
 from ...runtime.training.local_optimizer import LocalOptimizer
-from .deepspeed_files_torch import WeightsInFiles, check_files, drop_at_exit, in_folder_of_run
+from .deepspeed_files_torch import WeightsInFiles, check_files, check_room, drop_at_exit, in_folder_of_run
 from .deepspeed_pieces_torch import EngineOptimizer, ExactPieces, PiecesOptimizer, WeightsInPieces
 
 FILE = "deepspeed.json"
@@ -33,10 +33,12 @@ def wrap(
     config: dict[str, Any],
     offload_optimizer: str = "none",
     offload_param: str = "none",
+    files: dict[str, Any] | None = None,
     records: Records | None = None,
 ) -> WrappedModel:
-    """Raises EnvironmentFault (X715) where the package is not there, or cannot be loaded; PlanMismatch in a trace,
-    which has no ranks that the engine could share anything with."""
+    """files: `folder` in which a rank keeps so many `bytes`. Raises EnvironmentFault where the package is not there, or
+    cannot be loaded (X715), and where the disk has no room for files (X730); PlanMismatch in a trace, which has no
+    ranks that the engine could share anything with."""
     if records is None:
         raise PlanMismatch("the engine of DeepSpeed works on real ranks alone; a trace shows what stack parallel does")
     config = in_folder_of_run(config, records.directory.name)
@@ -46,7 +48,9 @@ def wrap(
     in_bf16 = config["bf16"]["enabled"]
     exact = {name: parameter.detach().clone() for parameter, name in names.items()} if in_bf16 else {}
     assert stage == config["zero_optimization"]["stage"]
-    engine = _engine(model, optimizer, rank, config, files="nvme" in (offload_optimizer, offload_param))
+    if files is not None:
+        check_room(**files)
+    engine = _engine(model, optimizer, rank, config, files=files is not None)
     if stage == 0:
         updates = EngineOptimizer(engine, optimizer)
         return WrappedModel(engine, engine.set_gradient_accumulation_boundary, _backward(engine), optimizer=updates)

@@ -449,9 +449,10 @@ PAGES: Final = (
         it has no averaged weights, a value is NaN, or too large for the number format. Nothing is left under the name
         of the folder. What an export that was killed has left beside it, `….partial`, is removed by the next one.
         """),
-    CodePage("X730", "a disk has too little room for the checkpoints of a run", """
+    CodePage("X730", "a disk has too little room for a run", """
         `xtrain doctor` compares what is free below `workspace.root` with the checkpoints that the run keeps at the same
-        time, without those that it has already. `xtrain plan` shows how much that is.
+        time, without those that it has already. `xtrain plan` shows how much that is. What is free below
+        `parallel.deepspeed.nvme_path` is compared with what DeepSpeed offloads to nvme, also when a rank starts.
         """),
     CodePage("X731", "the locks of a file system do not work", """
         A run directory is locked, so that no two processes write to it. Below `workspace.root` the file system refuses

@@ -20,7 +20,7 @@ from ..launch.preflight import Devices, check_devices, find_devices
 from ..provenance.code import read_code
 from ..reporting.packages import check_packages
 from ..run_directory.workspace import locate
-from .disk import DiskFacts
+from .disk import DiskFacts, look_at_disk
 from .machine import OLDEST_DRIVER, MachineFacts, version_numbers
 from .unfit import Unfit
 
@@ -47,6 +47,7 @@ def check_machine_facts(plan: Plan, machine: MachineFacts, disk: DiskFacts) -> l
     found += of_folder(disk)
     if not (disk.fault or plan.serves):
         found += of_room(plan, disk)
+    found += of_files(plan)
     return found
 
 
@@ -215,6 +216,18 @@ def of_room(plan: Plan, disk: DiskFacts) -> Iterator[Unfit]:
             f"{seconds_text(deadline)} (launch.stop_deadline)",
             do="set launch.stop_deadline higher, or workspace.root to a faster disk",
         )
+
+
+def of_files(plan: Plan) -> Iterator[Unfit]:
+    """Room on a disk of this machine for what its ranks keep in files in place of memory."""
+    for files in (node.args["files"] for node in plan.nodes if "files" in node.args):
+        disk, need = look_at_disk(Path(files["folder"])), plan.mesh.ranks_per_node * files["bytes"]
+        do = "set parallel.deepspeed.nvme_path to a folder on a disk with room that this user may write to"
+        if disk.fault:
+            yield Unfit(code="X706", what=f"{disk.folder} cannot be written: {disk.fault}", do=do)
+        elif need > disk.free:
+            what = f"{plural(plan.mesh.ranks_per_node, 'rank')} keep {bytes_text(need)} in files, and "
+            yield Unfit(code="X730", what=f"{what}{bytes_text(disk.free)} are free in {disk.folder}", do=do)
 
 
 def _taken(plan: Plan) -> int:

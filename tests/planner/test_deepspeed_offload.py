@@ -14,7 +14,9 @@ from xtrain.planner.rules import stack_rules
 from xtrain.planner.rules.validate import check_spec
 from xtrain.planner.serialise import dumps, from_json
 from xtrain.runtime.doctor import checks
+from xtrain.runtime.doctor.disk import DiskFacts
 from xtrain.runtime.doctor.machine import MachineFacts
+from xtrain.runtime.errors import EnvironmentFault
 
 SPEC = """
 experiment tiny {{ seed = 1, budget = 100 steps }}
@@ -60,6 +62,24 @@ def sizes(plan: Plan) -> tuple[int, int]:
 
 def zero_of(plan: Plan) -> dict:
     return plan.node("setup.parallel.deepspeed").args["config"]["zero_optimization"]
+
+
+@pytest.mark.parametrize(("own", "each"), [(NVME, 4 * (2 + 2)), (f"{NVME}, offload_param = nvme", 4 * (2 + 2 + 1))])
+def test_files_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, each: int):
+    """For weights, their gradients and both moments, and for what is computed with; on a disk of each machine."""
+    from xtrain.components.stacks.deepspeed_files_torch import check_room
+
+    plan = plan_of(tmp_path, f"stage = 3, {own}")
+    files, numbers = plan.node("setup.parallel.deepspeed").args["files"], -(-sizes(plan)[0] // 1024) * 1024
+    assert files == {"folder": "/nvme", "bytes": each * numbers}
+    assert "the files of a rank take" in plan.node("setup.parallel.deepspeed").does
+    for free, codes in ((4 * files["bytes"], []), (4 * files["bytes"] - 1, ["X730"])):
+        monkeypatch.setattr(checks, "look_at_disk", lambda folder, free=free: DiskFacts(folder=folder, free=free))
+        assert [found.code for found in checks.of_files(plan)] == codes
+    check_room(str(tmp_path / "new"), 0)
+    with pytest.raises(EnvironmentFault, match=f"are free in {tmp_path}"):
+        check_room(str(tmp_path / "new"), 1 << 62)
+    assert "files" not in plan_of(tmp_path, f"stage = 3, {CPU}").node("setup.parallel.deepspeed").args
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -144,7 +164,7 @@ def test_the_node_says_where_what_is(tmp_path: Path):
     assert (node.args["offload_optimizer"], node.args["offload_param"]) == ("cpu", "cpu")
     assert "weights and moments lie in host memory and are updated by the processor: in a step 137 KiB of" in node.does
     assert "68.3 KiB of weights come back; parameters lie in host memory, from where each forward" in node.does
-    assert "files of /nvme" in plan_of(tmp_path, f"stage = 3, {NVME}").node("setup.parallel.deepspeed").does
+    assert "files below /nvme" in plan_of(tmp_path, f"stage = 3, {NVME}").node("setup.parallel.deepspeed").does
     assert "offload_param" not in plan_of(tmp_path, f"stage = 3, {CPU}").node("setup.parallel.deepspeed").args
 
 

@@ -53,11 +53,29 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 @mutation
 def plain_files() -> None:
-    """No fault: files are read and written by `PlainFiles`."""
+    """No fault: files are read and written by `PlainFiles`, and each rank writes how many bytes they have in the end to
+    RANK.files."""
+    from xtrain.components.stacks import deepspeed_torch
+    from xtrain.components.stacks.deepspeed_pieces_torch import PiecesOptimizer
+
     accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
     builder: Any = type(accelerator.create_op_builder("AsyncIOBuilder"))
     builder.is_compatible = lambda self, verbose=False: True
     builder.load = lambda self, verbose=False: SimpleNamespace(aio_handle=PlainFiles)
+    drop_at_exit, step, places = deepspeed_torch.drop_at_exit, PiecesOptimizer.step, set()
+
+    def taken(config: Any, rank: Any) -> None:
+        places.update(each["nvme_path"] for each in config["zero_optimization"].values() if "nvme_path" in str(each))
+        drop_at_exit(config, rank)
+
+    def weighed(self: Any, closure: Any = None) -> None:
+        step(self, closure)
+        rank = self.rank.rank
+        found = (each for place in places for each in Path(place).glob(f"zero_stage_3/*/rank{rank}/**/*"))
+        Path(f"{rank}.files").write_text(str(sum(each.stat().st_size for each in found if each.is_file())))
+
+    deepspeed_torch.drop_at_exit = taken
+    PiecesOptimizer.step = weighed  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @mutation
