@@ -54,7 +54,7 @@ class HuggingFace(Source):
         rule, path, name = f"data.files.{dataset}", f"dataset.{dataset}.source", self.name
         if os.path.isdir(name):  # noqa: PTH112 (any text is a name to it)
             found.passed(rule, f"folder {name}")
-        elif os.path.lexists(name):
+        elif os.path.exists(name):  # noqa: PTH110
             hint = 'give the folder that contains it, or use the source of its file type: `jsonl("…")`'
             found.fail(rule, "X507", path, f"dataset {dataset}: {name} is a file, not a folder", hint)
         elif name.startswith((".", "/", "~")) or portable(name).count("/") > 1:

@@ -34,19 +34,27 @@ def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:
 
 def drop_at_exit(config: dict[str, Any], rank: Rank) -> None:
     """Remove the files of this rank when it ends; those of one that is killed are there until it is started again."""
-    zero = config["zero_optimization"]
-    for folder in {zero[name]["nvme_path"] for name in OFFLOADING if "nvme_path" in zero.get(name, {})}:
-        for kind in ("optimizer", "float32params", "bfloat16params"):
-            own = Path(folder, "zero_stage_3", kind, f"rank{rank.rank}")
-            atexit.register(shutil.rmtree, own, ignore_errors=True)
+    for own in _folders(config, rank):
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
 
 
-def check_room(folder: str, bytes: int) -> None:
-    """Raises EnvironmentFault (X730) where a disk has less room than the files of this rank take."""
+def check_room(config: dict[str, Any], rank: Rank, folder: str, size: int) -> None:
+    """Raises EnvironmentFault (X730) where a disk has less room than the `size` bytes of this rank's files, which take
+    the place of those that are left of a start that was killed."""
     there = next(each for each in (Path(folder).absolute(), *Path(folder).absolute().parents) if each.exists())
-    if (free := shutil.disk_usage(there).free) < bytes:
-        message = f"the files of this rank take {bytes_text(bytes)}, and {bytes_text(free)} are free in {there}"
+    left = (each for own in _folders(config, rank) for each in own.rglob("*") if each.is_file())
+    free = shutil.disk_usage(there).free + sum(each.stat().st_size for each in left)
+    if free < size:
+        message = f"the files of this rank take {bytes_text(size)}, and {bytes_text(free)} are free in {there}"
         raise EnvironmentFault("X730", f"{message}; set parallel.deepspeed.nvme_path to a folder on a disk with room")
+
+
+def _folders(config: dict[str, Any], rank: Rank) -> list[Path]:
+    """Those with the files of this rank alone."""
+    zero = config["zero_optimization"]
+    places = {zero[name]["nvme_path"] for name in OFFLOADING if "nvme_path" in zero.get(name, {})}
+    kinds = ("optimizer", "float32params", "bfloat16params")
+    return [Path(place, "zero_stage_3", kind, f"rank{rank.rank}") for place in places for kind in kinds]
 
 
 def check_files() -> None:

@@ -49,7 +49,7 @@ def wrap(
     exact = {name: parameter.detach().clone() for parameter, name in names.items()} if in_bf16 else {}
     assert stage == config["zero_optimization"]["stage"]
     if files is not None:
-        check_room(**files)
+        check_room(config, rank, files["folder"], files["bytes"])
     engine = _engine(model, optimizer, rank, config, files=files is not None)
     if stage == 0:
         updates = EngineOptimizer(engine, optimizer)

@@ -144,7 +144,7 @@ class TemplateUse:
             self._check_own(tokenizer, found)
         elif template in TEMPLATES or os.path.isfile(template):  # noqa: PTH113 (any text is a name to it)
             found.passed(self.rule, f"template {template}")
-        elif os.path.lexists(template):
+        elif os.path.exists(template):  # noqa: PTH110
             hint = f"name a file; built in are {known}"
             found.fail(self.rule, "X507", self.path, f"{self.who}: template {template} is not a file", hint)
         else:

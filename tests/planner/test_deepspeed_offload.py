@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from attrs import evolve
@@ -17,6 +19,7 @@ from xtrain.runtime.doctor import checks
 from xtrain.runtime.doctor.disk import DiskFacts
 from xtrain.runtime.doctor.machine import MachineFacts
 from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.state import Rank
 
 SPEC = """
 experiment tiny {{ seed = 1, budget = 100 steps }}
@@ -67,6 +70,7 @@ def zero_of(plan: Plan) -> dict:
 @pytest.mark.parametrize(("own", "each"), [(NVME, 4 * (2 + 2)), (f"{NVME}, offload_param = nvme", 4 * (2 + 2 + 1))])
 def test_files_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, each: int):
     """For weights, their gradients and both moments, and for what is computed with; on a disk of each machine."""
+    from xtrain.components.stacks import deepspeed_files_torch
     from xtrain.components.stacks.deepspeed_files_torch import check_room
 
     plan = plan_of(tmp_path, f"stage = 3, {own}")
@@ -76,9 +80,16 @@ def test_files_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: s
     for free, codes in ((4 * files["bytes"], []), (4 * files["bytes"] - 1, ["X730"])):
         monkeypatch.setattr(checks, "look_at_disk", lambda folder, free=free: DiskFacts(folder=folder, free=free))
         assert [found.code for found in checks.of_files(plan)] == codes
-    check_room(str(tmp_path / "new"), 0)
+    config = {"zero_optimization": {"offload_optimizer": {"nvme_path": str(tmp_path / "new" / "run")}}}
+    rank, free = cast(Rank, SimpleNamespace(rank=1)), 1000
+    monkeypatch.setattr(deepspeed_files_torch.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    check_room(config, rank, str(tmp_path / "new"), free)
     with pytest.raises(EnvironmentFault, match=f"are free in {tmp_path}"):
-        check_room(str(tmp_path / "new"), 1 << 62)
+        check_room(config, rank, str(tmp_path / "new"), free + 8)
+    left = tmp_path / "new" / "run" / "zero_stage_3" / "optimizer" / "rank1"
+    left.mkdir(parents=True)
+    (left / "0.tensor.swp").write_bytes(bytes(8))
+    check_room(config, rank, str(tmp_path / "new"), free + 8)
     assert "files" not in plan_of(tmp_path, f"stage = 3, {CPU}").node("setup.parallel.deepspeed").args
 
 
