@@ -112,7 +112,8 @@ class Deepspeed(Stack):
         axes, args = run.wide("replicate"), {"stage": stage, "config": config_of(run)}
         args |= settings_of(run.spec).offloading
         if size := file_bytes(run, settings_of(run.spec)):
-            args["files"] = {"folder": settings_of(run.spec).nvme_path, "bytes": size}
+            folder = settings_of(run.spec).nvme_path
+            args["files"] = {"folder": folder, "bytes": size, "setting": "parallel.deepspeed.nvme_path"}
         last = graph.add("setup", self.node(), does, args=args, axes=axes, after=((last, "optimizer"),))
         does = "from here on the engine updates parameters" + (", each rank its piece" if stage and ranks > 1 else "")
         return graph.add("setup", "setup.stack_optimizer", does, after=((last, "wrapped"),))

@@ -38,15 +38,15 @@ def drop_at_exit(config: dict[str, Any], rank: Rank) -> None:
         atexit.register(shutil.rmtree, own, ignore_errors=True)
 
 
-def check_room(config: dict[str, Any], rank: Rank, folder: str, size: int) -> None:
-    """Raises EnvironmentFault (X730) where a disk has less room than the `size` bytes of this rank's files, which take
-    the place of those that are left of a start that was killed."""
+def check_room(config: dict[str, Any], rank: Rank, *, folder: str, bytes: int, setting: str) -> None:
+    """Raises EnvironmentFault (X730) where a disk has less room than the files of this rank, which take the place of
+    those that are left of a start that was killed."""
     there = next(each for each in (Path(folder).absolute(), *Path(folder).absolute().parents) if each.exists())
     left = (each for own in _folders(config, rank) for each in own.rglob("*") if each.is_file())
     free = shutil.disk_usage(there).free + sum(each.stat().st_size for each in left)
-    if free < size:
-        message = f"the files of this rank take {bytes_text(size)}, and {bytes_text(free)} are free in {there}"
-        raise EnvironmentFault("X730", f"{message}; set parallel.deepspeed.nvme_path to a folder on a disk with room")
+    if free < bytes:
+        message = f"the files of this rank take {bytes_text(bytes)}, and {bytes_text(free)} are free in {there}"
+        raise EnvironmentFault("X730", f"{message}; set {setting} to a folder on a disk with room")
 
 
 def _folders(config: dict[str, Any], rank: Rank) -> list[Path]:

@@ -36,9 +36,9 @@ def wrap(
     files: dict[str, Any] | None = None,
     records: Records | None = None,
 ) -> WrappedModel:
-    """files: `folder` in which a rank keeps so many `bytes`. Raises EnvironmentFault where the package is not there, or
-    cannot be loaded (X715), and where the disk has no room for files (X730); PlanMismatch in a trace, which has no
-    ranks that the engine could share anything with."""
+    """files: `folder`, which a `setting` gives, in which a rank keeps so many `bytes`. Raises EnvironmentFault where the
+    package is not there, or cannot be loaded (X715), and where the disk has no room for files (X730); PlanMismatch in a
+    trace, which has no ranks that the engine could share anything with."""
     if records is None:
         raise PlanMismatch("the engine of DeepSpeed works on real ranks alone; a trace shows what stack parallel does")
     config = in_folder_of_run(config, records.directory.name)
@@ -49,7 +49,7 @@ def wrap(
     exact = {name: parameter.detach().clone() for parameter, name in names.items()} if in_bf16 else {}
     assert stage == config["zero_optimization"]["stage"]
     if files is not None:
-        check_room(config, rank, files["folder"], files["bytes"])
+        check_room(config, rank, **files)
     engine = _engine(model, optimizer, rank, config, files=files is not None)
     if stage == 0:
         updates = EngineOptimizer(engine, optimizer)

@@ -222,7 +222,7 @@ def of_files(plan: Plan) -> Iterator[Unfit]:
     """Room on a disk of this machine for what its ranks keep in files in place of memory."""
     for files in (node.args["files"] for node in plan.nodes if "files" in node.args):
         disk, need = look_at_disk(Path(files["folder"])), plan.mesh.ranks_per_node * files["bytes"]
-        do = "set parallel.deepspeed.nvme_path to a folder on a disk with room that this user may write to"
+        do = f"set {files['setting']} to a folder on a disk with room that this user may write to"
         if disk.fault:
             yield Unfit(code="X706", what=f"{disk.folder} cannot be written: {disk.fault}", do=do)
         elif need > disk.free:
