@@ -36,7 +36,7 @@ def wrap(
     files: dict[str, Any] | None = None,
     records: Records | None = None,
 ) -> WrappedModel:
-    """files: `folder`, which a `setting` gives, in which a rank keeps so many `bytes`. Raises EnvironmentFault where the
+    """files: `folder`, which a `setting` gives, where a rank keeps so many `bytes`. Raises EnvironmentFault where the
     package is not there, or cannot be loaded (X715), and where the disk has no room for files (X730); PlanMismatch in a
     trace, which has no ranks that the engine could share anything with."""
     if records is None:
