@@ -82,8 +82,8 @@ def aio_config(chosen: DeepspeedSettings) -> dict[str, Any]:
 
 
 def file_bytes(run: "Resolved", chosen: DeepspeedSettings) -> int:
-    """What the files of a rank take: its piece of the weights as they are updated, of their gradients and moments, and
-    of the parameters that it computes with."""
+    """The most that the files of a rank take: its piece of the weights as they are updated, of their gradients and
+    moments, and of the parameters that it computes with."""
     trained = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
     numbers = _aligned(-(-trained // run.size("replicate")))
     updated = BYTES[run.formats.params] * _optimizer_buffers(run) if chosen.offload_optimizer == "nvme" else 0
@@ -104,7 +104,7 @@ def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
     if (place := chosen.offload_param) != "none":
         text += f"; parameters lie {where[place]}, from where each forward and backward fetches them"
     if size := file_bytes(run, chosen):
-        text += f"; the files of a rank take {bytes_text(size)}"
+        text += f"; the files of a rank take at most {bytes_text(size)}"
     return text
 
 

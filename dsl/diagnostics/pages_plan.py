@@ -380,7 +380,8 @@ PAGES: Final = (
         """),
     CodePage("X706", "the run directory cannot be written", """
         The run directory below `workspace.root` cannot be created or written: permissions, a full disk, or a file in
-        its place. `xtrain checkpoint prune RUN --keep 1 --yes` frees disk space by removing old checkpoints.
+        its place. `xtrain checkpoint prune RUN --keep 1 --yes` frees disk space by removing old checkpoints. The doctor
+        says the same of `parallel.deepspeed.nvme_path`.
         """),
     CodePage("X707", "another process runs in the run directory", """
         The same experiment is running already, or has a job that waits. Wait until it ends, or give this run another

@@ -76,21 +76,23 @@ def test_files_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: s
     plan = plan_of(tmp_path, f"stage = 3, {own}")
     files, numbers = plan.node("setup.parallel.deepspeed").args["files"], -(-sizes(plan)[0] // 1024) * 1024
     assert files == {"folder": "/nvme", "bytes": each * numbers, "setting": "parallel.deepspeed.nvme_path"}
-    assert "the files of a rank take" in plan.node("setup.parallel.deepspeed").does
+    assert "the files of a rank take at most" in plan.node("setup.parallel.deepspeed").does
     for free, codes in ((4 * files["bytes"], []), (4 * files["bytes"] - 1, ["X730"])):
         monkeypatch.setattr(checks, "look_at_disk", lambda folder, free=free: DiskFacts(folder=folder, free=free))
         assert [found.code for found in checks.of_files(plan)] == codes
+    monkeypatch.setattr(checks, "look_at_disk", lambda folder: DiskFacts(folder=folder, free=0, fault="full"))
+    assert [found.code for found in checks.of_files(plan)] == ["X706"]
     config = {"zero_optimization": {"offload_optimizer": {"nvme_path": str(tmp_path / "new" / "run")}}}
     rank, free = cast(Rank, SimpleNamespace(rank=1)), 1000
     monkeypatch.setattr(deepspeed_files_torch.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-    own = {"folder": str(tmp_path / "new"), "setting": files["setting"]}
-    check_room(config, rank, **own, bytes=free)
+    given = {"folder": str(tmp_path / "new"), "setting": files["setting"]}
+    check_room(config, rank, **given, bytes=free)
     with pytest.raises(EnvironmentFault, match=f"are free in {tmp_path}"):
-        check_room(config, rank, **own, bytes=free + 8)
+        check_room(config, rank, **given, bytes=free + 8)
     left = tmp_path / "new" / "run" / "zero_stage_3" / "optimizer" / "rank1"
     left.mkdir(parents=True)
     (left / "0.tensor.swp").write_bytes(bytes(8))
-    check_room(config, rank, **own, bytes=free + 8)
+    check_room(config, rank, **given, bytes=free + 8)
     assert "files" not in plan_of(tmp_path, f"stage = 3, {CPU}").node("setup.parallel.deepspeed").args
 
 

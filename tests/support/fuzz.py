@@ -49,20 +49,8 @@ FRAGMENTS = (
 )  # fmt: skip
 # Names that no file has, or that none should.
 NAMES = (
-    "",
-    ".",
-    "/",
-    "~",
-    "**/*",
-    "[",
-    "models",
-    "/dev/null",
-    "a/" * 3000,
-    "x" * 300,
-    "x" * 300 + ".py",
-    "\\u{0}",
-    "a b",
-)
+    "", ".", "/", "~", "**/*", "[", "models", "/dev/null", "a/" * 3000, "x" * 300, "x" * 300 + ".py", "\\u{0}", "a b",
+)  # fmt: skip
 Text = str
 
 

@@ -23,6 +23,8 @@ if "XTRAIN_GROUP" in os.environ:
     from xtrain.runtime.input.feed import Feed
     from xtrain.runtime.ops import OPS, load_ops, op_named
     from attrs import evolve
+    if os.environ["XTRAIN_GROUP_START"] != "0":
+        time.sleep(float(os.environ.get("TEST_RETURNS", "0")))
     slow, original = float(os.environ.get("TEST_SLOW", "0")), Feed.microbatches
     def microbatches(self, step):
         time.sleep(slow)
@@ -79,9 +81,11 @@ class GroupRun:
         sets: tuple[str, ...] = (),
         slow: float = 0.0,
         dies: tuple[str, ...] = (),
+        returns: float = 0.0,
     ) -> "GroupRun":
         """ranks: of a group, of which `data_ranks`, all unless given, read rows. dies: `group:rank:start:step:op`: one
-        is killed behind that op, in its group's start of that number."""
+        is killed behind that op, in its group's start of that number. returns: seconds that a group which is started
+        again waits first."""
         site = lab.folder / "site"
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(SITE)
@@ -98,7 +102,12 @@ class GroupRun:
             *sets,
         )
         clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        more = {"TEST_SLOW": str(slow), "TEST_DIES": ";".join(dies), "GLOO_SOCKET_IFNAME": "lo"}
+        more = {
+            "TEST_SLOW": str(slow),
+            "TEST_DIES": ";".join(dies),
+            "TEST_RETURNS": str(returns),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         environment = {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(site), **more}
         arguments = [each for text in settings for each in ("--set", text)]
         command = ["run", f"{name}.xtrain", *arguments, "--ui", "plain"]
