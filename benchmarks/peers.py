@@ -187,13 +187,15 @@ def same(folder: Path, steps: int) -> None:
 
 def trainer(folder: Path, batch: dict[str, int], steps: int, *, sft: bool) -> None:
     import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
     from torch.utils.data import Dataset, SequentialSampler
     from transformers import Qwen3ForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     rows = torch.load(folder / "rows.pt")
     inputs_RS, labels_RS = (rows[name].flatten(0, 1) for name in ("inputs", "labels"))
 
-    class Rows(Dataset):
+    class Rows(Dataset):  # labels are those of the next positions
         def __len__(self) -> int:
             return len(inputs_RS)
 
@@ -208,7 +210,7 @@ def trainer(folder: Path, batch: dict[str, int], steps: int, *, sft: bool) -> No
 
     class InOrder:
         def _get_train_sampler(self, *_: Any) -> SequentialSampler:
-            return SequentialSampler(Rows())
+            return SequentialSampler(rows_of)
 
     given: dict[str, Any] = {
         "output_dir": str(folder / "trainer"),
@@ -232,19 +234,30 @@ def trainer(folder: Path, batch: dict[str, int], steps: int, *, sft: bool) -> No
     }
     base: Any = Trainer
     arguments: Any = TrainingArguments
+    rows_of: Any = Rows()
+    more: dict[str, Any] = {}
     if sft:
+        import datasets
+        from transformers import PreTrainedTokenizerFast
         from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
         base, arguments = SFTTrainer, SFTConfig
         given |= {"bf16": False, "gradient_checkpointing": False, "dataset_kwargs": {"skip_prepare_dataset": True}}
+        columns = {"input_ids": inputs_RS, "labels": labels_RS, "shift_labels": labels_RS}
+        columns["attention_mask"] = torch.ones_like(inputs_RS)
+        arrays = {name: column.numpy() for name, column in columns.items()}
+        rows_of = datasets.Dataset.from_dict(arrays).with_format("torch")
+        # It wants a tokenizer, which nothing is tokenized with.
+        words: Any = Tokenizer(WordLevel({"<eos>": 0}, "<eos>"))
+        more["processing_class"] = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>")
     ordered: Any = type("Ordered", (InOrder, base), {})
 
     def stacked(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         return {name: torch.stack([each[name] for each in rows]) for name in rows[0]}
 
     model = Qwen3ForCausalLM.from_pretrained(folder / "base")
-    more: dict[str, Any] = {"data_collator": stacked, "callbacks": [Steps()]}
-    ordered(model=model, args=arguments(**given), train_dataset=Rows(), **more).train()
+    more |= {"data_collator": stacked, "callbacks": [Steps()]}
+    ordered(model=model, args=arguments(**given), train_dataset=rows_of, **more).train()
 
 
 def side(name: str, folder: Path, size: str, steps: int, matmul: str) -> None:
