@@ -48,6 +48,7 @@ class Deepspeed(Stack):
     settings = DeepspeedSettings
     package = "deepspeed"
     install = "xtrain[deepspeed]"
+    looks_at_machine = True
     unsupported: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("tp", "pp", "cp", "ep"), _AXES),
         "fsdp": "cuts what its stage says",

@@ -3,13 +3,11 @@ and computes with."""
 
 import atexit
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +17,6 @@ from ...runtime.errors import EnvironmentFault
 from ...runtime.state import Rank
 from .deepspeed_pieces_torch import WeightsInPieces
 from .deepspeed_settings import OFFLOADING
-
-BUILDING: Final = 1800.0  # seconds; a lock that is older is not of a build that is under way
 
 
 def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:
@@ -55,23 +51,6 @@ def _folders(config: dict[str, Any], rank: Rank) -> list[Path]:
     places = {zero[name]["nvme_path"] for name in OFFLOADING if "nvme_path" in zero.get(name, {})}
     kinds = ("optimizer", "float32params", "bfloat16params")
     return [Path(place, "zero_stage_3", kind, f"rank{rank.rank}") for place in places for kind in kinds]
-
-
-def check_files() -> None:
-    """Raises EnvironmentFault (X715) where DeepSpeed could not read and write files: it compiles that when it is first
-    used, and waits for ever where a compilation was killed."""
-    builder: Any = import_module("deepspeed.accelerator").get_accelerator().create_op_builder("AsyncIOBuilder")
-    if import_module("deepspeed.git_version_info").installed_ops.get(builder.name):
-        return
-    if not builder.is_compatible():
-        message = "stack deepspeed offloads to nvme through libaio, which is not here; install it (libaio-dev, "
-        raise EnvironmentFault("X715", f"{message}libaio-devel) and a C++ compiler, or use offload_optimizer cpu")
-    extension: Any = import_module("torch.utils.cpp_extension")
-    for name in (builder.name, "pin_memory"):
-        lock = Path(extension._get_build_directory(name, verbose=False), "lock")
-        if lock.exists() and time.time() - lock.stat().st_mtime > BUILDING:
-            message = f"DeepSpeed would wait for {lock}, which a build of {name} has left that did not end"
-            raise EnvironmentFault("X715", f"{message}; remove it, and start again")
 
 
 class WeightsInFiles(WeightsInPieces):

@@ -416,8 +416,9 @@ PAGES: Final = (
         `log` needs a package that is not installed: `pip install 'xtrain[tensorboard]'` for TensorBoard event files,
         `pip install 'xtrain[wandb]'` for Weights & Biases. `stack = deepspeed` needs `pip install 'xtrain[deepspeed]'`,
         `stack = torchft` needs `pip install 'xtrain[torchft]'`, also where the spec is planned. What DeepSpeed offloads
-        to nvme goes through libaio, which has to be there with a C++ compiler; and a build of it that was killed has
-        left a lock, which the message names, that all later starts would wait for. Or a component comes with an
+        to nvme goes through code that it compiles at the first start, with libaio, a C++ compiler, ninja, and the CUDA
+        toolkit on GPUs; or a build of it that was killed has left a lock, which the message names, that all later
+        starts would wait for. Or a component comes with an
         installed package, and the package's module that runs it cannot be imported: the message has the module and the
         reason.
         """),

@@ -51,6 +51,9 @@ class Stack(Component):
     """The package that it cannot run without."""
     install: ClassVar[str] = ""
     """What `pip install` takes for that package."""
+    looks_at_machine: ClassVar[bool] = False
+    """Whether it may need more of a machine than that package. `check_machine` of its `…_run` module is then given
+    `launch.device` and, by name, the arguments of its own node; it builds nothing, and raises EnvironmentFault."""
     resuming: ClassVar[Mapping[str, str]] = {}
     """Argument of its own node → what becomes of a run that is resumed with another value, as a clause; empty where
     other arguments, or the batch, say the same."""

@@ -304,14 +304,14 @@ def test_in_files_it_trains_as_in_memory(lab: Laboratory, request, topology: Top
 
 def test_files_that_could_not_be_read_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Where libaio is missing, and where a build that was killed has left a lock, which DeepSpeed would wait for."""
-    from xtrain.components.stacks.deepspeed_files_torch import check_files
+    from xtrain.components.stacks.deepspeed_run import check_files
     from xtrain.runtime.errors import EnvironmentFault
 
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     builder: Any = type(import_module("deepspeed.accelerator").get_accelerator().create_op_builder("AsyncIOBuilder"))
     monkeypatch.setattr(builder, "is_compatible", lambda self: False)
-    with pytest.raises(EnvironmentFault, match="libaio, which is not here"):
+    with pytest.raises(EnvironmentFault, match="no libaio that a C compiler finds"):
         check_files()
     monkeypatch.setattr(builder, "is_compatible", lambda self: True)
     check_files()

@@ -212,6 +212,61 @@ def test_an_extra_that_is_missing(folder, capsys, monkeypatch):
     assert "tensorboard" in found[0]["what"] and "pip install" in found[0]["do"]
 
 
+def builder_of_files(links: bool) -> dict[str, SimpleNamespace]:
+    """What of DeepSpeed is asked about its code for files, which is not compiled ahead."""
+    builder = SimpleNamespace(name="async_io", is_compatible=lambda: links)
+    accelerator = SimpleNamespace(_name="cpu", create_op_builder={"AsyncIOBuilder": builder}.get)
+    return {
+        "deepspeed.accelerator": SimpleNamespace(get_accelerator=lambda: accelerator),
+        "deepspeed.git_version_info": SimpleNamespace(installed_ops={}, accelerator_name="cpu"),
+    }
+
+
+NVME = """launch { device = cpu }
+parallel { stack = deepspeed, deepspeed { stage = 3, offload_optimizer = nvme, nvme_path = "nvme" } }"""
+
+
+@pytest.mark.parametrize(
+    ("lacks", "what", "do"),
+    [
+        ("", "", ""),
+        ("libaio", "there is no libaio that a C compiler finds here", "install libaio-dev (or libaio-devel) and gcc"),
+        ("programs", "no C++ compiler (c++) and no ninja in PATH here", "install g++ and `pip install ninja`"),
+        ("folder", "DeepSpeed has nowhere to compile async_io", "set TORCH_EXTENSIONS_DIR"),
+        ("end", "async_io/lock, which a build of async_io has left that did not end", "remove it"),
+    ],
+)
+def test_what_a_stack_needs_of_the_machine_beside_its_package(folder, capsys, monkeypatch, lacks, what, do):
+    """Here what DeepSpeed compiles to offload to files; nothing is compiled to find that out."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "built"))
+    for module in ("planner.rules.stack_rules", "runtime.reporting.packages"):
+        monkeypatch.setattr(f"xtrain.{module}.is_installed", lambda package: True)
+    for name, module in builder_of_files(links=lacks != "libaio").items():
+        monkeypatch.setitem(sys.modules, name, module)
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in () if lacks == "programs" else ("c++", "ninja"):
+        (programs / name).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(programs))
+    if lacks == "folder":
+        Path("built").touch()
+    elif lacks == "end":
+        Path("built/async_io").mkdir(parents=True)
+        Path("built/async_io/lock").touch()
+        os.utime("built/async_io/lock", (0, 0))
+    made(NVME)
+    code, found = doctor("spec.xtrain", capsys=capsys)
+    if not lacks:
+        assert (code, found) == (0, [])
+        return
+    assert (code, [each["code"] for each in found]) == (3, ["X715"])
+    assert what in found[0]["what"] and do in found[0]["do"]
+    made(NVME.replace("nvme,", "cpu,").replace(', nvme_path = "nvme"', ""))
+    assert doctor("spec.xtrain", capsys=capsys) == (0, [])
+
+
 def tokenizer_of(words: int) -> str:
     vocab = {"<s>": 0, "</s>": 1, **{f"w{number}": number + 2 for number in range(words)}}
     added = [{"id": id, "content": name, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
