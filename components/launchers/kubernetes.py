@@ -1,16 +1,45 @@
 """`launcher kubernetes { … }`: a JobSet, or an indexed Job, of Kubernetes."""
 
+import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from posixpath import join, normpath
+from typing import Any, Final, Literal
 
 from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
 from ...dsl.schema.launchers import LAUNCHERS, Launcher
-from ...dsl.schema.names import file_path, some_text
-from ...dsl.schema.setting import AUTO, Auto, Role, at_least, not_negative, positive, setting
+from ...dsl.schema.names import TextCheck, file_path
+from ...dsl.schema.setting import AUTO, Auto, Range, Role, at_least, not_negative, positive, setting
 from ...planner.units import plural
+
+# Where pods have shared memory and the plan.
+SHARED_MOUNT: Final = "/dev/shm"
+PLAN_MOUNT: Final = "/launch"
+_DNS: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_WORD: Final = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_OBJECT: Final = re.compile(rf"(?=.{{1,253}}$){_DNS}(\.{_DNS})*")
+_LABEL: Final = re.compile(rf"(?P<key>({_DNS}(\.{_DNS})*/)?{_WORD})=(?P<value>{_WORD})")
+
+
+def _named(longest: int, *, dots: bool = False) -> TextCheck:
+    """As Kubernetes allows names (RFC 1123)."""
+    words = "of small letters, digits" + (", `-` and `.`" if dots else " and `-`")
+    pattern = rf"{_DNS}(\.{_DNS})*" if dots else _DNS
+
+    def problem(text: str) -> str | None:
+        fits = len(text) <= longest and re.fullmatch(pattern, text)
+        return None if fits else f"must be a name {words}, with a letter or digit at its ends, of at most {longest}"
+
+    return TextCheck(f"a name {words}", None, f"^{pattern}$", problem)
+
+
+def _problem_of_image(text: str) -> str | None:
+    return None if re.fullmatch(r"[^\s-]\S*", text) else "must be the name of an image, without blanks"
+
+
+_image: Final = TextCheck("the name of an image", None, r"^[^\s-]\S*$", _problem_of_image)
 
 
 @LAUNCHERS.register()
@@ -21,7 +50,7 @@ class Kubernetes(Launcher):
     kind: str = named("kubernetes")
     image: str = setting(
         "image with xtrain that the pods run",
-        check=some_text,
+        check=_image,
         role=Role.EXECUTION,
         example='"registry.example/xtrain:0.1"',
     )
@@ -32,7 +61,7 @@ class Kubernetes(Launcher):
         role=Role.EXECUTION,
     )
     namespace: str | None = setting(
-        "namespace; none: that of the context of kubectl", default=None, check=some_text, role=Role.EXECUTION
+        "namespace; none: that of the context of kubectl", default=None, check=_named(63), role=Role.EXECUTION
     )
     workdir: str = setting(
         "working folder in the pods, on a volume of all of them: relative paths of the spec, and with them the runs, "
@@ -47,13 +76,16 @@ class Kubernetes(Launcher):
         example='["runs:/work"]',
     )
     secrets: tuple[str, ...] = setting(
-        "names of Secrets, whose keys become environment variables", default=(), role=Role.EXECUTION,
+        "names of Secrets, whose keys become environment variables",
+        default=(),
+        check=_named(253, dots=True),
+        role=Role.EXECUTION,
         example='["wandb"]',
-    )  # fmt: skip
+    )
     queue: str | None = setting(
         "local queue of Kueue; none: the pods are created at once",
         default=None,
-        check=some_text,
+        check=_named(63, dots=True),
         role=Role.EXECUTION,
         example='"team-a"',
     )
@@ -90,7 +122,7 @@ class Kubernetes(Launcher):
     restarts: int = setting(
         "how often all pods start again, and go on from the last checkpoint",
         default=10,
-        check=not_negative,
+        check=Range(low=0, high=2**31 - 1),
         role=Role.EXECUTION,
         example="100",
     )
@@ -100,15 +132,55 @@ class Kubernetes(Launcher):
         again = f", up to {plural(self.restarts, 'restart')}" if self.manifest == "jobset" else ", not started again"
         return f"{self.manifest}, image {self.image}{queue}{again}"
 
-    def mistakes(self, launch: Any) -> Iterator[tuple[str, str, str]]:
-        for name in ("volumes", "nodes"):
-            sign, form = {"volumes": (":/", "claim:/path"), "nodes": ("=", "name=value")}[name]
-            for text in getattr(self, name):
-                if not all(text.partition(sign)[::2]):
-                    yield name, f"`{text}` is not as it should be", f"write it as `{form}`"
-        paths = [f"/{text.partition(':/')[2]}" for text in self.volumes if ":/" in text]
-        if not any(f"{self.workdir}/".startswith(f"{path.rstrip('/')}/") for path in paths):
-            what = f"the working folder {self.workdir} is on no volume, and what is written there is lost with the pods"
-            yield "workdir", what, 'give a volume that holds it, as `volumes = ["runs:/work"]`'
+    def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+        wrong = [text for text in self.volumes if not _is_volume(text)]
+        for text in wrong:
+            yield "volumes", f"`{text}` is no claim with a folder", "write it as `claim:/path`"
+        mounted = {SHARED_MOUNT: "shared memory", PLAN_MOUNT: "the plan"}
+        for text in self.volumes:
+            path = text.partition(":")[2].rstrip("/")
+            if path and path in mounted:
+                yield "volumes", f"`{text}` is where {mounted[path]} is", "give each a folder of its own"
+            mounted[path] = f"`{text}`"
+        keys: set[str] = set()
+        for text in self.nodes:
+            label = _LABEL.fullmatch(text)
+            if label is None:
+                yield "nodes", f"`{text}` is no label", "write it as `name=value`, as Kubernetes allows them"
+            elif label["key"] in keys:
+                yield "nodes", f"`{label['key']}` is given twice, and a node has one value of it", "keep one"
+            else:
+                keys.add(label["key"])
+        if not wrong:
+            yield from self._lost(spec)
         if self.shared_memory.value >= self.memory.value:
             yield "shared_memory", "it is counted in `memory`, and takes all of it", "give more memory"
+
+    def _lost(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+        """Folders that nobody keeps. Every volume is written as it should be."""
+        runs = normpath(join(self.workdir, spec.workspace.root))
+        lost = "is on no volume, and what is written there is lost with the pods"
+        if not _is_mount(self.workdir) or not self._is_kept(self.workdir):
+            hint = 'give a volume that holds it, as `volumes = ["runs:/work"]`'
+            yield "workdir", f"the working folder `{self.workdir}` {lost}", hint
+        elif not self._is_kept(runs):
+            hint = 'give a volume that holds it, or set workspace.root to a folder below `workdir`, such as "runs"'
+            yield "volumes", f"the folder of the runs, `{runs}`, {lost}", hint
+
+    def _is_kept(self, folder: str) -> bool:
+        """Whether a folder of a pod is on a volume."""
+        return any(f"{folder}/".startswith(f"{text.partition(':')[2].rstrip('/')}/") for text in self.volumes)
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        if self.manifest == "job":
+            yield "restarts", "a Job is not started again"
+
+
+def _is_volume(text: str) -> bool:
+    claim, _, path = text.partition(":")
+    return _OBJECT.fullmatch(claim) is not None and _is_mount(path)
+
+
+def _is_mount(path: str) -> bool:
+    """Whether a folder of a pod is written as Kubernetes takes it, and does not lead elsewhere."""
+    return path.startswith("/") and ":" not in path and normpath(path) == path.rstrip("/")

@@ -18,6 +18,7 @@ from ...planner.serialise import dumps
 from ...runtime.launch.jobs import EndedJob, Job, QueueState
 from ...runtime.launch.outside_commands import answer_of
 from ...runtime.provenance.start import RESTART
+from .kubernetes import PLAN_MOUNT, SHARED_MOUNT
 
 MANIFEST: Final = "job.k8s.json"
 PORT: Final = 29500
@@ -30,7 +31,6 @@ ATTEMPT: Final = "jobset.sigs.k8s.io/restart-attempt"
 # Of a ConfigMap, which holds 1 MiB; a larger plan is packed.
 PLAIN_BYTES: Final = 900_000
 RANKS: Final = "ranks"
-PLAN_MOUNT: Final = "/launch"
 # Exit codes of runs that would end so again: a wrong spec, a wrong machine, Ctrl-C; 75 is a run that was stopped.
 FINAL_CODES: Final = (2, 3, 130)
 STOPPED: Final = 75
@@ -227,11 +227,11 @@ def _stops_by_itself(job: Job) -> bool:
 
 
 def _pod(job: Job, launcher: Any, name: str, head: str) -> dict[str, Any]:
-    claims = [text.partition(":/") for text in launcher.volumes]
+    claims = [text.partition(":") for text in launcher.volumes]
     amounts = {"cpu": str(launcher.cpus), "memory": str(int(launcher.memory.value))}
     amounts |= {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
-    mounts = [{"name": f"claim-{number}", "mountPath": f"/{path}"} for number, (_, _, path) in enumerate(claims)]
-    mounts += [{"name": "shared-memory", "mountPath": "/dev/shm"}, {"name": "plan", "mountPath": PLAN_MOUNT}]
+    mounts = [{"name": f"claim-{number}", "mountPath": path} for number, (_, _, path) in enumerate(claims)]
+    mounts += [{"name": "shared-memory", "mountPath": SHARED_MOUNT}, {"name": "plan", "mountPath": PLAN_MOUNT}]
     container = {
         "name": RANKS,
         "image": launcher.image,

@@ -1,6 +1,8 @@
 """`launcher slurm { … }`: a job of Slurm."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import Any, Final
 
 from attrs import frozen
@@ -8,12 +10,26 @@ from attrs import frozen
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
 from ...dsl.schema.launchers import LAUNCHERS, Launcher
-from ...dsl.schema.names import some_text
+from ...dsl.schema.names import one_line, variable_name
 from ...dsl.schema.setting import AUTO, Auto, Role, at_least, not_negative, positive, setting
 from ...planner.units import plural, seconds_text
 
 # Slurm looks once a minute whose time is nearly over, and may send a signal so many seconds early.
 EARLY: Final = 60
+# sbatch takes no longer time for a signal.
+LONGEST_LEAD: Final = 65_535
+# Options of sbatch that a job has already, or that would keep it from being one, short and long → the setting that says
+# it, if any.
+OWN_OPTIONS: Final[Mapping[str, str]] = {
+    "J job-name": "", "D chdir": "", "o output": "", "a array": "", "W wait": "", "h help": "", "V version": "",
+    "parsable": "", "test-only": "", "wrap": "", "open-mode": "",
+    "N nodes": "launch.nodes", "n ntasks": "launch.ranks_per_node", "ntasks-per-node": "launch.ranks_per_node",
+    "c cpus-per-task": "launcher.cpus", "gpus-per-node": "launcher.gpus", "mem": "launcher.memory",
+    "t time": "launcher.time", "signal": "launcher.warn", "requeue": "launcher.requeues",
+    "no-requeue": "launcher.requeues", "p partition": "launcher.partition", "A account": "launcher.account",
+    "q qos": "launcher.qos",
+}  # fmt: skip
+_OPTION: Final = re.compile(r"-(?:-(?P<long>[a-z][a-z-]*)|(?P<short>[A-Za-z]))")
 
 
 @LAUNCHERS.register()
@@ -23,13 +39,13 @@ class Slurm(Launcher):
 
     kind: str = named("slurm")
     partition: str | None = setting(
-        "partition; none: that of the site", default=None, check=some_text, role=Role.EXECUTION, example='"gpu"'
+        "partition; none: that of the site", default=None, check=one_line, role=Role.EXECUTION, example='"gpu"'
     )
     account: str | None = setting(
-        "account that is charged; none: that of the user", default=None, check=some_text, role=Role.EXECUTION
+        "account that is charged; none: that of the user", default=None, check=one_line, role=Role.EXECUTION
     )
     qos: str | None = setting(
-        "quality of service; none: that of the user", default=None, check=some_text, role=Role.EXECUTION
+        "quality of service; none: that of the user", default=None, check=one_line, role=Role.EXECUTION
     )
     time: Quantity | None = setting(
         "time limit of a start of the job; none: that of the partition",
@@ -80,13 +96,14 @@ class Slurm(Launcher):
     container: str | None = setting(
         "image in which ranks run, by the plugin pyxis (`srun --container-image`); none: they run as the job does",
         default=None,
-        check=some_text,
+        check=one_line,
         role=Role.EXECUTION,
         example='"/images/xtrain.sqsh"',
     )
     mounts: tuple[str, ...] = setting(
         "folders that are seen in the container, as `/outside:/inside`",
         default=(),
+        check=one_line,
         role=Role.EXECUTION,
         example='["/data:/data"]',
     )
@@ -97,11 +114,12 @@ class Slurm(Launcher):
         "environment variables that must be set where the job is submitted, and are set in it; their values are "
         "written nowhere",
         default=(),
+        check=variable_name,
         role=Role.EXECUTION,
         example='["WANDB_API_KEY"]',
     )
     options: tuple[str, ...] = setting(
-        "further options of sbatch", default=(), role=Role.EXECUTION, example='["--constraint=h100"]'
+        "further options of sbatch", default=(), check=one_line, role=Role.EXECUTION, example='["--constraint=h100"]'
     )
 
     def says(self) -> str:
@@ -111,19 +129,43 @@ class Slurm(Launcher):
         said.append(f"up to {plural(self.requeues, 'requeue')}" if self.requeues else "not put back into the queue")
         return ", ".join(said)
 
-    def mistakes(self, launch: Any) -> Iterator[tuple[str, str, str]]:
-        lead = self.lead(launch.stop_deadline.value)
+    def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+        lead = self.lead(spec.launch.stop_deadline.value)
         if isinstance(self.time, Quantity) and self.time.value <= lead:
             what = f"the run is asked to stop {seconds_text(lead)} before the end of {seconds_text(self.time.value)}"
             yield (
                 "time",
                 what,
-                f"give it more time than that, or set warn or launch.stop_deadline lower than {lead:g} s",
+                f"give it more time than that, or set warn or launch.stop_deadline lower than {lead} s",
             )
+        if lead > LONGEST_LEAD:
+            what = f"the run would be asked to stop {seconds_text(lead)} before the end, and Slurm knows at most "
+            yield "warn", what + seconds_text(LONGEST_LEAD), "set warn, or launch.stop_deadline, lower than that"
         for option in self.options:
-            if not option.startswith("-"):
-                yield "options", f"`{option}` is no option of sbatch", "write it as `--name=value`"
+            if (problem := _problem_of_option(option)) is not None:
+                yield "options", f"`{option}` {problem[0]}", problem[1]
+        for mount in self.mounts:
+            if not all(mount.partition(":/")[::2]) or not mount.startswith("/") or "," in mount:
+                yield "mounts", f"`{mount}` is no pair of folders", "write it as `/outside:/inside`"
 
-    def lead(self, stop_deadline: float) -> float:
+    def idle(self) -> Iterator[tuple[str, str]]:
+        if self.container is None:
+            yield "mounts", "no `container` is given"
+
+    def lead(self, stop_deadline: float) -> int:
         """Seconds before the time limit at which the signal is asked for. stop_deadline: seconds."""
-        return stop_deadline + EARLY if isinstance(self.warn, Auto) else self.warn.value
+        return ceil(stop_deadline + EARLY if isinstance(self.warn, Auto) else self.warn.value)
+
+
+def _problem_of_option(option: str) -> tuple[str, str] | None:
+    """What is wrong with an option of sbatch, and what to write instead; None if nothing is."""
+    found = _OPTION.match(option)
+    if found is None:
+        return "is no option of sbatch", "write it as `--name=value`"
+    for names, said_by in OWN_OPTIONS.items():
+        *short, long = names.split()
+        if found["long"] == long or found["short"] in short:
+            if said_by:
+                return f"says again what {said_by} says", "set that, and remove the option"
+            return "does not go with the job of a run", "remove it"
+    return None

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final
@@ -174,7 +175,7 @@ def _script(job: Job) -> str:
 def _options(job: Job, name: str, output: Path) -> list[str]:
     """Of sbatch. output: its name may have patterns of Slurm, its folder has none."""
     launcher = job.launcher
-    lead = int(launcher.lead(job.plan.launch["stop_deadline_seconds"]))
+    lead = launcher.lead(job.plan.launch["stop_deadline_seconds"])
     folder = str(output.parent).replace("\\", "\\\\").replace("%", "%%")
     named = (("partition", launcher.partition), ("account", launcher.account), ("qos", launcher.qos))
     return [
@@ -184,7 +185,7 @@ def _options(job: Job, name: str, output: Path) -> list[str]:
         "--ntasks-per-node=1",
         *([f"--gpus-per-node={job.gpus}"] if job.gpus else []),
         f"--cpus-per-task={launcher.cpus}" if launcher.cpus else "--exclusive",
-        *([f"--mem={int(launcher.memory.value) >> 20}M"] if isinstance(launcher.memory, Quantity) else []),
+        *([f"--mem={ceil(launcher.memory.value / 2**20)}M"] if isinstance(launcher.memory, Quantity) else []),
         *(f"--{name}={quote(value)}" for name, value in named if value),
         *([f"--time={_time(launcher.time)}"] if isinstance(launcher.time, Quantity) else []),
         f"--signal=B:USR1@{lead}",
@@ -196,8 +197,8 @@ def _options(job: Job, name: str, output: Path) -> list[str]:
 
 
 def _time(time: Quantity) -> str:
-    """Whole minutes and seconds."""
-    minutes, seconds = divmod(int(time.value), 60)
+    """Whole minutes and seconds: never none of both, which Slurm takes for no limit."""
+    minutes, seconds = divmod(ceil(time.value), 60)
     return f"{minutes}:{seconds:02}"
 
 

@@ -26,6 +26,10 @@ class Launcher(Component):
         """What the page of the plan says of it, behind its name."""
         return ""
 
-    def mistakes(self, launch: Any) -> Iterator[tuple[str, str, str]]:
-        """(setting, what is wrong with it, what to write instead). launch: the block `launch` of the spec."""
+    def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+        """(setting, what is wrong with it, what to write instead). spec: the whole one."""
+        return iter(())
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """Settings that another one makes idle, and why."""
         return iter(())

@@ -45,6 +45,12 @@ def _problem_of_path(text: str) -> str | None:
     return "must be a path, and no path has U+0000 in it" if "\0" in text else None
 
 
+def _problem_of_line(text: str) -> str | None:
+    if sign := _CONTROL.search(text):
+        return f"must be one line, and has U+{ord(sign[0]):04X}"
+    return None if text.strip() else "must not be empty"
+
+
 def _problem_of_variable(text: str) -> str | None:
     named = _VARIABLE.fullmatch(text)
     return None if named else "must be the name of an environment variable, of letters, digits and `_`"
@@ -61,3 +67,4 @@ variable_name: Final = TextCheck(
 some_text: Final = TextCheck(
     "not empty", "write a text, or leave it out", "", lambda text: None if text else "must not be empty"
 )
+one_line: Final = TextCheck("one line, not empty", "write a text, or leave it out", "", _problem_of_line)

@@ -43,6 +43,8 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
             _warn(spec, f"parallel.{kind}.{name}", why, f"use stack {kind}, or remove it", found)
     for name, why in spec.parallel.execution.idle(spec):
         _warn(spec, f"parallel.{spec.parallel.stack}.{name}", why, "remove it", found)
+    for name, why in spec.launcher.idle() if spec.launcher is not None else ():
+        _warn(spec, f"launcher.{name}", why, "remove it", found)
     if spec.batch.ramp_from is None:
         why = "every step has the same rows without `ramp_from`"
         _warn(spec, "batch.ramp", why, "set ramp_from, or remove it", found)

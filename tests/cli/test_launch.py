@@ -406,6 +406,66 @@ def test_what_cannot_be_launched(monkeypatch, tmp_path, capsys, arguments, says)
     assert says in capsys.readouterr().err
 
 
+SLURM, POD = "launcher slurm { cpus = 2, ", 'launcher kubernetes { image = "x", '
+
+
+@pytest.mark.parametrize(
+    ("launcher", "says"),
+    [
+        (SLURM + "time = 0.5 s, warn = 0.1 s }", "asked to stop 1.00 s before the end of 500 ms"),
+        (SLURM + "warn = 20 h }", "launcher.warn: the run would be asked to stop 20.0 h before the end"),
+        (
+            SLURM + "}\nlaunch { stop_deadline = 1 d }",
+            "asked to stop 24.0 h before the end, and Slurm knows at most 18.2",
+        ),
+        (SLURM + 'partition = "a\\nb" }', "`partition` must be one line, and has U+000A"),
+        (SLURM + 'qos = " " }', "`qos` must not be empty"),
+        (SLURM + 'options = ["--comment=a\\nb"] }', "`options` must be one line"),
+        (SLURM + 'options = ["-"] }', "`-` is no option of sbatch"),
+        (SLURM + 'options = ["--array=0-3"] }', "`--array=0-3` does not go with the job of a run"),
+        (SLURM + 'options = ["-N3"] }', "`-N3` says again what launch.nodes says"),
+        (SLURM + 'secrets = ["A B"] }', "`secrets` must be the name of an environment variable"),
+        (SLURM + 'container = "x", mounts = ["/a"] }', "`/a` is no pair of folders"),
+        (SLURM + 'container = "x", mounts = ["/a:/b,/c:/d"] }', "`/a:/b,/c:/d` is no pair of folders"),
+        (SLURM + 'mounts = ["/a:/b"] }', "W401]: mounts changes nothing, as no `container` is given"),
+        (POD + 'volumes = ["Runs:/work"] }', "`Runs:/work` is no claim with a folder"),
+        (POD + 'volumes = ["a:/work", "b:/x/../y"] }', "`b:/x/../y` is no claim with a folder"),
+        (POD + 'volumes = ["a:/work", "a:/work/"] }', "`a:/work/` is where `a:/work` is"),
+        (POD + 'volumes = ["a:/work", "b:/dev/shm"] }', "`b:/dev/shm` is where shared memory is"),
+        (
+            POD + 'volumes = ["a:/work"], workdir = "/work/../etc" }',
+            "the working folder `/work/../etc` is on no volume",
+        ),
+        (POD + 'volumes = ["a:/work"] }\nworkspace { root = "/home/x" }', "of the runs, `/home/x`, is on no volume"),
+        (POD + 'volumes = ["a:/work"], namespace = "team_a" }', "`namespace` must be a name of small letters"),
+        (POD + 'volumes = ["a:/work"], queue = "Team" }', "`queue` must be a name of small letters"),
+        (POD + 'volumes = ["a:/work"], secrets = ["a b"] }', "`secrets` must be a name of small letters"),
+        (POD + 'volumes = ["a:/work"], nodes = ["a b=c"] }', "`a b=c` is no label"),
+        (POD + 'volumes = ["a:/work"], nodes = ["a=b", "a=c"] }', "`a` is given twice"),
+        (POD + 'volumes = ["a:/work"], restarts = 2147483648 }', "`restarts` must lie between 0 and 2147483647"),
+        (POD + 'volumes = ["a:/work"], manifest = job, restarts = 3 }', "W401]: restarts changes nothing, as a Job"),
+        ('launcher kubernetes { image = "a b", volumes = ["a:/work"] }', "`image` must be the name of an image"),
+    ],
+)
+def test_settings_that_no_job_can_have(monkeypatch, tmp_path, launcher, says):
+    """They are told of before a queue or a cluster would, or would take them for something else."""
+    taken_to(tmp_path, monkeypatch, "local.xtrain")
+    text = Path("local.xtrain").read_text()
+    Path("spec.xtrain").write_text(text[: text.index("launcher")] + launcher)
+    compiled = plan_from_path("spec.xtrain")
+    assert says in compiled.diagnostics.render(color=False)
+    assert (compiled.plan is None) is ("W401" not in says)
+
+
+def test_amounts_that_slurm_takes_whole(monkeypatch, tmp_path):
+    """Of nothing it would make no limit, or all that there is."""
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    sets = ("launcher.time=90.2 min", "launcher.warn=0.1 s", "launcher.memory=900 KiB", "launcher.cpus=1")
+    script = dry("slurm.xtrain", *(word for each in sets for word in ("--set", each)))
+    for option in ("--time=90:12", "--signal=B:USR1@1", "--mem=1M"):
+        assert f"#SBATCH {option}\n" in script
+
+
 def test_a_process_in_the_background(monkeypatch, tmp_path, capsys):
     taken_to(tmp_path, monkeypatch, "local.xtrain")
     fake = tmp_path / "fake python"
