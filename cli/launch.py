@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from .arguments import add_sets, ranks
@@ -37,7 +38,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("spec", metavar="SPEC", help="a spec or a plan.json; with --cancel a run directory")
-    parser.add_argument("--on", metavar="NAME", help="slurm, kubernetes or local; default: `launcher` of the spec")
+    parser.add_argument(
+        "--on",
+        metavar="NAME",
+        help="slurm, kubernetes or local, and --set launcher.NAME=VALUE; default: `launcher` of the spec",
+    )
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
     add_sets(parser)
     what = parser.add_mutually_exclusive_group()
@@ -61,6 +66,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     from ..runtime.launch.jobs import job_launcher, submit_job
     from .run_sweep import launch as launch_sweep
 
+    arguments.sets = [*_chosen(arguments), *arguments.sets]
     if (status := launch_sweep(arguments, _launcher)) is not None:
         return status
     job = _job(arguments)
@@ -70,8 +76,21 @@ def _launch(arguments: argparse.Namespace) -> int:
         return 0
     submitted = submit_job(job, dumps(job.plan))
     print(f"{submitted.kind} job {submitted.id}: plan {job.plan.id} in {job.directory}")
-    print(f"files and output: {job.files}; state: xtrain runs; lines: xtrain watch {job.directory}")
+    root = "" if job.plan.workspace["root"] == "runs" else f" {quote(job.plan.workspace['root'])}"
+    print(f"files and output: {job.files}; state: xtrain runs{root}; lines: xtrain watch {quote(str(job.directory))}")
     return 0
+
+
+def _chosen(arguments: argparse.Namespace) -> list[str]:
+    """`--on` as a `--set` text, where the spec has no launcher: then its settings can be set as well."""
+    from ..dsl.load import load_spec
+    from ..dsl.schema.launchers import LAUNCHERS
+    from ..planner.load import is_saved
+
+    if arguments.on not in LAUNCHERS or is_saved(arguments.spec):
+        return []
+    draft = load_spec(arguments.spec).draft
+    return [f"launcher={arguments.on}"] if draft is not None and draft.launcher is None else []
 
 
 def _job(arguments: argparse.Namespace) -> "Job":
@@ -124,7 +143,7 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
         return own
     assert on is not None
     if on not in LAUNCHERS:
-        raise Refused(2, f"xtrain launch: there is no launcher {on}; there are {', '.join(LAUNCHERS)}")
+        raise Refused(2, f"xtrain launch: there is no launcher `{on}`; there are {', '.join(LAUNCHERS)}")
     settings = settings_of(LAUNCHERS[on]).items()
     needed = [f"{name} = {meta.example}" for name, (attribute, meta) in settings if attribute.default is NOTHING]
     if needed:
@@ -138,7 +157,9 @@ def _cancel(directory: Path) -> int:
 
     job = read_job(directory.absolute())
     if job is None:
-        raise Refused(3, f"xtrain launch: the run {directory} was given to no job")
+        if directory.is_file():
+            raise Refused(3, f"xtrain launch: {directory} is a file, and --cancel takes the directory of a run")
+        raise Refused(3, f"xtrain launch: no run {directory} was given to a job; `xtrain runs` lists those that were")
     state = job_state(job)
     if state.over:
         print(f"{job.kind} job {job.id} is over: {state}")

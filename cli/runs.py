@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         for directory, (job, state) in zip(directories, jobs_of(directories), strict=True)
     ]
     if not rows:
-        print(f"there is no run at {arguments.root} or below it; `xtrain run SPEC` makes one")
+        print(f"there is no run at {arguments.root} or below it; `xtrain run SPEC` makes one", file=sys.stderr)
         return 3
     if arguments.json:
         print("\n".join(json.dumps(row) for row in rows))
@@ -76,18 +77,21 @@ def _row(
 
 
 def jobs_of(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, QueueState | str | None]]":
-    """The job of each run, and what its launcher says of it."""
+    """The job of each run, and what its launcher says of it; of those with the same settings all at once."""
+    from ..dsl.diagnostics.source import printable
     from ..runtime.errors import EnvironmentFault
     from ..runtime.launch.jobs import job_states, read_job
 
     jobs = [read_job(each) for each in directories]
     states: dict[tuple[str, str], QueueState | str] = {}
-    for kind in {each.kind for each in jobs if each is not None}:
-        asked = [each for each in jobs if each is not None and each.kind == kind]
+    by_launcher: dict[str, list[SubmittedJob]] = {}
+    for each in (each for each in jobs if each is not None):
+        by_launcher.setdefault(json.dumps(each.launcher), []).append(each)
+    for asked in by_launcher.values():
         try:
             found: list[QueueState] | list[str] = job_states(asked)
         except EnvironmentFault as fault:
-            found = [f"unknown: {fault}"] * len(asked)
+            found = [printable(f"unknown: {' '.join(str(fault).split())}")] * len(asked)
         states |= {(each.kind, each.id): state for each, state in zip(asked, found, strict=True)}
     return [(each, None if each is None else states[each.kind, each.id]) for each in jobs]
 

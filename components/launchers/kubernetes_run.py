@@ -15,6 +15,7 @@ from typing import Any, Final
 from ... import __version__
 from ...dsl.schema.launchers import Launcher
 from ...planner.serialise import dumps
+from ...runtime.errors import EnvironmentFault
 from ...runtime.launch.jobs import EndedJob, Job, QueueState
 from ...runtime.launch.outside_commands import answer_of
 from ...runtime.provenance.start import RESTART
@@ -53,8 +54,7 @@ class KubernetesJobs:
 
     def states(self, launcher: Launcher, ids: Sequence[str]) -> dict[str, QueueState]:
         answer = answer_of("kubectl", "get", *ids, *_namespace(launcher), "--ignore-not-found", "--output", "json")
-        found = json.loads(answer) if answer and answer.strip() else {"items": []}
-        objects = {each["metadata"]["name"]: each for each in found.get("items", [found])}
+        objects = {each["metadata"]["name"]: each for each in _items(answer)}
         names = {id: id.partition("/")[2] for id in ids}
         return {
             id: _state(objects[name]) if name in objects else QueueState(over=True, word="gone")
@@ -81,8 +81,8 @@ class KubernetesJobs:
     def collect(self, launcher: Launcher, id: str) -> EndedJob:
         kind, _, name = id.partition("/")
         pods = ["--selector", f"{NAME_LABELS[kind]}={name}", *_namespace(launcher)]
-        found = json.loads(answer_of("kubectl", "get", "pods", *pods, "--output", "json") or '{"items": []}')
-        statuses = [status for pod in found["items"] for status in pod["status"].get("containerStatuses", ())]
+        found = _items(answer_of("kubectl", "get", "pods", *pods, "--output", "json"))
+        statuses = [status for pod in found for status in pod["status"].get("containerStatuses", ())]
         codes = [each["state"]["terminated"]["exitCode"] for each in statuses if "terminated" in each["state"]]
         output = answer_of("kubectl", "logs", *pods, "--tail", str(LOG_LINES), "--prefix") if codes else ""
         _delete(launcher, id)
@@ -91,6 +91,15 @@ class KubernetesJobs:
 
 
 LAUNCHER: Final = KubernetesJobs()
+
+
+def _items(answer: str | None) -> list[Any]:
+    """Objects that kubectl has printed: one, a list, or nothing. Raises EnvironmentFault."""
+    try:
+        found = json.loads(answer) if answer and answer.strip() else {"items": []}
+        return found.get("items", [found])
+    except (ValueError, AttributeError) as error:
+        raise EnvironmentFault("X461", f"kubectl has printed what is no JSON of objects: {error}") from error
 
 
 def _id(job: Job) -> str:

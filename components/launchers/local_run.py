@@ -54,7 +54,7 @@ LAUNCHER: Final = LocalJobs()
 
 def _is_alive(id: str) -> bool:
     pid, _, started = id.partition("-")
-    return _started(int(pid)) == int(started)
+    return pid.isdecimal() and started.isdecimal() and _started(int(pid)) == int(started)
 
 
 def _started(pid: int) -> int | None:

@@ -87,7 +87,7 @@ class SlurmJobs:
             "squeue", "--noheader", "--array", "--states=all", "--jobs", ",".join(ids), "--format", "%i %T %r",
             refused=["Invalid job id"],
         )  # fmt: skip
-        lines = [line.split(maxsplit=2) for line in (answer or "").splitlines() if line.strip()]
+        lines = [words for line in (answer or "").splitlines() if len(words := line.split(maxsplit=2)) > 1]
         found = {
             id: QueueState(over=word not in WAITING, word=word, why="".join(why).strip().removeprefix("None"))
             for id, word, *why in lines
@@ -138,9 +138,13 @@ def _check_secrets(launcher: Any) -> None:
 
 
 def _submit(script: Path) -> str:
-    answer = answer_of("sbatch", "--parsable", str(script))
-    assert answer is not None
-    return answer.strip().partition(";")[0]
+    answer = answer_of("sbatch", "--parsable", str(script)) or ""
+    # Alone on its line, or with the name of a cluster; sites have it print other lines as well.
+    numbers = re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)
+    if not numbers:
+        message = f"sbatch has taken {script} and said no number of a job: {answer.strip() or 'no output'}"
+        raise EnvironmentFault("X461", f"{message}; see with `squeue --me` whether there is one")
+    return numbers[-1]
 
 
 def _elements(array: str, jobs: Sequence[Job]) -> list[str]:

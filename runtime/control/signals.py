@@ -26,6 +26,12 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     return tuple(number for number in EVENTS if not (ignored and number is signal.SIGHUP))
 
 
+def killed_by(number: int) -> str:
+    """`killed by SIGKILL`; not all signals have names."""
+    named = number in {each.value for each in signal.Signals}
+    return f"killed by {signal.Signals(number).name if named else f'signal {number}'}"
+
+
 def end_at_once() -> None:
     """Let signals end this process: before training there is nothing to save, and a rank that waits for one that will
     never come runs no Python that could handle them."""

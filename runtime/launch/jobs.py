@@ -12,10 +12,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, Protocol
 
 from attrs import asdict, frozen
 
+from ...dsl.diagnostics.source import printable
 from ...dsl.schema.launchers import LAUNCHERS, Launcher
 from ...planner.graph.launcher_args import launcher_args, launcher_from
 from ...planner.plan import Plan
@@ -88,7 +90,7 @@ class QueueState:
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{self.word} ({self.why})" if self.why else self.word
+        return printable(f"{self.word} ({self.why})" if self.why else self.word)
 
 
 class JobLauncher(Protocol):
@@ -160,12 +162,23 @@ def job_folder(directory: Path) -> Path:
 
 
 def read_job(directory: Path) -> SubmittedJob | None:
-    """The job that the run in a directory was given to; None where it was given to none."""
+    """The job that the run in a directory was given to; None where it was given to none, or that cannot be read."""
     try:
-        found = json.loads((job_folder(directory) / JOB_FILE).read_bytes())
-        return SubmittedJob(**found)
+        found = SubmittedJob(**json.loads((job_folder(directory) / JOB_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
+    launcher = found.launcher
+    whole = isinstance(launcher, dict) and isinstance(launcher.get("kind"), str) and isinstance(found.id, str)
+    return found if whole and found.id else None
+
+
+def launcher_of_job(job: SubmittedJob) -> Launcher:
+    """With the settings that the job was submitted with. Raises EnvironmentFault where they are not those of here."""
+    try:
+        return launcher_from(dict(job.launcher))
+    except (LookupError, TypeError, ValueError) as error:
+        message = f"{job.kind} job {job.id} has settings that no launcher {job.kind} has here"
+        raise EnvironmentFault("X461", f"{message}; use the xtrain, and its packages, that submitted it") from error
 
 
 def job_state(job: SubmittedJob) -> QueueState:
@@ -180,7 +193,7 @@ def job_states(jobs: Sequence[SubmittedJob]) -> list[QueueState]:
         by_launcher.setdefault(json.dumps(each.launcher), []).append(each)
     found: dict[tuple[str, str], QueueState] = {}
     for same in by_launcher.values():
-        launcher = launcher_from(dict(same[0].launcher))
+        launcher = launcher_of_job(same[0])
         states = job_launcher(launcher.kind).states(launcher, [each.id for each in same])
         found |= {(launcher.kind, id): state for id, state in states.items()}
     return [found[each.kind, each.id] for each in jobs]
@@ -188,7 +201,7 @@ def job_states(jobs: Sequence[SubmittedJob]) -> list[QueueState]:
 
 def cancel_job(job: SubmittedJob) -> None:
     """Raises EnvironmentFault."""
-    job_launcher(job.kind).cancel(launcher_from(dict(job.launcher)), job.id)
+    job_launcher(job.kind).cancel(launcher_of_job(job), job.id)
 
 
 def submit_job(job: Job, plan_text: str) -> SubmittedJob:
@@ -196,17 +209,29 @@ def submit_job(job: Job, plan_text: str) -> SubmittedJob:
 
     plan_text: the plan as a file. Raises EnvironmentFault where the run has a job already, or the launcher refuses it.
     """
-    before = read_job(job.directory)
-    if before is not None and not (state := job_state(before)).over:
-        raise EnvironmentFault(
-            "X707",
-            f"the run {job.directory} has a job already: {before.kind} {before.id} is {state}; wait until it ends, or "
-            f"cancel it with `xtrain launch --cancel {job.directory}`",
-        )
+    if (before := read_job(job.directory)) is not None:
+        _check_over(before, job)
     launcher = job_launcher(job.launcher.kind)
     contents = {**launcher.files(job), PLAN_FILE: plan_text}
     write_files({job.files / name: text for name, text in contents.items()})
     return note_submitted(job, launcher.submit(job))
+
+
+def _check_over(before: SubmittedJob, job: Job) -> None:
+    """Raises EnvironmentFault where the job that the run was given to goes on, or where nobody says whether it does."""
+    name = f"{before.kind} {before.id}"
+    try:
+        state = job_state(before)
+    except EnvironmentFault as fault:
+        file = job.files / JOB_FILE
+        message = f"the run {job.directory} was given to {name}, and nobody says whether that goes on: {fault}"
+        raise EnvironmentFault(fault.code, f"{message}; or remove {file} if it surely does not") from fault
+    if not state.over:
+        raise EnvironmentFault(
+            "X707",
+            f"the run {job.directory} has a job already: {name} is {state}; wait until it ends, or cancel it with "
+            f"`xtrain launch --cancel {quote(str(job.directory))}`",
+        )
 
 
 def write_files(contents: Mapping[Path, str]) -> None:
@@ -216,11 +241,19 @@ def write_files(contents: Mapping[Path, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             durable.write(path, text.encode())
         except OSError as error:
-            raise EnvironmentFault("X706", f"{path} cannot be written: {error.strerror}") from error
+            message = f"{path} cannot be written: {error.strerror}"
+            hint = "set workspace.root to a folder on a disk with room that this user may write to"
+            raise EnvironmentFault("X706", f"{message}; {hint}") from error
 
 
 def note_submitted(job: Job, id: str) -> SubmittedJob:
-    """Write down which job a run was given to."""
+    """Write down which job a run was given to. Raises EnvironmentFault; then nobody would know of the job, and it is
+    cancelled."""
     submitted = SubmittedJob(launcher=launcher_args(job.launcher), id=id, time=time.time(), plan=job.plan.id)
-    durable.write(job.files / JOB_FILE, json.dumps(asdict(submitted), indent=1).encode())
+    try:
+        durable.write(job.files / JOB_FILE, json.dumps(asdict(submitted), indent=1).encode())
+    except OSError as error:
+        cancel_job(submitted)
+        message = f"{job.files / JOB_FILE} cannot be written: {error.strerror}, and so {submitted.kind} job {id} was "
+        raise EnvironmentFault("X706", f"{message}cancelled; set workspace.root to a folder with room") from error
     return submitted

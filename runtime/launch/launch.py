@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from ..control.signals import stop_signals
+from ..control.signals import killed_by, stop_signals
 from .stop_notes import StopNotes
 
 # Turns in which an idle thread of a rank that is alone waits before it sleeps.
@@ -114,5 +114,5 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
 
 def _reason(exit_code: int) -> str:
     if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
+        return killed_by(-exit_code)
     return f"exited with code {exit_code}"

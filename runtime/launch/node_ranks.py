@@ -8,6 +8,7 @@ does that, when the command has ended on all of them.
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import Final
 
 from ...records.end_status import EndStatus
-from ..control.signals import stop_signals
+from ..control.signals import killed_by, stop_signals
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from .node_place import NodePlace
 
@@ -46,14 +47,30 @@ def run_node(place: NodePlace, nodes: int, ranks: int, command: Sequence[str]) -
     places = (_environment(place, nodes, ranks, local) for local in range(ranks))
     processes += (subprocess.Popen(command, env=each) for each in places)
     failed_at: float | None = None
-    while None in (codes := [process.poll() for process in processes]):
+    killed: set[int] = set()
+    while True:
+        codes = [process.poll() for process in processes]
+        _tell_of_killed(codes, asked, place.index * ranks, killed)
+        if None not in codes:
+            return exit_code_of_all([process.returncode for process in processes], asked)
         if failed_at is None and any(_has_failed(code, asked) for code in codes):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > AFTER_FAILURE:
+            killed |= {local for local, code in enumerate(codes) if code is None}
             for process in processes:
                 process.kill()
         time.sleep(_PAUSE)
-    return exit_code_of_all([process.returncode for process in processes], asked)
+
+
+def _tell_of_killed(codes: Sequence[int | None], asked: Sequence[int], first: int, told: set[int]) -> None:
+    """Say once which ranks somebody else has killed, as the kernel does where memory is short: they could not say it.
+
+    first: the first rank of this machine. told: of this machine, those of which nothing is to be said any more.
+    """
+    for local, code in enumerate(codes):
+        if code is not None and code < 0 and -code not in asked and local not in told:
+            told.add(local)
+            print(f"xtrain run: rank {first + local} was {killed_by(-code)}", file=sys.stderr, flush=True)
 
 
 def exit_code_of_all(codes: Sequence[int], asked: Sequence[int]) -> int:

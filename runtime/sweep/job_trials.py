@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 
 from attrs import define, field
 
-from ...planner.graph.launcher_args import launcher_from
 from ...planner.load import load_plan
 from ...planner.plan import Plan
 from ...planner.serialise import dumps
@@ -35,6 +34,7 @@ from ..launch.jobs import (
     TrialJobs,
     job_launcher,
     job_states,
+    launcher_of_job,
     note_submitted,
     read_job,
     write_files,
@@ -155,7 +155,7 @@ def stop_jobs(lineage: Path) -> int:
     jobs = [job for each in notes if (job := read_job(lineage / each.parent.name)) is not None]
     going = [job for job, state in zip(jobs, job_states(jobs), strict=True) if not state.over]
     for job in going:
-        trial_jobs(job.kind).stop(launcher_from(dict(job.launcher)), job.id)
+        trial_jobs(job.kind).stop(launcher_of_job(job), job.id)
     return len(going)
 
 
@@ -230,12 +230,12 @@ class _JobTrial:
         if self._code is None and not asked_before:
             self._stopped = time.monotonic()
             with suppress(EnvironmentFault):  # it is asked again
-                trial_jobs(self.job.kind).stop(launcher_from(dict(self.job.launcher)), self.job.id)
+                trial_jobs(self.job.kind).stop(launcher_of_job(self.job), self.job.id)
 
     def _collected(self) -> int:
         """The exit code: what the launcher says, else the records of the run, else 1."""
         try:
-            ended = trial_jobs(self.job.kind).collect(launcher_from(dict(self.job.launcher)), self.job.id)
+            ended = trial_jobs(self.job.kind).collect(launcher_of_job(self.job), self.job.id)
         except EnvironmentFault:
             ended = EndedJob()
         if ended.output:

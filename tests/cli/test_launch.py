@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +20,13 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 import pytest
+from launching import LAUNCHES, commands, submitted, taken_to
 
 from xtrain.cli.main import main
 from xtrain.planner.graph.launcher_args import launcher_args, launcher_of
 from xtrain.planner.load import plan_from_path
 from xtrain.runtime.launch.jobs import job_folder, read_job
 
-LAUNCHES = Path(__file__).parent / "launches"
 SPECS = sorted(path.name for path in LAUNCHES.glob("*.xtrain"))
 JOBSET = Path(__file__).parents[1] / "support" / "jobset_schema.json"
 KUBERNETES = "1.35"
@@ -43,13 +42,6 @@ def dry(spec: str, *arguments: str) -> str:
     for plan in re.findall(r"for plan ([0-9a-f]{16})|\"xtrain/plan\": \"([0-9a-f]{16})\"", text):
         text = text.replace("".join(plan), "planid").replace("".join(plan)[:8], "planid")
     return re.sub(r"\b[0-9a-f]{16}\b", "RUN", text)
-
-
-def taken_to(folder: Path, monkeypatch: pytest.MonkeyPatch, *specs: str) -> None:
-    """Outside any git checkout, which runs would be named by."""
-    for spec in specs:
-        shutil.copy(LAUNCHES / spec, folder)
-    monkeypatch.chdir(folder)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -224,23 +216,6 @@ def test_what_a_trial_leaves_in_kubernetes(monkeypatch, tmp_path):
 # Slurm, whose commands are stood in for -------------------------------------------------------------------------------
 
 
-def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **bodies: str | None):
-    """Commands that do as their bodies say; returns what tells how they were called."""
-    log = folder / "calls"
-    there = folder / "commands"
-    there.mkdir(exist_ok=True)
-    for name, body in bodies.items():
-        path = there / name
-        path.write_text(f'#!/bin/bash\nwords="$*"\necho {name} $words >> {shlex.quote(str(log))}\n{body or ""}\n')
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{there}:/usr/bin:/bin")
-    return lambda: log.read_text().splitlines() if log.exists() else []
-
-
-def submitted() -> list[Path]:
-    return [file.parent.parent.parent / file.parent.name for file in Path.cwd().glob("runs/*/launch/*/job.json")]
-
-
 def test_a_job_of_slurm_from_its_submission_to_its_end(monkeypatch, tmp_path, capsys):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
     calls = commands(tmp_path, monkeypatch, sbatch="echo '17;east'", squeue='echo "17 PENDING Priority"', scancel="")
@@ -392,7 +367,7 @@ def shown(plan) -> str:
     ("arguments", "says"),
     [
         (("plain.xtrain",), "the spec has no `launcher`; say --on local, kubernetes, slurm"),
-        (("slurm.xtrain", "--on", "cloud"), "there is no launcher cloud"),
+        (("slurm.xtrain", "--on", "cloud"), "there is no launcher `cloud`"),
         (("slurm.xtrain", "--on", "kubernetes"), "kubernetes needs settings; write `launcher kubernetes { image ="),
         (("slurm.xtrain", "--on", "local"), "local is one machine, and the plan is for 2"),
         (("local.xtrain", "--set", "optimizer.lr=-1"), "X3"),
@@ -522,7 +497,7 @@ def test_what_a_run_and_its_job_say_together(monkeypatch, tmp_path, capsys, even
 def test_a_run_without_a_job(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["launch", "--cancel", "runs/x/y"]) == 3
-    assert "was given to no job" in capsys.readouterr().err
+    assert "no run runs/x/y was given to a job" in capsys.readouterr().err
     assert main(["runs"]) == 3
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.launch.node_place import FIRST_PORT, PORTS, NodePlace, first_host, job_port, node_place
-from xtrain.runtime.launch.node_ranks import exit_code_of_all
+from xtrain.runtime.launch.node_ranks import exit_code_of_all, run_node
 
 STEP = {"STEP_ID": "0", "STEP_NUM_TASKS": "2", "STEP_NUM_NODES": "2", "NODEID": "1", "STEP_NODELIST": "n[07-08]"}
 
@@ -173,3 +173,14 @@ def test_a_rank_that_fails_takes_the_others_along(launched):
     Path("end").write_text("3")
     Path("end").rename("end-3")  # whole as soon as it is there
     assert launched.wait(120) == 3
+
+
+def test_ranks_that_were_killed_are_told_of(monkeypatch, capfd):
+    """They could not say it themselves; those that are killed because of them are not named, nor is a stop."""
+    monkeypatch.setattr("xtrain.runtime.launch.node_ranks.signal.signal", lambda *_: None)
+    monkeypatch.setattr("xtrain.runtime.launch.node_ranks.AFTER_FAILURE", 0.1)
+    body = "case $RANK in 4) kill -9 $$;; 5) kill -37 $$;; 6) exit 0;; esac; exec sleep 60"
+    place = NodePlace(index=1, host="n01", port=29500)
+    assert run_node(place, 2, 4, ["sh", "-c", body]) == 1
+    told = ["xtrain run: rank 4 was killed by SIGKILL", "xtrain run: rank 5 was killed by signal 37"]
+    assert sorted(capfd.readouterr().err.splitlines()) == told

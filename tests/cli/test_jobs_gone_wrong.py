@@ -1,0 +1,147 @@
+"""`xtrain launch` and `xtrain runs` where a queue, a cluster or a file says what nobody expects: a message and an exit
+code, never a traceback, and no job that is not known."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from launching import commands, submitted, taken_to
+
+from xtrain.cli.main import main
+from xtrain.runtime.launch import outside_commands
+from xtrain.runtime.launch.jobs import job_folder, read_job
+
+
+@pytest.fixture
+def job(monkeypatch, tmp_path, capsys) -> Path:
+    """The file of a job that waits."""
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    commands(tmp_path, monkeypatch, sbatch="echo 17", squeue='echo "17 PENDING Priority"', scancel="")
+    assert main(["launch", "slurm.xtrain"]) == 0
+    capsys.readouterr()
+    return job_folder(submitted()[0]) / "job.json"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "5", '{"id": "17"}', "\x00", *(("id", each) for each in (5, "")),
+             *(("launcher", each) for each in (None, {}, {"kind": 5})), ("more", 1)],
+)  # fmt: skip
+def test_a_file_of_a_job_that_is_damaged_is_that_of_no_job(job, capsys, text):
+    job.write_text(text if isinstance(text, str) else json.dumps({**json.loads(job.read_text()), text[0]: text[1]}))
+    assert main(["runs"]) == 0
+    assert re.search(r"waiting$", capsys.readouterr().out.strip())
+    assert main(["launch", "--cancel", str(submitted()[0])]) == 3
+    assert "was given to a job" in capsys.readouterr().err
+    assert main(["launch", "slurm.xtrain"]) == 0
+
+
+@pytest.mark.parametrize("change", [{"kind": "cloud"}, {"new": 1}, {"time": [1]}])
+def test_a_job_of_another_xtrain(job, capsys, change):
+    """Whose launcher is not here, or had other settings: nobody knows whether the job is over."""
+    found = json.loads(job.read_text())
+    job.write_text(json.dumps({**found, "launcher": {**found["launcher"], **change}}))
+    assert main(["runs", "--json"]) == 0
+    assert "has settings that no launcher" in json.loads(capsys.readouterr().out)["state"]
+    assert main(["launch", "--cancel", str(submitted()[0])]) == 3
+    assert main(["launch", "slurm.xtrain"]) == 3
+    said = capsys.readouterr().err
+    assert "error[X461]" in said and f"or remove {job} if it surely does not" in said
+
+
+def test_a_queue_that_is_not_here_any_more(job, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["runs"]) == 0
+    assert "unknown: the command squeue was not found; call xtrain where it is installed\n" in capsys.readouterr().out
+    assert main(["launch", "slurm.xtrain"]) == 3
+    said = capsys.readouterr().err
+    assert "was given to slurm 17, and nobody says whether that goes on: the command squeue was not found" in said
+
+
+@pytest.mark.parametrize(
+    ("squeue", "state"),
+    [
+        ("echo hello", "gone"),  # of a site that has something to say
+        ("printf '\\xff\\xfe\\n17 RUNNING None\\n'", "RUNNING"),
+        ('printf "17 PENDING \\033[31mred\\n"', "PENDING (\\u{1b}[31mred)"),
+        ("printf 'down\\nfor good' >&2; exit 1", "`squeue …` failed with exit code 1: down for good"),
+        ("kill -9 $$", "`squeue …` was killed by SIGKILL: no output"),
+        ("sleep 5", "`squeue …` has not ended within 0.5 s"),
+    ],
+)
+def test_what_a_queue_may_answer(job, capsys, monkeypatch, tmp_path, squeue, state):
+    monkeypatch.setattr(outside_commands, "PATIENCE_SECONDS", 0.5)
+    commands(tmp_path, monkeypatch, squeue=squeue)
+    assert main(["runs"]) == 0
+    said = re.sub(r"`squeue .*`", "`squeue …`", capsys.readouterr().out.splitlines()[-1])
+    assert said.endswith(state)
+
+
+@pytest.mark.parametrize("answer", ["", "Submitted batch job 19", "queue is full"])
+def test_a_job_without_a_number(monkeypatch, tmp_path, capsys, answer):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    commands(tmp_path, monkeypatch, sbatch=f"echo {shlex.quote(answer)}")
+    assert main(["launch", "slurm.xtrain"]) == 3
+    said = capsys.readouterr().err
+    assert f"said no number of a job: {answer or 'no output'}; see with `squeue --me`" in said and submitted() == []
+
+
+def test_a_number_among_other_lines(monkeypatch, tmp_path):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    commands(tmp_path, monkeypatch, sbatch="printf 'site says hello\\n21;east\\n'")
+    assert main(["launch", "slurm.xtrain"]) == 0
+    assert read_job(submitted()[0]).id == "21"
+
+
+def test_a_job_that_cannot_be_written_down_is_cancelled(job, capsys, monkeypatch, tmp_path):
+    job.unlink()
+    job.with_name("job.json.partial").mkdir()
+    calls = commands(tmp_path, monkeypatch, sbatch="echo 23", scancel="")
+    assert main(["launch", "slurm.xtrain"]) == 3
+    said = capsys.readouterr().err
+    assert "error[X706]" in said and "cannot be written: Is a directory, and so slurm job 23 was cancelled" in said
+    assert calls()[-1] == "scancel 23"
+
+
+def test_a_cluster_that_does_not_answer_in_json(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "jobset.xtrain")
+    commands(tmp_path, monkeypatch, kubectl='[ "$1" = get ] && echo "a warning"; true')
+    assert main(["launch", "jobset.xtrain"]) == 0
+    assert main(["launch", "--cancel", str(submitted()[0])]) == 3
+    assert "error[X461]: kubectl has printed what is no JSON" in capsys.readouterr().err
+
+
+def test_files_in_the_way(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    commands(tmp_path, monkeypatch, sbatch="echo 17")
+    Path("runs").write_text("")
+    assert main(["launch", "slurm.xtrain"]) == 3
+    assert "cannot be written: Not a directory; set workspace.root" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["slurm.xtrain", "runs/none"])
+def test_what_is_no_run_cannot_be_cancelled(monkeypatch, tmp_path, capsys, place):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    assert main(["launch", "--cancel", place]) == 3
+    assert ("is a file" in (said := capsys.readouterr().err)) is (place == "slurm.xtrain") and place in said
+
+
+def test_settings_of_a_launcher_that_the_spec_does_not_have(monkeypatch, tmp_path, capsys):
+    """Those of `--on`."""
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    text = Path("slurm.xtrain").read_text()
+    Path("plain.xtrain").write_text(text[: text.index("launcher")])
+    assert main(["launch", "plain.xtrain", "--on", "slurm", "--set", 'launcher.partition="gpu"', "--dry"]) == 0
+    assert "#SBATCH --partition=gpu\n" in capsys.readouterr().out
+    assert main(["launch", "plain.xtrain", "--on", "kubernetes", "--dry"]) == 2
+    assert "`launcher` needs `image` and `volumes`" in capsys.readouterr().err
+
+
+def test_where_runs_are_listed_from(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    commands(tmp_path, monkeypatch, sbatch="echo 17")
+    assert main(["launch", "slurm.xtrain", "--set", 'workspace.root="my runs"']) == 0
+    assert f"state: xtrain runs 'my runs'; lines: xtrain watch '{tmp_path}/my runs/two/" in capsys.readouterr().out
+    assert main(["runs", "--json"]) == 3
+    assert capsys.readouterr().out == "", "what is no JSON is not printed among it"
