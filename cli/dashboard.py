@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from ..tui.board.terminal import Terminal
@@ -86,7 +87,10 @@ class Dashboard:
         _show_end_of(self._said)
         if not self._finished.is_set():
             path = self._directory
-            print(f"the dashboard is closed and the run continues; `xtrain watch {path}` opens it again", flush=True)
+            print(
+                f"the dashboard is closed and the run continues; `xtrain watch {quote(str(path))}` opens it again",
+                flush=True,
+            )
         follow(self._directory, ui="console", offsets=self._offsets, finished=self._finished, quiet_until=time.time())
 
     def _stop_requested(self) -> bool:

@@ -153,10 +153,14 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
 
 def _cancel(directory: Path) -> int:
     """Raises Refused, EnvironmentFault."""
+    from ..records.sweep_events import SWEEP_FILE
     from ..runtime.launch.jobs import cancel_job, job_state, read_job
 
     job = read_job(directory.absolute())
     if job is None:
+        if (directory / SWEEP_FILE).is_file():
+            hint = f"`xtrain sweep stop {quote(str(directory))}` lets its trials save and end"
+            raise Refused(3, f"xtrain launch: {directory} is a sweep; {hint}")
         if directory.is_file():
             raise Refused(3, f"xtrain launch: {directory} is a file, and --cancel takes the directory of a run")
         raise Refused(3, f"xtrain launch: no run {directory} was given to a job; `xtrain runs` lists those that were")

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from .arguments import add_sets, ranks
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 3
     sys.stdout.write(text)
     if arguments.out is not None and arguments.format == "text":
-        print(f"Saved to {arguments.out}; run it with: xtrain run {arguments.out}")
+        print(f"Saved to {arguments.out}; run it with: xtrain run {quote(str(arguments.out))}")
     return 0
 
 

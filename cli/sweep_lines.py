@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from attrs import define
@@ -58,7 +59,7 @@ class SweepLines:
                 return (
                     end
                     if best is None
-                    else f"{end}; the best is trial {best:03d}: xtrain sweep best {self.plan.folder}"
+                    else f"{end}; the best is trial {best:03d}: xtrain sweep best {quote(self.plan.folder)}"
                 )
         return ""
 

@@ -1,6 +1,7 @@
 """Alternatives side by side: a line each with what it holds, how long a step takes and where the time goes."""
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 from ..compare.alternatives import Alternative
@@ -73,7 +74,7 @@ def render_fit(fit: Fit, spec: str, *, color: bool = False) -> str:
     if fit.best:
         sets = "".join(f" --set {text}" for text in fit.best[0].sets)
         page.line()
-        page.wrapped(f"xtrain run {spec}{sets}", first="  run the first:  ", rest="    ")
+        page.wrapped(f"xtrain run {quote(spec)}{sets}", first="  run the first:  ", rest="    ")
     return str(page)
 
 

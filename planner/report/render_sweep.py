@@ -1,6 +1,7 @@
 """The page of a sweep: what is tried, which trials are known, what all of them cost, and which caches they share."""
 
 from collections.abc import Callable, Sequence
+from shlex import quote
 from typing import Final
 
 from ..sweep.sweep_plan import SweepPlan, Trial
@@ -30,8 +31,8 @@ def render_sweep(sweep: SweepPlan, *, color: bool = False, full: bool = False) -
     _cost(page, sweep)
     _caches(page, sweep)
     page.line()
-    as_jobs = f"; as jobs: xtrain launch {sweep.spec}" if has_launcher else ""
-    page.line(f"  run it: xtrain run {sweep.spec}{as_jobs}", "dim")
+    as_jobs = f"; as jobs: xtrain launch {quote(sweep.spec)}" if has_launcher else ""
+    page.line(f"  run it: xtrain run {quote(sweep.spec)}{as_jobs}", "dim")
     return str(page)
 
 

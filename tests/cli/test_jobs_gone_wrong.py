@@ -5,11 +5,15 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from launching import commands, submitted, taken_to
 
 from xtrain.cli.main import main
+from xtrain.cli.sweep_lines import SweepLines
+from xtrain.records.sweep_events import SweepEndEvent
 from xtrain.runtime.launch import outside_commands
 from xtrain.runtime.launch.jobs import job_folder, read_job
 
@@ -120,11 +124,20 @@ def test_files_in_the_way(monkeypatch, tmp_path, capsys):
     assert "cannot be written: Not a directory; set workspace.root" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["slurm.xtrain", "runs/none"])
-def test_what_is_no_run_cannot_be_cancelled(monkeypatch, tmp_path, capsys, place):
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("slurm.xtrain", "slurm.xtrain is a file, and --cancel takes the directory of a run"),
+        ("runs/none", "no run runs/none was given to a job"),
+        ("my sweep", "my sweep is a sweep; `xtrain sweep stop 'my sweep'` lets"),
+    ],
+)
+def test_what_is_no_run_cannot_be_cancelled(monkeypatch, tmp_path, capsys, place, says):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    Path("my sweep").mkdir()
+    Path("my sweep/sweep.jsonl").touch()
     assert main(["launch", "--cancel", place]) == 3
-    assert ("is a file" in (said := capsys.readouterr().err)) is (place == "slurm.xtrain") and place in said
+    assert says in capsys.readouterr().err
 
 
 def test_settings_of_a_launcher_that_the_spec_does_not_have(monkeypatch, tmp_path, capsys):
@@ -136,6 +149,14 @@ def test_settings_of_a_launcher_that_the_spec_does_not_have(monkeypatch, tmp_pat
     assert "#SBATCH --partition=gpu\n" in capsys.readouterr().out
     assert main(["launch", "plain.xtrain", "--on", "kubernetes", "--dry"]) == 2
     assert "`launcher` needs `image` and `volumes`" in capsys.readouterr().err
+
+
+def test_commands_that_are_proposed_can_be_copied(capsys):
+    """Whatever a folder is called."""
+    lines = SweepLines(cast(Any, SimpleNamespace(folder="it's runs/a-sweep-1")), "plain")
+    lines.show(SweepEndEvent(step=0, status="done", best=2))
+    command = capsys.readouterr().out.partition("trial 002: ")[2]
+    assert shlex.split(command) == ["xtrain", "sweep", "best", "it's runs/a-sweep-1"]
 
 
 def test_where_runs_are_listed_from(monkeypatch, tmp_path, capsys):
