@@ -4,6 +4,7 @@ A rank makes its own groups alone, which takes as long on 16 ranks as on 100,000
 through the groups of all others.
 """
 
+from functools import cached_property
 from math import prod
 
 import torch
@@ -37,12 +38,12 @@ class Meshes:
         """The group of this rank along `axis`; `row`: all ranks that hold positions of the same rows."""
         return self._groups[axis]
 
-    @property
+    @cached_property  # one object: where meshes are not the same, DTensor compares their ranks, one by one
     def fsdp(self) -> DeviceMesh:
         """What dense parameters are sharded over, and where the sharded model is replicated (HSDP) that too."""
         return _some(self.dense, ("replicate", SHARD))
 
-    @property
+    @cached_property
     def expert_fsdp(self) -> DeviceMesh:
         return _some(self.experts, ("ep_replicate", "ep_fsdp"))
 

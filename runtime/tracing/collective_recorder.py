@@ -96,6 +96,7 @@ class CollectiveRecorder:
     marks: list[Sums] = field(factory=list)
     _node_of: dict[str, str] = field(factory=dict)  # by name of a group
     _ranks_of: dict[str, list[int]] = field(factory=dict)  # likewise
+    _along: dict[tuple[str, bool], str] = field(factory=dict)  # likewise, and whether it is for experts: the axes
 
     @property
     def wrapping(self) -> str:
@@ -133,7 +134,7 @@ class CollectiveRecorder:
         if len(ranks) < 2:
             return None
         node = self._node(name)
-        key = (_axes(self.plan.mesh, ranks, experts=node in EXPERTS), call.op, node)
+        key = (self._axes(name, node in EXPERTS), call.op, node)
         self.sums.count[key] += 1
         self.sums.bytes[key] += max(map(_bytes, call.tensors(args, out)))
         return node
@@ -174,6 +175,11 @@ class CollectiveRecorder:
                 return _unit(label)
         assert self.wrapping, f"nothing in the plan says who calls the group {group} while it computes"
         return self.wrapping
+
+    def _axes(self, name: str, experts: bool) -> str:
+        if (name, experts) not in self._along:
+            self._along[name, experts] = _axes(self.plan.mesh, self._ranks(name), experts=experts)
+        return self._along[name, experts]
 
     def _ranks(self, name: Any) -> list[int]:
         if name not in self._ranks_of:

@@ -102,9 +102,9 @@ class Ledger:
 
     def over_time(self, category: str | None = None, *, but: Sequence[str] = ()) -> list[int]:
         """Bytes alive after every change: of one category (`""`: of none), or of all `but` some."""
-        kinds = (self.kind_of(number) for number, _ in self._changes)
-        counts = [kind == category if category is not None else kind not in but for kind in kinds]
-        return list(accumulate(size * count for (_, size), count in zip(self._changes, counts, strict=True)))
+        kinds = {number: self.kind_of(number) for number in {number for number, _ in self._changes}}
+        counts = {n: kind == category if category is not None else kind not in but for n, kind in kinds.items()}
+        return list(accumulate(size * counts[number] for number, size in self._changes))
 
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:

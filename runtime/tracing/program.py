@@ -39,7 +39,7 @@ from .collective_recorder import CollectiveRecorder
 from .ledger import Ledger
 from .memory_owners import MemoryOwners
 from .observer import TraceObserver
-from .own_pieces import own_pieces
+from .own_pieces import joined_pieces, own_pieces
 from .repeats import ENOUGH, Shared, StageRepeats, attach_repeats
 
 # What a trace does without: data, time, files, compiling, and hooks of the user's own.
@@ -274,7 +274,13 @@ class Program:
 
     def _watching(self) -> ExitStack:
         stack = ExitStack()
-        for context in (self._fake, self._watch, self._watch.blind_to_shapes(), self._ledger.watching_sizes()):
+        for context in (
+            self._fake,
+            self._watch,
+            self._watch.blind_to_shapes(),
+            self._ledger.watching_sizes(),
+            joined_pieces(),
+        ):
             stack.enter_context(context)
         return stack
 

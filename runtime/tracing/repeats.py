@@ -301,13 +301,11 @@ class StageRepeats:
 
     def _result(self, tensor: Tensor, began: list[int], changes: list[tuple[Name, int]]) -> Result:
         number = self.ledger.number_of(tensor)
-        if (
-            number is None
-            or number not in began
-            or sum(name == (False, NEW, began.index(number)) for name, _ in changes) > 1
-        ):
+        if number is None or number not in began:
             raise NotAlike("a tensor that is sent on is not a new one")
         place, size = began.index(number), tensor.untyped_storage().nbytes()
+        if sum(name == (False, NEW, place) for name, _ in changes) > 1:
+            raise NotAlike("a tensor that is sent on has changed its size")
         shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
         return Result(place, size, shape, stride, offset, tensor.dtype, tensor.requires_grad)
 
