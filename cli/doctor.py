@@ -82,6 +82,8 @@ def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
     from ..runtime.errors import EnvironmentFault
     from ..runtime.launch.node_place import node_place
 
+    # Of stores that nobody answers in, torch writes traces of its own to the screen.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         place = node_place(plan, arguments.node, arguments.meet)
     except EnvironmentFault as fault:
@@ -92,14 +94,15 @@ def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
 def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | None", began: float) -> int:
     seconds = time.perf_counter() - began
     code = 3 if any(each.stops for each in found) else 0
-    # Of several machines the first one has the findings of all, and prints them.
-    first = not arguments.node and not _later_task()
+    # Of several machines the first one has the findings of all, and prints them; one that has not met it, its own.
+    apart = any(each.code in ("X703", "X716") for each in found)
+    prints = apart or (not arguments.node and not _later_task())
     if arguments.json:
-        if first:
+        if prints:
             content = {"plan": plan.id if plan else None, "seconds": round(seconds, 3), "exit_code": code}
             print(json.dumps({**content, "findings": [each.to_json() for each in found]}, ensure_ascii=False, indent=1))
         return code
-    if first or any(each.code == "X716" for each in found):
+    if prints:
         for each in found:
             print(each)
         print(f"{_looked_at(plan, arguments)}: {_counts(found)}, {seconds:.1f} s")

@@ -18,7 +18,7 @@ from ..data.loading.prepared import source_of
 from ..errors import EnvironmentFault
 from ..launch.preflight import Devices, check_devices, find_devices
 from ..provenance.code import read_code
-from ..reporting.packages import check_packages
+from ..reporting.packages import package_faults
 from ..run_directory.workspace import locate
 from .disk import DiskFacts, look_at_disk
 from .machine import OLDEST_DRIVER, MachineFacts, version_numbers
@@ -122,10 +122,7 @@ def of_shared_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[U
 
 def of_packages(plan: Plan) -> Iterator[Unfit]:
     """Packages that only some specs need."""
-    try:
-        check_packages(plan)
-    except EnvironmentFault as fault:
-        yield of_fault(fault)
+    yield from map(of_fault, package_faults(plan))
     if plan.serves:
         from ...server.serving import CannotServe, check_installed
 

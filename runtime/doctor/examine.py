@@ -23,12 +23,11 @@ def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
 
     try:
         meeting = HostMeeting.join(place, plan.launch["nodes"], seconds)
-    except HostsApart as fault:
-        do = "start it once on every machine of the plan, and see whether each reaches the first one"
-        found.append(Unfit(code="X716", what=str(fault), do=do))
+        found += find_between_hosts(meeting, machine, root, device_of(plan))
+        of_all = meeting.exchange("found", [evolve(each, host=machine.host).to_json() for each in found])
+    except HostsApart as apart:
+        found.append(Unfit(code="X716", what=str(apart), do=apart.do))
         return [evolve(each, host=machine.host) for each in found]
-    found += find_between_hosts(meeting, machine, root, device_of(plan))
-    of_all = meeting.exchange("found", [evolve(each, host=machine.host).to_json() for each in found])
     meeting.leave()
     every = [Unfit(**each) for host in of_all for each in host]
     return every if place.index == 0 else [each for each in every if each.stops]

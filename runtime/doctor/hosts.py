@@ -54,7 +54,11 @@ class HostFacts:
 
 
 class HostsApart(Exception):
-    """Not all machines have come; the message says how many."""
+    """Not all machines have come, or one has left; the message says which or how many. do: about it."""
+
+    def __init__(self, what: str, do: str = "") -> None:
+        super().__init__(what)
+        self.do = do or "start it once on every machine of the plan, and see whether each reaches the first one"
 
 
 @frozen
@@ -68,16 +72,21 @@ class HostMeeting:
     @classmethod
     def join(cls, place: NodePlace, nodes: int, seconds: float) -> "HostMeeting":
         """Raises HostsApart where they do not come within so many seconds."""
-        timeout = timedelta(seconds=seconds)
+        first, deadline = place.index == 0, time.monotonic() + seconds
+        if first:
+            check_port(place.port)
+        else:
+            connect_to_first(place, deadline)
         try:
-            store: Store = TCPStore(
-                place.host, place.port, is_master=place.index == 0, timeout=timeout, wait_for_workers=False
-            )
+            # The first machine is known to itself whatever its name leads to; the others would not come then.
+            host, timeout = "localhost" if first else place.host, timedelta(seconds=seconds)
+            store: Store = TCPStore(host, place.port, is_master=first, timeout=timeout, wait_for_workers=False)
             meeting = cls(place, nodes, PrefixStore("xtrain-doctor", store))
+            if first:
+                connect_to_first(place, deadline)
             meeting._wait("here", seconds)
         except (RuntimeError, OSError) as error:  # torch's errors of stores are RuntimeErrors
-            why = str(error).partition("\n")[0]
-            raise HostsApart(f"this machine does not reach the first one at {place.host}:{place.port}: {why}") from None
+            raise HostsApart(_apart(place, str(error).partition("\n")[0])) from None
         return meeting
 
     def _wait(self, what: str, seconds: float) -> None:
@@ -90,14 +99,55 @@ class HostMeeting:
             time.sleep(0.02)
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """What every machine gives under this name, as JSON, in their order."""
-        self.store.set(f"{name}/{self.place.index}", json.dumps(value))
-        return [json.loads(self.store.get(f"{name}/{index}")) for index in range(self.nodes)]
+        """What every machine gives under this name, as JSON, in their order. Raises HostsApart where one has left."""
+        found, waits_for = [], 0
+        try:
+            self.store.set(f"{name}/{self.place.index}", json.dumps(value))
+            for index in range(self.nodes):
+                waits_for = index
+                found.append(json.loads(self.store.get(f"{name}/{index}")))
+        except RuntimeError:
+            who = f"machine {waits_for} (--node {waits_for}, or that of Slurm) had come, and does not answer any more"
+            raise HostsApart(who, "see what the doctor says there, and whether it was started there once") from None
+        return found
 
     def leave(self) -> None:
         """The first machine keeps the store until all have read what they want."""
         with contextlib.suppress(RuntimeError, HostsApart):
             self._wait("left", CONNECT_SECONDS) if self.place.index == 0 else self.store.add("left", 1)
+
+
+def check_port(port: int) -> None:
+    """Raises HostsApart where the first machine cannot listen there."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        what = f"port {port} cannot be opened on this machine, which is the first one: {_words(error)}"
+        raise HostsApart(what, "give --meet a port that is free there") from None
+
+
+def connect_to_first(place: NodePlace, deadline: float) -> None:
+    """Wait until the first machine answers, or until a time of the monotonic clock. Raises HostsApart.
+
+    torch would write its own traces to the screen meanwhile.
+    """
+    while True:
+        try:
+            socket.create_connection((place.host, place.port), timeout=CONNECT_SECONDS).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise HostsApart(_apart(place, _words(error))) from None
+            time.sleep(0.2)
+
+
+def _apart(place: NodePlace, why: str) -> str:
+    whom = "this machine, which is the first one, is not" if place.index == 0 else "the first machine is not reached"
+    return f"{whom} at {place.host}:{place.port}: {why}"
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path, device: str) -> list[Unfit]:
@@ -120,7 +170,8 @@ def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path
 @contextlib.contextmanager
 def answering_time() -> Iterator[int]:
     """Answer whoever connects with the time of this machine; the port."""
-    with socket.create_server(("", 0), backlog=1024) as server:
+    both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+    with socket.create_server(("", 0), backlog=1024, **both) as server:
         ended = threading.Event()
 
         def serve() -> None:
@@ -153,7 +204,7 @@ def reach_others(hosts: Sequence[HostFacts], own: int) -> Iterator[Unfit]:
         except OSError as error:
             yield Unfit(
                 code="X732",
-                what=f"{host.machine.host} ({host.address}) cannot be reached from here: {error.strerror or error}",
+                what=f"{host.machine.host} ({host.address}) cannot be reached from here: {_words(error)}",
                 do="open all TCP ports between the machines of a job, and see that names of machines lead to the "
                 "network that joins them (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
             )
@@ -204,11 +255,13 @@ def _shares_folder(meeting: HostMeeting, folder: Path) -> Iterator[Unfit]:
             folder.mkdir(parents=True, exist_ok=True)
             mark = folder / f".xtrain-doctor-{secrets.token_hex(8)}"
             mark.touch()
-    name = meeting.exchange("mark", mark.name if mark else "")[0]
-    seen = not name or _appears(folder / name)
-    meeting.exchange("seen", True)
-    if mark is not None:
-        mark.unlink(missing_ok=True)
+    try:
+        name = meeting.exchange("mark", mark.name if mark else "")[0]
+        seen = not name or _appears(folder / name)
+        meeting.exchange("seen", True)
+    finally:
+        if mark is not None:
+            mark.unlink(missing_ok=True)
     if not seen:
         yield Unfit(
             code="X706",

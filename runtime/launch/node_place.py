@@ -91,6 +91,7 @@ def job_port(environment: Mapping[str, str]) -> int:
 
 def own_address(place: NodePlace) -> str:
     """The address of this machine on the network that leads to the first one; nothing is sent. Raises OSError."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect((socket.gethostbyname(place.host), place.port))
+    family, kind, protocol, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as asked:
+        asked.connect(address)
         return asked.getsockname()[0]

@@ -26,10 +26,11 @@ from xtrain.planner.load import plan_from_path
 from xtrain.planner.plan import Plan
 from xtrain.planner.serialise import dumps
 from xtrain.runtime.doctor import checks, disk, hosts
+from xtrain.runtime.doctor.examine import examine
 from xtrain.runtime.doctor.hosts import HostFacts, HostMeeting
 from xtrain.runtime.doctor.machine import MachineFacts, look_at_machine
 from xtrain.runtime.doctor.unfit import Unfit
-from xtrain.runtime.launch.node_place import NodePlace
+from xtrain.runtime.launch.node_place import NodePlace, own_address
 from xtrain.runtime.launch.preflight import Devices
 
 SPEC = """experiment small {{ seed = 1, budget = 40 steps }}
@@ -204,12 +205,14 @@ def test_an_old_driver(folder, monkeypatch):
     assert codes(checks.check_machine_facts(plan, evolve(machine, shared_memory=GIB), ROOM)) == ["X733"]
 
 
-def test_an_extra_that_is_missing(folder, capsys, monkeypatch):
-    made("log { tensorboard = true }\nlaunch { device = cpu }")
+def test_extras_that_are_missing(folder, capsys, monkeypatch):
+    """All of them are named."""
+    made('log { tensorboard = true, wandb { project = "x" } }\nlaunch { device = cpu }')
     monkeypatch.setattr("xtrain.planner.installed_packages.find_spec", lambda name: None)
     code, found = doctor("spec.xtrain", capsys=capsys)
-    assert (code, [each["code"] for each in found]) == (3, ["X715"])
-    assert "tensorboard" in found[0]["what"] and "pip install" in found[0]["do"]
+    assert (code, [each["code"] for each in found]) == (3, ["X715", "X715"])
+    for each, package in zip(found, ("tensorboard", "wandb"), strict=True):
+        assert package in each["what"] and "pip install" in each["do"]
 
 
 def builder_of_files(links: bool) -> dict[str, SimpleNamespace]:
@@ -418,6 +421,66 @@ def test_machines_that_do_not_come(folder, capsys):
     code, found = doctor("spec.xtrain", "--node", "0", "--meet", f"127.0.0.1:{port}", "--wait", "0.3", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X716"])
     assert "1 of 2 machines have come within 0.3 s" in found[0]["what"]
+
+
+def place_to_meet() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("node", "meet", "what", "do"),
+    [
+        ("5", "", "--node 5 of a plan for 2 nodes", "number them from 0"),  # also where another one has the last word
+        ("1", "", "the first machine is not reached at 127.0.0.1:", "whether each reaches the first one"),
+        ("1", "no.invalid:29500", "the first machine is not reached at no.invalid:29500: ", "start it once on every"),
+        ("0", "no.invalid:", "this machine, which is the first one, is not at no.invalid:", "start it once on every"),
+        ("0", "taken", "cannot be opened on this machine, which is the first one: Address already in use", "--meet"),
+    ],
+)
+def test_a_first_machine_that_is_not_there(folder, capfd, monkeypatch, node, meet, what, do):
+    """Each says why by itself, in its own words alone: nobody else would."""
+    made("launch { device = cpu, nodes = 2, ranks_per_node = 1 }")
+    monkeypatch.setattr(hosts, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = f"127.0.0.1:{server.getsockname()[1]}"
+        free = place_to_meet()
+        place = {"": free, "taken": taken, "no.invalid:": f"no.invalid:{free.partition(':')[2]}"}.get(meet, meet)
+        assert main(["doctor", "spec.xtrain", "--node", node, "--meet", place, "--wait", "0.2"]) == 3
+    said, wrote = capfd.readouterr()
+    code, remedy, last = said.splitlines()
+    assert what in code and do in remedy and "1 error" in last and wrote == ""
+
+
+def test_a_machine_that_leaves_again(folder, monkeypatch):
+    """The others say which one, leave nothing behind, and end."""
+    monkeypatch.setattr("xtrain.runtime.doctor.examine.look_at_machine", lambda: HERE)
+    plan = made("launch { device = cpu, nodes = 2, ranks_per_node = 1 }")
+    host, _, port = place_to_meet().partition(":")
+
+    def come_and_go() -> None:
+        meeting = HostMeeting.join(NodePlace(index=1, host=host, port=int(port)), 2, 20)
+        meeting.exchange("facts", {})
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    monkeypatch.setattr(hosts.HostFacts, "of_json", lambda text: HostFacts(machine=HERE, address=host, port=1))
+    monkeypatch.setattr(hosts, "reach_others", lambda others, own: ())
+    found = examine(plan, NodePlace(index=0, host=host, port=int(port)), 1)
+    thread.join()
+    assert codes(found) == ["X716"]
+    assert "machine 1 (--node 1, or that of Slurm) had come, and does not answer any more" in found[0].what
+    assert not list(Path("runs").glob(".*"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_address_of_either_kind(host):
+    if host == "::1" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    assert own_address(NodePlace(index=1, host=host, port=29500)) == host
+    with hosts.answering_time() as port:
+        apart, within = hosts.clock_of(HostFacts(machine=HERE, address=host, port=port))
+    assert abs(apart) <= within + 0.5
 
 
 @pytest.mark.slow
