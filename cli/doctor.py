@@ -95,7 +95,8 @@ def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | N
     seconds = time.perf_counter() - began
     code = 3 if any(each.stops for each in found) else 0
     # Of several machines the first one has the findings of all, and prints them; one that has not met it, its own.
-    apart = any(each.code in ("X703", "X716") for each in found)
+    codes = {each.code for each in found}
+    apart = "X716" in codes or ("X703" in codes and arguments.node is not None)
     prints = apart or (not arguments.node and not _later_task())
     if arguments.json:
         if prints:
@@ -112,7 +113,7 @@ def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | N
 def _later_task() -> bool:
     from ..runtime.launch.node_place import in_slurm_step
 
-    return in_slurm_step() and os.environ.get("SLURM_NODEID", "0") != "0"
+    return in_slurm_step() and os.environ.get("SLURM_PROCID", "0") != "0"
 
 
 def _looked_at(plan: "Plan | None", arguments: argparse.Namespace) -> str:

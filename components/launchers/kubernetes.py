@@ -153,6 +153,7 @@ class Kubernetes(Launcher):
                 keys.add(label["key"])
         if not wrong:
             yield from self._lost(spec)
+        yield from self.few_gpus(spec)
         if self.shared_memory.value >= self.memory.value:
             yield "shared_memory", "it is counted in `memory`, and takes all of it", "give more memory"
 

@@ -48,7 +48,14 @@ class KubernetesJobs:
     def submit(self, job: Job) -> str:
         id = _id(job)
         # What an earlier job has left under this name, which is over, would stay as it is.
-        _delete(job.launcher, id, wait=True)
+        try:
+            _delete(job.launcher, id, wait=True)
+        except EnvironmentFault as fault:
+            if "the server doesn't have a resource type" not in str(fault):
+                raise
+            message = f"this cluster knows no {job.launcher.manifest}: {fault}"
+            hint = "install the controller of JobSets in the cluster, or use `manifest = job`"
+            raise EnvironmentFault("X461", f"{message}; {hint}") from fault
         answer_of("kubectl", "apply", *_namespace(job.launcher), "--filename", str(job.files / MANIFEST))
         return id
 

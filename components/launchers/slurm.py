@@ -130,6 +130,7 @@ class Slurm(Launcher):
         return ", ".join(said)
 
     def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+        yield from self.few_gpus(spec)
         lead = self.lead(spec.launch.stop_deadline.value)
         if isinstance(self.time, Quantity) and self.time.value <= lead:
             what = f"the run is asked to stop {seconds_text(lead)} before the end of {seconds_text(self.time.value)}"

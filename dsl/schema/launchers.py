@@ -30,6 +30,14 @@ class Launcher(Component):
         """(setting, what is wrong with it, what to write instead). spec: the whole one."""
         return iter(())
 
+    def few_gpus(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+        """A mistake where `gpus` of a node are fewer than its ranks; none at all may be asked for in another way."""
+        gpus, ranks = getattr(self, "gpus", None), spec.launch.ranks_per_node
+        on_cpus = "cpu" in (spec.launch.device, spec.cluster.device)
+        if isinstance(gpus, int) and isinstance(ranks, int) and 0 < gpus < ranks and not on_cpus:
+            what = f"a node has {gpus} of them, and each of its {ranks} ranks needs one"
+            yield "gpus", what, f"use gpus {ranks}, or launch.ranks_per_node {gpus}"
+
     def idle(self) -> Iterator[tuple[str, str]]:
         """Settings that another one makes idle, and why."""
         return iter(())

@@ -9,6 +9,7 @@ from typing import Final
 from attrs import frozen
 
 from ...planner.plan import Plan
+from ...planner.units import plural
 from ..errors import EnvironmentFault
 
 # Ports that a job may take: above those of services, below those that the kernel hands out (32768 and more).
@@ -41,7 +42,7 @@ def node_place(plan: Plan, index: int | None, meet: str | None) -> NodePlace | N
     if index is None or meet is None:
         raise EnvironmentFault("X703", "--node and --meet belong together; give both, or neither on a single machine")
     if index >= nodes:
-        raise EnvironmentFault("X703", f"--node {index} of a plan for {nodes} nodes; number them from 0")
+        raise EnvironmentFault("X703", f"--node {index} of a plan for {plural(nodes, 'node')}; number them from 0")
     host, _, port = meet.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise EnvironmentFault("X703", f"`{meet}` is no place to meet; write --meet HOST:PORT")
@@ -60,13 +61,13 @@ def _check_step(nodes: int, environment: Mapping[str, str]) -> None:
     if machines != nodes:
         raise EnvironmentFault(
             "X703",
-            f"the plan is for {nodes} nodes, and this step of Slurm has {machines}; start it with "
+            f"the plan is for {plural(nodes, 'node')}, and this step of Slurm has {machines}; start it with "
             f"`srun --nodes {nodes} --ntasks-per-node 1`",
         )
     if tasks != machines:
         raise EnvironmentFault(
             "X703",
-            f"Slurm has started {tasks} tasks on {machines} nodes, and one on each starts its ranks; start them with "
+            f"Slurm has started {tasks} tasks on {plural(machines, 'node')}, and one on each starts its ranks; start them with "
             "`srun --ntasks-per-node 1`",
         )
 

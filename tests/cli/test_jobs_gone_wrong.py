@@ -116,6 +116,15 @@ def test_a_cluster_that_does_not_answer_in_json(monkeypatch, tmp_path, capsys):
     assert "error[X461]: kubectl has printed what is no JSON" in capsys.readouterr().err
 
 
+def test_a_cluster_without_jobsets(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "jobset.xtrain")
+    says = 'error: the server doesn\'t have a resource type "jobset"'
+    commands(tmp_path, monkeypatch, kubectl=f"echo {shlex.quote(says)} >&2; exit 1")
+    assert main(["launch", "jobset.xtrain"]) == 3
+    said = capsys.readouterr().err
+    assert says in said and "or use `manifest = job`" in said and submitted() == []
+
+
 def test_files_in_the_way(monkeypatch, tmp_path, capsys):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
     commands(tmp_path, monkeypatch, sbatch="echo 17")

@@ -402,6 +402,14 @@ SLURM, POD = "launcher slurm { cpus = 2, ", 'launcher kubernetes { image = "x", 
         (SLURM + 'secrets = ["A B"] }', "`secrets` must be the name of an environment variable"),
         (SLURM + 'container = "x", mounts = ["/a"] }', "`/a` is no pair of folders"),
         (SLURM + 'container = "x", mounts = ["/a:/b,/c:/d"] }', "`/a:/b,/c:/d` is no pair of folders"),
+        (
+            SLURM + "gpus = 4 }\nlaunch { device = cuda, ranks_per_node = 8 }",
+            "a node has 4 of them, and each of its 8 ",
+        ),
+        (
+            POD + 'volumes = ["a:/work"], gpus = 1 }\nlaunch { device = cuda, ranks_per_node = 2 }',
+            "use gpus 2, or launch",
+        ),
         (SLURM + 'mounts = ["/a:/b"] }', "W401]: mounts changes nothing, as no `container` is given"),
         (POD + 'volumes = ["Runs:/work"] }', "`Runs:/work` is no claim with a folder"),
         (POD + 'volumes = ["a:/work", "b:/x/../y"] }', "`b:/x/../y` is no claim with a folder"),
@@ -426,6 +434,7 @@ def test_settings_that_no_job_can_have(monkeypatch, tmp_path, launcher, says):
     """They are told of before a queue or a cluster would, or would take them for something else."""
     taken_to(tmp_path, monkeypatch, "local.xtrain")
     text = Path("local.xtrain").read_text()
+    text = text.replace("launch { device = cpu }\n", "" if "device" in launcher else "launch { device = cpu }\n")
     Path("spec.xtrain").write_text(text[: text.index("launcher")] + launcher)
     compiled = plan_from_path("spec.xtrain")
     assert says in compiled.diagnostics.render(color=False)

@@ -115,6 +115,8 @@ def test_a_wrong_number_of_ranks(folder, capsys, monkeypatch, tasks, nodes, says
     code, found = doctor("spec.xtrain", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X703"])
     assert says in found[0]["what"] and "srun" in found[0]["do"]
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert main(["doctor", "spec.xtrain"]) == 3 and capsys.readouterr().out == "", "one task says it"
 
 
 def test_devices_that_are_missing(folder, capsys):

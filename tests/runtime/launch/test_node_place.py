@@ -96,7 +96,7 @@ def test_places_that_cannot_be(nodes, index, meet, says):
     ("nodes", "changes", "says"),
     [
         (2, {"STEP_NUM_TASKS": "16"}, "16 tasks on 2 nodes"),
-        (1, {"STEP_NUM_TASKS": "8", "STEP_NUM_NODES": "1"}, "8 tasks on 1 nodes"),  # each would be a whole run
+        (1, {"STEP_NUM_TASKS": "8", "STEP_NUM_NODES": "1"}, "8 tasks on 1 node, and"),  # each would be a whole run
         (4, {}, "the plan is for 4 nodes, and this step of Slurm has 2"),
     ],
 )
