@@ -8,9 +8,11 @@ that begins anew makes way as a whole, and the files of its job are in use.
     job.json        which job it is
 """
 
+import fcntl
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final, Protocol
@@ -27,6 +29,7 @@ from ..ops import code_of
 
 JOB_FILE: Final = "job.json"
 PLAN_FILE: Final = "job-plan.json"
+LOCK_FILE: Final = ".submit.lock"
 FOLDER: Final = "launch"
 # Seconds beside launch.stop_deadline until whoever has started the ranks kills them.
 MARGIN: Final = 60
@@ -209,12 +212,27 @@ def submit_job(job: Job, plan_text: str) -> SubmittedJob:
 
     plan_text: the plan as a file. Raises EnvironmentFault where the run has a job already, or the launcher refuses it.
     """
-    if (before := read_job(job.directory)) is not None:
-        _check_over(before, job)
-    launcher = job_launcher(job.launcher.kind)
-    contents = {**launcher.files(job), PLAN_FILE: plan_text}
-    write_files({job.files / name: text for name, text in contents.items()})
-    return note_submitted(job, launcher.submit(job))
+    with _alone(job.files):
+        if (before := read_job(job.directory)) is not None:
+            _check_over(before, job)
+        launcher = job_launcher(job.launcher.kind)
+        contents = {**launcher.files(job), PLAN_FILE: plan_text}
+        write_files({job.files / name: text for name, text in contents.items()})
+        return note_submitted(job, launcher.submit(job))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time submits a run, the next one sees its job. Raises EnvironmentFault."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK_FILE).open("a")
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    with lock:
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _check_over(before: SubmittedJob, job: Job) -> None:
@@ -241,9 +259,12 @@ def write_files(contents: Mapping[Path, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             durable.write(path, text.encode())
         except OSError as error:
-            message = f"{path} cannot be written: {error.strerror}"
-            hint = "set workspace.root to a folder on a disk with room that this user may write to"
-            raise EnvironmentFault("X706", f"{message}; {hint}") from error
+            raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> EnvironmentFault:
+    hint = "set workspace.root to a folder on a disk with room that this user may write to"
+    return EnvironmentFault("X706", f"{path} cannot be written: {error.strerror}; {hint}")
 
 
 def note_submitted(job: Job, id: str) -> SubmittedJob:

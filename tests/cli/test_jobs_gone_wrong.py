@@ -4,6 +4,8 @@ code, never a traceback, and no job that is not known."""
 import json
 import re
 import shlex
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -123,6 +125,25 @@ def test_a_cluster_without_jobsets(monkeypatch, tmp_path, capsys):
     assert main(["launch", "jobset.xtrain"]) == 3
     said = capsys.readouterr().err
     assert says in said and "or use `manifest = job`" in said and submitted() == []
+
+
+def test_two_that_submit_a_run_at_once(monkeypatch, tmp_path, capsys):
+    """Only one job is submitted; the other command sees it."""
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    slow = "touch begun; while [ ! -e other ]; do sleep 0.02; done; echo 17"
+    calls = commands(tmp_path, monkeypatch, sbatch=slow, squeue='echo "17 PENDING Priority"')
+    codes: list[int] = []
+    first, second = (threading.Thread(target=lambda: codes.append(main(["launch", "slurm.xtrain"]))) for _ in "ab")
+    first.start()
+    while not Path("begun").exists():
+        time.sleep(0.01)
+    second.start()
+    time.sleep(0.5)  # it would have submitted a job of its own by now
+    Path("other").touch()
+    first.join()
+    second.join()
+    assert codes == [0, 3] and [each.split()[0] for each in calls()] == ["sbatch", "squeue"]
+    assert "slurm 17 is PENDING (Priority)" in capsys.readouterr().err
 
 
 def test_files_in_the_way(monkeypatch, tmp_path, capsys):
