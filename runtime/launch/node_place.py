@@ -67,8 +67,8 @@ def _check_step(nodes: int, environment: Mapping[str, str]) -> None:
     if tasks != machines:
         raise EnvironmentFault(
             "X703",
-            f"Slurm has started {tasks} tasks on {plural(machines, 'node')}, and one on each starts its ranks; start them "
-            "with `srun --ntasks-per-node 1`",
+            f"Slurm has started {tasks} tasks on {plural(machines, 'node')}, and one on each starts its ranks; start "
+            "them with `srun --ntasks-per-node 1`",
         )
 
 
