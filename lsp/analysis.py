@@ -18,7 +18,7 @@ from ..planner.plan import Plan
 from .place import Words
 from .scope import Scopes
 
-_INCLUDE: Final = re.compile(r'^\s*include\s+"([^"\n]+)"', re.MULTILINE)
+_INCLUDE: Final = re.compile(r'^[ \t]*include[ \t]+"([^"\n]+)"', re.MULTILINE)
 _SIBLINGS: Final = 200  # specs of a folder that are looked at for who includes a file
 
 

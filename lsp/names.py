@@ -4,6 +4,7 @@ From these follow where a name is defined, where it is used, and what is changed
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import attrs
@@ -14,6 +15,7 @@ from ..dsl.diagnostics.source import Span
 from ..dsl.evaluation.evaluate import Definition, Names
 from ..dsl.metric import Metric
 from ..dsl.schema.setting import open_setting, settings_of
+from ..dsl.spec import Spec
 from ..dsl.spec_text import is_plain
 from ..dsl.syntax import tree as s
 from ..dsl.user_parts.reader import Declared
@@ -46,13 +48,15 @@ class RenameRefused(Exception):
 
 
 def occurrences(analysis: Analysis) -> list[Occurrence]:
-    """All names of the user's own in all files of a spec."""
+    """All names of the user's own in all files of a spec, but for those that are nested deeper than Python's stack,
+    which is an error (X130, X307)."""
     reading = analysis.loaded.reading
     if reading is None:
         return []
     found: list[Occurrence] = []
     for tree, names in zip(reading.trees, reading.files, strict=True):
-        found += _Reader(analysis, names).file(tree)
+        with suppress(RecursionError):
+            found += _Reader(analysis, names).file(tree)
     return found
 
 
@@ -99,7 +103,7 @@ def rename(analysis: Analysis, path: str, offset: int, name: str) -> list[tuple[
     for each in every:
         if not each.is_same(found):
             continue
-        if not is_plain(name) and _is_metric(each):
+        if not is_plain(name) and _is_in_path(each):
             raise RenameRefused(f"`{name}` cannot stand in `{each.span.source.line(each.span.line).strip()}`")
         edits.append((each.span, name if is_plain(name) else quoted))
     texts = {source.path: source.text for source in analysis.loaded.sources}
@@ -111,14 +115,23 @@ def rename(analysis: Analysis, path: str, offset: int, name: str) -> list[tuple[
     if old != new:
         wrong = next((d.message for d in after.diagnostics if new.count(d.code) > old.count(d.code)), "it would change")
         raise RenameRefused(f"with that name, {wrong}")
-    if found.kind != "dataset" and after.loaded.spec != analysis.loaded.spec:
+    if found.kind != "dataset" and after.loaded.spec != _renamed(analysis.loaded.spec, found, name):
         raise RenameRefused(f"`{name}` means something else where it is used already")
     return edits
 
 
-def _is_metric(each: Occurrence) -> bool:
+def _is_in_path(each: Occurrence) -> bool:
+    """Whether it stands behind a dot, as in `eval.web.loss`, where there are no quotes."""
     text, start = each.span.source.text, each.span.start
-    return text[max(0, start - 5) : start] == "eval."
+    return text[max(0, start - 1) : start] == "."
+
+
+def _renamed(spec: Spec | None, found: Occurrence, name: str) -> Spec | None:
+    """What a spec is when a constant has another name: a `param` may be a dimension of its sweep."""
+    if spec is None or spec.sweep is None or found.kind != "param":
+        return spec
+    over = {name if each == found.name else each: values for each, values in spec.sweep.over.items()}
+    return attrs.evolve(spec, sweep=attrs.evolve(spec.sweep, over=over))
 
 
 def _file_at(analysis: Analysis, path: str, offset: int) -> list[Span]:
@@ -157,6 +170,9 @@ class _Reader:
                 self._expression(value)
             case s.Assign(value=value):
                 self._expression(value)
+            case s.Vary(name=name, value=value):
+                self._path(name)
+                self._expression(value)
             case s.Every(period=period, actions=actions):
                 self._expression(period)
                 for action in actions:
@@ -192,6 +208,20 @@ class _Reader:
                     self._block(inner, nested)
                 case _:
                     self._item(inner)
+
+    def _path(self, path: s.Name) -> None:
+        """The path of a dimension of a sweep: a `param`, or one with the name of a dataset in it."""
+        if path.span.text != path.text:
+            return
+        definition = self.names.find(path.text)
+        if definition is not None and definition.kind == "param":
+            self._constant(path.text, path.span, definition)
+        start = path.span.start
+        before = ""
+        for part in path.text.split("."):
+            if before in ("dataset", "eval") and part in self.datasets:
+                self._dataset(part, Span(path.span.source, start, start + len(part)))
+            start, before = start + len(part) + 1, part
 
     def _label(self, label: s.Label, *, defines: bool, dataset: bool) -> None:
         match label:

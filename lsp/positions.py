@@ -1,5 +1,6 @@
 """Offsets of a text, and the lines and columns that an editor counts in its own units."""
 
+import re
 from typing import Final, NamedTuple
 
 from ..dsl.diagnostics.source import SourceText, Span
@@ -10,6 +11,7 @@ _UNITS: Final = {
     "utf-16": lambda c: 2 if ord(c) > 0xFFFF else 1,
     "utf-32": lambda c: 1,
 }
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")  # those of the protocol: `str.splitlines` knows more
 
 
 class TextPosition(NamedTuple):
@@ -57,3 +59,21 @@ class Positions:
             character -= self.units(text[column])
             column += 1
         return source.line_start(line + 1) + column
+
+    def replaced(self, text: str, start: tuple[int, int], end: tuple[int, int], new: str) -> str:
+        """The text with `new` in the place of what stands between two positions; its line ends are of any kind."""
+        ends = [(match.start(), match.end()) for match in _LINE_END.finditer(text)]
+        first, last = (self._place(text, ends, each) for each in (start, end))
+        return text[:first] + new + text[max(first, last) :]
+
+    def _place(self, text: str, ends: list[tuple[int, int]], position: tuple[int, int]) -> int:
+        """The offset of a position. ends: where each line but the last ends, and the next one begins."""
+        line, character = position
+        if line > len(ends):
+            return len(text)
+        place = ends[line - 1][1] if line else 0
+        stop = ends[line][0] if line < len(ends) else len(text)
+        while place < stop and character > 0:
+            character -= self.units(text[place])
+            place += 1
+        return place

@@ -68,20 +68,16 @@ def _lifetime(server: SpecServer) -> None:
 def _texts(server: SpecServer) -> None:
     @server.feature(t.TEXT_DOCUMENT_DID_OPEN)
     def opened(params: t.DidOpenTextDocumentParams) -> None:
-        uri = params.text_document.uri
-        server.paths[uri] = os.path.normpath(to_fs_path(uri) or uri)
-        server.changed(uri)
+        document = params.text_document
+        server.opened(document.uri, document.version, document.text)
 
     @server.feature(t.TEXT_DOCUMENT_DID_CHANGE)
     def changed(params: t.DidChangeTextDocumentParams) -> None:
-        server.changed(params.text_document.uri)
+        server.changed(params.text_document.uri, params.text_document.version, params.content_changes)
 
     @server.feature(t.TEXT_DOCUMENT_DID_CLOSE)
     def closed(params: t.DidCloseTextDocumentParams) -> None:
-        path = server.paths.pop(params.text_document.uri, None)
-        if path is not None:
-            server.specs.close(path)
-            server.check_soon()
+        server.closed(params.text_document.uri)
 
     @server.feature(t.WORKSPACE_DID_CHANGE_WATCHED_FILES)
     def watched(params: t.DidChangeWatchedFilesParams) -> None:

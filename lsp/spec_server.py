@@ -3,14 +3,15 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lsprotocol import types as t
 from pygls.lsp.server import LanguageServer
-from pygls.uris import from_fs_path
+from pygls.protocol import LanguageServerProtocol, lsp_method
+from pygls.uris import from_fs_path, to_fs_path
 
 from .. import __version__
 from ..dsl.diagnostics.diagnostic import Diagnostic
@@ -32,25 +33,65 @@ _SYMBOL_KINDS: Final = {
 }
 
 
+class SpecProtocol(LanguageServerProtocol):
+    """That of pygls, which leaves what changes in a text to the server: for pygls a line also ends at a form feed or
+    U+2028, and it moves positions of the message that lie behind the end of such a line."""
+
+    @lsp_method(t.TEXT_DOCUMENT_DID_CHANGE)
+    def lsp_text_document__did_change(self, params: t.DidChangeTextDocumentParams) -> Generator[Any, None, None]:
+        handler = self.fm.features.get(t.TEXT_DOCUMENT_DID_CHANGE)
+        if handler is not None:
+            yield handler, (params,), None
+
+
 class SpecServer(LanguageServer):
     """specs: the texts and analyses. published: root of a spec → the files that it has diagnostics of."""
 
     def __init__(self) -> None:
-        super().__init__("xtrain", __version__, text_document_sync_kind=t.TextDocumentSyncKind.Incremental)
+        super().__init__("xtrain", __version__, protocol_cls=SpecProtocol)
         self.specs = OpenSpecs()
         self.positions = Positions()
         self.published: dict[str, dict[str, list[Diagnostic]]] = {}
-        self.paths: dict[str, str] = {}  # uri as the editor writes it → path, of the files that are open
+        # Of the files that are open, by the URI as the editor writes it.
+        self.paths: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
+        self.versions: dict[str, int] = {}
         self.pending: asyncio.TimerHandle | None = None
         self.planner = ThreadPoolExecutor(1, "plan")
         self.pages = tempfile.TemporaryDirectory(prefix="xtrain-codes-")
 
     # Texts ------------------------------------------------------------------------------------------------------------
 
-    def changed(self, uri: str) -> None:
+    def opened(self, uri: str, version: int, text: str) -> None:
+        """Take a file that an editor has opened."""
+        self.paths[uri] = os.path.normpath(to_fs_path(uri) or uri)
+        self._take(uri, version, text)
+
+    def changed(self, uri: str, version: int, changes: Iterable[t.TextDocumentContentChangeEvent]) -> None:
+        """Take what an editor has changed in a file that is open; of another, there is nothing to change."""
+        text = self.texts.get(uri)
+        if text is None:
+            return
+        for change in changes:
+            if isinstance(change, t.TextDocumentContentChangePartial):
+                start, end = at(change.range.start), at(change.range.end)
+                text = self.positions.replaced(text, start, end, change.text)
+            else:
+                text = change.text
+        self._take(uri, version, text)
+
+    def closed(self, uri: str) -> None:
+        """Forget a file that is open, if it is."""
+        path = self.paths.pop(uri, None)
+        if path is not None:
+            del self.texts[uri], self.versions[uri]
+            self.specs.close(path)
+            self.check_soon()
+
+    def _take(self, uri: str, version: int, text: str) -> None:
         """Take the text of an open file, and check its spec once the changes that wait have been taken too."""
-        path = self.paths[uri]
-        self.specs.open(path, self.workspace.get_text_document(uri).source)
+        self.texts[uri], self.versions[uri] = text, version
+        self.specs.open(self.paths[uri], text)
         self.check_soon()
 
     def check_soon(self) -> None:
@@ -74,11 +115,8 @@ class SpecServer(LanguageServer):
 
     def _publish(self, path: str, found: list[Diagnostic]) -> None:
         uri = self.uri(path)
-        document = self.workspace.text_documents.get(uri)
         shown = [self.diagnostic(each) for each in found]
-        self.text_document_publish_diagnostics(
-            t.PublishDiagnosticsParams(uri=uri, diagnostics=shown, version=document.version if document else None)
-        )
+        self.text_document_publish_diagnostics(t.PublishDiagnosticsParams(uri, shown, self.versions.get(uri)))
 
     def analysis(self, uri: str) -> tuple[Analysis, str, SourceText] | None:
         """The analysis of the spec that an open file is part of, its path and its text."""

@@ -20,10 +20,13 @@ class Symbol:
 
 
 def symbols(analysis: Analysis, path: str) -> list[Symbol]:
-    """The outline of a file of the spec."""
+    """The outline of a file of the spec; nothing of one whose blocks are nested deeper than Python's stack (X130)."""
     reading = analysis.loaded.reading
     tree = next((each for each in reading.trees if each.source.path == path), None) if reading is not None else None
-    return [found for item in (tree.items if tree is not None else ()) for found in _symbol(item)]
+    try:
+        return [found for item in (tree.items if tree is not None else ()) for found in _symbol(item)]
+    except RecursionError:
+        return []
 
 
 def _symbol(item: s.Item) -> list[Symbol]:

@@ -12,6 +12,7 @@ from attrs import evolve
 
 from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 from ..dsl.load import Loaded, load_spec
+from .findings import Findings
 from .rules.validate import check_spec
 
 if TYPE_CHECKING:
@@ -76,6 +77,14 @@ def check_loaded(loaded: Loaded, world: int | None = None) -> Diagnostics:
     said.extend(loaded.diagnostics)
     if loaded.draft is not None:
         said.extend(check_spec(loaded.draft, world, loaded.unknown_settings))
+    if loaded.spec is not None and loaded.spec.sweep is not None:
+        from .rules.sweep_dimensions import check_dimensions
+        from .rules.sweep_rules import check_sweep
+
+        found = Findings(loaded.spec)
+        check_sweep(loaded.spec, loaded.spec.sweep, found)
+        said.extend(found.diagnostics)
+        said.extend(check_dimensions(loaded))
     return said
 
 

@@ -110,10 +110,11 @@ PAGES: Final = (
         include, use, let, param, every and on stand at the top level of a file, not inside braces. Several values of a
         setting, `optimizer.lr in [1e-3, 3e-3]`, stand in `sweep`.
         """, 'batch {\n  let size = 8\n  sequence = 512\n}', 'let size = 8\nbatch { sequence = 64 * size }'),
-    CodePage("X217", "a --set path that does not exist", """
-        The path of `--set` names a `param`, or a block and one of its settings: `optimizer.lr`, `dataset.web.holdout`,
-        `model.router.aux_loss`. The path of an axis, `parallel.tp`, sets its size. A tick is addressed by its action:
-        `every.eval.web`, `every.checkpoint`, and `every.log.1` if two ticks have the same action.
+    CodePage("X217", "a path of --set, or of a sweep, that does not exist", """
+        The path of `--set`, and of what a `sweep` varies, names a `param`, or a block and one of its settings:
+        `optimizer.lr`, `dataset.web.holdout`, `model.router.aux_loss`. The path of an axis, `parallel.tp`, sets its
+        size. A tick is addressed by its action: `every.eval.web`, `every.checkpoint`, and `every.log.1` if two ticks
+        have the same action.
         """),
     CodePage("X218", "a --set without path or value", """
         `--set` takes `path.to.setting=value`. A value with spaces needs quotes for the shell:

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 from attrs import evolve, frozen
 
 from ...dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Note
 from ...dsl.dimension import Dimension
 from ...dsl.load import Loaded, load_spec
-from ...dsl.overrides.paths import PATH
 from ...dsl.schema.sweep import Halving, Point, Sweep
 from ...dsl.spec import Spec
 from ..compare.plan_origin import signed
@@ -19,8 +18,11 @@ from ..findings import Findings, origin_of
 from ..identity import fingerprint
 from ..load import plan_from_loaded
 from ..plan import Plan
+from ..rules.sweep_dimensions import check_dimensions, dimension_of
+from ..rules.sweep_rules import check_sweep
 from ..serialise import plan_id
-from .rules import check_plans, check_sweep
+from ..units import plural
+from .rules import check_plans
 from .sweep_plan import SweepPlan, Trial
 
 MOST_CORNERS: Final = 32
@@ -95,6 +97,7 @@ class _Compiling:
         self.spec, self.sweep, self.path, self.sets, self.world = spec, sweep, path, sets, world
         self.count, self.progress, self.loaded = count, progress, loaded
         self.diagnostics = Diagnostics()
+        self.wrong: dict[tuple[str | None, str, str], list[tuple[Diagnostic, Point]]] = {}
 
     def run(self) -> CompiledSweep:
         base = plan_from_loaded(self.loaded, self.world, self.count)
@@ -102,7 +105,8 @@ class _Compiling:
         found = Findings(self.spec)
         check_sweep(self.spec, self.sweep, found)
         self.diagnostics.extend(found.diagnostics)
-        if base.plan is None or found.failed:
+        self.diagnostics.extend(check_dimensions(self.loaded, self.sets))
+        if base.plan is None or self.diagnostics.has_errors:
             return CompiledSweep(None, self.diagnostics)
         trials_of = Trials(self.sweep, base.plan, self.path, self.sets, self.world, self.count)
         points = self.sweep.method.points(self.sweep.over, self.sweep.count)
@@ -135,17 +139,23 @@ class _Compiling:
             else:
                 plans.append(compiled.plan)
             self.progress(number + 1, len(points) + len(tried))
+        self._say_what_is_wrong()
         return trials, plans
 
     def _report(self, compiled: Compiled, point: Point) -> None:
-        """Say what is wrong at a point, at the dimension that it is wrong in, or else at the sweep."""
-        shown = ", ".join(point_sets(point))
+        """Collect what is wrong at a point: a mistake that several have is one."""
         for each in compiled.diagnostics.errors:
-            place = each.span
-            name = next((name for name in point if place and place.text and place.source.path == PATH
-                         and _line(place).startswith(f"{name}=")), None)  # fmt: skip
+            self.wrong.setdefault((dimension_of(each, point), each.code, each.message), []).append((each, point))
+
+    def _say_what_is_wrong(self) -> None:
+        """Say it at the dimension that it is wrong in, or else at the sweep, of the first point that it is wrong of."""
+        for (name, _, _), there in self.wrong.items():
+            each, point = there[0]
+            shown = ", ".join(point_sets(point))
             origin = origin_of(self.spec, f"sweep.{name}" if name else "sweep")
-            notes: list[Note] = [(f"{each.code}: {each.message}", place if place and name is None else None)]
+            notes: list[Note] = [(f"{each.code}: {each.message}", each.span if name is None else None)]
+            if len(there) > 1:
+                notes.append((f"the same is wrong with {plural(len(there) - 1, 'other point')}", None))
             hint = (
                 each.hint
                 if name is None
@@ -161,13 +171,6 @@ class _Compiling:
                     notes=tuple(notes),
                 )
             )
-
-
-def _line(span: Any) -> str:
-    """The `--set` text that a place is in."""
-    text = span.source.text
-    begin = text.rfind("\n", 0, span.start) + 1
-    return text[begin : text.find("\n", begin) if "\n" in text[begin:] else None]
 
 
 @frozen

@@ -1,56 +1,11 @@
-"""The rules of `sweep`."""
+"""The rules of `sweep` about the plans of its points."""
 
 from collections.abc import Sequence
 
-from ...dsl.dimension import Between
 from ...dsl.schema.sweep import Halving, Sweep
-from ...dsl.spec import Spec
 from ..findings import Findings
 from ..plan import Plan
-
-CODE = "X640"
-
-
-def check_sweep(spec: Spec, sweep: Sweep, found: Findings) -> None:
-    """What can be said before any point is compiled."""
-    if spec.serve is not None:
-        _refuse(found, "sweep", "a server has no trials", "remove `sweep`, or `serve`")
-        return
-    if not sweep.over:
-        hint = "add for instance `optimizer.lr in log(1e-4, 1e-2)`"
-        _refuse(found, "sweep", "no setting has several values", hint)
-    for name, dimension in sweep.over.items():
-        if name.split(".")[0] in ("workspace", "launch", "launcher", "sweep") and name != "launch.ranks_per_node":
-            hint = "leave it to the sweep, which says where trials lie and how long they train"
-            _refuse(found, f"sweep.{name}", f"trials cannot differ in `{name}`", hint)
-        elif sweep.method.everything and isinstance(dimension, Between) and dimension.grid() is None:
-            hint = f"add the number of points: `{name} in {str(dimension)[:-1]}, 5)`"
-            _refuse(found, f"sweep.{name}", "a grid needs to know how many values it tries", hint)
-    if sweep.method.everything and sweep.trials is not None:
-        path = "sweep.trials"
-        found.warn(path, "W401", path, "a grid tries all its points", "remove it")
-    for name in ("stop_at", "stop_after"):
-        if getattr(spec.launch, name) is not None:
-            hint = "remove it; `method asha` stops trials early"
-            _refuse(found, f"launch.{name}", f"trials are trained to their end, not to `{name}`", hint)
-    for name in ("enabled", "resume"):
-        if not getattr(spec.checkpoint, name):
-            message = "a trial that is stopped goes on from its checkpoint, and there is none"
-            _refuse(found, f"checkpoint.{name}", message, f"remove `{name}`")
-    _check_objective(spec, sweep, found)
-
-
-def _check_objective(spec: Spec, sweep: Sweep, found: Findings) -> None:
-    """Trials must measure it: where they are compared, while they train."""
-    best, path = sweep.objective, "sweep.objective"
-    measures = any(action.held_out() == best.dataset for tick in spec.ticks for action in tick.actions)
-    at_end = [action for event in spec.events if event.event == "finish" for action in event.actions]
-    ends = any(action.held_out() == best.dataset for action in at_end)
-    if best.dataset not in spec.datasets:
-        _refuse(found, path, f"there is no dataset {best.dataset}", f"datasets: {', '.join(spec.datasets)}")
-    elif not measures and (sweep.method.halving is not None or not ends):
-        hint = f"add `every 500 steps eval {best.dataset}`"
-        _refuse(found, path, f"nothing measures {best} while a trial trains", hint)
+from ..rules.sweep_rules import refuse
 
 
 def check_plans(sweep: Sweep, plans: Sequence[Plan], found: Findings) -> None:
@@ -58,11 +13,7 @@ def check_plans(sweep: Sweep, plans: Sequence[Plan], found: Findings) -> None:
     halving = sweep.method.halving
     problems = () if halving is None else (_of_rungs(plan, sweep, halving) for plan in plans)
     if problem := next((each for each in problems if each is not None), None):
-        _refuse(found, "sweep.method.first", *problem)
-
-
-def _refuse(found: Findings, path: str, message: str, hint: str) -> None:
-    found.fail(path, CODE, path, message, hint)
+        refuse(found, "sweep.method.first", *problem)
 
 
 def _of_rungs(plan: Plan, sweep: Sweep, halving: Halving) -> tuple[str, str] | None:

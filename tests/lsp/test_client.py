@@ -131,6 +131,31 @@ def test_diagnostics_follow_every_keystroke(editor: Editor):
     editor.close(uri)
 
 
+def test_lines_end_where_those_of_the_protocol_end(editor: Editor):
+    """A form feed and U+2028 end no line, an emoji has two units, and `\\r\\n` and `\\r` are line ends."""
+    path = ROOT / "specs" / "odd name%.xtrain"
+    text = "# a\u2028b\x0cc😀\r\nlet n = 3\rlet m = n # ü\n" + QUICKSTART.replace("300 steps", "n * m * 1 step")
+    uri = editor.open(path, text)
+    assert "%20" in uri and {d.code for d in editor.diagnostics(uri)} == {"W601"}
+    editor.change(uri, "\x0b!", t.Range(t.Position(0, 6), t.Position(0, 8)))  # the emoji, behind a form feed
+    editor.change(uri, "7", t.Range(t.Position(1, 8), t.Position(1, 9)))
+    editor.change(uri, "m", t.Range(t.Position(2, 8), t.Position(2, 999)))
+    text = text.replace("😀", "\x0b!").replace("n = 3", "n = 7").replace("n # ü", "m")  # defined by itself: an error
+    expected = check_from_spec(str(path), (), {str(path): text})
+    extents = [(d.code, Positions().extent(d.span)) for d in expected if d.span]
+    assert brief(editor.diagnostics(uri)) == [(code, *each.start, *each.end) for code, each in extents]
+    assert expected.has_errors
+    editor.close(uri)
+
+
+def test_a_text_that_is_not_open_can_be_changed_and_closed(editor: Editor):
+    uri = (ROOT / "specs" / "never_opened.xtrain").as_uri()
+    editor.versions[uri] = 1
+    editor.change(uri, "model {")
+    editor.close(uri)
+    assert editor.ask("document_symbol", uri) == [] and not editor.client.messages
+
+
 def test_an_included_file_is_read_as_part_of_its_spec(editor: Editor, tmp_path: Path):
     base, spec = tmp_path / "base.xtrain", tmp_path / "main.xtrain"
     base.write_text("let width = 64\nmodel qwen3 { dim = width, layers = 1, heads = 1 }\ntokenizer bytes\n")

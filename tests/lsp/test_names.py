@@ -1,5 +1,6 @@
 """Names of the user's own: where they are defined and used, and what renaming them writes."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,43 @@ def test_a_rename_changes_nothing_else(analysis: Analysis, word: str):
 def test_a_rename_that_would_break_something_is_refused(analysis: Analysis, word: str, name: str, why: str):
     with pytest.raises(RenameRefused, match=why):
         rename(analysis, analysis.root, at(MAIN, word), name)
+
+
+def test_what_a_sweep_varies_has_names_too(tmp_path: Path):
+    path = tmp_path / "sweep.xtrain"
+    text = (ROOT / "specs" / "sweep_cpu.xtrain").read_text(encoding="utf-8").partition("sweep {")[0]
+    text = text.replace("ffn = 192", "ffn = wide") + (
+        "let low = 3e-4\nparam wide = 192\nsweep {\n  optimizer.lr in log(low, 3e-2)\n  wide in [128, 192]\n"
+        "  every.eval.stdlib in [6 steps, 12 steps]\n  dataset.stdlib.holdout in [4%, 5%]\n"
+        "  objective = eval.stdlib.loss\n}\n"
+    )
+    path.write_text(text)
+    found = OpenSpecs().analysis(str(path))
+    assert not found.diagnostics.has_errors, found.diagnostics.render()
+    for name, times in (("low", 2), ("wide", 3), ("stdlib", 5)):
+        changed = rename(found, str(path), at(text, f"{name} "), "another")
+        assert len(changed) == times == len(references(found, str(path), text.index(f"{name} in") + 1 if name == "wide"
+                                                       else at(text, f"{name} ")))  # fmt: skip
+        after = text
+        for span, new in sorted(changed, key=lambda each: -each[0].start):
+            after = after[: span.start] + new + after[span.end :]
+        assert not OpenSpecs().analysis(str(path)).diagnostics.has_errors and after.count("another") == times
+    with pytest.raises(RenameRefused, match="cannot stand in"):
+        rename(found, str(path), at(text, "stdlib {"), "a b")
+
+
+def test_a_text_of_blocks_without_end_has_no_names_and_no_outline(tmp_path: Path):
+    from xtrain.lsp.symbols import symbols
+
+    path = tmp_path / "deep.xtrain"
+    path.write_text("model qwen3 {" * 2000)
+    found = OpenSpecs().analysis(str(path))
+    assert found.diagnostics.has_errors and occurrences(found) == [] and symbols(found, str(path)) == []
+
+
+def test_a_text_of_many_empty_lines_is_looked_through_once(tmp_path: Path):
+    specs, begun = OpenSpecs(), time.process_time()
+    specs.open(str(tmp_path / "empty.xtrain"), "\n" * 60_000)
+    specs.open(str(tmp_path / "other.xtrain"), "")
+    assert len(specs.roots()) == 2
+    assert time.process_time() - begun < 1

@@ -8,7 +8,7 @@ from sweeps import write_spec
 from xtrain.components.searches.random import drawn
 from xtrain.dsl.dimension import Between, Listed
 from xtrain.dsl.load import load_spec
-from xtrain.planner.load import plan_from_spec
+from xtrain.planner.load import check_from_spec, plan_from_spec
 from xtrain.planner.report.render_sweep import render_sweep, share_trained
 from xtrain.planner.sweep.compile_sweep import compile_sweep, corners
 
@@ -105,7 +105,8 @@ def test_which_sweep_it_is_depends_on_what_is_sought_not_on_how_much(tmp_path: P
     ("more", "says"),
     [
         ("model.heads in [2, 3], trials = 6", "X641"),
-        ("optimizer.beta in [0.1, 0.2]", "X641"),
+        ("optimizer.beta in [0.1, 0.2]", "did you mean `betas`"),
+        ("optimizer.eps in [1e-8, true]", "must be a number, not `true`"),
         ("launch.stop_at in [1 steps, 2 steps]", "trials cannot differ in `launch.stop_at`"),
         ("method grid", "a grid needs to know how many values it tries"),
         ("method asha { first = 18 steps }", "is not before the end"),
@@ -116,6 +117,24 @@ def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, more: str, 
     path = write_spec(tmp_path, more)
     Path(path).write_text(Path(path).read_text().replace("every 1 step eval", "every 5 steps eval"))
     assert says in refused(path)
+
+
+def test_a_mistake_that_many_points_have_is_said_once(tmp_path: Path):
+    path = write_spec(tmp_path, "model.heads in [2, 3], optimizer.beta in [0.1, 0.2], nope in [1, 2], trials = 12")
+    text = refused(path)
+    assert text.count("error[") == text.count("X217") == 2
+    text = refused(write_spec(tmp_path, "model.heads in [2, 3], trials = 12"))
+    assert text.count("error[X641]") == 1 and "the same is wrong with" in text and "other points" in text
+
+
+def test_check_says_what_is_wrong_with_a_sweep(tmp_path: Path):
+    path = write_spec(tmp_path, "model.heads in [2, 4], trials = 12")
+    assert not check_from_spec(path).has_errors
+    assert [each.code for each in check_from_spec(path, ("sweep.objective=eval.nope.loss",)).errors] == ["X640"]
+    path = write_spec(tmp_path, "nope in [1, 2], optimizer.eps in [1e-8, true], dataset.web.holdout in [1%, 2%]")
+    found = check_from_spec(path).errors
+    assert [each.code for each in found] == ["X217", "X301", "X217"]
+    assert [each.span.text for each in found if each.span] == ["[1, 2]", "[1e-8, true]", "[1%, 2%]"]
 
 
 def test_a_spec_without_trials_has_no_plan_of_them(tmp_path: Path):
