@@ -63,11 +63,11 @@ def _row(
     directory: Path, run: "FoundRun | None", root: Path, job: "SubmittedJob | None", state: "QueueState | str | None"
 ) -> dict[str, Any]:
     """What is said of a run. job: None where it was given to none. state: a text where nobody can be asked for it."""
-    over = None if state is None or isinstance(state, str) else state.over
+    known = None if isinstance(state, str) else state
     return {
-        "run": str(directory.relative_to(root)) or directory.name,
+        "run": directory.name if directory == root else str(directory.relative_to(root)),
         "directory": str(directory),
-        "status": _status(run, over),
+        "status": _status(run, known),
         "step": run.step if run else None,
         "loss": run.loss if run else None,
         "time": run.time if run else None,
@@ -96,15 +96,17 @@ def jobs_of(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, Q
     return [(each, None if each is None else states[each.kind, each.id]) for each in jobs]
 
 
-def _status(run: "FoundRun | None", over: bool | None) -> str:
-    """How it ended by its own records. Of one that has not said so: whether its job waits, trains or is gone."""
+def _status(run: "FoundRun | None", state: "QueueState | None") -> str:
+    """How it ended by its own records. Of one that has not said so: whether its job waits, trains or is gone. Of a job
+    that is there nobody says whether it begins or ends. state: None where it has no job, or nobody can be asked."""
+    waits, over = (state is None or state.waits), (state is not None and state.over)
     if run is None:
-        return "never begun" if over else "waiting"
-    if over is False:
-        return "training" if not run.status else f"{run.status}, waiting"
+        return "waiting" if waits else "never begun" if over else "not begun"
     if run.status:
-        return run.status
-    return "lost" if over else "not ended"
+        return f"{run.status}, waiting" if state is not None and waits else run.status
+    if state is None:
+        return "not ended"
+    return "lost" if over else "not ended, waiting" if waits else "training"
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -128,9 +128,9 @@ def _state(found: Any) -> QueueState:
     held = {each["type"]: each for each in found.get("status", {}).get("conditions", ()) if each["status"] == "True"}
     for over, name in ((True, "Completed"), (True, "Complete"), (True, "Failed"), (False, "Suspended")):
         if name in held:
-            return QueueState(over=over, word=name, why=held[name].get("reason", ""))
+            return QueueState(over=over, word=name, why=held[name].get("reason", ""), waits=not over)
     suspended = found.get("spec", {}).get("suspend", False)
-    return QueueState(over=False, word="Suspended" if suspended else "Active")
+    return QueueState(over=False, word="Suspended" if suspended else "Active", waits=suspended)
 
 
 def _namespace(launcher: Any) -> list[str]:

@@ -16,9 +16,9 @@ from ...runtime.launch.jobs import PLAN_FILE, EndedJob, Job, QueueState
 from ...runtime.launch.outside_commands import answer_of
 
 SCRIPT: Final = "job.sh"
-# Of states of Slurm: those in which a job is still to come, or is there.
-WAITING: Final = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STOPPED",
-                  "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT")  # fmt: skip
+# Of states of Slurm: those in which a job is still to come, and those in which it is there.
+WAITING: Final = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+THERE: Final = ("CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 
 BODY: Final = """\
 set -u
@@ -89,7 +89,12 @@ class SlurmJobs:
         )  # fmt: skip
         lines = [words for line in (answer or "").splitlines() if len(words := line.split(maxsplit=2)) > 1]
         found = {
-            id: QueueState(over=word not in WAITING, word=word, why="".join(why).strip().removeprefix("None"))
+            id: QueueState(
+                over=word not in (*WAITING, *THERE),
+                word=word,
+                why="".join(why).strip().removeprefix("None"),
+                waits=word in WAITING,
+            )
             for id, word, *why in lines
         }
         return {id: found.get(id, QueueState(over=True, word="gone")) for id in ids}

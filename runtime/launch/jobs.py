@@ -86,11 +86,13 @@ class SubmittedJob:
 
 @frozen(kw_only=True)
 class QueueState:
-    """over: whether the job is gone or has ended. word: of the launcher, such as `PENDING`. why: such as `Priority`."""
+    """over: whether the job is gone or has ended. waits: whether it has not begun, or not again. word: of the launcher,
+    such as `PENDING`. why: such as `Priority`."""
 
     over: bool
     word: str
     why: str = ""
+    waits: bool = False
 
     def __str__(self) -> str:
         return printable(f"{self.word} ({self.why})" if self.why else self.word)

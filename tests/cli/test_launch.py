@@ -479,9 +479,13 @@ ENDED = {"event": "run_end", "time": 9.0, "step": 7, "status": "stopped", "exit_
     ("events", "queue", "status"),
     [
         ([], "PENDING Priority", "waiting"),
+        ([], "RUNNING None", "not begun"),
+        ([], "", "never begun"),
         ([STARTED], "RUNNING None", "training"),
         ([STARTED], "", "lost"),
+        ([STARTED], "PENDING BeginTime", "not ended, waiting"),  # its machine was lost
         ([STARTED, ENDED], "PENDING BeginTime", "stopped, waiting"),
+        ([STARTED, ENDED], "COMPLETING None", "stopped"),
         ([STARTED, ENDED], "", "stopped"),
         ([STARTED, ENDED, STARTED], "RUNNING None", "training"),
     ],
@@ -501,6 +505,9 @@ def test_what_a_run_and_its_job_say_together(monkeypatch, tmp_path, capsys, even
     (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert row["status"] == status
     assert (row["step"], row["loss"]) == ((7, 2.5) if events else (None, None))
+    if events:
+        assert main(["runs", str(directory), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["run"] == directory.name, "not `.`"
 
 
 def test_a_run_without_a_job(tmp_path, monkeypatch, capsys):
