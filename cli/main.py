@@ -1,14 +1,20 @@
 """The `xtrain` command: one small file a verb, imported only when it is called."""
 
 import argparse
+import errno
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 VERBS = (
     "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
     "fit-law", "watch", "control", "data", "checkpoint", "generate", "export", "merge", "docs", "schema",
     "explain", "completion",
 )  # fmt: skip
+# Of a file or a disk that what a command prints goes to.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,17 +32,45 @@ def main(arguments: list[str] | None = None) -> int:
     if parsed.verb is None:
         parser.print_help(sys.stderr)
         return 2
+    _settle_streams()
     try:
-        return parsed.run(parsed)
+        Path.cwd()
+    except OSError as error:
+        print(
+            f"xtrain: the working folder is not there any more ({error.strerror}); change to another", file=sys.stderr
+        )
+        return 3
+    try:
+        code = parsed.run(parsed)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
+        _drop_output()
         return 0  # the reader of a pipe has seen enough
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            print(f"xtrain {parsed.verb}: {error.filename}: {error.strerror}", file=sys.stderr)
+            return 2
+        if error.errno not in UNWRITABLE:
             raise
-        print(f"xtrain {parsed.verb}: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+        _drop_output()
+        print(f"xtrain {parsed.verb}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 3
+
+
+def _settle_streams() -> None:
+    """Those that were closed lead nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  until the process ends
+
+
+def _drop_output() -> None:
+    """What is left of it would be written, and fail, as the process ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:

@@ -182,8 +182,12 @@ def _script(job: Job) -> str:
 
 
 def _options(job: Job, name: str, output: Path) -> list[str]:
-    """Of sbatch. output: its name may have patterns of Slurm, its folder has none."""
+    """Of sbatch. output: its name may have patterns of Slurm, its folder has none. Raises EnvironmentFault."""
     launcher = job.launcher
+    for folder in (job.folder, output.parent):
+        if "\n" in str(folder):  # an option ends with its line
+            message = f"a script of Slurm cannot name the folder {str(folder)!r}, which has a line break in its name"
+            raise EnvironmentFault("X461", f"{message}; use a folder without one")
     lead = launcher.lead(job.plan.launch["stop_deadline_seconds"])
     folder = str(output.parent).replace("\\", "\\\\").replace("%", "%%")
     named = (("partition", launcher.partition), ("account", launcher.account), ("qos", launcher.qos))

@@ -196,3 +196,11 @@ def test_where_runs_are_listed_from(monkeypatch, tmp_path, capsys):
     assert f"state: xtrain runs 'my runs'; lines: xtrain watch '{tmp_path}/my runs/two/" in capsys.readouterr().out
     assert main(["runs", "--json"]) == 3
     assert capsys.readouterr().out == "", "what is no JSON is not printed among it"
+
+
+def test_a_folder_that_no_script_can_name(monkeypatch, tmp_path, capsys):
+    folder = tmp_path / "new\nline"
+    folder.mkdir()
+    taken_to(folder, monkeypatch, "slurm.xtrain")
+    assert main(["launch", "slurm.xtrain", "--dry"]) == 3
+    assert "new\\nline', which has a line break in its name" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""What a command does where its output, or its working folder, is gone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xtrain.cli.main import main
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+def test_a_disk_that_is_full():
+    """One line, and no trace when the process ends either."""
+    command = [sys.executable, "-m", "xtrain", "docs", "launcher"]
+    with FULL.open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr == "xtrain docs: the output cannot be written: No space left on device\n"
+
+
+def test_streams_that_are_closed(monkeypatch):
+    """Python has None in their place."""
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["docs", "launcher"]) == 0
+    assert main(["check", "no.xtrain"]) == 2
+
+
+def test_a_working_folder_that_is_gone(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["runs"]) == 3
+    assert capsys.readouterr().err == (
+        "xtrain: the working folder is not there any more (No such file or directory); change to another\n"
+    )
+    os.chdir(tmp_path)
