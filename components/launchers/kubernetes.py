@@ -172,6 +172,9 @@ class Kubernetes(Launcher):
         """Whether a folder of a pod is on a volume."""
         return any(f"{folder}/".startswith(f"{text.partition(':')[2].rstrip('/')}/") for text in self.volumes)
 
+    def own_restarts(self) -> tuple[str, int] | None:
+        return ("launcher.restarts", self.restarts) if self.manifest == "jobset" else None
+
     def idle(self) -> Iterator[tuple[str, str]]:
         if self.manifest == "job":
             yield "restarts", "a Job is not started again"

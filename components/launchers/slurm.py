@@ -37,6 +37,7 @@ _OPTION: Final = re.compile(r"-(?:-(?P<long>[a-z][a-z-]*)|(?P<short>[A-Za-z]))")
 class Slurm(Launcher):
     """`launcher slurm { … }`: a job of Slurm, which is put back into the queue when its time is over."""
 
+    obeys_restarts = True
     kind: str = named("slurm")
     partition: str | None = setting(
         "partition; none: that of the site", default=None, check=one_line, role=Role.EXECUTION, example='"gpu"'

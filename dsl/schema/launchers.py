@@ -21,6 +21,8 @@ class Launcher(Component):
 
     alone: ClassVar[bool] = False
     """Whether it has no more than one machine."""
+    obeys_restarts: ClassVar[bool] = False
+    """Whether it starts all machines of a run again after a failure, as often as `fault_tolerance.restarts` says."""
 
     def says(self) -> str:
         """What the page of the plan says of it, behind its name."""
@@ -29,6 +31,10 @@ class Launcher(Component):
     def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
         """(setting, what is wrong with it, what to write instead). spec: the whole one."""
         return iter(())
+
+    def own_restarts(self) -> tuple[str, int] | None:
+        """The setting of its own that says how often it does that, and its value; None where there is none."""
+        return None
 
     def few_gpus(self, spec: Any) -> Iterator[tuple[str, str, str]]:
         """A mistake where `gpus` of a node are fewer than its ranks; none at all may be asked for in another way."""

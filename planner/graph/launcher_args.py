@@ -28,6 +28,22 @@ def launcher_of(plan: Plan) -> Launcher | None:
     return None if args is None else launcher_from(args)
 
 
+def restarts_of(plan: Plan) -> tuple[str, int]:
+    """What says how often all ranks are started again after a failure, and how often that is; empty: nothing does.
+
+    A single machine is started again by xtrain itself, several by their launcher.
+    """
+    launcher = launcher_of(plan)
+    if plan.launch["nodes"] == 1 or (launcher is not None and launcher.obeys_restarts):
+        return "fault_tolerance.restarts", plan.launch["restarts"]
+    return (launcher.own_restarts() if launcher is not None else None) or ("", 0)
+
+
+def obeying_launchers() -> str:
+    """Those that start several machines again as often as `fault_tolerance.restarts` says."""
+    return " or ".join(name for name, each in LAUNCHERS.items() if each.obeys_restarts)
+
+
 def launcher_from(args: dict[str, Any]) -> Launcher:
     """From what `launcher_args` has made."""
     kind = LAUNCHERS[args["kind"]]

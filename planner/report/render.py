@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
+from ..graph.launcher_args import restarts_of
 from ..plan import ElasticWorld, Plan
 from ..schedule.horizon import as_known
 from ..units import bytes_text, count_text, plural, seconds_text
@@ -32,7 +33,7 @@ STYLES = {"warn": "yellow", "fail": "red", "unknown": "dim", "pass": "green"}
 
 def show_restarts(page: Page, plan: Plan, detail: Detail) -> None:
     """Left out of a page that is not full where nothing is started again and no other world is allowed."""
-    times = plan.launch["restarts"]
+    _, times = restarts_of(plan)
     if not times and not plan.elastic and not detail.full:
         return
     head = f"up to {times}, each from the last checkpoint" if times else "not by xtrain itself"

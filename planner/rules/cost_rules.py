@@ -14,6 +14,7 @@ from ..costs.bubble import waiting
 from ..costs.goodput import goodput_of
 from ..costs.headroom import TIGHT
 from ..findings import Findings
+from ..graph.launcher_args import obeying_launchers, restarts_of
 from ..mesh.mesh import largest_divisor
 from ..plan import Estimates, Hardware, Plan
 from ..resolved import Resolved
@@ -43,16 +44,19 @@ def check_failures(plan: Plan, found: Findings) -> None:
     goodput = goodput_of(plan)
     if goodput is None:
         return
-    rule, restarts, expected = "failures.restarts", plan.launch["restarts"], goodput.failures
+    rule, expected = "failures.restarts", goodput.failures
+    setting, restarts = restarts_of(plan)
     if expected is None and goodput.interval != inf:
         found.unknown(rule, "how many failures there will be depends on the data")
     elif expected is None:
         message = f"a device fails every {seconds_text(goodput.faults.between)}, and no checkpoint is saved on the way"
         found.warn(rule, "W432", "cluster.mtbf", message, "save with `every … checkpoint`")
     elif round(expected) > restarts:
-        message = f"{amount_text(expected)} failures are expected, and fault_tolerance.restarts is {restarts}"
-        hint = f"use fault_tolerance.restarts {ceil(2 * expected)}, unless a scheduler starts the run again"
-        found.warn(rule, "W432", "fault_tolerance.restarts", message, hint)
+        message = f"{amount_text(expected)} failures are expected, and "
+        message += f"{setting} is {restarts}" if setting else "nothing starts several machines again"
+        hint = f"use {setting or 'fault_tolerance.restarts'} {ceil(2 * expected)}"
+        hint += "" if setting else f" and launcher {obeying_launchers()}"
+        found.warn(rule, "W432", setting or "launch.nodes", message, f"{hint}, unless a scheduler starts the run again")
     else:
         found.passed(rule, f"{amount_text(expected)} failures are expected, and {plural(restarts, 'restart')} allowed")
 

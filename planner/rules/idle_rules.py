@@ -5,6 +5,7 @@ from ...dsl.schema.setting import settings_of
 from ...dsl.spec import Spec
 from ..data.data_rules import actions_of
 from ..findings import Findings
+from ..graph.launcher_args import obeying_launchers
 from ..graph.saving import OF_WRITING
 from ..mesh.cluster import device_kind
 from ..mesh.layout import Layout
@@ -43,6 +44,7 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
             _warn(spec, f"parallel.{kind}.{name}", why, f"use stack {kind}, or remove it", found)
     for name, why in spec.parallel.execution.idle(spec):
         _warn(spec, f"parallel.{spec.parallel.stack}.{name}", why, "remove it", found)
+    _check_idle_restarts(spec, layout, found)
     for name, why in spec.launcher.idle() if spec.launcher is not None else ():
         _warn(spec, f"launcher.{name}", why, "remove it", found)
     if spec.batch.ramp_from is None:
@@ -102,6 +104,17 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
     looks = any(action.uses_averages for _, action in actions_of(spec))
     if ema is not None and not looks and not any(dataset.holdout.value for dataset in spec.datasets.values()):
         _warn(spec, "ema.eval", "nothing is evaluated or generated", "leave it out, or set a holdout", found)
+
+
+def _check_idle_restarts(spec: Spec, layout: Layout, found: Findings) -> None:
+    """A single machine is started again by xtrain itself, several by what has started them."""
+    launcher, chosen = spec.launcher, spec.fault_tolerance
+    if layout.nodes == 1 or not chosen.restarts or chosen.elastic or (launcher and launcher.obeys_restarts):
+        return
+    own = launcher.own_restarts() if launcher else None
+    hint = f"set {own[0]}, or remove it" if own else f"use launcher {obeying_launchers()}, or remove it"
+    why = "several machines are started again by what has started them"
+    _warn(spec, "fault_tolerance.restarts", why, hint, found)
 
 
 def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:

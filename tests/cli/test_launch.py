@@ -441,6 +441,29 @@ def test_settings_that_no_job_can_have(monkeypatch, tmp_path, launcher, says):
     assert (compiled.plan is None) is ("W401" not in says)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "hint"),
+    [
+        (SLURM + "}", 2, ""),
+        (POD + 'volumes = ["a:/work"] }', 1, ""),
+        (POD + 'volumes = ["a:/work"] }', 2, "set launcher.restarts, or remove it"),
+        (POD + 'volumes = ["a:/work"], manifest = job }', 2, "use launcher slurm, or remove it"),
+        ("", 2, "use launcher slurm, or remove it"),
+    ],
+)
+def test_who_starts_several_machines_again(monkeypatch, tmp_path, launcher, nodes, hint):
+    """A plan does not speak of restarts that nobody makes."""
+    taken_to(tmp_path, monkeypatch, "local.xtrain")
+    text = Path("local.xtrain").read_text().replace("device = cpu }", f"device = cpu, nodes = {nodes} }}")
+    more = f"fault_tolerance {{ restarts = 3 }}\n{launcher}\n"
+    Path("spec.xtrain").write_text(text[: text.index("launcher")] + more)
+    compiled = plan_from_path("spec.xtrain")
+    said = compiled.diagnostics.render(color=False)
+    assert ("W401]: restarts changes nothing" in said) is bool(hint) and hint in said
+    again = "up to 10" if "launcher." in hint else None if hint else "up to 3"
+    assert re.findall(r"RESTARTS +(.*), each from the last checkpoint", shown(compiled.plan)) == [again] * bool(again)
+
+
 def test_amounts_that_slurm_takes_whole(monkeypatch, tmp_path):
     """Of nothing it would make no limit, or all that there is."""
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")

@@ -82,7 +82,8 @@ def test_without_mtbf_nothing_is_said_and_a_restart_is_idle():
 
 def test_more_failures_than_restarts_are_a_warning():
     assert planned(", mtbf = 30000 h")[1] == ["W432"]
-    assert planned(", mtbf = 30000 h", f"{SAVING}\nfault_tolerance {{ restarts = 1000 }}")[1] == []
+    assert planned(", mtbf = 30000 h", f"{SAVING}\nfault_tolerance {{ restarts = 1000 }}\nlauncher slurm {{}}")[1] == []
+    assert planned(", mtbf = 30000 h", f"{SAVING}\nfault_tolerance {{ restarts = 1000 }}")[1] == ["W432", "W401"]
     plan, codes = planned(", mtbf = 30000 h", "checkpoint { enabled = false }")
     found = goodput_of(plan)
     assert found is not None and (found.interval, found.share, found.failures) == (inf, 0, None)
