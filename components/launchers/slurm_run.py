@@ -19,6 +19,13 @@ SCRIPT: Final = "job.sh"
 # Of states of Slurm: those in which a job is still to come, and those in which it is there.
 WAITING: Final = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 THERE: Final = ("CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
+# Options of sbatch whose variable has another name (SBATCH_…), or which others contradict.
+OTHER_VARIABLES: Final = {
+    "time": ("TIMELIMIT",), "mem": ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU"), "requeue": ("NO_REQUEUE",),
+    "no-requeue": ("REQUEUE",), "cpus-per-task": ("EXCLUSIVE",),
+}  # fmt: skip
+# Variables of sbatch that make no job of a run.
+NEVER: Final = ("ARRAY_INX", "WAIT")
 
 BODY: Final = """\
 set -u
@@ -143,13 +150,24 @@ def _check_secrets(launcher: Any) -> None:
 
 
 def _submit(script: Path) -> str:
-    answer = answer_of("sbatch", "--parsable", str(script)) or ""
+    answer = answer_of("sbatch", "--parsable", str(script), environment=_environment(script)) or ""
     # Alone on its line, or with the name of a cluster; sites have it print other lines as well.
     numbers = re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)
     if not numbers:
         message = f"sbatch has taken {script} and said no number of a job: {answer.strip() or 'no output'}"
         raise EnvironmentFault("X461", f"{message}; see with `squeue --me` whether there is one")
     return numbers[-1]
+
+
+def _environment(script: Path) -> dict[str, str]:
+    """That of this process, without variables by which sbatch would override what the script says, and without those of
+    a shell of `srun --pty`, which the run would take itself for."""
+    lines = re.findall(r"^#SBATCH '?--([a-z-]+)", script.read_text(encoding="utf-8"), re.MULTILINE)
+    names = {name for line in lines for name in OTHER_VARIABLES.get(line, (line.replace("-", "_").upper(),))}
+    dropped = {f"SBATCH_{name}" for name in (*names, *NEVER)}
+    return {
+        name: value for name, value in os.environ.items() if name not in dropped and not name.startswith("SLURM_PTY_")
+    }
 
 
 def _elements(array: str, jobs: Sequence[Job]) -> list[str]:
@@ -204,6 +222,7 @@ def _options(job: Job, name: str, output: Path) -> list[str]:
         f"--signal=B:USR1@{lead}",
         "--requeue" if launcher.requeues else "--no-requeue",
         "--open-mode=append",
+        *(["--export=ALL"] if launcher.secrets else []),
         f"--output={quote(f'{folder}/{output.name}')}",
         *(quote(option) for option in launcher.options),
     ]

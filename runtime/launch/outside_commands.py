@@ -1,7 +1,7 @@
 """Commands of other programs that a launcher calls."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..control.signals import killed_by
@@ -10,12 +10,19 @@ from ..errors import EnvironmentFault
 PATIENCE_SECONDS: Final = 60
 
 
-def answer_of(*command: str, refused: Sequence[str] = ()) -> str | None:
-    """What a command prints; None where it fails with one of the texts `refused`. Raises EnvironmentFault (X461)."""
+def answer_of(*command: str, refused: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> str | None:
+    """What a command prints; None where it fails with one of the texts `refused`. environment: None for that of this
+    process. Raises EnvironmentFault (X461)."""
     said = " ".join(command)
     try:
         done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE_SECONDS, check=False
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PATIENCE_SECONDS,
+            check=False,
+            env=environment,
         )
     except FileNotFoundError:
         message = f"the command {command[0]} was not found"

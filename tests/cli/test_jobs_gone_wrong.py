@@ -84,6 +84,19 @@ def test_what_a_queue_may_answer(job, capsys, monkeypatch, tmp_path, squeue, sta
     assert said.endswith(state)
 
 
+def test_variables_that_would_override_a_script(monkeypatch, tmp_path):
+    """The job is what the plan says, whatever the shell has in its environment."""
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    calls = commands(tmp_path, monkeypatch, sbatch="env | grep ^S >> seen; echo 17")
+    over = ("TIMELIMIT", "JOB_NAME", "SIGNAL", "NO_REQUEUE", "OPEN_MODE", "OUTPUT", "ARRAY_INX", "WAIT", "EXCLUSIVE")
+    for name in (*(f"SBATCH_{each}" for each in over), "SBATCH_ACCOUNT", "SBATCH_QOS", "SLURM_PTY_PORT", "SLURM_CONF"):
+        monkeypatch.setenv(name, "mine")
+    assert main(["launch", "slurm.xtrain", "--set", 'launcher.account="lab"', "--set", "launcher.cpus=1"]) == 0
+    seen = {line.partition("=")[0] for line in Path("seen").read_text().splitlines()}
+    left = {each for each in seen if each.startswith(("SBATCH_", "SLURM_PTY_"))}
+    assert calls() and left == {"SBATCH_QOS"} and "SLURM_CONF" in seen, "what the script leaves open is of the user"
+
+
 @pytest.mark.parametrize("answer", ["", "Submitted batch job 19", "queue is full"])
 def test_a_job_without_a_number(monkeypatch, tmp_path, capsys, answer):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")

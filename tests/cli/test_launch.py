@@ -1,6 +1,6 @@
 """`xtrain launch`: what each launcher is given, and what becomes of its answers.
 
-Write the expectations anew with `python tests/cli/test_launch.py` and read the diff.
+Write the expectations anew with `PYTHONPATH=tests/support python tests/cli/test_launch.py` and read the diff.
 """
 
 import contextlib
