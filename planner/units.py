@@ -52,11 +52,13 @@ def rate_text(count: float, unit: str) -> str:
 
 def amount_text(count: float) -> str:
     """`2,604`, `15.2`, `0.037`: hours, prices; no more than three figures behind the thousands."""
-    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+    return f"{count:,.0f}" if 100 <= count < 1e15 else f"{count:.3g}"
 
 
 def _three(value: float) -> str:
-    """With three figures, or all of those before the point."""
+    """With three figures, or all of those before the point as long as somebody reads them."""
+    if value >= 1e15:
+        return f"{value:.2e}"
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 

@@ -524,8 +524,9 @@ PAGES: Final = (
         """, "fault_tolerance { elastic = 2..4 }", "fault_tolerance { restarts = 3, elastic = 2..4 }"),
     CodePage("W432", "more failures than restarts", """
         By `cluster.mtbf` devices of the run are expected to fail more often than `xtrain run` starts it again, or no
-        checkpoint is saved on the way, so that a failure loses everything. If torchrun, Slurm or Kubernetes start the
-        command again, nothing is wrong with it.
+        checkpoint is saved on the way, so that a failure loses everything, or failures come so often that next to
+        nothing of the time trains. If torchrun, Slurm or Kubernetes start the command again, nothing is wrong with the
+        first of these.
         """, "experiment try { budget = 1T tokens }\ncluster h100 { devices = 1, mtbf = 200 h }",
         "experiment try { budget = 1T tokens }\ncluster h100 { devices = 1, mtbf = 200 h }\n"
         "fault_tolerance { restarts = 1000 }"),

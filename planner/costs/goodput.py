@@ -17,6 +17,8 @@ from .startup import startup_of
 
 FAILURES: Final = 20_000  # of a simulation, which is right to half a percent then
 
+NOTHING: Final = 5e-4  # a goodput that is shown as 0.0 %
+
 
 @frozen(kw_only=True)
 class Faults:
@@ -70,13 +72,15 @@ class Goodput:
     """What a plan says of it.
 
     interval: seconds of training between checkpoints; inf: there are none on the way. share: of the time that trains;
-    0 without checkpoints. wall: seconds of the whole run, and `failures` expected in it; None where its length is not
-    known. best: the interval of the highest goodput, which is `best_share`.
+    0 without checkpoints. trained: seconds of training in all; None where that is not known. wall: seconds of the whole
+    run, and `failures` expected in it; None where its length is not known, or it never ends. best: the interval of the
+    highest goodput, which is `best_share`.
     """
 
     faults: Faults
     interval: float
     share: float
+    trained: float | None
     wall: float | None
     best: float
     best_share: float
@@ -98,7 +102,12 @@ class Goodput:
     @property
     def lost(self) -> float:
         """Share of the time of which no checkpoint holds anything."""
-        return 1 - self.share - self.saves - self.restarts
+        return max(0.0, 1 - self.share - self.saves - self.restarts)  # the others add up to 1 within rounding
+
+    @property
+    def stands(self) -> bool:
+        """Whether next to nothing of the time trains the run: `NOTHING` at most."""
+        return self.interval != inf and self.share < NOTHING
 
 
 def goodput_of(plan: Plan) -> Goodput | None:
@@ -115,15 +124,18 @@ def goodput_of(plan: Plan) -> Goodput | None:
         blocked=writes if waits else 0.0,
         later=0.0 if waits else writes,
     )
+    trained = None if plan.timeline.full_steps is None else plan.timeline.full_steps * times.step
     interval = _interval(plan, times.step)
+    if trained is not None and interval > trained:
+        interval = inf  # such a checkpoint never comes
     share = 0.0 if interval == inf else faults.goodput(interval)
     best = faults.best(max(times.step, writes))
-    trained = None if plan.timeline.full_steps is None else plan.timeline.full_steps * times.step
     wall = None if trained is None or not share else trained / share
     return Goodput(
         faults=faults,
         interval=interval,
         share=share,
+        trained=trained,
         wall=wall,
         best=best,
         best_share=faults.goodput(best),

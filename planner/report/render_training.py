@@ -174,6 +174,8 @@ def _failures(plan: Plan) -> list[tuple[str, str, str]]:
     one = f"one every {seconds_text(faults.between)}, of {plural(plan.mesh.world_size, 'device')}"
     if found.interval == inf:
         why = "there is no checkpoint on the way: after a failure the run begins anew"
+        if found.trained is not None:
+            one += f"; training takes {seconds_text(found.trained)}"
         return [("failures", "", one), ("goodput", "unknown", why)]
     count = "" if found.failures is None else amount_text(found.failures)
     wall = "" if found.wall is None else f"; {seconds_text(found.wall)} in all"

@@ -46,11 +46,21 @@ def check_failures(plan: Plan, found: Findings) -> None:
         return
     rule, expected = "failures.restarts", goodput.failures
     setting, restarts = restarts_of(plan)
-    if expected is None and goodput.interval != inf:
-        found.unknown(rule, "how many failures there will be depends on the data")
+    between, restart = seconds_text(goodput.faults.between), seconds_text(goodput.faults.restart)
+    if goodput.stands:
+        message = f"a device fails every {between}, a restart takes {restart}, and checkpoints are "
+        message += f"{seconds_text(goodput.interval)} of training apart: the run does not get on"
+        better = f"save every {seconds_text(goodput.best)}, which makes it {goodput.best_share:.1%}"
+        better = better if goodput.best_share >= 0.01 else "use fewer devices, or restarts that are shorter"
+        found.warn(rule, "W432", "cluster.mtbf", message, better)
+    elif goodput.interval == inf:
+        if goodput.trained is not None and round(goodput.trained / goodput.faults.between) == 0:
+            found.passed(rule, f"a device fails every {between}, and training takes {seconds_text(goodput.trained)}")
+        else:
+            message = f"a device fails every {between}, and no checkpoint is saved on the way"
+            found.warn(rule, "W432", "cluster.mtbf", message, "save with `every … checkpoint`")
     elif expected is None:
-        message = f"a device fails every {seconds_text(goodput.faults.between)}, and no checkpoint is saved on the way"
-        found.warn(rule, "W432", "cluster.mtbf", message, "save with `every … checkpoint`")
+        found.unknown(rule, "how many failures there will be depends on the data")
     elif round(expected) > restarts:
         message = f"{amount_text(expected)} failures are expected, and "
         message += f"{setting} is {restarts}" if setting else "nothing starts several machines again"

@@ -95,3 +95,39 @@ def test_a_plan_shows_failures_goodput_and_the_best_interval():
     for word in ("failures", "goodput", "in a simulation", "best to save", "Young"):
         assert word in text, text
     assert "saves take no time" in render(planned(", mtbf = 30000 h")[0])
+
+
+@pytest.mark.parametrize(
+    ("more", "better"),
+    [
+        (", mtbf = 1 s", "fewer devices"),  # nothing is left in fp64
+        (", mtbf = 50000 h, restart = 10000 h", "fewer devices"),
+        (", mtbf = 300 h, storage = 200 GiB, restart = 3 min", "save every"),
+    ],
+)
+def test_a_run_that_does_not_get_on_is_told_of(more, better):
+    found = plan_from_text(SPEC.format(more=more, rest="every 5k steps checkpoint"), "failing.xtrain")
+    (warning,) = [each for each in found.diagnostics if each.code == "W432"]
+    assert "does not get on" in warning.message and better in (warning.hint or ""), warning
+    goodput = goodput_of(found.plan)
+    assert goodput is not None and goodput.stands
+
+
+def test_a_checkpoint_that_never_comes_saves_nothing():
+    text = SPEC.format(more=", mtbf = 30000 h", rest="every 500 steps checkpoint")
+    short = text.replace("200k steps", "400 steps")
+    found = plan_from_text(short, "failing.xtrain")
+    assert found.plan is not None
+    goodput = goodput_of(found.plan)
+    assert goodput is not None and (goodput.interval, goodput.share) == (inf, 0)
+    # Failures that are not to be expected while it lasts are nothing to warn of.
+    assert "W432" not in [each.code for each in found.diagnostics]
+    assert "W432" in [each.code for each in plan_from_text(short.replace("30000 h", "300 h"), "f.xtrain").diagnostics]
+
+
+def test_shares_are_no_less_than_nothing():
+    plan, _ = planned(", mtbf = 1e300 h")
+    found = goodput_of(plan)
+    assert found is not None and found.lost >= 0
+    line = next(line for line in render(plan).splitlines() if line.split()[:1] == ["failures"])
+    assert "-0.0%" not in render(plan) and "e+" in line
