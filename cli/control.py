@@ -71,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         asked = Asked.put(live_run(arguments.path, arguments.wait), arguments.command, argument)
     except NotLive as error:
-        return _nobody(str(error))
+        from ..runtime.launch.jobs import not_begun
+
+        return _nobody(not_begun(arguments.path) or str(error))
     except OSError as error:
         return _nobody(f"the command could not be written: {error.strerror}")
     state = ""

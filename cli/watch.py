@@ -46,12 +46,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
     from ..tui.board.terminal import why_not
-    from ..tui.model.find import NoRun, run_at
+    from ..tui.model.find import ROOT, NoRun, run_at
 
     try:
         directory, *others = map(run_at, (arguments.path, *arguments.compare))
     except NoRun as error:
-        print(f"xtrain watch: {error}; `xtrain run SPEC` makes one", file=sys.stderr)
+        from ..runtime.launch.jobs import not_begun
+
+        why = not_begun(Path(arguments.path or ROOT))
+        hint = "`xtrain run SPEC` makes one, and `xtrain runs` shows those whose jobs wait"
+        print(f"xtrain watch: {why or f'{error}; {hint}'}", file=sys.stderr)
         return 3
     if arguments.ui != "tui":
         return _follow(directory, arguments.ui)

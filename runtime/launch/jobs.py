@@ -204,6 +204,18 @@ def job_states(jobs: Sequence[SubmittedJob]) -> list[QueueState]:
     return [found[each.kind, each.id] for each in jobs]
 
 
+def not_begun(directory: Path) -> str:
+    """How the job of a run stands that has written nothing yet; empty where there is none, or the run has begun."""
+    job = read_job(directory.absolute())
+    if job is None or directory.exists():
+        return ""
+    try:
+        state = f"is {job_state(job)}"
+    except EnvironmentFault as fault:
+        state = f"cannot be asked for: {fault}"
+    return f"the run {directory} has not begun: its job {job.kind} {job.id} {state}"
+
+
 def cancel_job(job: SubmittedJob) -> None:
     """Raises EnvironmentFault."""
     job_launcher(job.kind).cancel(launcher_of_job(job), job.id)

@@ -56,6 +56,18 @@ def test_a_job_of_another_xtrain(job, capsys, change):
     assert "error[X461]" in said and f"or remove {job} if it surely does not" in said
 
 
+def test_a_run_that_has_not_begun(job, capsys, monkeypatch, tmp_path):
+    """What `xtrain launch` proposes says how its job stands."""
+    (directory,) = submitted()
+    for verb in (["watch", str(directory), "--ui", "plain"], ["control", str(directory), "stop"]):
+        assert main(verb) == 3
+        said = capsys.readouterr().err
+        assert said == f"xtrain {verb[0]}: the run {directory} has not begun: its job slurm 17 is PENDING (Priority)\n"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["watch", str(directory)]) == 3
+    assert "its job slurm 17 cannot be asked for: the command squeue was not found" in capsys.readouterr().err
+
+
 def test_a_queue_that_is_not_here_any_more(job, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["runs"]) == 0
