@@ -15,6 +15,7 @@ from typing import Any, Final
 from ... import __version__
 from ...dsl.schema.launchers import Launcher
 from ...planner.serialise import dumps
+from ...planner.units import bytes_text
 from ...runtime.errors import EnvironmentFault
 from ...runtime.launch.jobs import EndedJob, Job, QueueState
 from ...runtime.launch.outside_commands import answer_of
@@ -172,6 +173,9 @@ def _plan_data(job: Job) -> dict[str, Any]:
     if len(text.encode()) <= PLAIN_BYTES:
         return {"data": {"plan.json": text}}
     packed = gzip.compress(text.encode(), mtime=0)
+    if len(packed) > PLAIN_BYTES:
+        message = f"the plan takes {bytes_text(len(packed))} packed, and a ConfigMap of Kubernetes holds 1 MiB"
+        raise EnvironmentFault("X461", f"{message}; save it on a volume and start it there with `xtrain run`")
     return {"binaryData": {"plan.json.gz": base64.b64encode(packed).decode()}}
 
 
@@ -292,6 +296,7 @@ def _probes(job: Job) -> dict[str, Any]:
     ranks = job.plan.launch["ranks_per_node"]
     workspace, inside = job.plan.workspace, PurePosixPath(job.launcher.workdir)
     folder = quote(str(inside / workspace["root"] / workspace["lineage"] / job.directory.name / "ranks"))
+    folder = folder.replace("$", "$$")  # of which Kubernetes makes one again
     beat = f'{folder}/"$(printf %05d $((JOB_COMPLETION_INDEX * {ranks})))".beat'
     check = {"exec": {"command": ["bash", "-c", f'[ -n "$(find {beat} -mmin -{BEAT_MINUTES})" ]']}}
     # Before the first heartbeat xtrain is imported and the plan compiled, and the pods wait for each other.

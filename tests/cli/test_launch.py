@@ -134,10 +134,26 @@ def test_a_pod_is_alive_as_long_as_its_first_rank_beats(monkeypatch, tmp_path, a
     assert (done.returncode == 0) is alive
 
 
+def test_a_pod_is_asked_for_the_heartbeats_of_its_run(monkeypatch, tmp_path):
+    """Whatever that is called: Kubernetes puts variables in place of `$(NAME)`, and `$` in place of `$$`."""
+    taken_to(tmp_path, monkeypatch, "job.xtrain")
+    text = Path("job.xtrain").read_text().replace("experiment two", 'experiment "$$ $(HOME)"')
+    Path("job.xtrain").write_text(text)
+    command = _pod(objects("job.xtrain"))["containers"][0]["livenessProbe"]["exec"]["command"][-1]
+    assert "'/work/runs/$$ $(HOME)/RUN/ranks'" in command.replace("$$", "$")
+
+
+def test_a_plan_that_no_configmap_holds(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "job.xtrain")
+    monkeypatch.setattr("xtrain.components.launchers.kubernetes_run.PLAIN_BYTES", 100)
+    assert main(["launch", "job.xtrain", "--dry"]) == 3
+    assert re.search(r"error\[X461\]: the plan takes [0-9.]+ KiB packed", capsys.readouterr().err)
+
+
 def test_a_large_plan_is_packed(monkeypatch, tmp_path):
     """A ConfigMap holds 1 MiB."""
     taken_to(tmp_path, monkeypatch, "job.xtrain")
-    monkeypatch.setattr("xtrain.components.launchers.kubernetes_run.PLAIN_BYTES", 1000)
+    monkeypatch.setattr("xtrain.components.launchers.kubernetes_run.PLAIN_BYTES", 20_000)
     found = objects("job.xtrain")
     packed = found["ConfigMap"]["binaryData"]["plan.json.gz"]
     assert "data" not in found["ConfigMap"]
