@@ -27,14 +27,18 @@ class LocalJobs:
         return {SCRIPT: f"#!/bin/sh\n{made}\ncd {quote(str(job.folder))}\n{run}\n"}
 
     def submit(self, job: Job) -> str:
-        with (job.files / OUTPUT).open("ab") as output:
-            process = subprocess.Popen(
-                ["sh", str(job.files / SCRIPT)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal that is closed does not end it
-            )
+        try:
+            with (job.files / OUTPUT).open("ab") as output:
+                process = subprocess.Popen(
+                    ["/bin/sh", str(job.files / SCRIPT)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a terminal that is closed does not end it
+                )
+        except OSError as error:
+            message = f"the run cannot be started in the background: {error.filename}: {error.strerror}"
+            raise EnvironmentFault("X461", f"{message}; start it with `xtrain run`") from error
         return f"{process.pid}-{_started(process.pid) or 0}"
 
     def states(self, launcher: Launcher, ids: Sequence[str]) -> dict[str, QueueState]:

@@ -143,6 +143,16 @@ def test_a_cluster_that_does_not_answer_in_json(monkeypatch, tmp_path, capsys):
     assert "error[X461]: kubectl has printed what is no JSON" in capsys.readouterr().err
 
 
+def test_a_background_that_takes_nothing(monkeypatch, tmp_path, capsys):
+    taken_to(tmp_path, monkeypatch, "local.xtrain")
+    assert main(["launch", "local.xtrain", "--dry"]) == 0
+    file = Path(re.findall(r"^# (/.*)/job.sh$", capsys.readouterr().out, re.MULTILINE)[0], "output.txt")
+    file.mkdir(parents=True)
+    assert main(["launch", "local.xtrain"]) == 3
+    assert f"cannot be started in the background: {file}: Is a directory; start" in capsys.readouterr().err
+    assert submitted() == []
+
+
 def test_a_cluster_without_jobsets(monkeypatch, tmp_path, capsys):
     taken_to(tmp_path, monkeypatch, "jobset.xtrain")
     says = 'error: the server doesn\'t have a resource type "jobset"'
