@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .planner.blocks.norm import post_norm as post_norm
     from .planner.blocks.norm import pre_norm as pre_norm
     from .planner.blocks.norm import sandwich_norm as sandwich_norm
+    from .planner.serialise import PlanError as PlanError
     from .runtime.data.collate.batch import IGNORE_INDEX as IGNORE_INDEX
     from .runtime.data.collate.batch import Microbatch as Microbatch
     from .runtime.data.collate.collators import Sample as Sample
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from .runtime.data.part_decorators import step as step
     from .runtime.data.part_decorators import tracker as tracker
     from .runtime.data.part_decorators import weight as weight
+    from .runtime.errors import EnvironmentFault as EnvironmentFault
     from .runtime.hooks.bodies import StepContext as StepContext
     from .runtime.hooks.context import RunContext as RunContext
     from .runtime.models.rms_norm import rms_norm as rms_norm
@@ -56,6 +58,8 @@ _OFFERED = {
     **dict.fromkeys(("LoadedSpec", "ReviewedPlan", "SpecWarning", "load"), "api.specs"),
     **dict.fromkeys(("Run", "RunFailed", "open_run"), "api.runs"),
     "SpecErrors": "dsl.diagnostics.diagnostic",
+    "PlanError": "planner.serialise",
+    "EnvironmentFault": "runtime.errors",
     "source": "runtime.data.part_decorators",
     "action": "runtime.data.part_decorators",
     "collator": "runtime.data.part_decorators",

@@ -85,7 +85,10 @@ class Run:
         return objects_since(self.directory / METRICS_FILE)
 
     def frame(self, library: Literal["pandas", "polars"] = "pandas") -> Any:
-        """The same as a frame, a row a step. Raises ModuleNotFoundError where the library is not installed."""
+        """The same as a frame, a row a step. Raises ModuleNotFoundError where the library is not installed, and
+        ValueError for another one."""
+        if library not in ("pandas", "polars"):
+            raise ValueError(f"a frame is one of pandas or polars, not {library!r}")
         rows = self.metrics()
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = {name: [row.get(name) for row in rows] for name in names}
@@ -112,8 +115,11 @@ class Run:
         """Its model in one piece, whatever the layout it was trained in, with `continue_texts`.
 
         checkpoint: `latest`, `best`, a step, a name or a path; None: the weights of the end, else the latest. task:
-        whose adapter computes, of several. Raises EnvironmentFault where there is none.
+        whose adapter computes, of several. device: `auto`, `cpu` or `cuda`. Raises EnvironmentFault where there is
+        none, PlanError where the plan cannot be read, and ValueError for another device.
         """
+        if device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"a device is one of auto, cpu or cuda, not {device!r}")
         from ..runtime.generation.trained import TrainedRun
 
         return TrainedRun.load(self.directory, device, checkpoint, task)
@@ -123,12 +129,17 @@ class Run:
         return self.trained(checkpoint, device=device).writer.model.whole
 
     def generate(
-        self, prompts: Sequence[str], tokens: int = 64, *, checkpoint: str | None = None, **sampling: Any
+        self, prompts: str | Sequence[str], tokens: int = 64, *, checkpoint: str | None = None, **sampling: Any
     ) -> list[str]:
-        """What follows each prompt; sampling: as `xtrain generate` (`temperature`, `top_k`, `top_p`, `seed`, …)."""
+        """What follows each prompt, or the one; sampling: as `xtrain generate` (`temperature`, `top_k`, `top_p`,
+        `seed`, …). Raises ValueError for numbers that cannot be, and as `trained`."""
         from ..runtime.generation.sampling import Sampling
 
-        return self.trained(checkpoint).continue_texts(list(prompts), tokens, Sampling(**sampling))
+        if tokens < 1:
+            raise ValueError("tokens must be at least 1")
+        drawn = Sampling(**sampling)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        return self.trained(checkpoint).continue_texts(texts, tokens, drawn)
 
     def wait(self) -> str:
         """Until a run that was begun here has ended; its status. Raises RunFailed where it fails."""
@@ -146,7 +157,11 @@ class Run:
         steps = f" of {state.steps}" if state.steps else ""
         loss = "" if state.loss is None else f" · loss {state.loss:.4f}"
         head = f"<b>{escape(self.directory.name)}</b> {escape(state.status)} · step {state.step}{steps}{loss}"
-        losses = [(row["step"], row["loss"]) for row in self.metrics() if isinstance(row.get("loss"), float)]
+        losses = [
+            (row["step"], row["loss"])
+            for row in self.metrics()
+            if isinstance(row.get("loss"), float) and isinstance(row.get("step"), int)
+        ]
         return f"<div>{head}<br>{_curve(losses)}</div>"
 
 

@@ -3,21 +3,23 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from attrs import field, frozen
 
 from ..dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
+from ..dsl.load import load_spec
 from ..dsl.spec_text import value_text
 from ..planner.compare.plan_origin import signed
-from ..planner.load import check_from_spec, is_saved, plan_from_path
+from ..planner.load import check_loaded, is_saved, plan_from_path
 from ..planner.plan import Plan
 from ..planner.report.render import parts_of, render
 from ..planner.serialise import dumps
 from .runs import Run, start
 
+NOT_PLAIN: Final = object()
 PRE = '<pre style="line-height: 1.25; font-size: 0.85em">{}</pre>'
 
 
@@ -29,13 +31,21 @@ def load(path: str | PathLike[str], settings: Mapping[str, Any] | None = None) -
     """Check a spec, or read a plan that `xtrain plan --out` has saved.
 
     settings: `path.to.setting` → value, as of `--set`: numbers, True, False, None and lists of them as in Python; a
-    text is what stands in a spec (`64 steps`, `cosine`, and with its own quotes `"runs/a"`).
+    text is what stands in a spec (`64 steps`, `cosine`, and with its own quotes `"runs/a"`); a Path is a path, numbers
+    and arrays of NumPy are numbers and lists.
 
-    Raises SpecErrors, whose text is that of `xtrain check`. What that warns of is a SpecWarning.
+    Raises SpecErrors, whose text is that of `xtrain check`, and TypeError for another object among the settings. What
+    `xtrain check` warns of, and that a spec has a `sweep`, whose trials only `xtrain run` trains, is a SpecWarning.
     """
-    sets = tuple(f"{name}={_spelled(value)}" for name, value in (settings or {}).items())
-    if not is_saved(Path(path)):
-        _report(check_from_spec(Path(path), sets))
+    sets = tuple(f"{name}={_spelled(name, value)}" for name, value in (settings or {}).items())
+    if is_saved(Path(path)):
+        _report(plan_from_path(Path(path), sets).diagnostics)
+        return LoadedSpec(Path(path), sets)
+    loaded = load_spec(Path(path), sets)
+    _report(check_loaded(loaded))
+    if loaded.spec is not None and loaded.spec.sweep is not None:
+        message = f"{path}: a plan is that of one run, without the trials of `sweep`, which `xtrain run {path}` trains"
+        warnings.warn(message, SpecWarning, stacklevel=2)
     return LoadedSpec(Path(path), sets)
 
 
@@ -48,6 +58,8 @@ class LoadedSpec:
 
     def plan(self, world: int | None = None) -> "ReviewedPlan":
         """What a run on `world` ranks does; None: as many as the axes of the spec need. Raises SpecErrors."""
+        if world is not None and not isinstance(world, int):
+            raise TypeError(f"world is a number of ranks, not {world!r}")
         compiled = plan_from_path(self.path, self.sets, world)
         if compiled.plan is None:
             raise SpecErrors(compiled.diagnostics)
@@ -73,11 +85,12 @@ class ReviewedPlan:
     def __str__(self) -> str:
         return render(self.content)
 
-    def page(self, parts: Sequence[str] = (), *, full: bool = False) -> str:
-        """The page with all there is to say, or some of its parts in full (`memory`, `order`, …).
+    def page(self, parts: str | Sequence[str] = (), *, full: bool = False) -> str:
+        """The page with all there is to say, or one or some of its parts in full (`memory`, `order`, …).
 
         Raises ValueError for a part that the page does not have.
         """
+        parts = [parts] if isinstance(parts, str) else parts
         known = parts_of(self.content)
         if unknown := [each for each in parts if each not in known]:
             raise ValueError(f"a plan has no part {unknown[0]!r}; there are {', '.join(known)}")
@@ -101,8 +114,32 @@ class ReviewedPlan:
         return PRE.format(escape(str(self)))
 
 
-def _spelled(value: Any) -> str:
-    return value if isinstance(value, str) else value_text(tuple(value) if isinstance(value, list) else value)
+def _spelled(name: str, value: Any) -> str:
+    """What stands in a spec for a value of Python."""
+    if isinstance(value, str):
+        return value
+    plain = _plain(value)
+    if plain is NOT_PLAIN:
+        kinds = "a number, True, False, None, a text, or a list or dict of these"
+        raise TypeError(f"{name}: a setting is {kinds}, not {type(value).__name__}")
+    return value_text(plain)
+
+
+def _plain(value: Any) -> Any:
+    """A value as `value_text` takes it; NOT_PLAIN for what stands in no spec."""
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, dict):
+        plain = {name: _plain(each) for name, each in value.items()}
+        return NOT_PLAIN if any(each is NOT_PLAIN for each in plain.values()) else plain
+    if isinstance(value, list | tuple):
+        items = tuple(map(_plain, value))
+        return NOT_PLAIN if any(each is NOT_PLAIN for each in items) else items
+    if isinstance(value, bool | str) or value is None:
+        return value
+    return int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else NOT_PLAIN
 
 
 def _report(found: Diagnostics) -> None:

@@ -3,6 +3,7 @@
 Shapes: B rows, V vocabulary, N candidates.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Final, Self
@@ -22,6 +23,8 @@ class Sampling:
     all. top_p: from the fewest that have this share of the probability together (Holtzman et al. 2020, arXiv
     1904.09751). min_p: from those with at least this share of the probability of the likeliest (Nguyen et al. 2024,
     arXiv 2407.01082). seed: of the draws of every row, which are then the same whatever other rows there are.
+
+    Raises ValueError for numbers that are none of these.
     """
 
     temperature: float = 1.0
@@ -29,6 +32,16 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        wrong = {
+            "temperature must be 0 or above, and finite": not 0 <= self.temperature < math.inf,
+            "top_k must be at least 1": self.top_k is not None and self.top_k < 1,
+            "top_p must lie above 0 and at most at 1": not 0 < self.top_p <= 1,
+            "min_p must lie between 0 and 1": not 0 <= self.min_p <= 1,
+        }
+        if problem := next((each for each, found in wrong.items() if found), None):
+            raise ValueError(problem)
 
     def candidates(self, logits_BV: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights [B, N], 0 of what is left out, and the tokens that they are of; None: all in order.

@@ -1,6 +1,5 @@
 """A trained run as one process sees it: its model with the latest weights, and its tokenizer."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,10 +8,10 @@ from attrs import frozen
 
 from ...planner.architecture import NO_TEXTS
 from ...planner.graph.checkpoint_fit import base_names
+from ...planner.load import load_plan
 from ...planner.mesh.mesh import AXES
 from ...planner.model.tasks import unfit_task
 from ...planner.plan import Plan
-from ...planner.serialise import from_json
 from ..bootstrap import choose_device, set_matmul, use_threads
 from ..checkpoint.backend import read_tensors
 from ..checkpoint.base_weights import BaseWeights
@@ -49,11 +48,11 @@ class TrainedRun:
     def load(cls, directory: Path, device: str, checkpoint: str | None = None, task: str | None = None) -> "TrainedRun":
         """Read the latest checkpoint of a run, or the one that `find_named` finds, of whatever layout; weights alone
         will do. task: whose adapter computes, of several. Raises EnvironmentFault where there is none, or it is of
-        another model."""
+        another model, and PlanError for a plan that cannot be read."""
         if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
             raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
         entry = find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
-        plan = from_json(json.loads((directory / "plan.json").read_text()))
+        plan = load_plan(directory / "plan.json")
         if plan.architecture.head == "reward":
             raise EnvironmentFault("X442", f"{NO_TEXTS[0]}: nothing can be generated")
         if (problem := unfit_task(plan.architecture, task)) is not None:

@@ -3,9 +3,11 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import xtrain
+from xtrain.cli.main import main
 
 SPEC = """experiment small { seed = 1, budget = 6 steps }
 model llama { dim = 16, layers = 1, heads = 2, ffn = 32 }
@@ -49,6 +51,55 @@ def test_settings_are_those_of_the_command(spec: Path) -> None:
     assert plan.id != xtrain.load(spec).plan().id
 
 
+@pytest.mark.parametrize("value", [object(), b"1", 1j, [object()], {"a": {1}}])
+def test_what_no_spec_has_is_no_setting(spec: Path, value: object) -> None:
+    with pytest.raises(TypeError, match=r"optimizer.lr: a setting is a number, .* not"):
+        xtrain.load(spec, {"optimizer.lr": value})
+
+
+def test_numbers_of_numpy_and_paths_are_settings(spec: Path) -> None:
+    given = {"optimizer.lr": np.float64(0.5), "batch.micro": np.int64(1), "optimizer.betas": np.array([0.5, 0.75])}
+    given |= {"model.tie_embeddings": np.bool_(True), "optimizer.eps": np.float32(0.25), "workspace.root": Path("a b")}
+    assert xtrain.load(spec, given).sets == (
+        "optimizer.lr=0.5", "batch.micro=1", "optimizer.betas=[0.5, 0.75]", "model.tie_embeddings=true",
+        "optimizer.eps=0.25", 'workspace.root="a b"',
+    )  # fmt: skip
+
+
+def test_a_sweep_is_not_part_of_a_plan_and_said_so(spec: Path) -> None:
+    dataset = 'dataset notes { source = text("notes.txt"), holdout = 50% }\nevery 2 steps eval notes\n'
+    spec.write_text(SPEC.replace('dataset notes { source = text("notes.txt") }\n', dataset))
+    xtrain.load(spec)
+    spec.write_text(spec.read_text() + "sweep { optimizer.lr in [0.1, 0.2], objective = eval.notes.loss }\n")
+    with pytest.warns(xtrain.SpecWarning, match=r"which `xtrain run small.xtrain` trains"):
+        assert xtrain.load(spec).plan().content.node("setup.optimizer").args["lr"] == 1e-2
+
+
+def test_wrong_arguments_are_told_of(spec: Path) -> None:
+    loaded = xtrain.load(spec)
+    with pytest.raises(TypeError, match="world is a number of ranks, not '2'"):
+        loaded.plan("2")  # pyright: ignore[reportArgumentType]
+    assert loaded.plan().page("memory") == loaded.plan().page(["memory"])
+    with pytest.raises(xtrain.SpecErrors, match=r"nowhere\.json"):
+        xtrain.load("nowhere.json")
+    Path("begun").mkdir()
+    Path("begun/plan.json").write_text("")
+    Path("begun/metrics.jsonl").write_text('{"loss": 2.5}\n[1]\n{"step": 1, "loss": 2.0, "time": 1}\n')
+    begun = xtrain.open_run("begun")
+    assert "step 1" in begun._repr_html_() and len(begun.metrics()) == 2
+    with pytest.raises(xtrain.PlanError, match="is not JSON"):
+        print(begun.plan)
+    for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"min_p": 2.0}, {"tokens": 0}):
+        with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must "):
+            begun.generate("a", **wrong)
+    with pytest.raises(ValueError, match="not 'tpu'"):
+        begun.model(device="tpu")
+    with pytest.raises(ValueError, match="not 'arrow'"):
+        begun.frame("arrow")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(xtrain.EnvironmentFault, match="no checkpoint"):
+        begun.generate("a")
+
+
 def test_what_check_warns_of_is_a_warning(spec: Path) -> None:
     with pytest.warns(xtrain.SpecWarning, match="W501"):
         xtrain.load(spec, {"checkpoint.pretrained": '"nowhere"'})
@@ -86,6 +137,11 @@ def test_a_run_and_what_it_has_written(spec: Path, capsys: pytest.CaptureFixture
     first, second = (run.generate(["What"], 5, seed=seed) for seed in (1, 1))
     assert first == second
     assert xtrain.open_run(run.directory).metrics() == run.metrics()
+    (run.directory / "plan.json").write_text("")
+    with pytest.raises(xtrain.PlanError, match="is not JSON"):
+        run.model()
+    assert main(["generate", str(run.directory), "--prompt", "a"]) == 3
+    assert "is not JSON" in capsys.readouterr().err
 
 
 def test_a_run_that_cannot_begin(spec: Path) -> None:
