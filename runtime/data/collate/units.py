@@ -6,7 +6,7 @@ segments has a label that a loss is taken at.
 
 # shapes: B rows, S positions of a row that this rank holds, N segments of whole rows, U units, K sides: 1 or 2
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -98,12 +98,16 @@ class Units:
         return evolve(self, segment_BS=self.segment_BS.take(index_BS), last_N=last_N)
 
     def to(self, device: torch.device) -> "Units":
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Units":
+        """With every tensor changed."""
         return Units(
-            segment_BS=self.segment_BS.to(device, non_blocking=True),
-            tokens_N=self.tokens_N.to(device, non_blocking=True),
-            last_N=self.last_N.to(device, non_blocking=True),
-            members_KU=self.members_KU.to(device, non_blocking=True),
-            values={name: value.to(device, non_blocking=True) for name, value in self.values.items()},
+            segment_BS=change(self.segment_BS),
+            tokens_N=change(self.tokens_N),
+            last_N=change(self.last_N),
+            members_KU=change(self.members_KU),
+            values={name: change(value) for name, value in self.values.items()},
         )
 
     def part(self, row: int, first: int, end: int) -> "Units":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 
 import torch
 from attrs import evolve
+from torch import Tensor
 
 from ..collate.batch import Microbatch
 
@@ -109,14 +110,20 @@ class _AheadSpan:
 
 def pinned(batch: Microbatch) -> Microbatch:
     """The same in memory that a GPU copies from while both go on; what only the host reads stays where it is."""
-    tensors = {
-        name: None if tensor is None else tensor.pin_memory()
-        for name, tensor in (
-            ("input_ids_BS", batch.input_ids_BS),
-            ("labels_BS", batch.labels_BS),
-            ("positions_BS", batch.positions_BS),
-            ("real_BS", batch.real_BS),
-            ("dataset_B", batch.dataset_B),
-        )
-    }
-    return evolve(batch, **tensors)
+
+    def moved(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.pin_memory()
+
+    return evolve(
+        batch,
+        input_ids_BS=moved(batch.input_ids_BS),
+        labels_BS=moved(batch.labels_BS),
+        positions_BS=moved(batch.positions_BS),
+        real_BS=moved(batch.real_BS),
+        dataset_B=moved(batch.dataset_B),
+        place_B=moved(batch.place_B),
+        in_row_BS=moved(batch.in_row_BS),
+        text_BS=moved(batch.text_BS),
+        columns={name: column.pin_memory() for name, column in batch.columns.items()},
+        units=None if batch.units is None else batch.units.each(lambda tensor: tensor.pin_memory()),
+    )

@@ -5,12 +5,14 @@ import time
 
 import pytest
 import torch
+from attrs import asdict, evolve
 from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.loading.reading_ahead import ReadingAhead
+from xtrain.runtime.data.loading.reading_ahead import ReadingAhead, pinned
+from xtrain.runtime.tracing.program import full_rows, with_numbers
 
 CPU = torch.device("cpu")
 
@@ -140,3 +142,28 @@ def test_the_step_waits_no_longer_than_for_what_is_not_read_yet():
     reading.take(4)
     assert time.monotonic() - begin > 0.05
     reading.close()
+
+
+def test_all_that_a_device_is_given_is_pinned(monkeypatch):
+    """What is not is copied while the host waits."""
+
+    def tensors(batch):
+        units = {} if batch.units is None else {**asdict(batch.units, recurse=False), **batch.units.values}
+        every = {**asdict(batch, recurse=False), **batch.columns, **units}
+        return {name: each for name, each in every.items() if isinstance(each, torch.Tensor)}
+
+    whole = with_numbers(full_rows(4, 8, dataset=0), "pair", ["weight"], ["margin"])
+    whole = evolve(whole, in_row_BS=whole.positions_BS, text_BS=whole.positions_BS)
+    done = set()
+
+    def pin(tensor):
+        copy = tensor.clone()
+        done.add(id(copy))
+        return copy
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    found = tensors(pinned(whole))
+    assert found.keys() == tensors(whole).keys()
+    assert {name for name, each in found.items() if id(each) not in done} == {"cumulative_lengths", "real_lengths"}
+    for name, each in tensors(whole).items():
+        assert torch.equal(found[name], each), name
