@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from shlex import quote
+from subprocess import TimeoutExpired
 from typing import Any, Final
 
 from ... import __version__
@@ -150,12 +151,18 @@ def _check_secrets(launcher: Any) -> None:
 
 
 def _submit(script: Path) -> str:
-    answer = answer_of("sbatch", "--parsable", str(script), environment=_environment(script)) or ""
+    hint = "see with `squeue --me` whether there is one"
+    try:
+        answer = answer_of("sbatch", "--parsable", str(script), environment=_environment(script)) or ""
+    except EnvironmentFault as fault:
+        if isinstance(fault.__cause__, TimeoutExpired):
+            raise EnvironmentFault(fault.code, f"{fault}, and may have submitted a job; {hint}") from fault
+        raise
     # Alone on its line, or with the name of a cluster; sites have it print other lines as well.
     numbers = re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)
     if not numbers:
         message = f"sbatch has taken {script} and said no number of a job: {answer.strip() or 'no output'}"
-        raise EnvironmentFault("X461", f"{message}; see with `squeue --me` whether there is one")
+        raise EnvironmentFault("X461", f"{message}; {hint}")
     return numbers[-1]
 
 

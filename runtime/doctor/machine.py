@@ -15,6 +15,19 @@ from ..provenance.metadata import versions
 # "minimum required driver version for CUDA minor version compatibility", Linux).
 OLDEST_DRIVER: Final[Mapping[int, tuple[int, ...]]] = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 
+# Of versions 2 and 1 of control groups: the line of a process, where their folders lie, the files with the limit of
+# memory and with what is used, and the number of cached pages among its statistics.
+CONTROL_GROUPS: Final = (
+    (r"^0::/(.*)$", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:/(.*)$",
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+
 
 @frozen(kw_only=True)
 class MachineFacts:
@@ -54,17 +67,20 @@ def _memory(root: Path) -> int | None:
     found = []
     if fields := re.search(r"^MemAvailable: +(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
         found.append(int(fields[1]) * 1024)
-    # In version 2 of control groups the line is `0::/path`; in a container the path is that of its own root.
-    if group := re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE):
-        top, folder = root / "sys/fs/cgroup", root / "sys/fs/cgroup" / group[1]
+    for groups, top, limit, used, cached in CONTROL_GROUPS:
+        # In a container the path is that of its own root.
+        group = re.search(groups, _text(root / "proc/self/cgroup"), re.MULTILINE)
+        if group is None:
+            continue
+        folder = root / top / group[1]
         for each in (folder, *folder.parents):
-            if not each.is_relative_to(top):
+            if not each.is_relative_to(root / top):
                 break
-            limit, used = _text(each / "memory.max").strip(), _text(each / "memory.current").strip()
-            if limit.isdecimal() and used.isdecimal():
+            most, taken = (_text(each / name).strip() for name in (limit, used))
+            if most.isdecimal() and taken.isdecimal():
                 # Pages of files that were read are given up where memory is asked for.
-                cached = re.search(r"^inactive_file (\d+)$", _text(each / "memory.stat"), re.MULTILINE)
-                found.append(max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0)))
+                pages = re.search(rf"^{cached} (\d+)$", _text(each / "memory.stat"), re.MULTILINE)
+                found.append(max(0, int(most) - int(taken) + (int(pages[1]) if pages else 0)))
     return min(found, default=None)
 
 

@@ -1,5 +1,6 @@
 """Commands of other programs that a launcher calls."""
 
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,7 +14,7 @@ PATIENCE_SECONDS: Final = 60
 def answer_of(*command: str, refused: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> str | None:
     """What a command prints; None where it fails with one of the texts `refused`. environment: None for that of this
     process. Raises EnvironmentFault (X461)."""
-    said = " ".join(command)
+    said = shlex.join(command)
     try:
         done = subprocess.run(
             command,

@@ -109,6 +109,15 @@ def test_variables_that_would_override_a_script(monkeypatch, tmp_path):
     assert calls() and left == {"SBATCH_QOS"} and "SLURM_CONF" in seen, "what the script leaves open is of the user"
 
 
+def test_a_queue_that_takes_long(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(outside_commands, "PATIENCE_SECONDS", 0.3)
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    commands(tmp_path, monkeypatch, sbatch="exec sleep 5")
+    assert main(["launch", "slurm.xtrain"]) == 3
+    said = capsys.readouterr().err
+    assert "has not ended within 0.3 s, and may have submitted a job; see with `squeue --me`" in said
+
+
 @pytest.mark.parametrize("answer", ["", "Submitted batch job 19", "queue is full"])
 def test_a_job_without_a_number(monkeypatch, tmp_path, capsys, answer):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")

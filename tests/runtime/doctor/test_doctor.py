@@ -309,19 +309,30 @@ def test_a_tokenizer_other_than_that_of_the_weights(folder, monkeypatch):
     assert codes(checks._of_pretrained(plan, "theirs")) == []
 
 
-def test_a_limit_of_memory(folder):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_limit_of_memory(folder, version):
     """Of the control group, below what the machine has."""
     plan = made()
     need = 2 * max(each.memory.total_bytes for each in plan.estimates.classes)
-    files = {
-        "proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   16000000 kB\n",
-        "proc/self/cgroup": "0::/job_7/step_0\n",
-        "sys/fs/cgroup/job_7/memory.max": f"{need + 900}\n",
-        "sys/fs/cgroup/job_7/memory.current": "1000\n",
-        "sys/fs/cgroup/job_7/memory.stat": "anon 5\ninactive_file 60\n",
-        "sys/fs/cgroup/job_7/step_0/memory.max": "max\n",
-        "sys/fs/cgroup/job_7/step_0/memory.current": "700\n",
-    }
+    files = {"proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   16000000 kB\n"}
+    if version == 2:
+        files |= {
+            "proc/self/cgroup": "0::/job_7/step_0\n",
+            "sys/fs/cgroup/job_7/memory.max": f"{need + 900}\n",
+            "sys/fs/cgroup/job_7/memory.current": "1000\n",
+            "sys/fs/cgroup/job_7/memory.stat": "anon 5\ninactive_file 60\n",
+            "sys/fs/cgroup/job_7/step_0/memory.max": "max\n",
+            "sys/fs/cgroup/job_7/step_0/memory.current": "700\n",
+        }
+    else:  # of which all but memory may be in version 2
+        files |= {
+            "proc/self/cgroup": "7:cpu,cpuacct:/other\n4:memory:/job_7/step_0\n0::/other\n",
+            "sys/fs/cgroup/memory/job_7/memory.limit_in_bytes": f"{need + 900}\n",
+            "sys/fs/cgroup/memory/job_7/memory.usage_in_bytes": "1000\n",
+            "sys/fs/cgroup/memory/job_7/memory.stat": "inactive_file 7\ntotal_inactive_file 60\n",
+            "sys/fs/cgroup/memory/job_7/step_0/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/job_7/step_0/memory.usage_in_bytes": "700\n",
+        }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
