@@ -36,6 +36,7 @@ from ...records.sweep_events import (
 )
 from ...records.sweep_state import SweepState, TrialState
 from ..control.asking import is_live
+from ..errors import EnvironmentFault
 from ..files.lines import JsonLinesFile
 from ..files.locks import LAUNCHER_LOCK, hold
 from ..outcome import EXIT_CODES
@@ -111,7 +112,12 @@ class SweepDriver:
                 if not self._going:
                     return self._end("stopped")
             else:
-                moved |= self._decide() | self._ask() | self._start()
+                try:
+                    moved |= self._decide() | self._ask() | self._start()
+                except EnvironmentFault:
+                    if not self._going:  # no trial trains, although some were about to
+                        self._end("stopped")
+                    raise
                 if not self._going and self._all_ended():
                     study.update(self.state)
                     return self._end("done")

@@ -127,6 +127,18 @@ def test_a_job_without_a_number(monkeypatch, tmp_path, capsys, answer):
     assert f"said no number of a job: {answer or 'no output'}; see with `squeue --me`" in said and submitted() == []
 
 
+def test_a_queue_that_takes_no_trials(monkeypatch, tmp_path, capsys):
+    """None of them is said to train."""
+    taken_to(tmp_path, monkeypatch, "slurm_sweep.xtrain")
+    commands(tmp_path, monkeypatch, sbatch="echo 'the queue is closed' >&2; exit 1", squeue="true")
+    assert main(["launch", "slurm_sweep.xtrain"]) == 3
+    assert "error[X461]" in (said := capsys.readouterr()).err and "the queue is closed" in said.err
+    (folder,) = Path("runs").glob("*-sweep-*")
+    assert main(["sweep", "show", str(folder), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) > 1 and {row["status"] for row in rows} == {"waiting"}
+
+
 def test_a_number_among_other_lines(monkeypatch, tmp_path):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
     commands(tmp_path, monkeypatch, sbatch="printf 'site says hello\\n21;east\\n'")
