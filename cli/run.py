@@ -75,6 +75,7 @@ def start(
     """
     from ..runtime.launch.node_ranks import OF_NODE
     from ..runtime.provenance.start import is_worker
+    from ..runtime.replica import groups_node
 
     def ready() -> "Compiled":
         found = compiled()
@@ -94,9 +95,11 @@ def start(
         with refusals():
             assert found.plan is not None
             place = placed(found.plan)
-            if place is not None:
+            if place is not None and groups_node(found.plan) is None:
                 return _run_node(found.plan, place)
-            return _run_launcher(found, ui, opened)
+            if place is not None and place.index:
+                return _run_follower(found.plan, place)
+            return _run_launcher(found, ui, opened, place)
     except Refused as refused:
         return refused.show()
 
@@ -118,13 +121,17 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
 
 
 def _is_said_by_a_rank(plan: "Plan | None", arguments: argparse.Namespace) -> bool:
-    """Whether the first rank of several machines, which is this command again, says what there is to say."""
-    from ..runtime.launch.node_place import in_slurm_step
+    """Whether another process says what there is to say: of several machines the first rank, which is this command
+    again, or the launcher of the first machine where there are replica groups."""
+    from ..runtime.launch.node_place import in_slurm_step, node_index
     from ..runtime.provenance.start import is_worker
+    from ..runtime.replica import groups_node
 
-    if plan is None or is_worker():
+    if plan is None or is_worker() or plan.launch["nodes"] == 1:
         return False
-    return plan.launch["nodes"] > 1 and (arguments.node is not None or in_slurm_step())
+    if groups_node(plan) is not None:
+        return node_index(arguments.node) > 0
+    return arguments.node is not None or in_slurm_step()
 
 
 def _refused(diagnostics: Diagnostics) -> Refused:
@@ -196,12 +203,29 @@ def _run_node(plan: "Plan", place: "NodePlace") -> int:
     return run_node(place, nodes, each, [sys.executable, "-P", "-m", "xtrain", *sys.argv[1:]])
 
 
-def _run_launcher(compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]") -> int:
+def _run_follower(plan: "Plan", place: "NodePlace") -> int:
+    """The ranks of this machine, as the launcher of the first one says."""
+    from ..runtime.launch.node_launchers import follow_first_node
+    from ..runtime.launch.preflight import check_machine
+
+    def check() -> None:
+        _remark(check_machine(plan, plan.mesh.ranks_per_node))
+
+    return follow_first_node(place, check, plan.launch["stop_deadline_seconds"])
+
+
+def _run_launcher(
+    compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]", place: "NodePlace | None"
+) -> int:
+    """place: of this machine, the first of several."""
     from ..planner.report.render import render_summary
     from ..planner.units import plural
+    from ..records.end_status import EndStatus
+    from ..runtime.launch.node_launchers import FirstNode, OneNode
     from ..runtime.launch.preflight import check_machine, check_one_machine
     from ..runtime.launch.restarts import RestartLoop
     from ..runtime.launch.worlds import fewer_ranks
+    from ..runtime.outcome import EXIT_CODES
     from ..runtime.run_directory.workspace import open_workspace
     from ..tui.lines.view import choose_ui
     from .dashboard import Dashboard
@@ -209,19 +233,26 @@ def _run_launcher(compiled: "Compiled", ui: str | None, opened: "Callable[[Path]
     plan = compiled.plan
     assert plan is not None
     opens, ui = ui == "tui", choose_ui("console" if ui == "tui" else ui, sys.stdout)
-    check_one_machine(plan)
+    if place is None:
+        check_one_machine(plan)
     if smaller := fewer_ranks(plan, again=False):
         wanted, fewer = plan.mesh.world_size, smaller.mesh.world_size
         _remark([f"there are fewer devices than {wanted} ranks: {plural(fewer, 'rank')} are started instead"])
         plan = smaller
-    _remark(check_machine(plan, plan.mesh.world_size))
+    _remark(check_machine(plan, plan.mesh.ranks_per_node))
+    machines = OneNode() if place is None else FirstNode.open(plan, place)
     workspace = open_workspace(plan, compiled.resolved_text)
     _print_notes(workspace)
     opened(workspace.directory)
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
+    code = EXIT_CODES[EndStatus.ENVIRONMENT]
     with Dashboard(workspace) if opens else Following(workspace, ui):
-        return RestartLoop(plan=plan, workspace=workspace).run()
+        try:
+            code = RestartLoop(plan=plan, workspace=workspace, machines=machines).run()
+        finally:
+            machines.close(code)
+    return code
 
 
 def _print_notes(workspace: "RunDirectory") -> None:

@@ -66,7 +66,8 @@ def bootstrap(
     assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
     rank = Rank(
         rank=number,
-        local_rank=local if replica is None else local - replica.first,
+        # Among those of its own group on this machine, where another group may come first.
+        local_rank=min(local, number),
         world_size=world,
         data_rank=mesh.data_rank(number),
         data_ranks=mesh.data_ranks,

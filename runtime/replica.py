@@ -24,6 +24,11 @@ LIGHTHOUSE: Final = "XTRAIN_LIGHTHOUSE"
 READY, OPEN, FEWER, JOINED, OVER = "ready", "open", "fewer", "joined", "over"
 
 
+def gone(group: int) -> str:
+    """What the launcher tells all groups, in their stores: this one has ended, and is not started again yet."""
+    return f"gone/{group}"
+
+
 @define(kw_only=True, eq=False)
 class ReplicaGroup:
     """The group of this rank. count: of all groups. size: its ranks. comes_back: it was started again while others

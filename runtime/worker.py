@@ -67,10 +67,10 @@ def plan_in(directory: Path) -> Plan:
     return from_json(json.loads((directory / "plan.json").read_text()))
 
 
-def planned(directory: Path, plan_id: str) -> Plan:
+def planned(directory: Path, plan_id: str, patience: float = PATIENCE) -> Plan:
     """The same on any machine, as soon as its file system shows what the first rank has written there. Raises
-    EnvironmentFault."""
-    deadline = time.monotonic() + PATIENCE
+    EnvironmentFault if it does not within `patience` seconds."""
+    deadline = time.monotonic() + patience
     while True:
         with suppress(OSError, ValueError, PlanError):
             if (plan := plan_in(directory)).id == plan_id:

@@ -27,13 +27,12 @@ from ...runtime.checkpoint.full_state import FullState
 from ...runtime.checkpoint.handed_over import give, take
 from ...runtime.control.signals import StopRequests
 from ...runtime.input.feed import Feed
-from ...runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process
-from ...runtime.replica import FEWER, JOINED, OPEN, OVER, READY, ReplicaGroup
+from ...runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process, own_host
+from ...runtime.replica import FEWER, JOINED, OPEN, OVER, READY, ReplicaGroup, gone
 from ...runtime.reporting.records import Records
 from ...runtime.state import Halt, Progress, Rank, RunIsOver, Step, StepAgain
 from .torchft import BUCKET
 
-HOST: Final = "127.0.0.1"
 MANAGER: Final = "manager"
 # How long ranks of a group wait for a quorum before they ask each other whether to stop; and for others to connect, or
 # to send the next piece of their state.
@@ -217,8 +216,11 @@ class Quorum:
                 raise Halt(event, f"{int(ranks)} of {self.rank.world_size} ranks received the signal, without a quorum")
 
     def _is_alive(self, group: int) -> bool:
-        """Whether the first rank of a group of this machine runs."""
+        """Whether the first rank of a group runs: on this machine it does, elsewhere it has not ended as far as the
+        launcher knows."""
         reading = read_heartbeat(heartbeat_path(self.records.directory, group * self.replica.size))
+        if reading is not None and reading.host != own_host():
+            return not self._is_told(gone(group))
         return reading is not None and is_same_process(reading)
 
     def _connect(self, found: Any) -> bool:

@@ -6,16 +6,17 @@ from importlib import import_module
 from typing import Any, Final
 
 from ...runtime.errors import EnvironmentFault
+from ...runtime.launch.node_place import LOOPBACK
 
-HOST: Final = "127.0.0.1"
+ALL_INTERFACES: Final = ("0.0.0.0", "[::]")  # of IPv4 and IPv6
 # How long groups wait for one that is alive and does not come to the next step; it may save, or evaluate.
 JOIN_SECONDS: Final = 3600
 TICK_MS: Final = 100
 
 
-def meet(port: int, replicas: int, min: int, heartbeat_seconds: float) -> tuple[int, Any]:
-    """Begin to listen, on this machine alone; the port, and what is to be kept as long as that lasts. port: 0 for any.
-    replicas: of no consequence here.
+def meet(host: str, port: int, replicas: int, min: int, heartbeat_seconds: float) -> tuple[int, Any]:
+    """Begin to listen; the port, and what is to be kept as long as that lasts. host: by which groups reach this
+    machine; a loopback address keeps others out. port: 0 for any. replicas: of no consequence here.
 
     Raises EnvironmentFault where the package cannot be loaded.
     """
@@ -26,7 +27,7 @@ def meet(port: int, replicas: int, min: int, heartbeat_seconds: float) -> tuple[
         message = f"stack torchft needs the package torchft ({type(error).__name__}: {error}); install it with "
         raise EnvironmentFault("X715", message + "`pip install 'xtrain[torchft]'`, or use stack parallel") from error
     lighthouse = coordination.LighthouseServer(
-        bind=f"{HOST}:{port}",
+        bind=f"{host if host == LOOPBACK else ALL_INTERFACES[':' in host]}:{port}",
         min_replicas=min,
         join_timeout_ms=JOIN_SECONDS * 1000,
         quorum_tick_ms=TICK_MS,

@@ -20,6 +20,7 @@ from ...runtime.control.agreement import Agreement
 from ...runtime.control.signals import StopRequests
 from ...runtime.errors import EnvironmentFault
 from ...runtime.input.feed import Feed
+from ...runtime.launch.node_place import in_url, own_address
 from ...runtime.models.batch import RowLosses
 from ...runtime.models.parts import ModelParts
 from ...runtime.monitoring.heartbeat import HeartbeatWriter
@@ -29,7 +30,7 @@ from ...runtime.replica import LIGHTHOUSE, ReplicaGroup
 from ...runtime.reporting.records import Records
 from ...runtime.state import Progress, Rank, Step, StepAgain, StepCall
 from ...runtime.training.observe import Window
-from .torchft_quorum_torch import BEAT, CONNECT, HOST, MANAGER, QUORUM, Quorum
+from .torchft_quorum_torch import BEAT, CONNECT, MANAGER, QUORUM, Quorum
 
 
 @op("setup.parallel.torchft", gives="quorum")
@@ -62,11 +63,12 @@ def open_quorum(
     store = TCPStore(*place, is_master=False, wait_for_workers=False, timeout=CONNECT)
     server = None
     if rank.rank == 0:
+        host = own_address(*place)
         server = coordination.ManagerServer(
             replica_id=f"{replica.index}:{os.getpid()}",
             lighthouse_addr=os.environ[LIGHTHOUSE],
-            hostname=HOST,
-            bind=f"{HOST}:0",
+            hostname=in_url(host),
+            bind=f"{in_url(host)}:0",
             store_addr=f"{place[0]}:{place[1]}",
             world_size=rank.world_size,
             heartbeat_interval=BEAT,

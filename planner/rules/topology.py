@@ -22,7 +22,6 @@ LONGEST_PADDING = 1024
 
 def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Report every way in which the model does not fit the mesh; axes of size 1 ask for nothing."""
-    _check_groups(spec, layout, found)
     _check_heads(architecture, layout, found)
     _check_widths(spec, architecture, layout, found)
     if "cp" not in layout.unsettled:
@@ -32,16 +31,6 @@ def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch
     _check_dealing(spec, layout, batch, found)
     if "ep" not in spec.parallel.execution.unsupported:
         _check_experts(spec, architecture, layout, found)
-
-
-def _check_groups(spec: Spec, layout: Layout, found: Findings) -> None:
-    """Replica groups are started, and started again, by the one launcher of a machine."""
-    if spec.parallel.execution.groups and layout.nodes > 1:
-        message = (
-            f"stack {spec.parallel.stack} has its replica groups on one machine, and the plan is for {layout.nodes}"
-        )
-        hint = "use launch.nodes 1 and as many ranks as a machine has, or stack parallel"
-        found.fail("mesh.nodes.groups", "X415", "parallel.stack", message, hint)
 
 
 def _check_heads(architecture: Architecture, layout: Layout, found: Findings) -> None:

@@ -154,7 +154,7 @@ def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path
     """What this machine finds of the others. folder: of runs. device: `cpu` or `cuda`, over which ranks exchange."""
     found: list[Unfit] = []
     with answering_time() as port:
-        own = HostFacts(machine=machine, address=own_address(meeting.place), port=port)
+        own = HostFacts(machine=machine, address=own_address(meeting.place.host, meeting.place.port), port=port)
         others = [HostFacts.of_json(json.dumps(each)) for each in meeting.exchange("facts", asdict(own))]
         found += reach_others(others, meeting.place.index)
         found += compare_versions(others[0].machine, machine)

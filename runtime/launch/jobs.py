@@ -26,6 +26,7 @@ from ...planner.plan import Plan
 from ..errors import EnvironmentFault
 from ..files import durable
 from ..ops import code_of
+from ..replica import groups_node
 
 JOB_FILE: Final = "job.json"
 PLAN_FILE: Final = "job-plan.json"
@@ -62,6 +63,11 @@ class Job:
         if isinstance(asked, int):
             return asked
         return 0 if self.plan.launch["device"] == "cpu" else self.plan.launch["ranks_per_node"]
+
+    @property
+    def nodes_may_leave(self) -> bool:
+        """Whether the run goes on without a machine that is lost, as its ranks are in replica groups."""
+        return self.nodes > 1 and groups_node(self.plan) is not None
 
     @property
     def patience(self) -> int:

@@ -1,7 +1,7 @@
 """Where replica groups ask who takes part in a step: a process beside the launcher, started again where it ends.
 
-`python -m xtrain.runtime.launch.meeting_place LAUNCHER_PID MODULE PORT ARGUMENTS`: of the stack's own module `meet` is
-called with the arguments of its node, and the port that it gives is the line that this process writes.
+`python -m xtrain.runtime.launch.meeting_place LAUNCHER_PID MODULE HOST PORT ARGUMENTS`: of the stack's own module
+`meet` is called with the arguments of its node, and the port that it gives is the line that this process writes.
 """
 
 import json
@@ -16,30 +16,32 @@ from attrs import define
 
 from ..errors import EnvironmentFault
 from ..outcome import EXIT_CODES, exit_process
+from .node_place import in_url
 from .parent import die_with_launcher
 
 MODULE: Final = "xtrain.runtime.launch.meeting_place"
-HOST: Final = "127.0.0.1"
 
 
 @define
 class MeetingPlace:
-    """The process, as the launcher has it. module: of the stack. args: of its node."""
+    """The process, as the launcher has it. module: of the stack. args: of its node. host: by which all machines reach
+    this one."""
 
     module: str
     args: dict[str, Any]
+    host: str
     port: int = 0
     _process: Popen[str] | None = None
 
     @property
     def address(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"http://{in_url(self.host)}:{self.port}"
 
     def keep_open(self) -> None:
         """Start it where it does not run, at the place where it was. Raises EnvironmentFault where that cannot be."""
         if self._process is not None and self._process.poll() is None:
             return
-        arguments = [str(os.getpid()), self.module, str(self.port), json.dumps(self.args)]
+        arguments = [str(os.getpid()), self.module, self.host, str(self.port), json.dumps(self.args)]
         command = [sys.executable, "-P", "-m", MODULE, *arguments]
         # Not told of Ctrl-C: ranks that stop still meet.
         self._process = Popen(
@@ -62,10 +64,10 @@ class MeetingPlace:
 
 
 def main() -> None:
-    launcher, module, port, args = sys.argv[1:]
+    launcher, module, host, port, args = sys.argv[1:]
     die_with_launcher(int(launcher))
     try:
-        number, kept = import_module(module).meet(int(port), **json.loads(args))
+        number, kept = import_module(module).meet(host, int(port), **json.loads(args))
     except EnvironmentFault as fault:
         print(fault, flush=True)
         exit_process(EXIT_CODES["environment"])

@@ -14,6 +14,7 @@ from ..errors import EnvironmentFault
 
 # Ports that a job may take: above those of services, below those that the kernel hands out (32768 and more).
 FIRST_PORT, PORTS = 20_000, 12_000
+LOOPBACK: Final = "127.0.0.1"
 _LIST: Final = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?([^,\[]*)")
 
 
@@ -47,6 +48,11 @@ def node_place(plan: Plan, index: int | None, meet: str | None) -> NodePlace | N
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise EnvironmentFault("X703", f"`{meet}` is no place to meet; write --meet HOST:PORT")
     return NodePlace(index=index, host=host.strip("[]"), port=int(port)) if nodes > 1 else None
+
+
+def node_index(index: int | None) -> int:
+    """The number of this machine: that of `--node`, else what Slurm says, else 0."""
+    return index if index is not None else int(os.environ.get("SLURM_NODEID", "0")) if in_slurm_step() else 0
 
 
 def in_slurm_step() -> bool:
@@ -90,9 +96,14 @@ def job_port(environment: Mapping[str, str]) -> int:
     return FIRST_PORT + (job * 31 + step * 7 + again) % PORTS
 
 
-def own_address(place: NodePlace) -> str:
+def own_address(host: str, port: int) -> str:
     """The address of this machine on the network that leads to the first one; nothing is sent. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_DGRAM)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as asked:
         asked.connect(address)
         return asked.getsockname()[0]
+
+
+def in_url(host: str) -> str:
+    """As addresses of servers have it, in which a colon comes before the port."""
+    return f"[{host}]" if ":" in host else host

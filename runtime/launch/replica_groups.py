@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from subprocess import DEVNULL, Popen
 from types import FrameType
 from typing import Any, Final
 
@@ -22,18 +21,21 @@ from ...records.end_status import EndStatus
 from ...records.heartbeat import read_heartbeat
 from ...records.paths import EVENTS_FILE, heartbeat_path
 from ...records.run_events import ReplicaGroupEvent
+from ..control.agreement import BEGAN
 from ..control.signals import stop_signals
 from ..files.lines import JsonLinesFile
 from ..files.locks import WORKER_LOCK, hold
 from ..monitoring.judge import SeenRank
 from ..outcome import EXIT_CODES
-from ..replica import FEWER, GROUP, JOINED, LIGHTHOUSE, OPEN, OVER, READY, START
+from ..provenance.start import FIRST_STEP, RESTART
+from ..replica import FEWER, GROUP, JOINED, LIGHTHOUSE, OPEN, OVER, READY, START, gone
 from .launch import Ended
-from .leftovers import rank_command
 from .meeting_place import MeetingPlace
+from .node_launchers import OneNode, RankProcess, RankStart
 from .stop_notes import StopNotes
 
-HOST: Final = "127.0.0.1"
+# What the ranks of all machines are told of the start that they belong to.
+OF_START: Final = (RESTART, FIRST_STEP, BEGAN)
 # Starts of a group in a row that come to no step: another one would not either.
 AT_ONCE: Final = 3
 # Seconds before a group is started again, twice as many each time that it has come to no step.
@@ -47,10 +49,17 @@ _FAULT: Final = EXIT_CODES[EndStatus.ENVIRONMENT]
 
 
 def launch_groups(
-    plan: Plan, node: Node, directory: Path, attempt: str, *, stop_seconds: float, notes: StopNotes
+    plan: Plan,
+    node: Node,
+    directory: Path,
+    attempt: str,
+    *,
+    stop_seconds: float,
+    notes: StopNotes,
+    machines: OneNode,
 ) -> Ended:
     """Run the groups over the plan in `directory`; returns when all have ended, or none is left with the state of the
-    run. node: that of the stack. Main thread only.
+    run. node: that of the stack. machines: those of the plan. Main thread only.
 
     A signal to this process goes on to every rank, which then has `stop_seconds` to save and leave; nothing is started
     from then on. Raises EnvironmentFault where what the stack needs cannot be had.
@@ -59,11 +68,11 @@ def launch_groups(
 
     stack = stack_of_node(node.op)
     assert stack is not None
-    meeting, count = MeetingPlace(stack.run_module(), node.args), int(node.args["replicas"])
+    meeting, count = MeetingPlace(stack.run_module(), node.args, machines.host), int(node.args["replicas"])
     lock = hold(directory, WORKER_LOCK)
     try:
         meeting.keep_open()
-        return _Launcher(plan, count, directory, attempt, meeting, stop_seconds, notes).run()
+        return _Launcher(plan, count, directory, attempt, meeting, machines, stop_seconds, notes).run()
     finally:
         lock.close()
         meeting.close()
@@ -80,7 +89,7 @@ class _Group:
     short: int = 0
     due: float | None = None
     over: bool = False
-    processes: list[Popen[bytes]] = field(factory=list)
+    processes: list[RankProcess] = field(factory=list)
     store: Any = None
     seen: dict[int, SeenRank] = field(factory=dict)
 
@@ -132,13 +141,14 @@ class _Launcher:
         directory: Path,
         attempt: str,
         meeting: MeetingPlace,
+        machines: OneNode,
         stop_seconds: float,
         notes: StopNotes,
     ) -> None:
         self._directory, self._attempt, self._meeting, self._notes = directory, attempt, meeting, notes
-        self._world, self._stop_seconds = plan.mesh.world_size, stop_seconds
+        self._plan, self._machines, self._stop_seconds = plan, machines, stop_seconds
         self._stuck: float | None = plan.node("setup.watch").args["stuck_seconds"]
-        size = self._world // count
+        size = plan.mesh.world_size // count
         self._groups = [_Group(index=i, ranks=range(i * size, (i + 1) * size)) for i in range(count)]
         self._lines = JsonLinesFile(directory / EVENTS_FILE)
         self._asked: list[int] = []
@@ -151,8 +161,6 @@ class _Launcher:
         try:
             if self._notes.signal is not None:
                 return Ended(signal=self._notes.signal)
-            for group in self._groups:
-                self._start(group)
             while (ended := self._look()) is None:
                 time.sleep(_PAUSE)
             return ended
@@ -163,7 +171,7 @@ class _Launcher:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None = None) -> None:
         self._asked.append(number)
         self._until = self._until or time.monotonic() + self._stop_seconds + LEAVE
         for group in self._groups:
@@ -172,6 +180,8 @@ class _Launcher:
     def _look(self) -> Ended | None:
         """See to all groups once; how they have ended, once that is known."""
         self._meeting.keep_open()
+        for number in self._machines.look(self._opened)[len(self._asked) :]:
+            self._on_signal(number)
         if self._asked:
             return self._stopping()
         if not self._opened:
@@ -197,14 +207,21 @@ class _Launcher:
         if not alive:
             return self._lost()
         for group in self._groups:
-            if group.due is not None and time.monotonic() >= group.due:
+            if group.due is not None and time.monotonic() >= group.due and self._can_start(group):
                 self._start(group)
                 self._tell(group, "started", "")
         return None
 
+    def _can_start(self, group: _Group) -> bool:
+        """Whether its machines are there: one that is away may come back."""
+        return all(map(self._machines.has, group.ranks))
+
     def _opening(self) -> Ended | None:
         """Before the first step: all groups are needed."""
-        if any(group.failed for group in self._groups) or not all(group.runs for group in self._groups):
+        for group in self._groups:
+            if not group.processes and self._can_start(group):
+                self._start(group)
+        if any(group.failed or not group.runs for group in self._begun()):
             return self._lost()
         if all(group.has(READY) for group in self._groups):
             for group in self._groups:
@@ -230,17 +247,23 @@ class _Launcher:
         failures = {rank: code for group in self._groups for rank, code in group.failed.items()}
         return Ended(failures=failures)
 
+    def _begun(self) -> Iterator[_Group]:
+        """Groups that were started at least once."""
+        return (group for group in self._groups if group.store is not None)
+
     def _ended(self, group: _Group, *, done: bool) -> None:
         """A group has lost a rank: the others of it cannot go on."""
         failed, took_part = group.failed, group.has(JOINED)
         group.end()
-        for each in self._groups:
-            each.say(FEWER)
+        for each in self._begun():
+            each.say(FEWER, gone(group.index))
         if done:
             group.over = True
             return
-        reason = next(iter(Ended(failures=failed).causes().items()))
-        self._tell(group, "ended", f"rank {reason[0]} {reason[1]}")
+        rank, reason = next(iter(Ended(failures=failed).causes().items()))
+        if not self._machines.has(rank):
+            reason = f"is gone with node {rank // self._plan.mesh.ranks_per_node}"
+        self._tell(group, "ended", f"rank {rank} {reason}")
         group.short = 1 if took_part else group.short + 1
         if group.short >= AT_ONCE or _FAULT in failed.values():
             group.over = True
@@ -255,37 +278,41 @@ class _Launcher:
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         # In this process, where it outlives the group: others may still read in it how to connect.
-        group.store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        group.store = TCPStore(self._machines.host, 0, is_master=True, wait_for_workers=False)
         if self._opened:
-            group.say(OPEN, FEWER)
+            group.say(OPEN, FEWER, *(gone(each.index) for each in self._groups if each is not group and not each.runs))
+        for each in self._begun():
+            each.store.delete_key(gone(group.index))
         group.due, group.seen = None, {}
         group.processes = list(self._processes(group))
         group.starts += 1
 
-    def _processes(self, group: _Group) -> Iterator[Popen[bytes]]:
-        command = rank_command(self._directory, os.getpid())
-        for local, rank in enumerate(group.ranks):
-            folder = (
-                self._directory / "logs" / self._attempt / f"group{group.index}" / f"start{group.starts}" / str(rank)
-            )
-            folder.mkdir(parents=True, exist_ok=True)
+    def _processes(self, group: _Group) -> Iterator[RankProcess]:
+        local_world = self._plan.mesh.ranks_per_node
+        for number, rank in enumerate(group.ranks):
+            start = f"group{group.index}/start{group.starts}/{rank}"
             environment = {
-                "OMP_WAIT_POLICY": "passive",  # as under torch's agent
-                "RUST_LOG": "error",
-                **os.environ,
+                "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),  # as under torch's agent
+                "RUST_LOG": os.environ.get("RUST_LOG", "error"),
                 GROUP: str(group.index),
                 START: str(group.starts),
                 LIGHTHOUSE: self._meeting.address,
-                "RANK": str(local),
+                "RANK": str(number),
                 "WORLD_SIZE": str(len(group.ranks)),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(self._world),
-                "MASTER_ADDR": HOST,
+                "LOCAL_RANK": str(rank % local_world),
+                "LOCAL_WORLD_SIZE": str(local_world),
+                "MASTER_ADDR": self._machines.host,
                 "MASTER_PORT": str(group.store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
+                **{name: os.environ[name] for name in OF_START if name in os.environ},
             }
-            with (folder / "stdout.log").open("wb") as out, (folder / "stderr.log").open("wb") as err:
-                yield Popen(command, stdin=DEVNULL, stdout=out, stderr=err, env=environment)
+            given = RankStart(
+                directory=str(self._directory),
+                plan=self._plan.id,
+                log=str(self._directory / "logs" / self._attempt / start),
+                environment=environment,
+            )
+            yield self._machines.start(rank, given)
 
     def _tell(self, group: _Group, state: str, reason: str) -> None:
         event = ReplicaGroupEvent(
@@ -300,7 +327,7 @@ class _Launcher:
 
     def _step(self) -> int:
         """How far the furthest rank was a moment ago: steps that have ended."""
-        lines = (read_heartbeat(heartbeat_path(self._directory, rank)) for rank in range(self._world))
+        lines = (read_heartbeat(heartbeat_path(self._directory, rank)) for rank in range(self._plan.mesh.world_size))
         return max((each.step - 1 for each in lines if each is not None and each.step), default=0)
 
     def _look_for_frozen(self) -> None:
@@ -316,4 +343,4 @@ class _Launcher:
                     group.seen[rank] = SeenRank(reading, now, now)
                 group.seen[rank].take(reading, now)
                 if now - group.seen[rank].line_moved > self._stuck:
-                    group.processes[rank - group.ranks.start].kill()
+                    group.processes[rank - group.ranks.start].send_signal(signal.SIGKILL)

@@ -25,6 +25,7 @@ from .conclusion import conclude, report_fault
 from .failure_cause import FailureCause, exit_code_of, find_failure_cause
 from .launch import Ended, launch
 from .leftovers import end_leftovers
+from .node_launchers import OneNode
 from .replica_groups import launch_groups
 from .stop_notes import StopNotes
 from .worlds import fewer_ranks
@@ -47,10 +48,12 @@ class Try:
 
 @define(kw_only=True)
 class RestartLoop:
-    """Runs a plan in a workspace until it has ended, or is not to be started again."""
+    """Runs a plan in a workspace until it has ended, or is not to be started again. machines: those of the plan, which
+    are several only where its ranks are in replica groups."""
 
     plan: Plan
     workspace: RunDirectory
+    machines: OneNode = field(factory=OneNode)
     tries: list[Try] = field(factory=list)
     _notes: StopNotes = field(factory=StopNotes)
     _starts_before: int = field(factory=starts_before)
@@ -65,7 +68,10 @@ class RestartLoop:
             if not self.tries:
                 os.environ[FIRST_STEP] = str(starting_point(self.plan, self.workspace.directory).step)
             os.environ[RESTART] = str(self._starts_before + len(self.tries))
-            ended = self._launch()
+            try:
+                ended = self._launch()
+            except EnvironmentFault as fault:
+                return self._end_with(fault, FailureCause(reason=str(fault), ranks=(), again=False, begun=False))
             self._notes.listen()
             said = events_since(events, begin)
             cause = find_failure_cause(said, ended)
@@ -77,8 +83,7 @@ class RestartLoop:
             try:
                 ready = self._begin_again(cause)
             except EnvironmentFault as fault:
-                said = report_fault(self.workspace, self._saved_step(), fault)
-                return conclude(self.workspace, said, Ended(), cause)
+                return self._end_with(fault, cause)
             if not ready:
                 stopped = Ended(signal=self._notes.signal, when="before the ranks were started again")
                 return conclude(self.workspace, [], stopped, cause)
@@ -87,8 +92,13 @@ class RestartLoop:
         place = self.workspace.directory, self.workspace.attempt
         seconds: float = self.plan.launch["stop_deadline_seconds"]
         if (node := groups_node(self.plan)) is not None:
-            return launch_groups(self.plan, node, *place, stop_seconds=seconds, notes=self._notes)
+            given = {"stop_seconds": seconds, "notes": self._notes, "machines": self.machines}
+            return launch_groups(self.plan, node, *place, **given)
         return launch(*place, ranks=self.plan.mesh.world_size, stop_seconds=seconds, notes=self._notes)
+
+    def _end_with(self, fault: EnvironmentFault, cause: FailureCause) -> int:
+        """What the launcher itself has found ends the run."""
+        return conclude(self.workspace, report_fault(self.workspace, self._saved_step(), fault), Ended(), cause)
 
     def _may_go_on(self) -> bool:
         last = self.tries[-AT_ONCE:]

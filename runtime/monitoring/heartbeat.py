@@ -64,6 +64,11 @@ class HeartbeatWriter:
         return self.marks - self._before
 
 
+def own_host() -> str:
+    """The name of this machine, as lines have it."""
+    return socket.gethostname()[:64]
+
+
 @define
 class BeatFile:
     """The line of this rank. What goes wrong with it is no matter of the training."""
@@ -72,7 +77,7 @@ class BeatFile:
     rank: int
     attempt: int
     alive: int = 0
-    _host: str = field(factory=socket.gethostname)
+    _host: str = field(factory=own_host)
     _born: int = field(factory=lambda: born(os.getpid()))
 
     def write(self, beat: HeartbeatWriter, idle: float, place: str, debugger: bool) -> None:
@@ -80,7 +85,7 @@ class BeatFile:
         self.alive += 1
         heartbeat = Heartbeat(
             rank=self.rank,
-            host=self._host[:64],
+            host=self._host,
             pid=os.getpid(),
             born=self._born,
             attempt=self.attempt,

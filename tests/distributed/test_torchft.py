@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 from live_runs import gone
 from projects import records
-from replicas import GroupRun, final
+from replicas import LIMIT, SAVES, SMALL, GroupRun, disturbed, final, hold_against_replay
 from trials import TOLERANCE, Laboratory, Trial
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 pytest.importorskip("torchft")
 
-LIMIT = TOLERANCE["fp64"]
 matrix = pytest.mark.matrix
-SMALL = ("batch.micro=1", "model.layers=2")
 
 
 @pytest.mark.parametrize(
@@ -38,19 +36,6 @@ def test_it_trains_as_one_process_does(lab: Laboratory, request, replicas, ranks
     ours.end()
     assert ours.taking_part() == [list(range(replicas))] * trial.steps
     ours.hold_against(lab.run(trial, (), alone=True), TOLERANCE[params])
-
-
-def disturbed(steps: int, more: str = "") -> Trial:
-    return Trial(settings=SMALL, steps=steps, more=more)
-
-
-def hold_against_replay(ours: GroupRun, name: str) -> None:
-    """The curve is that of the declared normalisation: what one process computes of the rows that took part."""
-    assert len(ours.taking_part()) == ours.trial.steps
-    ours.hold_against(ours.replayed(f"{name}_replayed"), LIMIT)
-    (end,) = ours.events("run_end")
-    assert end["status"] == "done"
-    assert gone(ours.directory, 5)
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=matrix) for seed in (2, 3, 4, 5))])
@@ -126,9 +111,6 @@ def test_the_lighthouse_dies(lab: Laboratory):
     ours.end()
     assert ours.taking_part() == [[0, 1]] * 40 and not ours.events("replica_group")
     hold_against_replay(ours, name)
-
-
-SAVES = "every 4 steps checkpoint\ncheckpoint { mode = sync, keep = none, model = false }"
 
 
 def stopped(ours: GroupRun, number: int, code: int) -> None:

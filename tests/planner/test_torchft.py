@@ -60,6 +60,22 @@ def test_each_group_has_a_mesh_of_its_own(tmp_path: Path):
     assert groups_node(plan_of(tmp_path, stack="ddp")) is None
 
 
+@pytest.mark.parametrize("replicas", [2, 4, 8])
+def test_groups_lie_on_several_machines(tmp_path: Path, replicas: int):
+    more = f"launch {{ nodes = 2 }}\nparallel {{ torchft {{ replicas = {replicas} }} }}"
+    plan = plan_of(tmp_path, more)
+    assert (plan.mesh.world_size, plan.launch["nodes"]) == (8, 2)
+    assert {axis.name for axis in plan.mesh.axes if axis.crosses_nodes} == {"replicate"}
+    assert not any(axis.crosses_nodes for axis in plan_of_group(plan).mesh.axes)
+
+
+def test_a_group_may_lie_on_several_machines(tmp_path: Path):
+    plan = plan_of(tmp_path, "launch { nodes = 4, ranks_per_node = 2 }\nparallel { torchft { replicas = 2 } }")
+    own = plan_of_group(plan).mesh
+    assert (own.world_size, own.ranks_per_node) == (4, 2)
+    assert {axis.name for axis in own.axes if axis.crosses_nodes} == {"fsdp"}
+
+
 def test_the_plan_shows_quorum_sums_and_what_is_lost(tmp_path: Path):
     plan = plan_of(tmp_path)
     steps = [node.id for node in plan.nodes if node.kind == "step"]
@@ -92,7 +108,6 @@ def test_a_group_is_cut_as_so_many_ranks_alone(tmp_path: Path):
         ("parallel { cp 2 }", "parallel.cp.size", "spreads a replica group over fsdp and tp alone, and cp is 2"),
         ("parallel { fsdp auto { replicate = 2 } }", "parallel.fsdp.replicate", "are its replica groups"),
         ("parallel { torchft { min = 3 } }", "parallel.torchft.min", "would need 3 replica groups, and there are 2"),
-        ("launch { nodes = 2 }", "parallel.stack", "its replica groups on one machine, and the plan is for 2"),
         (
             "fault_tolerance { elastic = 2..4 }",
             "fault_tolerance.elastic",
@@ -105,7 +120,7 @@ def test_a_group_is_cut_as_so_many_ranks_alone(tmp_path: Path):
 )
 def test_what_does_not_work_with_it_is_refused(tmp_path: Path, more: str, path: str, says: str):
     (tmp_path / "spec.xtrain").write_text(SPEC.format(more=more, stack="torchft"))
-    errors = check_spec(load_spec(tmp_path / "spec.xtrain").require(), None if "nodes" in more else 4).errors
+    errors = check_spec(load_spec(tmp_path / "spec.xtrain").require(), 4).errors
     (error,) = (each for each in errors if each.code == "X415")
     assert says in error.message and error.hint and error.span is not None, path
 

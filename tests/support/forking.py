@@ -65,6 +65,7 @@ class ForkedCommand:
         read with what goes to stdout."""
         launcher = ["torch.distributed.run", *agent, "--nproc-per-node", str(torchrun), "-m"] if torchrun else []
         self.args = [sys.executable, "-m", *launcher, "xtrain", *arguments]
+        self.arguments, self.environment = [*arguments], environment
         self.returncode: int | None = None
         output = tempfile.TemporaryFile()  # noqa: SIM115  open until it has ended
         self._output = [output, output if one_output else tempfile.TemporaryFile()]  # noqa: SIM115

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,14 @@ from attrs import evolve, frozen
 from checkpoints import tensors
 from forked_ranks import Mutation, Outcome
 from forking import ForkedCommand
+from live_runs import gone
 from projects import curve, events, records
-from trials import Laboratory, Trial
+from trials import TOLERANCE, Laboratory, Trial
 
 TIMEOUT = 90.0
+LIMIT = TOLERANCE["fp64"]
+SMALL = ("batch.micro=1", "model.layers=2")
+SAVES = "every 4 steps checkpoint\ncheckpoint { mode = sync, keep = none, model = false }"
 # Runs in every rank: steps take a while, so that a group has time to come back; and a rank dies at a place of a step.
 SITE = """
 import os, signal, time
@@ -57,6 +62,12 @@ if "XTRAIN_GROUP" in os.environ:
 """
 
 
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 @frozen(kw_only=True, eq=False)
 class GroupRun:
     """`xtrain run` of a trial in replica groups, under way or over."""
@@ -67,6 +78,8 @@ class GroupRun:
     data_ranks: int
     directory: Path
     process: ForkedCommand
+    others: list[ForkedCommand]
+    """The launchers of further machines."""
 
     @classmethod
     def start(
@@ -82,10 +95,11 @@ class GroupRun:
         slow: float = 0.0,
         dies: tuple[str, ...] = (),
         returns: float = 0.0,
+        nodes: int = 1,
     ) -> "GroupRun":
         """ranks: of a group, of which `data_ranks`, all unless given, read rows. dies: `group:rank:start:step:op`: one
         is killed behind that op, in its group's start of that number. returns: seconds that a group which is started
-        again waits first."""
+        again waits first. nodes: machines, which are all this one."""
         site = lab.folder / "site"
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(SITE)
@@ -97,7 +111,8 @@ class GroupRun:
             "parallel.stack=torchft",
             f"parallel.torchft.replicas={replicas}",
             "parallel.torchft.heartbeat=1 s",
-            f"launch.ranks_per_node={replicas * ranks}",
+            f"launch.nodes={nodes}",
+            f"launch.ranks_per_node={replicas * ranks // nodes}",
             *trial.settings,
             *sets,
         )
@@ -111,13 +126,19 @@ class GroupRun:
         environment = {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(site), **more}
         arguments = [each for text in settings for each in ("--set", text)]
         command = ["run", f"{name}.xtrain", *arguments, "--ui", "plain"]
+        meet = f"127.0.0.1:{free_port()}"
+        commands = [[*command, "--node", str(node), "--meet", meet] for node in range(nodes)]
+        first, *others = (
+            ForkedCommand(each, lab.folder, environment) for each in (commands if nodes > 1 else [command])
+        )
         return cls(
             lab=lab,
             trial=trial,
             replicas=replicas,
             data_ranks=replicas * (data_ranks or ranks),
             directory=lab.folder / "runs" / "trial" / name,
-            process=ForkedCommand(command, lab.folder, environment),
+            process=first,
+            others=others,
         )
 
     def wait(self, found: Callable[[], bool]) -> None:
@@ -149,12 +170,19 @@ class GroupRun:
             return []
 
     def end(self, code: int = 0) -> None:
-        assert self.process.wait(TIMEOUT) == code, self.log()
+        codes = [each.wait(TIMEOUT) for each in (self.process, *self.others)]
+        assert codes == [code] * len(codes), self.log()
+
+    def come_back(self, node: int) -> None:
+        """The launcher of a machine other than the first, which has ended, is started again."""
+        before = self.others[node - 1]
+        before.wait(TIMEOUT)
+        self.others[node - 1] = ForkedCommand(before.arguments, self.lab.folder, before.environment)
 
     def log(self) -> str:
-        out, err = self.process.communicate(timeout=TIMEOUT)
+        said = [text for each in (self.process, *self.others) for text in each.communicate(TIMEOUT)]
         logs = sorted(self.directory.glob("logs/*/group*/*/*/stderr.log"))
-        return "\n".join([out, err, *(f"--- {path}\n{path.read_text()[-3000:]}" for path in logs)])
+        return "\n".join([*said, *(f"--- {path}\n{path.read_text()[-3000:]}" for path in logs)])
 
     # what came out --------------------------------------------------------------------------------------------------
 
@@ -193,3 +221,16 @@ class GroupRun:
 
 def final(directory: Path) -> Path:
     return directory / "checkpoints" / (directory / "checkpoints" / "latest").read_text().strip()
+
+
+def disturbed(steps: int, more: str = "") -> Trial:
+    return Trial(settings=SMALL, steps=steps, more=more)
+
+
+def hold_against_replay(ours: GroupRun, name: str) -> None:
+    """The curve is that of the declared normalisation: what one process computes of the rows that took part."""
+    assert len(ours.taking_part()) == ours.trial.steps
+    ours.hold_against(ours.replayed(f"{name}_replayed"), LIMIT)
+    (end,) = ours.events("run_end")
+    assert end["status"] == "done"
+    assert gone(ours.directory, 5)

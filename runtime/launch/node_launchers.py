@@ -1,0 +1,401 @@
+"""Ranks on several machines that are started, and started again, by the launcher of the first one.
+
+That one opens a store (c10d) where the machines meet. Each other machine has a launcher too, which does what it is told
+to and says how its ranks have ended:
+
+    another machine                        the first one
+    takes the next number of its own   →   from now on tells it something under that number
+    does it                            ←   start a rank, send a signal to one, leave
+    says: so often, who has ended, …   →   knows that it is there
+
+So a machine may go away and come back, under another number and with no ranks. One that says nothing for LOST seconds
+is gone, and its ranks with it; one that does not reach the store ends its ranks.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from types import FrameType
+from typing import Any, Final, Protocol
+
+from attrs import asdict, define, field, fields, frozen
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from ...planner.plan import Plan
+from ...planner.units import plural
+from ...records.end_status import EndStatus
+from ..control.signals import stop_signals
+from ..data.errors import DataError
+from ..errors import EnvironmentFault
+from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
+from ..worker import PATIENCE as SHOWS
+from ..worker import planned
+from .leftovers import rank_command
+from .node_place import LOOPBACK, NodePlace
+from .parent import OTHERS_GO_ON
+from .rendezvous import ARRIVAL, PATIENCE
+
+# Seconds without a word after which a machine is gone.
+LOST: Final = 30.0
+# Seconds that ranks have to end once they are killed, and other machines to hear that the run has ended.
+END: Final = 20.0
+PAUSE: Final = 0.1
+
+
+class RankProcess(Protocol):
+    """A rank that was started here or elsewhere."""
+
+    def poll(self) -> int | None:
+        """How it ended, as of a Popen; None while it runs."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+@frozen(kw_only=True)
+class RankStart:
+    """What a launcher is told of a rank. log: folder for what it prints. plan: the id of the plan in `directory`."""
+
+    directory: str
+    plan: str
+    log: str
+    environment: dict[str, str]
+
+    def process(self) -> Popen[bytes]:
+        """Start it on this machine."""
+        log = Path(self.log)
+        log.mkdir(parents=True, exist_ok=True)
+        command, environment = rank_command(Path(self.directory), os.getpid()), {**os.environ, **self.environment}
+        with (log / "stdout.log").open("wb") as out, (log / "stderr.log").open("wb") as err:
+            return Popen(command, stdin=DEVNULL, stdout=out, stderr=err, env=environment)
+
+
+class OneNode:
+    """The machines of a plan that has this one alone."""
+
+    host = LOOPBACK
+
+    def has(self, rank: int) -> bool:
+        """Whether the machine of a rank is there."""
+        return True
+
+    def start(self, rank: int, given: RankStart) -> RankProcess:
+        return given.process()
+
+    def look(self, begun: bool) -> list[int]:
+        """See to the other machines; the signals by which one of them was asked to stop, in their order. begun: the
+        run is under way. Raises EnvironmentFault where it cannot begin, as a machine does not come, or does not fit."""
+        return []
+
+    def close(self, code: int) -> None:
+        """Let the other machines leave."""
+
+
+@define(eq=False)
+class _Said:
+    """What the launcher of another machine says. times: how often it has. ended: number of a rank → how it did. asked:
+    signals. fault: why the plan cannot run there, as code and message."""
+
+    times: int = 0
+    ended: dict[str, int] = field(factory=dict)
+    asked: list[int] = field(factory=list)
+    fault: tuple[str, str] | None = None
+
+
+@define(eq=False)
+class _OtherNode:
+    """Another machine, as the first one has it. number: of its launcher, among those that came for it. moved: when it
+    last said something new."""
+
+    store: TCPStore
+    index: int
+    number: int
+    moved: float
+    said: _Said = field(factory=_Said)
+    lost: bool = False
+    told: int = 0
+
+    def tell(self, **what: Any) -> None:
+        place = _place(self.index, self.number)
+        with suppress(RuntimeError):
+            self.store.set(f"{place}/told/{self.told + 1}", json.dumps(what))
+            self.told = self.store.add(f"{place}/told", 1)
+
+
+@define(eq=False)
+class _OtherRank:
+    """A rank on another machine. number: among all that were started there."""
+
+    node: _OtherNode
+    number: int
+
+    def poll(self) -> int | None:
+        code = self.node.said.ended.get(str(self.number))
+        return -signal.SIGKILL if code is None and self.node.lost else code
+
+    def send_signal(self, sig: int, /) -> None:
+        self.node.tell(signal=sig, of=self.number)
+
+    def wait(self) -> int:
+        """Of one that was killed. Raises EnvironmentFault where it does not end."""
+        deadline = time.monotonic() + END
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self.node.lost = True
+            _hear(self.node.store, [self.node])
+            time.sleep(PAUSE)
+        return code
+
+
+@define(eq=False)
+class FirstNode(OneNode):
+    """The machines of a plan, as the first of them has them."""
+
+    plan: Plan
+    place: NodePlace
+    store: TCPStore
+    _nodes: dict[int, _OtherNode] = field(factory=dict)
+    _arrivals: int = 0
+    _starts: int = 0
+    _waits_since: float = field(factory=time.monotonic)
+
+    @classmethod
+    def open(cls, plan: Plan, place: NodePlace) -> "FirstNode":
+        """Raises EnvironmentFault where there is something else at the place where machines meet."""
+        try:
+            store = TCPStore(
+                place.host, place.port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LOST)
+            )
+        except (RuntimeError, ValueError) as error:
+            why = str(error).partition("\n")[0]
+            message = f"machines cannot meet at {place.host}:{place.port}: {why}; give another --meet HOST:PORT, whose "
+            raise EnvironmentFault("X716", f"{message}host is this machine and whose port is free") from None
+        return cls(plan=plan, place=place, store=store)
+
+    @property
+    def host(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.place.host
+
+    def has(self, rank: int) -> bool:
+        index = self._index(rank)
+        return index == self.place.index or (index in self._nodes and not self._nodes[index].lost)
+
+    def start(self, rank: int, given: RankStart) -> RankProcess:
+        index = self._index(rank)
+        if index == self.place.index:
+            return given.process()
+        self._starts += 1
+        self._nodes[index].tell(start=self._starts, **asdict(given))
+        return _OtherRank(self._nodes[index], self._starts)
+
+    def look(self, begun: bool) -> list[int]:
+        self._admit()
+        there = [node for node in self._nodes.values() if not node.lost]
+        _hear(self.store, there)
+        for node in there:
+            if time.monotonic() - node.moved > LOST:
+                node.lost = True
+                node.tell(leave=EXIT_CODES[EndStatus.ENVIRONMENT])  # should it be slow, and not dead
+            if node.said.fault is not None and not begun:
+                code, message = node.said.fault
+                raise EnvironmentFault(code, f"node {node.index}: {message}")
+        if begun:
+            self._waits_since = time.monotonic()
+        elif time.monotonic() - self._waits_since > ARRIVAL:
+            self._check_arrivals()
+        return max((node.said.asked for node in there), key=len, default=[])
+
+    def _check_arrivals(self) -> None:
+        nodes = self.plan.launch["nodes"]
+        missing = [str(index) for index in range(1, nodes) if index not in self._nodes or self._nodes[index].lost]
+        if missing:
+            where = f"{self.place.host}:{self.place.port}"
+            message = f"{plural(nodes, 'node')} meet at {where}, and within {ARRIVAL:g} s these have not come: "
+            raise EnvironmentFault("X716", f"{message}{', '.join(missing)}; was `xtrain run` started there?")
+
+    def close(self, code: int) -> None:
+        for node in self._nodes.values():
+            node.tell(leave=code)
+        deadline = time.monotonic() + END
+        while any(not node.lost and not self._has_left(node) for node in self._nodes.values()):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(PAUSE)
+
+    def _has_left(self, node: _OtherNode) -> bool:
+        return self.store.check([f"{_place(node.index, node.number)}/left"])
+
+    def _index(self, rank: int) -> int:
+        return rank // self.plan.launch["ranks_per_node"]
+
+    def _admit(self) -> None:
+        """Take note of launchers that have come."""
+        arrivals = self.store.add("arrivals", 0)
+        if arrivals == self._arrivals:
+            return
+        self._arrivals = arrivals
+        for index in range(1, self.plan.launch["nodes"]):
+            number, before = self.store.add(f"{_place(index)}/came", 0), self._nodes.get(index)
+            if number and (before is None or before.number != number):
+                if before is not None:
+                    before.lost = True  # its ranks have ended with it
+                self._nodes[index] = _OtherNode(self.store, index, number, time.monotonic())
+
+
+def _hear(store: TCPStore, nodes: list[_OtherNode]) -> None:
+    keys = [f"{_place(node.index, node.number)}/says" for node in nodes]
+    for node, text in zip(nodes, store.multi_get(keys) if keys else (), strict=True):
+        said = _Said(**json.loads(text))
+        if said.times != node.said.times:
+            node.said, node.moved = said, time.monotonic()
+
+
+def _place(index: int, number: int | None = None) -> str:
+    return f"node/{index}" if number is None else f"node/{index}/{number}"
+
+
+# the launcher of another machine --------------------------------------------------------------------------------------
+
+
+def follow_first_node(place: NodePlace, check: Callable[[], None], stop_seconds: float) -> int:
+    """Start ranks on this machine, and end them, as the launcher of the first one says; the exit code of the run. Main
+    thread only.
+
+    check: raises EnvironmentFault where the plan cannot run on this machine; so does this where the first one is not
+    to be reached. stop_seconds: that ranks have to save and leave if it is gone.
+    """
+    return _Follower(place, stop_seconds).run(check)
+
+
+@define(eq=False)
+class _Follower:
+    place: NodePlace
+    stop_seconds: float
+    _ranks: dict[int, Popen[bytes]] = field(factory=dict)
+    _to_start: dict[int, tuple[RankStart, float]] = field(factory=dict)
+    """Until when this machine may show the plan late."""
+    _said: _Said = field(factory=_Said)
+    _done: int = 0
+
+    def run(self, check: Callable[[], None]) -> int:
+        for number in stop_signals():
+            signal.signal(number, self._on_signal)
+        place = self.place
+        fault: EnvironmentFault | DataError | None = None
+        try:
+            check()
+        except (EnvironmentFault, DataError) as found:
+            fault = found
+            self._said.fault = found.code, str(found)
+        try:
+            if not self._reached():
+                return EXIT_CODES[STATUS_OF_SIGNAL[self._said.asked[0]]]
+            seconds = timedelta(seconds=LOST)
+            store = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
+            here = _place(place.index, store.add(f"{_place(place.index)}/came", 1))
+            self._say(store, here)
+            store.add("arrivals", 1)
+            if fault is not None:
+                store.set(f"{here}/left", "1")
+                raise fault
+            return self._follow(store, here)
+        except (RuntimeError, OSError) as error:
+            self._ask_to_stop()
+            why = str(error).partition("\n")[0]
+            message = f"node {place.index} does not reach the first one at {place.host}:{place.port}: {why}"
+            raise EnvironmentFault("X716", message) from None
+        finally:
+            self._end()
+
+    def _reached(self) -> bool:
+        """Whether the first launcher is there, before this one was asked to stop. Raises OSError."""
+        deadline = time.monotonic() + PATIENCE
+        while not self._said.asked:
+            try:
+                socket.create_connection((self.place.host, self.place.port), timeout=END).close()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE)
+            else:
+                return True
+        return False
+
+    def _follow(self, store: TCPStore, here: str) -> int:
+        while True:
+            while self._done < store.add(f"{here}/told", 0):
+                self._done += 1
+                told: dict[str, Any] = json.loads(store.get(f"{here}/told/{self._done}"))
+                if "leave" in told:
+                    self._end()
+                    self._say(store, here)
+                    store.set(f"{here}/left", "1")
+                    return told["leave"]
+                self._do(told)
+            self._start_ranks()
+            self._say(store, here)
+            time.sleep(PAUSE)
+
+    def _do(self, told: Mapping[str, Any]) -> None:
+        if "signal" in told:
+            if told["signal"] == signal.SIGKILL and self._to_start.pop(told["of"], None) is not None:
+                self._said.ended[str(told["of"])] = -signal.SIGKILL
+            if (process := self._ranks.get(told["of"])) is not None:
+                with suppress(ProcessLookupError):
+                    process.send_signal(told["signal"])
+            return
+        given = RankStart(**{each.name: told[each.name] for each in fields(RankStart)})
+        given.environment[OTHERS_GO_ON] = "1"
+        self._to_start[told["start"]] = given, time.monotonic() + SHOWS
+
+    def _start_ranks(self) -> None:
+        """Those for which this machine shows the plan."""
+        for number, (given, deadline) in [*self._to_start.items()]:
+            try:
+                planned(Path(given.directory), given.plan, 0.0)
+                self._ranks[number] = given.process()
+            except EnvironmentFault as fault:
+                if time.monotonic() < deadline:
+                    continue
+                self._said.fault = fault.code, str(fault)
+                self._said.ended[str(number)] = EXIT_CODES[EndStatus.ENVIRONMENT]
+            except OSError as error:
+                self._said.fault = "X706", f"no rank can be started in {given.directory}: {error.strerror}"
+                self._said.ended[str(number)] = EXIT_CODES[EndStatus.ENVIRONMENT]
+            del self._to_start[number]
+
+    def _say(self, store: TCPStore, here: str) -> None:
+        self._said.times += 1
+        for number, process in self._ranks.items():
+            if (code := process.poll()) is not None:
+                self._said.ended[str(number)] = code
+        store.set(f"{here}/says", json.dumps(asdict(self._said)))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The first machine tells all ranks, those here among them."""
+        self._said.asked.append(number)
+
+    def _ask_to_stop(self) -> None:
+        """Without the first launcher nothing is started again: ranks save, if they still can, and leave."""
+        deadline = time.monotonic() + self.stop_seconds + END
+        for process in self._ranks.values():
+            process.terminate()
+        while time.monotonic() < deadline and any(process.poll() is None for process in self._ranks.values()):
+            time.sleep(PAUSE)
+
+    def _end(self) -> None:
+        for process in self._ranks.values():
+            process.kill()
+        for process in self._ranks.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END)

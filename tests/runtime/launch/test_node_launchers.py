@@ -1,0 +1,240 @@
+"""The launchers of several machines: what the first one has done on another one, and what becomes of ranks if either is
+gone. Other machines are processes that share a store with this one."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from xtrain.planner.plan import Plan
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch import node_launchers
+from xtrain.runtime.launch.node_launchers import FirstNode, RankStart, follow_first_node
+from xtrain.runtime.launch.node_place import NodePlace
+
+WAITS = 15.0
+ENDLESS = "cd {}; trap 'touch saved; exit 0' TERM; touch ready; while :; do sleep 0.02; done"
+PLAN = cast("Plan", SimpleNamespace(launch={"nodes": 2, "ranks_per_node": 1}))
+
+
+def wait(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAITS
+    while not (value := found()):
+        assert time.monotonic() < deadline, "not within time"
+        time.sleep(0.02)
+    return value
+
+
+@pytest.fixture
+def first(monkeypatch) -> Iterator[FirstNode]:
+    """The first machine, and short patience on all."""
+    monkeypatch.setattr(node_launchers, "LOST", 1.5)
+    monkeypatch.setattr(node_launchers, "END", 1.0)
+    monkeypatch.setattr(node_launchers, "PAUSE", 0.02)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    yield FirstNode.open(PLAN, NodePlace(index=0, host="127.0.0.1", port=port))
+
+
+def no_fault() -> None:
+    pass
+
+
+@contextmanager
+def machine(meet: NodePlace, folder: Path, check: Callable[[], None] = no_fault) -> Iterator[int]:
+    """The launcher of machine 1 as a process, whose ranks are the script in `rank.sh`; it writes how it left."""
+    process = os.fork()
+    if not process:
+        node_launchers.rank_command = lambda directory, launcher: ["bash", str(folder / "rank.sh")]
+        node_launchers.planned = cast("Any", shown(folder))
+        code = 1
+        try:
+            code = follow_first_node(NodePlace(index=1, host=meet.host, port=meet.port), check, 1.0)
+        except EnvironmentFault as fault:
+            code = 3
+            (folder / "fault").write_text(f"{fault.code}: {fault}")
+        finally:
+            os._exit(code)
+    try:
+        yield process
+    finally:
+        try:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def shown(folder: Path) -> Callable[..., None]:
+    def planned(directory: Path, plan: str, patience: float) -> None:
+        if not (folder / "plan.json").exists():
+            raise EnvironmentFault("X706", "all machines need a shared run directory")
+
+    return planned
+
+
+def script(folder: Path, text: str) -> RankStart:
+    (folder / "rank.sh").write_text(text)
+    (folder / "plan.json").write_text("{}")
+    return RankStart(directory=str(folder), plan="p", log=str(folder / "log" / "1"), environment={"RANK": "7"})
+
+
+def there(first: FirstNode) -> bool:
+    first.look(False)
+    return first.has(1)
+
+
+def ended(first: FirstNode, rank: node_launchers.RankProcess) -> bool:
+    first.look(True)
+    return rank.poll() is not None
+
+
+def code_of(process: int) -> int:
+    """Of a launcher that leaves."""
+    found: list[int] = []
+
+    def left() -> bool:
+        pid, status = os.waitpid(process, os.WNOHANG)
+        found.append(status)
+        return bool(pid)
+
+    wait(left)
+    return os.waitstatus_to_exitcode(found[-1])
+
+
+def test_ranks_run_elsewhere_and_their_ends_are_known(first, tmp_path):
+    with machine(first.place, tmp_path) as process:
+        assert first.has(0) and not first.has(1)
+        wait(lambda: there(first))
+        rank = first.start(1, script(tmp_path, "echo rank $RANK; exit 5"))
+        wait(lambda: ended(first, rank))
+        assert rank.poll() == 5 and (tmp_path / "log" / "1" / "stdout.log").read_text() == "rank 7\n"
+        first.close(75)
+        assert code_of(process) == 75
+
+
+def test_signals_reach_ranks_and_kills_end_them(first, tmp_path):
+    with machine(first.place, tmp_path):
+        wait(lambda: there(first))
+        given = script(tmp_path, f"trap 'exit 9' USR1; touch {tmp_path}/ready$$; while :; do sleep 0.02; done")
+        asked, killed = (first.start(1, given) for _ in range(2))
+        wait(lambda: len([*tmp_path.glob("ready*")]) == 2)
+        asked.send_signal(signal.SIGUSR1)
+        wait(lambda: ended(first, asked))
+        assert asked.poll() == 9 and not ended(first, killed)
+        killed.send_signal(signal.SIGKILL)
+        assert killed.wait() == -signal.SIGKILL
+
+
+def test_a_signal_to_the_other_machine_is_told_to_the_first(first, tmp_path):
+    with machine(first.place, tmp_path) as process:
+        wait(lambda: there(first))
+        os.kill(process, signal.SIGTERM)
+        assert wait(lambda: first.look(True)) == [signal.SIGTERM]
+
+
+def test_one_that_says_nothing_is_gone_and_may_come_back(first, tmp_path):
+    with machine(first.place, tmp_path) as process:
+        wait(lambda: there(first))
+        rank = first.start(1, script(tmp_path, "sleep 60"))
+        os.kill(process, signal.SIGKILL)
+        wait(lambda: ended(first, rank))
+        assert rank.poll() == -signal.SIGKILL and not first.has(1)
+        with machine(first.place, tmp_path):
+            wait(lambda: there(first))
+            again = first.start(1, script(tmp_path, "exit 0"))
+            wait(lambda: ended(first, again))
+            assert (rank.poll(), again.poll()) == (-signal.SIGKILL, 0)
+
+
+def test_one_that_comes_back_at_once_has_none_of_its_ranks(first, tmp_path):
+    with machine(first.place, tmp_path) as process:
+        wait(lambda: there(first))
+        rank = first.start(1, script(tmp_path, "sleep 60"))
+        os.kill(process, signal.SIGKILL)
+        with machine(first.place, tmp_path):
+            wait(lambda: ended(first, rank))
+            assert first.has(1)
+
+
+def test_one_that_was_slow_is_sent_away(first, tmp_path):
+    """Its ranks have ended for the first machine: they must not go on."""
+    with machine(first.place, tmp_path) as process:
+        wait(lambda: there(first))
+        rank = first.start(1, script(tmp_path, f"touch {tmp_path}/ready; exec sleep 60"))
+        wait((tmp_path / "ready").exists)
+        os.kill(process, signal.SIGSTOP)
+        wait(lambda: ended(first, rank))
+        os.kill(process, signal.SIGCONT)
+        assert code_of(process) == 3
+
+
+def test_without_the_first_one_ranks_are_asked_to_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_launchers, "LOST", 1.5)
+    monkeypatch.setattr(node_launchers, "PAUSE", 0.02)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    alone = [FirstNode.open(PLAN, NodePlace(index=0, host="127.0.0.1", port=port))]
+    with machine(alone[0].place, tmp_path) as process:
+        wait(lambda: there(alone[0]))
+        alone[0].start(1, script(tmp_path, ENDLESS.format(tmp_path)))
+        wait((tmp_path / "ready").exists)
+        alone.clear()
+        assert code_of(process) == 3
+    assert (tmp_path / "saved").exists()
+    assert (tmp_path / "fault").read_text().startswith("X716: node 1 does not reach the first one at 127.0.0.1")
+
+
+def test_a_machine_that_does_not_fit_ends_the_run(first, tmp_path):
+    def check() -> None:
+        raise EnvironmentFault("X702", "2 ranks need a CUDA device each, and this machine has 1")
+
+    with machine(first.place, tmp_path, check) as process:
+        assert code_of(process) == 3
+        with pytest.raises(EnvironmentFault, match="node 1: 2 ranks need a CUDA device each") as told:
+            wait(lambda: there(first))
+        assert told.value.code == "X702"
+        began = time.monotonic()
+        first.close(3)
+        assert time.monotonic() - began < 0.9
+
+
+def test_a_machine_without_the_run_directory_is_told_of(first, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_launchers, "SHOWS", 0.2)
+    with machine(first.place, tmp_path):
+        wait(lambda: there(first))
+        given = script(tmp_path, "exit 0")
+        (tmp_path / "plan.json").unlink()
+        rank = first.start(1, given)
+        with pytest.raises(EnvironmentFault, match="node 1: all machines need a shared run directory"):
+            wait(lambda: first.look(False))
+        assert rank.poll() == 3
+
+
+def test_machines_that_do_not_come_are_named(first, monkeypatch):
+    monkeypatch.setattr(node_launchers, "ARRIVAL", 0.1)
+    time.sleep(0.2)
+    with pytest.raises(EnvironmentFault, match=r"2 nodes meet .* and within 0.1 s these have not come: 1"):
+        first.look(False)
+
+
+def test_a_place_that_is_taken_is_told_of(first):
+    with pytest.raises(EnvironmentFault, match="give another --meet") as told:
+        FirstNode.open(PLAN, first.place)
+    assert told.value.code == "X716"
+
+
+def test_a_launcher_that_waits_for_the_first_one_can_be_stopped(tmp_path):
+    with machine(NodePlace(index=0, host="127.0.0.1", port=1), tmp_path) as process:
+        time.sleep(0.3)
+        os.kill(process, signal.SIGTERM)
+        assert code_of(process) == 75
