@@ -211,6 +211,10 @@ def _run_follower(plan: "Plan", place: "NodePlace") -> int:
     def check() -> None:
         _remark(check_machine(plan, plan.mesh.ranks_per_node))
 
+    print(
+        f"node {place.index}: its ranks are started by node 0, at {place.host}:{place.port}, which shows the run",
+        flush=True,
+    )
     return follow_first_node(place, check, plan.launch["stop_deadline_seconds"])
 
 
