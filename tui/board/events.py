@@ -58,7 +58,9 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
 
     def compose(self) -> ComposeResult:
         yield EventsSheet()
-        yield Input(placeholder="only events and lines with this text; enter keeps the filter, esc removes it", compact=True)
+        yield Input(
+            placeholder="only events and lines with this text; enter keeps the filter, esc removes it", compact=True
+        )
 
     def show(self, board: "Board") -> None:
         if self._page is None or board.events.version != self._log.version or board.events is not self._log:
