@@ -4,7 +4,6 @@ The machines are launchers on this one, which share nothing but the folder and t
 """
 
 import signal
-import time
 
 import pytest
 from live_runs import gone
@@ -101,11 +100,3 @@ def test_all_groups_die_and_are_started_again(lab: Laboratory):
     ours.end()
     assert [each["step"] for each in ours.events("restart")] == [4]
     ours.hold_against(lab.run(trial, (), alone=True), LIMIT)
-
-
-def test_a_machine_that_does_not_fit_is_told_of(lab: Laboratory):
-    """Before the first step its fault is that of the run."""
-    ours = GroupRun.start(lab, disturbed(4), "tft_nodes_fault", nodes=2, sets=("tracking.wandb={}",))
-    began = time.monotonic()
-    assert ours.process.wait(60) == 3 and ours.others[0].wait(60) == 3
-    assert time.monotonic() - began < 60

@@ -490,7 +490,7 @@ def test_a_machine_that_leaves_again(folder, monkeypatch):
 def test_an_address_of_either_kind(host):
     if host == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
-    assert own_address(NodePlace(index=1, host=host, port=29500)) == host
+    assert own_address(host, 29500) == host
     with hosts.answering_time() as port:
         apart, within = hosts.clock_of(HostFacts(machine=HERE, address=host, port=port))
     assert abs(apart) <= within + 0.5
