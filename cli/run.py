@@ -73,9 +73,9 @@ def start(
     compiled: raises Refused. opened: is told the run directory by the launcher of the ranks. placed: which machine of
     several this is, None for a single one.
     """
+    from ..planner.graph.replica_groups import groups_node
     from ..runtime.launch.node_ranks import OF_NODE
     from ..runtime.provenance.start import is_worker
-    from ..runtime.replica import groups_node
 
     def ready() -> "Compiled":
         found = compiled()
@@ -123,9 +123,9 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
 def _is_said_by_a_rank(plan: "Plan | None", arguments: argparse.Namespace) -> bool:
     """Whether another process says what there is to say: of several machines the first rank, which is this command
     again, or the launcher of the first machine where there are replica groups."""
+    from ..planner.graph.replica_groups import groups_node
     from ..runtime.launch.node_place import in_slurm_step, node_index
     from ..runtime.provenance.start import is_worker
-    from ..runtime.replica import groups_node
 
     if plan is None or is_worker() or plan.launch["nodes"] == 1:
         return False

@@ -10,9 +10,9 @@ from typing import Final
 
 from attrs import define, evolve
 
-from ..dsl.schema.stacks import stack_of_node
+from ..planner.graph.replica_groups import groups_node
 from ..planner.mesh.mesh import mesh_of_group
-from ..planner.plan import Node, Plan
+from ..planner.plan import Plan
 
 # Tell a rank which group it is of, and how often that one was started before.
 GROUP: Final = "XTRAIN_GROUP"
@@ -49,15 +49,6 @@ class ReplicaGroup:
     def first(self) -> int:
         """The number of its first rank among those of all groups."""
         return self.index * self.size
-
-
-def groups_node(plan: Plan) -> Node | None:
-    """The node of the stack whose copies of the model are replica groups; None under all others."""
-    for node in plan.nodes:
-        stack = stack_of_node(node.op)
-        if stack is not None and stack.groups:
-            return node
-    return None
 
 
 def group_of_rank(plan: Plan) -> ReplicaGroup | None:

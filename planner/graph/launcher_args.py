@@ -6,6 +6,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.launchers import LAUNCHERS, Launcher
 from ...dsl.schema.setting import AUTO, Auto, settings_of
 from ..plan import Plan
+from .replica_groups import groups_node
 
 
 def launcher_args(launcher: Launcher) -> dict[str, Any]:
@@ -31,10 +32,10 @@ def launcher_of(plan: Plan) -> Launcher | None:
 def restarts_of(plan: Plan) -> tuple[str, int]:
     """What says how often all ranks are started again after a failure, and how often that is; empty: nothing does.
 
-    A single machine is started again by xtrain itself, several by their launcher.
+    A single machine is started again by xtrain itself, and so are replica groups; several machines by their launcher.
     """
     launcher = launcher_of(plan)
-    if plan.launch["nodes"] == 1 or (launcher is not None and launcher.obeys_restarts):
+    if plan.launch["nodes"] == 1 or groups_node(plan) is not None or (launcher is not None and launcher.obeys_restarts):
         return "fault_tolerance.restarts", plan.launch["restarts"]
     return (launcher.own_restarts() if launcher is not None else None) or ("", 0)
 

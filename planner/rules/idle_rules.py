@@ -107,9 +107,15 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
 
 
 def _check_idle_restarts(spec: Spec, layout: Layout, found: Findings) -> None:
-    """A single machine is started again by xtrain itself, several by what has started them."""
+    """A single machine is started again by xtrain itself, several by what has started them, but for replica groups."""
     launcher, chosen = spec.launcher, spec.fault_tolerance
-    if layout.nodes == 1 or not chosen.restarts or chosen.elastic or (launcher and launcher.obeys_restarts):
+    if (
+        layout.nodes == 1
+        or spec.parallel.execution.groups
+        or not chosen.restarts
+        or chosen.elastic
+        or (launcher and launcher.obeys_restarts)
+    ):
         return
     own = launcher.own_restarts() if launcher else None
     hint = f"set {own[0]}, or remove it" if own else f"use launcher {obeying_launchers()}, or remove it"

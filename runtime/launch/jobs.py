@@ -22,11 +22,11 @@ from attrs import asdict, frozen
 from ...dsl.diagnostics.source import printable
 from ...dsl.schema.launchers import LAUNCHERS, Launcher
 from ...planner.graph.launcher_args import launcher_args, launcher_from
+from ...planner.graph.replica_groups import groups_node
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault
 from ..files import durable
 from ..ops import code_of
-from ..replica import groups_node
 
 JOB_FILE: Final = "job.json"
 PLAN_FILE: Final = "job-plan.json"

@@ -6,13 +6,13 @@ from pathlib import Path
 from attrs import frozen
 
 from ...dsl.schema.cluster import CLUSTERS
+from ...planner.graph.replica_groups import groups_node
 from ...planner.plan import Plan
 from ...planner.units import bytes_text, plural
 from ..data.documents.encoder import DocumentEncoder
 from ..data.documents.tokenizers import load_tokenizer
 from ..data.loading.prepared import source_of
 from ..errors import EnvironmentFault
-from ..replica import groups_node
 from ..reporting.packages import check_packages
 
 # What a driver reports is a little below the data sheet, which a plan takes its figure from.

@@ -9,6 +9,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from ...planner.graph.replica_groups import groups_node
 from ...planner.plan import Plan
 from ...planner.units import plural
 from ...records.events import events_since
@@ -19,7 +20,6 @@ from ..checkpoint.sources import starting_point
 from ..errors import EnvironmentFault
 from ..files.lines import JsonLinesFile, size_of
 from ..provenance.start import FIRST_STEP, RESTART, starts_before
-from ..replica import groups_node
 from ..run_directory.workspace import RunDirectory, reopen
 from .conclusion import conclude, report_fault
 from .failure_cause import FailureCause, exit_code_of, find_failure_cause

@@ -18,9 +18,9 @@ from attrs import evolve
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from ...planner.graph.replica_groups import groups_node
 from ...planner.plan import Memory, Plan, Traced, Traffic
 from ..ops import PlanMismatch, load_ops
-from ..replica import groups_node
 from ..state import Rank
 from .program import Program
 from .repeats import ENOUGH, NotAlike, Shared

@@ -8,10 +8,12 @@ import pytest
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import Compiled, compile_plan
+from xtrain.planner.graph.launcher_args import restarts_of
+from xtrain.planner.graph.replica_groups import groups_node
 from xtrain.planner.plan import Plan
 from xtrain.planner.rules import stack_rules
 from xtrain.planner.rules.validate import check_spec
-from xtrain.runtime.replica import groups_node, plan_of_group
+from xtrain.runtime.replica import plan_of_group
 
 SPEC = """
 experiment tiny {{ seed = 1, budget = 100 steps }}
@@ -67,6 +69,12 @@ def test_groups_lie_on_several_machines(tmp_path: Path, replicas: int):
     assert (plan.mesh.world_size, plan.launch["nodes"]) == (8, 2)
     assert {axis.name for axis in plan.mesh.axes if axis.crosses_nodes} == {"replicate"}
     assert not any(axis.crosses_nodes for axis in plan_of_group(plan).mesh.axes)
+
+
+def test_groups_on_several_machines_are_started_again(tmp_path: Path):
+    given = compiled(tmp_path, "launch { nodes = 2 }\nfault_tolerance { restarts = 3 }")
+    assert given.plan is not None and "W401" not in given.diagnostics.render()
+    assert restarts_of(given.plan) == ("fault_tolerance.restarts", 3)
 
 
 def test_a_group_may_lie_on_several_machines(tmp_path: Path):
