@@ -84,7 +84,7 @@ def start(
 
     os.environ["XTRAIN_BEGAN"] = str(time.time())  # what launch.time_limit counts from, also for the ranks
     if is_worker():
-        from ..runtime.worker import die_with_launcher
+        from ..runtime.launch.parent import die_with_launcher
         from .started import is_first, join, lead
 
         if {"TORCHELASTIC_RUN_ID", OF_NODE} & os.environ.keys():

@@ -62,7 +62,8 @@ def join() -> int:
     from ..runtime.launch.cause import write_cause
     from ..runtime.launch.rendezvous import CannotTakePart, RendezvousMember, SentAway
     from ..runtime.outcome import EXIT_CODES, exit_process
-    from ..runtime.worker import planned, run_rank
+    from ..runtime.run_directory.saved_plan import planned
+    from ..runtime.worker import run_rank
 
     end_at_once()
     try:

@@ -1,17 +1,12 @@
 """The process of one rank: `python -m xtrain.runtime.worker RUN_DIRECTORY LAUNCHER_PID`, started by the launcher."""
 
-import json
 import os
-import socket
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ..planner.plan import Plan
-from ..planner.serialise import PlanError, from_json
 from ..records.end_status import EndStatus
 from .control.signals import end_at_once
 from .errors import EnvironmentFault
@@ -19,12 +14,10 @@ from .files.locks import WORKER_LOCK, hold
 from .launch.parent import die_with_launcher
 from .outcome import EXIT_CODES, exit_process
 from .replica import group_of_rank
+from .run_directory.saved_plan import plan_in
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
-
-
-PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a new file late
 
 
 def run_rank(
@@ -60,27 +53,6 @@ def run_rank(
     finally:
         if lock is not None:
             lock.close()
-
-
-def plan_in(directory: Path) -> Plan:
-    """The plan that the launcher has left in a run directory. Raises OSError, ValueError, PlanError."""
-    return from_json(json.loads((directory / "plan.json").read_text()))
-
-
-def planned(directory: Path, plan_id: str, patience: float = PATIENCE) -> Plan:
-    """The same on any machine, as soon as its file system shows what the first rank has written there. Raises
-    EnvironmentFault if it does not within `patience` seconds."""
-    deadline = time.monotonic() + patience
-    while True:
-        with suppress(OSError, ValueError, PlanError):
-            if (plan := plan_in(directory)).id == plan_id:
-                return plan
-        if time.monotonic() > deadline:
-            where = f"{directory}, seen from {Path.cwd()} on {socket.gethostname()},"
-            raise EnvironmentFault(
-                "X706", f"{where} does not hold the plan of this start: all machines need a shared run directory"
-            )
-        time.sleep(0.2)
 
 
 def main() -> None:

@@ -36,8 +36,8 @@ from ..control.signals import stop_signals
 from ..data.errors import DataError
 from ..errors import EnvironmentFault
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
-from ..worker import PATIENCE as SHOWS
-from ..worker import planned
+from ..run_directory.saved_plan import PATIENCE as SHOWS
+from ..run_directory.saved_plan import planned
 from .leftovers import rank_command
 from .node_place import LOOPBACK, NodePlace
 from .parent import OTHERS_GO_ON

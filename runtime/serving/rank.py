@@ -18,13 +18,14 @@ from ..bootstrap import choose_device
 from ..control.signals import StopRequests, stop_signals
 from ..data.errors import DataError
 from ..errors import EnvironmentFault
+from ..launch.parent import die_with_launcher
 from ..monitoring.failing import lost_a_peer, report_failure
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..monitoring.memory import forget_peak
 from ..outcome import EXIT_CODES, exit_process
 from ..reporting.records import Records
+from ..run_directory.saved_plan import plan_in
 from ..state import Progress
-from ..worker import die_with_launcher, plan_in
 from .connection import Closed, Connection
 from .messages import RankMessage
 from .ranks import ServingRanks

@@ -15,7 +15,8 @@ from xtrain.runtime.control.signals import EVENTS, stop_signals
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.files.locks import WORKER_LOCK, hold
 from xtrain.runtime.launch.cause import FILE, write_cause
-from xtrain.runtime.worker import planned, run_rank
+from xtrain.runtime.run_directory.saved_plan import planned
+from xtrain.runtime.worker import run_rank
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +64,7 @@ def test_a_signal_before_training_is_answered_although_the_main_thread_runs_no_p
 
 
 def test_a_plan_that_is_not_the_one_of_this_start_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.worker.PATIENCE", 0.1)
+    monkeypatch.setattr("xtrain.runtime.run_directory.saved_plan.PATIENCE", 0.1)
     plan = plan_from_spec(ROOT / "specs/two_ranks_cpu.xtrain", ()).plan
     assert plan is not None
     for text in (None, "{", dumps(plan)):  # nothing yet, half of it, that of an earlier start

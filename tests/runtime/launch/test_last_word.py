@@ -141,7 +141,7 @@ def test_a_rank_whose_machine_is_not_the_planned_one_ends_the_start(first, left,
     def check(plan: Any) -> None:
         raise EnvironmentFault("X703", "3 ranks on this machine")
 
-    monkeypatch.setattr("xtrain.runtime.worker.planned", lambda directory, id: id)
+    monkeypatch.setattr("xtrain.runtime.run_directory.saved_plan.planned", lambda directory, id: id)
     monkeypatch.setattr("xtrain.runtime.worker.run_rank", lambda *given, **named: "done")
     monkeypatch.setattr(started, "_check_place", check)
     thread = first(admit)
@@ -153,7 +153,7 @@ def test_a_rank_whose_machine_is_not_the_planned_one_ends_the_start(first, left,
 @pytest.mark.parametrize(("status", "code"), [("failed", 1), ("stopped", 75), ("done", 0)])
 def test_a_rank_that_fails_leaves_the_cause_to_the_first_one(first, left, tmp_path, monkeypatch, status, code):
     monkeypatch.setenv("XTRAIN_RESTART", "0")
-    monkeypatch.setattr("xtrain.runtime.worker.planned", lambda directory, id: id)
+    monkeypatch.setattr("xtrain.runtime.run_directory.saved_plan.planned", lambda directory, id: id)
     monkeypatch.setattr("xtrain.runtime.worker.run_rank", lambda *given, **named: status)
     monkeypatch.setattr(started, "_check_place", lambda plan: None)
     first(
