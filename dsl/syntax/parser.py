@@ -37,6 +37,10 @@ def parse_expression(source: SourceText, start: int, end: int, diagnostics: Diag
     if not found.has_errors and len(items) != 1:
         extra = items[1].span
         found.error("X101", f"unexpected `{extra.text}` behind the value", extra, hint="write one value")
+    for item in items:
+        if isinstance(item, Assign) and item.body is not None and not found.has_errors:
+            hint = "give each of its settings a value of its own, as by `--set optimizer.lr=1e-3`"
+            found.error("X101", "a value has no body", item.body.span, hint=hint)
     diagnostics.extend(found)
     match items:
         case [Assign(value=value)] if not found.has_errors:

@@ -260,6 +260,8 @@ def test_the_default_of_a_param_fixes_its_type(load, default, value, fits):
         ("model.family=lama", "X305", "lama", "did you mean `llama`?"),
         ("batch.micro=(2", "X103", "(", None),
         ("batch.micro=2, 3", "X101", "3", None),
+        ("optimizer=sgd { lr = 1e-3 }", "X101", "{ lr = 1e-3 }", None),
+        ("precision.compute=fp8 { recipe = rowwise }", "X101", "{ recipe = rowwise }", None),
         ("=3", "X218", "=3", None),
         ("..=3", "X217", "", None),
     ],
