@@ -75,14 +75,14 @@ def start(
     """
     from ..planner.graph.replica_groups import groups_node
     from ..runtime.launch.node_ranks import OF_NODE
-    from ..runtime.provenance.start import is_worker
+    from ..runtime.provenance.start import BEGAN, is_worker
 
     def ready() -> "Compiled":
         found = compiled()
         _stop_at_once()
         return found
 
-    os.environ["XTRAIN_BEGAN"] = str(time.time())  # what launch.time_limit counts from, also for the ranks
+    os.environ[BEGAN] = str(time.time())  # also for the ranks
     if is_worker():
         from ..runtime.launch.parent import die_with_launcher
         from .started import is_first, join, lead

@@ -12,13 +12,11 @@ from ...dsl.schema.actions import SIGNALS
 from ..monitoring.alert_actions import AlertActions
 from ..parallel.fake import numbers
 from ..parallel.side_stream import beside
+from ..provenance.start import BEGAN
 from ..state import Halt, Rank
 from ..timers import Clocks
 from .commands import Control
 from .signals import StopRequests
-
-BEGAN = "XTRAIN_BEGAN"
-"""Environment variable: when the command was given, in seconds since 1970."""
 
 
 class Agreement:

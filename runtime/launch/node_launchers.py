@@ -24,10 +24,9 @@ from datetime import timedelta
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import asdict, define, field, fields, frozen
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ...planner.plan import Plan
 from ...planner.units import plural
@@ -39,9 +38,11 @@ from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from ..run_directory.saved_plan import PATIENCE as SHOWS
 from ..run_directory.saved_plan import planned
 from .leftovers import rank_command
-from .node_place import LOOPBACK, NodePlace
+from .node_place import ARRIVAL, LOOPBACK, PATIENCE, NodePlace
 from .parent import OTHERS_GO_ON
-from .rendezvous import ARRIVAL, PATIENCE
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 # Seconds without a word after which a machine is gone.
 LOST: Final = 30.0
@@ -117,7 +118,7 @@ class _OtherNode:
     """Another machine, as the first one has it. number: of its launcher, among those that came for it. moved: when it
     last said something new."""
 
-    store: TCPStore
+    store: "TCPStore"
     index: int
     number: int
     moved: float
@@ -163,7 +164,7 @@ class FirstNode(OneNode):
 
     plan: Plan
     place: NodePlace
-    store: TCPStore
+    store: "TCPStore"
     _nodes: dict[int, _OtherNode] = field(factory=dict)
     _arrivals: int = 0
     _starts: int = 0
@@ -172,6 +173,8 @@ class FirstNode(OneNode):
     @classmethod
     def open(cls, plan: Plan, place: NodePlace) -> "FirstNode":
         """Raises EnvironmentFault where there is something else at the place where machines meet."""
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
         try:
             store = TCPStore(
                 place.host, place.port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LOST)
@@ -252,7 +255,7 @@ class FirstNode(OneNode):
                 self._nodes[index] = _OtherNode(self.store, index, number, time.monotonic())
 
 
-def _hear(store: TCPStore, nodes: list[_OtherNode]) -> None:
+def _hear(store: "TCPStore", nodes: list[_OtherNode]) -> None:
     keys = [f"{_place(node.index, node.number)}/says" for node in nodes]
     for node, text in zip(nodes, store.multi_get(keys) if keys else (), strict=True):
         said = _Said(**json.loads(text))
@@ -288,6 +291,8 @@ class _Follower:
     _done: int = 0
 
     def run(self, check: Callable[[], None]) -> int:
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
         for number in stop_signals():
             signal.signal(number, self._on_signal)
         place = self.place
@@ -331,7 +336,7 @@ class _Follower:
                 return True
         return False
 
-    def _follow(self, store: TCPStore, here: str) -> int:
+    def _follow(self, store: "TCPStore", here: str) -> int:
         while True:
             while self._done < store.add(f"{here}/told", 0):
                 self._done += 1
@@ -374,7 +379,7 @@ class _Follower:
                 self._said.ended[str(number)] = EXIT_CODES[EndStatus.ENVIRONMENT]
             del self._to_start[number]
 
-    def _say(self, store: TCPStore, here: str) -> None:
+    def _say(self, store: "TCPStore", here: str) -> None:
         self._said.times += 1
         for number, process in self._ranks.items():
             if (code := process.poll()) is not None:

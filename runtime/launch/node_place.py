@@ -14,6 +14,10 @@ from ..errors import EnvironmentFault
 
 # Ports that a job may take: above those of services, below those that the kernel hands out (32768 and more).
 FIRST_PORT, PORTS = 20_000, 12_000
+# Seconds that ranks wait for the first one, which compiles the plan meanwhile and may wait for the disk.
+PATIENCE: Final = 7200.0
+# Seconds that the first rank, which has its plan, waits for the others: the same launcher has started them.
+ARRIVAL: Final = 1800.0
 LOOPBACK: Final = "127.0.0.1"
 _LIST: Final = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?([^,\[]*)")
 

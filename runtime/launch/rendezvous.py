@@ -26,11 +26,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import EnvironmentFault
+from .node_place import ARRIVAL, PATIENCE
 
-# Seconds that ranks wait for the first one, which compiles the plan meanwhile and may wait for the disk.
-PATIENCE: Final = 7200.0
-# Seconds that the first rank, which has its plan, waits for the others: the same launcher has started them.
-ARRIVAL: Final = 1800.0
 # Seconds that the first rank, which leaves, waits for the others to hear of it.
 SEND_AWAY_SECONDS: Final = 10.0
 _PAUSE: Final = 0.02

@@ -21,13 +21,12 @@ from ...records.end_status import EndStatus
 from ...records.heartbeat import read_heartbeat
 from ...records.paths import EVENTS_FILE, heartbeat_path
 from ...records.run_events import ReplicaGroupEvent
-from ..control.agreement import BEGAN
 from ..control.signals import stop_signals
 from ..files.lines import JsonLinesFile
 from ..files.locks import WORKER_LOCK, hold
 from ..monitoring.judge import SeenRank
 from ..outcome import EXIT_CODES
-from ..provenance.start import FIRST_STEP, RESTART
+from ..provenance.start import BEGAN, FIRST_STEP, RESTART
 from ..replica import FEWER, GROUP, JOINED, LIGHTHOUSE, OPEN, OVER, READY, START, gone
 from .launch import Ended
 from .meeting_place import MeetingPlace

@@ -8,6 +8,8 @@ from pathlib import Path
 # Tells the ranks how often they have been started again, and a command how often its job has started before. What
 # torch's agent says of that, another machine's may contradict.
 RESTART = "XTRAIN_RESTART"
+# When the command began, in seconds since 1970: `launch.time_limit` counts from there.
+BEGAN = "XTRAIN_BEGAN"
 
 
 # Tells them with which step this start began, before any restart: `launch.stop_after` counts from there.
