@@ -30,9 +30,11 @@ import argparse
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
@@ -337,7 +339,10 @@ def machine(dry: bool) -> tuple[dict[str, Any], list[str]]:
     from xtrain.dsl.schema.cluster import CLUSTERS
 
     about: dict[str, Any] = {"device": "cpu", "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
-    about["python"] = sys.version.split()[0]
+    about["python"], about["cuda"] = sys.version.split()[0], torch.version.cuda
+    # Without both nothing compiles for a GPU, and flex is compiled.
+    about["c_compiler"] = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    about["python_headers"] = (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
     for name in ("triton", "transformers", "flash-attn", "torchao"):
         try:
             about[name] = importlib.metadata.version(name)

@@ -24,6 +24,7 @@ BF16: Final = "precision { params = fp32, compute = bf16 }"
 
 # name: (model, more); those that must work before anything else is worth a look come first.
 FEATURES: Final[dict[str, tuple[str, str]]] = {
+    "dense, nothing compiled": (DENSE.replace(" }", ", attention = documents }"), BF16),
     "dense, bf16": (DENSE, BF16),
     "compiled": (DENSE, f"{BF16}\ncompile {{ mode = default }}"),
     "recomputed": (DENSE, f"{BF16}\nactivation full"),
