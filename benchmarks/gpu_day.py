@@ -341,7 +341,7 @@ def machine(dry: bool) -> tuple[dict[str, Any], list[str]]:
     about: dict[str, Any] = {"device": "cpu", "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     about["python"], about["cuda"] = sys.version.split()[0], torch.version.cuda
     # Without both nothing compiles for a GPU, and flex is compiled.
-    about["c_compiler"] = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    about["c_compiler"] = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang"))), None)
     about["python_headers"] = (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
     for name in ("triton", "transformers", "flash-attn", "torchao"):
         try:

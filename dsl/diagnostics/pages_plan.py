@@ -591,4 +591,9 @@ PAGES: Final = (
         `xtrain doctor` has measured, with one process that writes, a checkpoint takes longer. Several ranks may write
         faster together.
         """),
+    CodePage("W710", "nothing can be compiled for a GPU", """
+        `attention = flex`, which `auto` is on CUDA, and `compile` make kernels with Triton in the first step of a run,
+        which calls a C compiler (`CC`, gcc or clang) and needs the headers of Python. Slim containers have neither.
+        What another run has compiled is found in Triton's cache.
+        """),
 )  # fmt: skip

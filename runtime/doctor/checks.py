@@ -42,6 +42,7 @@ def check_machine_facts(plan: Plan, machine: MachineFacts, disk: DiskFacts) -> l
         found += of_devices(plan, devices)
         found += of_memory(plan, machine, devices.kind)
         found += of_shared_memory(plan, machine, devices.kind)
+        found += of_compiler(plan, machine, devices.kind)
     found += of_packages(plan)
     found += of_data(plan)
     found += of_folder(disk)
@@ -117,6 +118,23 @@ def of_shared_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[U
             what=f"/dev/shm has {bytes_text(has)}, and NCCL needs {bytes_text(SHARED_MEMORY)} for the ranks of a "
             "machine",
             do="start the container with `--shm-size=1g` or more, or mount memory there",
+        )
+
+
+def of_compiler(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
+    """What Triton compiles for a GPU, in the first step: flex, and blocks where the plan says so."""
+    if kind != "cuda" or not machine.lacks:
+        return
+    flex = plan.node("setup.build_model").args["attention"]["cuda"] == "flex"
+    blocks = any(node.op == "setup.compile" for node in plan.nodes)
+    what = [*(["attention flex"] if flex else []), *(["blocks of the model"] if blocks else [])]
+    if what:
+        yield Unfit(
+            code="W710",
+            what=f"there is no {machine.lacks} here, with which {' and '.join(what)} would be compiled in the first "
+            "step",
+            do="install gcc and the headers of Python, or set CC; without, use attention documents in `model`, and "
+            "compile none",
         )
 
 

@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import socket
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -33,7 +35,8 @@ CONTROL_GROUPS: Final = (
 class MachineFacts:
     """host: its name. memory: bytes that processes may still take here, None where nobody knows. shared_memory: bytes
     of `/dev/shm`, None where there is none. driver: of NVIDIA's kernel module, None without one. cuda: the release that
-    torch was built for, None for a build without. versions: of what computes."""
+    torch was built for, None for a build without. versions: of what computes. lacks: of what Triton compiles with, in
+    words; empty where all is there."""
 
     host: str
     memory: int | None
@@ -41,6 +44,7 @@ class MachineFacts:
     driver: str | None
     cuda: str | None
     versions: Mapping[str, str]
+    lacks: str = ""
 
 
 def look_at_machine(root: Path = Path("/")) -> MachineFacts:
@@ -54,6 +58,7 @@ def look_at_machine(root: Path = Path("/")) -> MachineFacts:
         driver=_driver(root / "proc/driver/nvidia/version"),
         cuda=torch.version.cuda,
         versions=versions(),
+        lacks=_lacks(),
     )
 
 
@@ -90,6 +95,16 @@ def _shared_memory(folder: Path) -> int | None:
     except OSError:
         return None
     return found.f_frsize * found.f_blocks
+
+
+def _lacks() -> str:
+    """Triton compiles the calls of its kernels as modules of this Python."""
+    found = []
+    if not os.environ.get("CC") and not (shutil.which("gcc") or shutil.which("clang")):
+        found.append("C compiler")
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        found.append("Python.h")
+    return " and no ".join(found)
 
 
 def _driver(path: Path) -> str | None:

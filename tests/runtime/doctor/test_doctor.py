@@ -93,12 +93,12 @@ def test_a_spec_with_mistakes_is_told_so(folder, capsys):
 
 
 def test_each_of_its_findings_is_planted_here():
-    """18 codes of docs/doctor.md, of which some are of several faults."""
+    """19 codes of docs/doctor.md, of which some are of several faults."""
     page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
     rows = re.findall(r"^\| ([XW0-9, ]+) \|", page, re.MULTILINE)
     said = {code for row in rows for code in row.split(", ")}
     planted = set(re.findall(r'"([XW]\d{3})"', Path(__file__).read_text())) - {"X999", "X203"}
-    assert said == planted and len(said) == 18
+    assert said == planted and len(said) == 19
 
 
 # one machine ----------------------------------------------------------------------------------------------------------
@@ -186,6 +186,26 @@ def test_small_shared_memory(folder, monkeypatch):
     assert found.code == "X736" and "/dev/shm has 64.0 MiB" in found.what and "--shm-size" in found.do
     assert codes(checks.of_shared_memory(plan, machine, "cpu")) == [], "gloo has no use for it"
     assert codes(checks.of_shared_memory(plan, evolve(machine, shared_memory=GIB), "cuda")) == []
+
+
+def test_a_machine_on_which_nothing_compiles(folder, monkeypatch):
+    plan = made("launch { device = cuda }")
+    assert codes(checks.of_compiler(plan, evolve(HERE, lacks=""), "cuda")) == []
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(folder)})
+    machine = look_at_machine()
+    assert machine.lacks == "C compiler and no Python.h"
+    assert codes(checks.of_compiler(plan, machine, "cpu")) == []
+    uses = {"": "attention flex would", "compile {}": "attention flex and blocks of the model would"}
+    uses["model { attention = documents }"] = ""
+    for text, what in uses.items():
+        wide = f"launch {{ device = cuda }}\nmodel {{ heads = 2 }}\n{text}"  # flex has no kernel for narrow heads
+        found = list(checks.of_compiler(made(wide), machine, "cuda"))
+        assert [each.code for each in found] == (["W710"] if what else []), text
+        assert not found or (what in found[0].what and not found[0].stops)
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert look_at_machine().lacks == "Python.h"
 
 
 def test_an_old_driver(folder, monkeypatch):
