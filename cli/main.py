@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import TextIO
 
 VERBS = (
     "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
@@ -51,12 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except OSError as error:
         if error.filename is not None:
-            print(f"xtrain {parsed.verb}: {error.filename}: {error.strerror}", file=sys.stderr)
+            _tell(f"xtrain {parsed.verb}: {error.filename}: {error.strerror}")
             return 2
         if error.errno not in UNWRITABLE:
             raise
         _drop_output()
-        print(f"xtrain {parsed.verb}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        _tell(f"xtrain {parsed.verb}: the output cannot be written: {error.strerror}")
         return 3
 
 
@@ -67,10 +68,18 @@ def _settle_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  until the process ends
 
 
-def _drop_output() -> None:
-    """What is left of it would be written, and fail, as the process ends."""
+def _drop_output(stream: TextIO | None = None) -> None:
+    """What is left of it would be written, and fail, as the process ends. stream: None: standard output."""
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
+
+
+def _tell(message: str) -> None:
+    """Say what is wrong, unless that cannot be written either: the exit code counts then."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        _drop_output(sys.stderr)
 
 
 def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:

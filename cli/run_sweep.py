@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def drive(arguments: argparse.Namespace) -> int | None:
-    """The exit status: 0 every trial has ended, 75 the sweep was stopped, 2 the spec is wrong, 3 so is the machine.
-    None where the spec has no sweep."""
+    """The exit status: 0 every trial has ended, 1 and none of them has a value, 75 the sweep was stopped, 2 the spec is
+    wrong, 3 so is the machine. None where the spec has no sweep."""
     from ..planner.load import is_saved
     from ..runtime.provenance.start import is_worker
 
@@ -97,6 +97,7 @@ def _drive(
 ) -> int:
     """stops_with_terminal: trials save and end when the terminal is closed; else they go on, and this process ends."""
     from ..planner.report.render_sweep import render_sweep
+    from ..records.end_status import EndStatus
     from ..runtime.outcome import EXIT_CODES
     from ..runtime.sweep.driver import SweepDriver
     from .sweep_lines import SweepLines
@@ -110,6 +111,8 @@ def _drive(
     status = driver.run()
     if driver.fault:
         raise Refused(3, f"xtrain: the sweep was stopped: {driver.fault}")
+    if status == EndStatus.DONE and driver.state.best() is None:
+        raise Refused(1, f"xtrain: no trial has a value of {plan.objective} at its end; logs in {plan.folder}/logs")
     return EXIT_CODES[status]
 
 

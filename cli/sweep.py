@@ -50,13 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(state: "SweepState", arguments: argparse.Namespace) -> int:
     rows = sorted(state.table(), key=lambda row: (row["value"] is None, row["value"] or 0.0, row["trial"]))
+    path = None
     try:
-        if arguments.csv is not None:
-            _write_csv(rows, arguments.csv)
-        if arguments.parquet is not None:
-            _write_parquet(rows, arguments.parquet)
+        for path, write in ((arguments.csv, _write_csv), (arguments.parquet, _write_parquet)):
+            if path is not None:
+                write(rows, path)
     except OSError as error:
-        print(f"error: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"error: {path} cannot be written: {error.strerror or error}", file=sys.stderr)
         return 3
     except ModuleNotFoundError:
         print("error: Parquet needs pyarrow: pip install 'xtrain[data]'", file=sys.stderr)

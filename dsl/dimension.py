@@ -21,6 +21,11 @@ class Dimension:
         """The values that a grid tries; None where nothing says how many."""
         raise NotImplementedError
 
+    @property
+    def size(self) -> int | None:
+        """How many these are, without making them."""
+        raise NotImplementedError
+
     def ends(self) -> tuple[str, ...]:
         """The values that a mistake would show at: all of a list, both ends of a range."""
         raise NotImplementedError
@@ -37,6 +42,10 @@ class Listed(Dimension):
 
     def grid(self) -> tuple[str, ...]:
         return self.values
+
+    @property
+    def size(self) -> int:
+        return len(self.values)
 
     def ends(self) -> tuple[str, ...]:
         return self.values
@@ -73,6 +82,10 @@ class Between(Dimension):
         last = self.points - 1
         values = (self._between(place / last, self.low, self.high) for place in range(self.points))
         return tuple(dict.fromkeys(map(self.text, values)))
+
+    @property
+    def size(self) -> int | None:
+        return int(self.high) - int(self.low) + 1 if self.points is None and self._is_counted else self.points
 
     def ends(self) -> tuple[str, ...]:
         return self.text(self.low), self.text(self.high)

@@ -1,11 +1,14 @@
 """The rules of `sweep` that need no plan of a point."""
 
-from ...dsl.dimension import Between
+from math import prod
+from typing import Final
+
 from ...dsl.schema.sweep import Sweep
 from ...dsl.spec import Spec
 from ..findings import Findings
 
 CODE = "X640"
+MOST_TRIALS: Final = 10_000
 
 
 def check_sweep(spec: Spec, sweep: Sweep, found: Findings) -> None:
@@ -20,9 +23,14 @@ def check_sweep(spec: Spec, sweep: Sweep, found: Findings) -> None:
         if name.split(".")[0] in ("workspace", "launch", "launcher", "sweep") and name != "launch.ranks_per_node":
             hint = "leave it to the sweep, which says where trials lie and how long they train"
             refuse(found, f"sweep.{name}", f"trials cannot differ in `{name}`", hint)
-        elif sweep.method.everything and isinstance(dimension, Between) and dimension.grid() is None:
+        elif sweep.method.everything and dimension.size is None:
             hint = f"add the number of points: `{name} in {str(dimension)[:-1]}, 5)`"
             refuse(found, f"sweep.{name}", "a grid needs to know how many values it tries", hint)
+    sizes = [each.size or 1 for each in sweep.over.values()]
+    trials, path = (prod(sizes), "sweep") if sweep.method.everything else (sweep.count, "sweep.trials")
+    if trials > MOST_TRIALS:
+        message = f"{trials:,} trials are too many: each is planned before the first begins"
+        refuse(found, path, message, f"try at most {MOST_TRIALS:,}")
     if sweep.method.everything and sweep.trials is not None:
         path = "sweep.trials"
         found.warn(path, "W401", path, "a grid tries all its points", "remove it")

@@ -22,6 +22,16 @@ def test_a_disk_that_is_full():
     assert done.stderr == "xtrain docs: the output cannot be written: No space left on device\n"
 
 
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(("words", "code"), [("docs launcher", 3), ("plan no.xtrain", 3)])
+def test_a_disk_that_takes_no_complaint_either(words: str, code: int):
+    """The exit code says it: a sweep stops by that of its trials."""
+    command = [sys.executable, "-m", "xtrain", *words.split()]
+    with FULL.open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, timeout=60)
+    assert done.returncode == code
+
+
 def test_streams_that_are_closed(monkeypatch):
     """Python has None in their place."""
     monkeypatch.setattr("sys.stdout", None)

@@ -6,6 +6,9 @@ from random import Random
 import pytest
 from sweeps import DiesAfter, Killed, WrittenTrials, driver, loss_of, write_spec
 
+from xtrain.cli import run_sweep
+from xtrain.cli.main import main
+from xtrain.cli.refused import Refused
 from xtrain.planner.load import load_plan
 from xtrain.records.sweep_state import SweepState
 from xtrain.runtime.errors import EnvironmentFault
@@ -120,6 +123,18 @@ def test_a_trial_that_gets_no_further_fails_after_its_retries(tmp_path: Path):
     assert sweep.run() == "done"
     assert [each.status for each in sweep.state.trials.values()] == ["failed", "failed"]
     assert len(trials.slots) == 4 and sweep.state.best() is None
+
+
+def test_a_sweep_without_any_value_is_no_success(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    path = write_spec(tmp_path, "method random, trials = 2, retries = 0")
+    sweep = driver(path, WrittenTrials(Random(0), chance=1.0))
+    sweep._lock.close()
+    with pytest.raises(Refused, match=r"no trial has a value of eval.lines.loss at its end") as refused:
+        run_sweep._drive(sweep.plan, sweep.trials, sweep.launcher, "none")
+    assert refused.value.code == 1
+    assert main(["sweep", "show", sweep.plan.folder, "--csv", "/dev/full"]) == 3
+    assert capsys.readouterr().err == "error: /dev/full cannot be written: No space left on device\n"
 
 
 def test_a_value_that_is_not_finite_never_goes_on(tmp_path: Path, monkeypatch):
