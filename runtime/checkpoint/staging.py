@@ -23,6 +23,9 @@ class HostCopy:
             use_non_blocking_copy=own_stream,
         )
         self._stager = DefaultStager(options)
+        # torch 2.11 closes what copies behind every copy: the next one would fail, and have no buffers.
+        copier = self._stager._state_dict_stager
+        self._close, copier.close = copier.close, lambda: None
         self._under_way: Future[dict[str, Any]] | None = None
 
     def prepare(self, tensors: dict[str, Any]) -> None:
@@ -48,3 +51,4 @@ class HostCopy:
 
     def close(self) -> None:
         self._stager.close()
+        self._close()

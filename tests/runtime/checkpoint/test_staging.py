@@ -4,6 +4,7 @@ import json
 
 import torch
 from projects import Project
+from torch.distributed.checkpoint.staging import DefaultStager
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.checkpoint.staging import HostCopy
@@ -46,3 +47,23 @@ def test_a_run_that_saves_beside_training_prepares_its_buffers_at_set_up(tmp_pat
     assert [event["step"] for event in events if event["event"] == "checkpoint"] == [2, 4]
     # What is copied later lies where it lay at set-up, so that the buffers of then are found again.
     assert len(prepared) == 1 and len(staged) == 3 and all(each == prepared[0] for each in staged)
+
+
+def test_torch_may_close_what_copies_behind_each_copy(monkeypatch):
+    """As 2.11 does."""
+    stage = DefaultStager._stage
+
+    def staged(stager, tensors, **how):
+        found = stage(stager, tensors, **how)
+        stager._state_dict_stager.close()
+        return found
+
+    monkeypatch.setattr(DefaultStager, "_stage", staged)
+    staging = HostCopy(pinned=False, device=torch.device("cpu"))
+    tensors = {"a": torch.ones(4)}
+    first = staging.begin(tensors).result()
+    place = first["a"].data_ptr()
+    tensors["a"] += 1
+    second = staging.begin(tensors).result()
+    assert second["a"].tolist() == [2.0] * 4 and second["a"].data_ptr() == place
+    staging.close()
