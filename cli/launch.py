@@ -134,9 +134,15 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
 
     from ..dsl.schema.launchers import LAUNCHERS
     from ..dsl.schema.setting import settings_of
-    from ..planner.graph.launcher_args import launcher_of
+    from ..planner.graph.launcher_args import UnknownLauncher, launcher_of
 
-    own = launcher_of(plan)
+    try:
+        own = launcher_of(plan)
+    except UnknownLauncher as unknown:
+        if on is None:
+            hint = f"use the xtrain, and its packages, that made the plan, or say --on {', '.join(LAUNCHERS)}"
+            raise Refused(2, f"xtrain launch: the plan has {unknown}; {hint}") from unknown
+        own = None
     if on is None and own is None:
         raise Refused(2, f"xtrain launch: the spec has no `launcher`; say --on {', '.join(LAUNCHERS)}")
     if own is not None and on in (None, own.kind):

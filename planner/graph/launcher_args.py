@@ -23,8 +23,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+class UnknownLauncher(Exception):
+    """A launcher that is not here, as that of a package, or that has other settings here: another xtrain has written
+    it. The message is a clause about its settings."""
+
+
 def launcher_of(plan: Plan) -> Launcher | None:
-    """That of the spec; None where it has none."""
+    """That of the spec; None where it has none. Raises UnknownLauncher."""
     args = plan.launch.get("launcher")
     return None if args is None else launcher_from(args)
 
@@ -34,7 +39,10 @@ def restarts_of(plan: Plan) -> tuple[str, int]:
 
     A single machine is started again by xtrain itself, and so are replica groups; several machines by their launcher.
     """
-    launcher = launcher_of(plan)
+    try:
+        launcher = launcher_of(plan)
+    except UnknownLauncher:
+        launcher = None
     if plan.launch["nodes"] == 1 or groups_node(plan) is not None or (launcher is not None and launcher.obeys_restarts):
         return "fault_tolerance.restarts", plan.launch["restarts"]
     return (launcher.own_restarts() if launcher is not None else None) or ("", 0)
@@ -46,11 +54,14 @@ def obeying_launchers() -> str:
 
 
 def launcher_from(args: dict[str, Any]) -> Launcher:
-    """From what `launcher_args` has made."""
-    kind = LAUNCHERS[args["kind"]]
-    settings = settings_of(kind)
-    values = {name: _typed(value, settings[name][1].units) for name, value in args.items() if name != "kind"}
-    return kind(**values)
+    """From what `launcher_args` has made. Raises UnknownLauncher."""
+    try:
+        kind = LAUNCHERS[args["kind"]]
+        settings = settings_of(kind)
+        values = {name: _typed(value, settings[name][1].units) for name, value in args.items() if name != "kind"}
+        return kind(**values)
+    except (LookupError, TypeError, ValueError) as error:
+        raise UnknownLauncher(f"settings that no launcher {args.get('kind')} has here") from error
 
 
 def _typed(value: Any, units: tuple[str, ...]) -> Any:

@@ -8,7 +8,7 @@ from ... import __version__
 from ...dsl.schema.cluster import CLUSTERS
 from ..architecture import Architecture, LayerKind
 from ..costs.headroom import Verdict, headroom, no_times
-from ..graph.launcher_args import launcher_of
+from ..graph.launcher_args import UnknownLauncher, launcher_of
 from ..identity import fingerprint
 from ..model.module_names import adapters_of, modules_of
 from ..plan import Hardware, Plan
@@ -57,7 +57,10 @@ def cluster_text(cluster: Hardware) -> str:
 
 def launcher_text(plan: Plan) -> str:
     """Where `xtrain launch` has the machines from."""
-    launcher = launcher_of(plan)
+    try:
+        launcher = launcher_of(plan)
+    except UnknownLauncher as unknown:
+        return f"launcher {plan.launch['launcher']['kind']}: {unknown}"
     if launcher is None:
         return "none"
     says = launcher.says()

@@ -21,7 +21,7 @@ from attrs import asdict, frozen
 
 from ...dsl.diagnostics.source import printable
 from ...dsl.schema.launchers import LAUNCHERS, Launcher
-from ...planner.graph.launcher_args import launcher_args, launcher_from
+from ...planner.graph.launcher_args import UnknownLauncher, launcher_args, launcher_from
 from ...planner.graph.replica_groups import groups_node
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault
@@ -187,9 +187,10 @@ def launcher_of_job(job: SubmittedJob) -> Launcher:
     """With the settings that the job was submitted with. Raises EnvironmentFault where they are not those of here."""
     try:
         return launcher_from(dict(job.launcher))
-    except (LookupError, TypeError, ValueError) as error:
-        message = f"{job.kind} job {job.id} has settings that no launcher {job.kind} has here"
-        raise EnvironmentFault("X461", f"{message}; use the xtrain, and its packages, that submitted it") from error
+    except UnknownLauncher as error:
+        raise EnvironmentFault(
+            "X461", f"{job.kind} job {job.id} has {error}; use the xtrain, and its packages, that submitted it"
+        ) from error
 
 
 def job_state(job: SubmittedJob) -> QueueState:

@@ -11,10 +11,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from attrs import evolve
 from launching import commands, submitted, taken_to
 
 from xtrain.cli.main import main
 from xtrain.cli.sweep_lines import SweepLines
+from xtrain.planner.load import plan_from_path
+from xtrain.planner.serialise import dumps, plan_id
 from xtrain.records.sweep_events import SweepEndEvent
 from xtrain.runtime.launch import outside_commands
 from xtrain.runtime.launch.jobs import job_folder, read_job
@@ -66,6 +69,19 @@ def test_a_run_that_has_not_begun(job, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["watch", str(directory)]) == 3
     assert "its job slurm 17 cannot be asked for: the command squeue was not found" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_xtrain(monkeypatch, tmp_path, capsys):
+    """It is shown, and launched by another launcher."""
+    taken_to(tmp_path, monkeypatch, "slurm.xtrain")
+    plan = plan_from_path("slurm.xtrain", ["launch.nodes=1"]).plan
+    plan = evolve(plan, launch={**plan.launch, "launcher": {"kind": "cloud"}})
+    Path("plan.json").write_text(dumps(evolve(plan, id=plan_id(plan))))
+    assert main(["plan", "plan.json"]) == 0
+    assert "launcher cloud: settings that no launcher cloud has here" in capsys.readouterr().out
+    assert main(["launch", "plan.json", "--dry"]) == 2
+    assert "the plan has settings that no launcher cloud has here; use" in capsys.readouterr().err
+    assert main(["launch", "plan.json", "--dry", "--on", "local"]) == 0
 
 
 def test_a_queue_that_is_not_here_any_more(job, capsys, monkeypatch, tmp_path):
