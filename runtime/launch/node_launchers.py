@@ -84,7 +84,10 @@ class RankStart:
 class OneNode:
     """The machines of a plan that has this one alone."""
 
-    host = LOOPBACK
+    @property
+    def host(self) -> str:
+        """By which all machines reach this one."""
+        return LOOPBACK
 
     def has(self, rank: int) -> bool:
         """Whether the machine of a rank is there."""
@@ -186,7 +189,7 @@ class FirstNode(OneNode):
         return cls(plan=plan, place=place, store=store)
 
     @property
-    def host(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def host(self) -> str:
         return self.place.host
 
     def has(self, rank: int) -> bool:

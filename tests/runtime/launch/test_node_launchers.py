@@ -20,7 +20,7 @@ from xtrain.runtime.launch.node_launchers import FirstNode, RankStart, follow_fi
 from xtrain.runtime.launch.node_place import NodePlace
 
 WAITS = 15.0
-ENDLESS = "cd {}; trap 'touch saved; exit 0' TERM; touch ready; while :; do sleep 0.02; done"
+ENDLESS = "cd {}; trap 'touch saved; exit 0' TERM; touch ready; for i in {{1..1500}}; do sleep 0.02; done"
 PLAN = cast("Plan", SimpleNamespace(launch={"nodes": 2, "ranks_per_node": 1}))
 
 
@@ -124,7 +124,9 @@ def test_ranks_run_elsewhere_and_their_ends_are_known(first, tmp_path):
 def test_signals_reach_ranks_and_kills_end_them(first, tmp_path):
     with machine(first.place, tmp_path):
         wait(lambda: there(first))
-        given = script(tmp_path, f"trap 'exit 9' USR1; touch {tmp_path}/ready$$; while :; do sleep 0.02; done")
+        given = script(
+            tmp_path, f"trap 'exit 9' USR1; touch {tmp_path}/ready$$; for i in {{1..1500}}; do sleep 0.02; done"
+        )
         asked, killed = (first.start(1, given) for _ in range(2))
         wait(lambda: len([*tmp_path.glob("ready*")]) == 2)
         asked.send_signal(signal.SIGUSR1)
