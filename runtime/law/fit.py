@@ -56,7 +56,8 @@ def fit_law(runs: Sequence[RunLoss], metric: str, *, seed: int = 0) -> ScalingLa
     fitted = _predicted(found, log_n, log_d)[0]
     residuals = log_l - fitted
     # Residuals of a fit are smaller than the errors by what its coefficients have taken up.
-    drawn = (residuals - residuals.mean()) * np.sqrt(len(runs) / max(len(runs) - len(found), 1))
+    # The middle of what a Huber loss leaves is the median: the mean follows a single run that is far off.
+    drawn = (residuals - np.median(residuals)) * np.sqrt(len(runs) / max(len(runs) - len(found), 1))
     generator = np.random.default_rng(seed)
     samples = [
         _minimised(found, log_n, log_d, fitted + generator.choice(drawn, len(runs)), _SAMPLE_STEPS)[0]

@@ -1,5 +1,6 @@
 """The finished runs below some folders, as a law is fitted to them."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def measured_runs(runs: Sequence[tuple[Path, Plan]], metric: str | None) -> tupl
     for path, plan in runs:
         values = [(row[key], row) for row in lines[path] if isinstance(row.get(key), int | float)]
         tokens = [row["tokens"] for row in lines[path] if row.get("tokens")]
+        if values and not (math.isfinite(values[-1][0]) and values[-1][0] > 0):
+            raise Unfittable(f"{path} ended with {name} {values[-1][0]}, which is no loss above 0; leave the run out")
         if values and tokens:
             found.append((path, RunLoss(float(plan.parameters.active), float(tokens[-1]), float(values[-1][0]))))
     if not found:

@@ -59,6 +59,12 @@ def test_one_run_that_went_wrong_moves_little(monkeypatch):
     runs = runs_of(0.0005)
     runs[7] = RunLoss(runs[7].parameters, runs[7].tokens, runs[7].loss * 1.5)
     assert fit_law(runs, "m").fitted.alpha == pytest.approx(0.34, rel=0.05)
+    monkeypatch.setattr(fit, "SAMPLES", 60)
+    runs[7] = RunLoss(runs[7].parameters, runs[7].tokens, 20.0)
+    law = fit_law(runs, "m")
+    for name in NAMES:
+        low, high = law.interval(name)
+        assert low <= getattr(law.fitted, name) <= high and low <= getattr(PLANTED, name) <= high, name
 
 
 def test_runs_that_are_too_few_or_too_much_alike_give_no_law():
@@ -128,6 +134,9 @@ def test_the_command_fits_runs_and_a_plan_shows_what_follows(tmp_path: Path, mon
     assert found["beyond"] == 1.0
     assert xtrain("fit-law", "runs/16-10", cwd=tmp_path).returncode == 2
     assert "is no metric" in xtrain("fit-law", "runs", "--metric", "loss", cwd=tmp_path).stderr
+    with (tmp_path / "runs" / "32-30" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30, "time": 1.0, "tokens": 7680, "eval/web/loss": NaN}\n')
+    assert "32-30 ended with eval.web.loss nan" in xtrain("fit-law", "runs", cwd=tmp_path).stderr
     (tmp_path / "law.json").write_text("{}")
     assert xtrain("plan", "s.xtrain", "--law", "law.json", cwd=tmp_path).returncode == 2
     with pytest.raises(LawError):
