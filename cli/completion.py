@@ -14,8 +14,8 @@ examples:
 SHELLS: Final = ("bash", "zsh", "fish")
 # How an argument is called in the help of its verb → what it is completed with: patterns of files, folders, any files.
 PATTERNS: Final = {"SPEC": ("*.xtrain", "*.json"), "SPEC|RUN": ("*.xtrain",), "TEMPLATE": ("*.jinja",)}
-FOLDERS: Final = ("FOLDER",)
-FILES: Final = ("FILE", "RUN", "PATH")
+FOLDERS: Final = ("FOLDER", "ROOT", "RUNS")
+FILES: Final = ("FILE", "RUN", "PATH", "A", "B")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -76,6 +76,7 @@ def _words() -> dict[str, list[str]]:
     topics = [page.path for page in pages]
     return {
         "PATH=VALUE": list(dict.fromkeys(settings)),
+        "SETTING": list(dict.fromkeys(settings)),
         "CODE": list(CODES),
         "TOPIC": list(dict.fromkeys([*topics, *settings])),
     }

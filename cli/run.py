@@ -34,7 +34,7 @@ def add_parser(subparsers) -> None:
         "goes on when the same command is given again.",
         epilog="example: xtrain run specs/quickstart.xtrain --world 2 --set experiment.budget='100 steps'",
     )
-    parser.add_argument("spec", help="a .xtrain spec or a plan.json")
+    parser.add_argument("spec", metavar="SPEC", help="a .xtrain spec or a plan.json")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
     add_sets(parser)
     add_node(parser)

@@ -23,7 +23,7 @@ def add_parser(subparsers) -> None:
         "machine, and listen. A server that is stopped goes on where it was when the same command is given again.",
         epilog="example: xtrain serve specs/serve_cpu.xtrain --set serve.port=8123",
     )
-    parser.add_argument("spec", help="a .xtrain spec or a plan.json")
+    parser.add_argument("spec", metavar="SPEC", help="a .xtrain spec or a plan.json")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
     add_sets(parser)
     parser.set_defaults(run=run)
