@@ -90,9 +90,11 @@ _OFFERED = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _OFFERED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # with it, a type checker would let every name pass
 
-    return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _OFFERED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)

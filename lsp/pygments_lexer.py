@@ -13,6 +13,9 @@ def _rule(lexeme: Lexeme) -> tuple[str, Any]:
     return lexeme.pattern, types[0] if len(types) == 1 else bygroups(*types)
 
 
+_ESCAPE = (r"\\(?:u\{[0-9A-Fa-f]*\}|.)", String.Escape)
+
+
 class SpecLexer(RegexLexer):
     """Specs: `*.xtrain`."""
 
@@ -26,11 +29,11 @@ class SpecLexer(RegexLexer):
             (r'"', String.Double, "string"),
             *(_rule(each) for each in lexemes()),
         ],
-        "triple": [(r'"""', String.Double, "#pop"), (r"\\.", String.Escape), (r'[^"\\]+|"', String.Double)],
+        "triple": [(r'"""', String.Double, "#pop"), _ESCAPE, (r'[^"\\]+|"', String.Double)],
         "string": [
             (r'"', String.Double, "#pop"),
             (r"\n", Whitespace, "#pop"),
-            (r"\\.", String.Escape),
+            _ESCAPE,
             (r'[^"\\\n]+|\\', String.Double),
         ],
     }

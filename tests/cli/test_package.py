@@ -1,4 +1,5 @@
-"""The wheel holds the whole project: every module of every room, the grammar and the starters of `xtrain init`."""
+"""The wheel holds the whole project: every module of every room, the grammar, the starters of `xtrain init`, and the
+mark that its types are for others too."""
 
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def test_the_wheel_holds_every_module_and_all_data(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    kinds = (".py", ".lark", ".xtrain")
+    kinds = (".py", ".lark", ".xtrain", ".typed")
     modules = [f for f in files if f.endswith(kinds) and (f.split("/")[0] in ROOMS or "/" not in f)]
     assert len(modules) > 50 and {kind for kind in kinds if any(m.endswith(kind) for m in modules)} == set(kinds)
     assert [m for m in modules if f"xtrain/{m}" not in packed] == []

@@ -143,3 +143,9 @@ def test_the_extension_is_built_and_vs_code_colours_every_spec(tmp_path: Path):
         assert not unscoped and not (wrong and path in RIGHT), (path, unscoped, wrong)
     scopes = dict(json.loads(done.stdout)[SPECS.index(ROOT / "specs/quickstart.xtrain")])
     assert scopes["model"][-1] == "storage.type.block.xtrain" and scopes["steps"][-1] == "keyword.other.unit.xtrain"
+
+
+def test_an_escape_of_a_string_is_one_word():
+    for text in ('"a\\u{e9}b"', '"""a\\u{e9}b"""'):
+        found = [word for kind, word in SpecLexer().get_tokens(text) if kind is Token.Literal.String.Escape]
+        assert found == ["\\u{e9}"]
