@@ -16,6 +16,7 @@ from ..dsl.spec_text import is_plain
 from ..dsl.syntax.tokens import Token
 from ..dsl.user_parts.kinds import PART_KINDS
 from .analysis import Analysis
+from .dimensions import VALUES, is_path, next_steps, varies
 from .paths import files_beginning, files_wanted
 from .place import Place, place_at
 from .reference import field_of, field_text, page_of, page_text, word_line, words_of
@@ -81,7 +82,11 @@ class _Completion:
             else:
                 yield from self._constants()
             return
-        if not item:
+        if varies(self.scope) and item and is_path(item):
+            yield from self._steps(item)
+        elif varies(self.scope) and item and item[-1].type == "IN":
+            yield from (self._one(name, "function", text, detail=doc) for name, (text, doc) in VALUES.items())
+        elif not item:
             yield from self._items()
         elif item[0].type in ("EVERY", "ON"):
             yield from self._trigger(item)
@@ -109,6 +114,13 @@ class _Completion:
         yield from self._settings(given)
         if self.scope.has_weights:  # the name of a setting is never in quotes
             yield from (each for each in self._datasets(" = ") if each.label not in given and is_plain(each.label))
+        if varies(self.scope):
+            yield from self._steps(())
+
+    def _steps(self, item: tuple[Token, ...]) -> Iterator[Suggestion]:
+        """How the path of a dimension of a sweep may go on."""
+        for name, text, detail in next_steps(self.analysis, item):
+            yield self._one(name, "block" if text.endswith(".") else "setting", text, detail=detail, order=6)
 
     def _given(self) -> set[str]:
         """The names that the block around the place gives already."""

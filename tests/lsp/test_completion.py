@@ -160,3 +160,17 @@ def test_calls_of_another_kind_are_offered_where_they_are_values(monkeypatch: py
     assert "slope" in found("bend { by = line(|")
     assert {"line", "auto"} <= set(found("bend { by = wave(by = |"))
     assert "line" not in found("dataset x { source = |")
+
+
+def test_what_a_sweep_varies_is_offered_a_step_at_a_time():
+    first = {each.label: each.text for each in offered("sweep {\n  |")}
+    assert first["optimizer"] == "optimizer." and first["steps"] == "steps in " and first["trials"] == "trials = "
+    assert not {"launch", "workspace", "sweep", "width"} & set(first)
+    assert {"lr", "betas", "weight_decay"} <= {each.label for each in offered("sweep {\n  optimizer.|")}
+    (rate,) = [each for each in offered("sweep {\n  optimizer.l|\n}") if each.label == "lr"]
+    assert rate.text == "lr in " and rate.end - rate.start == 1
+    assert "reduce" in {each.label for each in offered("sweep { parallel.fsdp.|")}
+    assert {"web", "drills"} == {each.label for each in offered("sweep { dataset.|")}
+    assert "holdout" in {each.label for each in offered("sweep { dataset.web.|")}
+    assert [each.text for each in offered("sweep { optimizer.lr in |")] == ["[", "log(", "uniform("]
+    assert offered("sweep { nothing.|") == [] == offered("sweep { optimizer.lr.|")
