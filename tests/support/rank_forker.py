@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,8 @@ def preload(*more: str) -> None:
 
     gc.disable()  # until all is there: hardly any of it is garbage
     for module in (*PRELOADED, *more):
-        importlib.import_module(module)
+        with suppress(ModuleNotFoundError):  # some are of later versions of torch alone
+            importlib.import_module(module)
     feed_once()
     try:
         load_for_ranks()
