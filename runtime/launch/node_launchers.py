@@ -96,6 +96,10 @@ class OneNode:
     def start(self, rank: int, given: RankStart) -> RankProcess:
         return given.process()
 
+    def gone_with(self, process: RankProcess) -> int | None:
+        """The number of the machine that is gone, and a rank with it; None for one that has ended by itself."""
+        return None
+
     def look(self, begun: bool) -> list[int]:
         """See to the other machines; the signals by which one of them was asked to stop, in their order. begun: the
         run is under way. Raises EnvironmentFault where it cannot begin, as a machine does not come, or does not fit."""
@@ -143,9 +147,13 @@ class _OtherRank:
     node: _OtherNode
     number: int
 
+    @property
+    def is_gone(self) -> bool:
+        """With its machine, whose launcher has not said how it ended."""
+        return self.node.lost and str(self.number) not in self.node.said.ended
+
     def poll(self) -> int | None:
-        code = self.node.said.ended.get(str(self.number))
-        return -signal.SIGKILL if code is None and self.node.lost else code
+        return -signal.SIGKILL if self.is_gone else self.node.said.ended.get(str(self.number))
 
     def send_signal(self, sig: int, /) -> None:
         self.node.tell(signal=sig, of=self.number)
@@ -203,6 +211,9 @@ class FirstNode(OneNode):
         self._starts += 1
         self._nodes[index].tell(start=self._starts, **asdict(given))
         return _OtherRank(self._nodes[index], self._starts)
+
+    def gone_with(self, process: RankProcess) -> int | None:
+        return process.node.index if isinstance(process, _OtherRank) and process.is_gone else None
 
     def look(self, begun: bool) -> list[int]:
         self._admit()

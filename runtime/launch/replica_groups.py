@@ -260,8 +260,8 @@ class _Launcher:
             group.over = True
             return
         rank, reason = next(iter(Ended(failures=failed).causes().items()))
-        if not self._machines.has(rank):
-            reason = f"is gone with node {rank // self._plan.mesh.ranks_per_node}"
+        if (node := self._machines.gone_with(group.processes[rank - group.ranks.start])) is not None:
+            reason = f"is gone with node {node}"
         self._tell(group, "ended", f"rank {rank} {reason}")
         group.short = 1 if took_part else group.short + 1
         if group.short >= AT_ONCE or _FAULT in failed.values():

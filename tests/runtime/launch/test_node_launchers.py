@@ -116,7 +116,11 @@ def test_ranks_run_elsewhere_and_their_ends_are_known(first, tmp_path):
         wait(lambda: there(first))
         rank = first.start(1, script(tmp_path, "echo rank $RANK; exit 5"))
         wait(lambda: ended(first, rank))
-        assert rank.poll() == 5 and (tmp_path / "log" / "1" / "stdout.log").read_text() == "rank 7\n"
+        assert (
+            rank.poll() == 5
+            and first.gone_with(rank) is None
+            and (tmp_path / "log" / "1" / "stdout.log").read_text() == "rank 7\n"
+        )
         first.close(75)
         assert code_of(process) == 75
 
@@ -164,7 +168,7 @@ def test_one_that_comes_back_at_once_has_none_of_its_ranks(first, tmp_path):
         os.kill(process, signal.SIGKILL)
         with machine(first.place, tmp_path):
             wait(lambda: ended(first, rank))
-            assert first.has(1)
+            assert first.has(1) and first.gone_with(rank) == 1
 
 
 def test_one_that_was_slow_is_sent_away(first, tmp_path):
