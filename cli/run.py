@@ -205,7 +205,7 @@ def _run_node(plan: "Plan", place: "NodePlace") -> int:
 
 def _run_follower(plan: "Plan", place: "NodePlace") -> int:
     """The ranks of this machine, as the launcher of the first one says."""
-    from ..runtime.launch.node_launchers import follow_first_node
+    from ..runtime.launch.other_node import follow_first_node
     from ..runtime.launch.preflight import check_machine
 
     def check() -> None:
@@ -225,7 +225,7 @@ def _run_launcher(
     from ..planner.report.render import render_summary
     from ..planner.units import plural
     from ..records.end_status import EndStatus
-    from ..runtime.launch.node_launchers import FirstNode, OneNode
+    from ..runtime.launch.first_node import FirstNode, OneNode
     from ..runtime.launch.preflight import check_machine, check_one_machine
     from ..runtime.launch.restarts import RestartLoop
     from ..runtime.launch.worlds import fewer_ranks

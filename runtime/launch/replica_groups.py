@@ -28,9 +28,9 @@ from ..monitoring.judge import SeenRank
 from ..outcome import EXIT_CODES
 from ..provenance.start import BEGAN, FIRST_STEP, RESTART
 from ..replica import FEWER, GROUP, JOINED, LIGHTHOUSE, OPEN, OVER, READY, START, gone
+from .first_node import OneNode, RankProcess, RankStart
 from .launch import Ended
 from .meeting_place import MeetingPlace
-from .node_launchers import OneNode, RankProcess, RankStart
 from .stop_notes import StopNotes
 
 # What the ranks of all machines are told of the start that they belong to.

@@ -23,9 +23,9 @@ from ..provenance.start import FIRST_STEP, RESTART, starts_before
 from ..run_directory.workspace import RunDirectory, reopen
 from .conclusion import conclude, report_fault
 from .failure_cause import FailureCause, exit_code_of, find_failure_cause
+from .first_node import OneNode
 from .launch import Ended, launch
 from .leftovers import end_leftovers
-from .node_launchers import OneNode
 from .replica_groups import launch_groups
 from .stop_notes import StopNotes
 from .worlds import fewer_ranks

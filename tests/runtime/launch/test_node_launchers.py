@@ -15,9 +15,10 @@ import pytest
 
 from xtrain.planner.plan import Plan
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch import node_launchers
-from xtrain.runtime.launch.node_launchers import FirstNode, RankStart, follow_first_node
+from xtrain.runtime.launch import first_node, other_node
+from xtrain.runtime.launch.first_node import FirstNode, RankProcess, RankStart
 from xtrain.runtime.launch.node_place import NodePlace
+from xtrain.runtime.launch.other_node import follow_first_node
 
 WAITS = 15.0
 ENDLESS = "cd {}; trap 'touch saved; exit 0' TERM; touch ready; for i in {{1..1500}}; do sleep 0.02; done"
@@ -35,9 +36,12 @@ def wait(found: Callable[[], Any]) -> Any:
 @pytest.fixture
 def first(monkeypatch) -> Iterator[FirstNode]:
     """The first machine, and short patience on all."""
-    monkeypatch.setattr(node_launchers, "LOST", 1.5)
-    monkeypatch.setattr(node_launchers, "END", 1.0)
-    monkeypatch.setattr(node_launchers, "PAUSE", 0.02)
+    for module in (first_node, other_node):
+        monkeypatch.setattr(module, "LOST", 1.5)
+    for module in (first_node, other_node):
+        monkeypatch.setattr(module, "END", 1.0)
+    for module in (first_node, other_node):
+        monkeypatch.setattr(module, "PAUSE", 0.02)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -53,8 +57,8 @@ def machine(meet: NodePlace, folder: Path, check: Callable[[], None] = no_fault)
     """The launcher of machine 1 as a process, whose ranks are the script in `rank.sh`; it writes how it left."""
     process = os.fork()
     if not process:
-        node_launchers.rank_command = lambda directory, launcher: ["bash", str(folder / "rank.sh")]
-        node_launchers.planned = cast("Any", shown(folder))
+        first_node.rank_command = lambda directory, launcher: ["bash", str(folder / "rank.sh")]
+        other_node.planned = cast("Any", shown(folder))
         code = 1
         try:
             code = follow_first_node(NodePlace(index=1, host=meet.host, port=meet.port), check, 1.0)
@@ -92,7 +96,7 @@ def there(first: FirstNode) -> bool:
     return first.has(1)
 
 
-def ended(first: FirstNode, rank: node_launchers.RankProcess) -> bool:
+def ended(first: FirstNode, rank: RankProcess) -> bool:
     first.look(True)
     return rank.poll() is not None
 
@@ -184,8 +188,10 @@ def test_one_that_was_slow_is_sent_away(first, tmp_path):
 
 
 def test_without_the_first_one_ranks_are_asked_to_stop(tmp_path, monkeypatch):
-    monkeypatch.setattr(node_launchers, "LOST", 1.5)
-    monkeypatch.setattr(node_launchers, "PAUSE", 0.02)
+    for module in (first_node, other_node):
+        monkeypatch.setattr(module, "LOST", 1.5)
+    for module in (first_node, other_node):
+        monkeypatch.setattr(module, "PAUSE", 0.02)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -215,7 +221,7 @@ def test_a_machine_that_does_not_fit_ends_the_run(first, tmp_path):
 
 
 def test_a_machine_without_the_run_directory_is_told_of(first, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_launchers, "SHOWS", 0.2)
+    monkeypatch.setattr(other_node, "SHOWS", 0.2)
     with machine(first.place, tmp_path):
         wait(lambda: there(first))
         given = script(tmp_path, "exit 0")
@@ -227,7 +233,7 @@ def test_a_machine_without_the_run_directory_is_told_of(first, tmp_path, monkeyp
 
 
 def test_machines_that_do_not_come_are_named(first, monkeypatch):
-    monkeypatch.setattr(node_launchers, "ARRIVAL", 0.1)
+    monkeypatch.setattr(first_node, "ARRIVAL", 0.1)
     time.sleep(0.2)
     with pytest.raises(EnvironmentFault, match=r"2 nodes meet .* and within 0.1 s these have not come: 1"):
         first.look(False)
