@@ -72,6 +72,13 @@ if [ "$over" -eq 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
   esac
 fi
 """
+# The job ends as the first machine says. Of the others a launcher that was killed is started again, and brings its
+# replica groups back; signals are for it, and not for this shell.
+OF_GROUPS: Final = """\
+[ "$SLURM_NODEID" -ne 0 ] || exec {run}
+trap : USR1 TERM INT
+while {run}; [ "$?" -gt 128 ]; do sleep 1; done
+exit 0"""
 ELEMENT: Final = """\
 scripts=({scripts})
 logs=({logs})
@@ -257,5 +264,6 @@ def _srun(job: Job, launcher: Any) -> str:
         words += [f"--container-image={quote(launcher.container)}", f"--container-workdir={quote(str(job.folder))}"]
         mounts = ",".join((f"{job.folder}:{job.folder}", f"{job.files}:{job.files}", *launcher.mounts))
         words += [f"--container-mounts={quote(mounts)}", "--no-container-mount-home"]
-    run = f"exec {xtrain} run {quote(str(job.files / PLAN_FILE))} --accept-drift --ui plain"
+    run = f"{xtrain} run {quote(str(job.files / PLAN_FILE))} --accept-drift --ui plain"
+    run = OF_GROUPS.format(run=run) if job.nodes_may_leave else f"exec {run}"
     return " ".join([*words, "bash", "-c", quote("\n".join((*launcher.setup, run)))])

@@ -131,6 +131,48 @@ def test_a_run_that_outlives_its_job(tmp_path, monkeypatch):
     assert losses(whole) == losses(directory)
 
 
+def test_replica_groups_outlive_the_launcher_of_a_machine(tmp_path, monkeypatch):
+    """It is started again, and its group comes back; the job ends as the run does."""
+    pytest.importorskip("torchft")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("".join(f"line {number} of {number * 7919 % 1000}\n" for number in range(3000)))
+    groups = "parallel { stack = torchft, torchft { replicas = 2, heartbeat = 1 s } }\n"
+    spec = SPEC.format(steps=100_000, launch="nodes = 2, ranks_per_node = 1").replace("time = 2 min", "time = 20 min")
+    (tmp_path / "groups.xtrain").write_text(spec + groups)
+    with slurm.running(tmp_path / "slurm") as environment:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+        xtrain("launch", "groups.xtrain", environment=environment)
+        (job_file,) = tmp_path.glob("runs/*/launch/*/job.json")
+        directory = job_file.parents[2] / job_file.parent.name
+
+        def said() -> str:
+            return "\n".join(path.read_text()[-3000:] for path in job_file.parent.glob("slurm-*.out"))
+
+        def took_part() -> list[list[int]]:
+            return [each["taking_part"] for each in events(directory, "replicas")]
+
+        wait_for(lambda: took_part() == [[0, 1]], said)
+        os.kill(launcher_of(directory, 1), signal.SIGKILL)
+        wait_for(lambda: took_part() == [[0, 1], [0], [0, 1]], said)
+        xtrain("control", str(directory), "stop", environment=environment)
+        wait_for(lambda: bool(events(directory, "run_end")), said)
+        job = json.loads(job_file.read_text())["id"]
+
+        def ended() -> str:
+            shown = subprocess.run(["scontrol", "show", "job", job], env=environment, capture_output=True, text=True)
+            return shown.stdout
+
+        wait_for(lambda: "JobState=FAILED" in ended() and "ExitCode=75:0" in ended(), ended)
+    last = max(losses(directory))
+    assert list(losses(directory)) == list(range(1, last + 1))
+
+
+def launcher_of(directory: Path, rank: int) -> int:
+    """The process that has started a rank."""
+    beat = json.loads((directory / "ranks" / f"{rank:05d}.beat").read_bytes())
+    return int(Path(f"/proc/{beat['pid']}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def outcome(root: Path) -> list[tuple]:
     (folder,) = root.glob("*-sweep-*")
     return [
