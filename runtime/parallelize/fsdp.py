@@ -3,9 +3,12 @@
 The loss is already divided by the valid tokens of the whole step, so reduce-scatter only adds.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -14,6 +17,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import Shard
 
 from ..models.build import DTYPES
@@ -40,16 +44,39 @@ def make_unit(
 
     offload: shards, their gradients and the optimizer state live in host memory.
     """
-    fully_shard(
-        module,
-        mesh=mesh,
-        shard_placement_fn=lambda parameter: Shard(dimension),
-        mp_policy=MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce]),
-        reshard_after_forward=reshard,
-        offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
-        ignored_params=set() if isinstance(module, Experts) else whole_experts(module),
-    )
+    with _codes_without_gradients():
+        fully_shard(
+            module,
+            mesh=mesh,
+            shard_placement_fn=lambda parameter: Shard(dimension),
+            mp_policy=MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce]),
+            reshard_after_forward=reshard,
+            offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
+            ignored_params=set() if isinstance(module, Experts) else whole_experts(module),
+        )
     sum_gradients(module)
+
+
+class _Modules:
+    """Stands for `torch.nn` where FSDP makes parameters of pieces."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(nn, name)
+
+    def Parameter(self, data: Tensor, requires_grad: bool = True) -> nn.Parameter:
+        return nn.Parameter(data, requires_grad=requires_grad and data.is_floating_point())
+
+
+@contextmanager
+def _codes_without_gradients() -> Iterator[None]:
+    """torch 2.11 makes every piece of a parameter one that has gradients before it asks whether it is to have any: codes,
+    which are whole numbers, cannot have them."""
+    module: Any = _fsdp_param
+    module.nn = _Modules()
+    try:
+        yield
+    finally:
+        module.nn = nn
 
 
 def whole_experts(module: nn.Module) -> set[nn.Parameter]:
