@@ -69,8 +69,8 @@ class _Modules:
 
 @contextmanager
 def _codes_without_gradients() -> Iterator[None]:
-    """torch 2.11 makes every piece of a parameter one that has gradients before it asks whether it is to have any: codes,
-    which are whole numbers, cannot have them."""
+    """torch 2.11 makes every piece of a parameter one that has gradients before it asks whether it is to have any:
+    codes, which are whole numbers, cannot have them."""
     module: Any = _fsdp_param
     module.nn = _Modules()
     try:
