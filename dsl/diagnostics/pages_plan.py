@@ -412,13 +412,14 @@ PAGES: Final = (
         but here three in a row died at the same step. They may have run out of memory, or a collator of yours ends its
         process. The log of the rank says more; with `workers = 0` the rank itself reads the data.
         """),
-    CodePage("X715", "a package is missing or cannot be loaded", """
+    CodePage("X715", "a package is missing, too old, or cannot be loaded", """
         `log` needs a package that is not installed: `pip install 'xtrain[tensorboard]'` for TensorBoard event files,
         `pip install 'xtrain[wandb]'` for Weights & Biases. `stack = deepspeed` needs `pip install 'xtrain[deepspeed]'`,
         `stack = torchft` needs `pip install 'xtrain[torchft]'`, also where the spec is planned. What DeepSpeed offloads
         to nvme goes through code that it compiles at the first start, with libaio, a C++ compiler, ninja, and the CUDA
         toolkit on GPUs; or a build of it that was killed has left a lock, which the message names, that all later
-        starts would wait for. Or a component comes with an
+        starts would wait for. The pipeline schedules `zero_bubble` and `zbv` need torch 2.13, as a backward
+        in two parts fails with earlier ones. Or a component comes with an
         installed package, and the package's module that runs it cannot be imported: the message has the module and the
         reason.
         """),
