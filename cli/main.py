@@ -43,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 3
     try:
         code = parsed.run(parsed)
-        sys.stdout.flush()
+        if not sys.stdout.closed:  # as the language server leaves it
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         _drop_output()

@@ -1,6 +1,9 @@
 """The language server as an editor meets it: started as a process, and asked about forty documents, many broken off."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,6 +178,19 @@ def test_an_included_file_is_read_as_part_of_its_spec(editor: Editor, tmp_path: 
     assert editor.diagnostics(uri) == []
     for each in (uri, above):
         editor.close(each)
+
+
+def test_a_session_ends_without_a_word():
+    """Told to exit as the protocol says, or left alone."""
+    initialize = {"processId": None, "rootUri": None, "capabilities": {}}
+    told = [{"id": 1, "method": "initialize", "params": initialize}, {"method": "initialized", "params": {}}]
+    goodbye = [{"id": 2, "method": "shutdown"}, {"method": "exit"}]
+    for messages in ([*told, *goodbye], told):
+        texts = [json.dumps({"jsonrpc": "2.0", **each}) for each in messages]
+        sent = "".join(f"Content-Length: {len(each)}\r\n\r\n{each}" for each in texts)
+        command = [sys.executable, "-m", "xtrain", "lsp"]
+        done = subprocess.run(command, input=sent, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
 def test_hover_and_hints_come_from_the_plan(editor: Editor):
