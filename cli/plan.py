@@ -127,6 +127,7 @@ def _traced(plan: "Plan") -> "Plan | None":
     """The plan with a trace of each kind of rank, and checks that hold the closed forms against it; None, after saying
     why, if it cannot be traced."""
     from ..planner.report.agreement import ranks_to_trace, with_trace
+    from ..runtime.errors import EnvironmentFault
     from ..runtime.ops import PlanMismatch
     from ..runtime.tracing.trace import trace_plan
 
@@ -138,7 +139,7 @@ def _traced(plan: "Plan") -> "Plan | None":
 
     try:
         found = trace_plan(plan, ranks, tell)
-    except PlanMismatch as problem:
+    except (PlanMismatch, EnvironmentFault) as problem:
         print(f"error: the plan cannot be traced: {problem}", file=sys.stderr)
         return None
     if sys.stderr.isatty():

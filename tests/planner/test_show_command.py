@@ -118,12 +118,15 @@ def test_a_trace_is_part_of_the_plan(plan, monkeypatch, tmp_path):
     assert plan(tmp_path / "plan.json")[1].splitlines()[:20] == out.splitlines()[:20]
 
 
-def test_a_plan_that_cannot_be_traced(plan, monkeypatch):
+@pytest.mark.parametrize("old_torch", [False, True])
+def test_a_plan_that_cannot_be_traced(plan, monkeypatch, old_torch):
     trace = pytest.importorskip("xtrain.runtime.tracing.trace")
+    from xtrain.runtime.errors import EnvironmentFault
     from xtrain.runtime.ops import PlanMismatch
 
     def refuse(plan, ranks, tell):
-        raise PlanMismatch("it is made for another version")
+        message = "it is made for another version"
+        raise EnvironmentFault("X715", message) if old_torch else PlanMismatch(message)
 
     monkeypatch.setattr(trace, "trace_plan", refuse)
     status, out, err = plan(SMALL, "--trace")
