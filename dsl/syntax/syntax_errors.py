@@ -101,6 +101,18 @@ def _missing_separator(m: UnexpectedToken) -> Explanation | None:
     return None
 
 
+def _direction_behind_metric(m: UnexpectedToken) -> Explanation | None:
+    """`objective = eval.web.loss min`."""
+    token = m.token
+    if token.type != "NAME" or token.text not in ("min", "max") or m.before.text not in ("loss", "objective"):
+        return None
+    message, least = f"a metric has no `{token.text}` behind it", "the least value is the best"
+    if token.text == "max":
+        return mistake("X101", message, token.span, f"remove it: {least}, of any metric")
+    at = Span(token.source, m.before.end, token.end)
+    return mistake("X101", message, token.span, f"remove it: {least}", fix="", fix_at=at)
+
+
 def _unit_behind_name(m: UnexpectedToken) -> Explanation | None:
     token, before = m.token, m.before
     if token.type != "NAME" or token.text not in UNIT_WORDS or before.type not in ("NAME", "RPAR"):
@@ -161,6 +173,7 @@ def _is_prose(m: UnexpectedToken) -> bool:
 
 
 _VALUE_RULES: Final = (
-    _wrong_sign, _missing_value, _word_behind_number, _unit_behind_name, _comment_of_words, _missing_separator,
+    _wrong_sign, _missing_value, _word_behind_number, _direction_behind_metric, _unit_behind_name, _comment_of_words,
+    _missing_separator,
     _string_behind_name, _point, _comment_sign,
 )  # fmt: skip
