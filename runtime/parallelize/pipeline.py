@@ -18,12 +18,12 @@ from torch.distributed.pipelining import PipelineStage
 
 from ...planner.mesh.pipeline import SINGLE, ZERO_BUBBLE
 from ...planner.plan import Plan
-from ..errors import EnvironmentFault
 from ..models.batch import ModelBatch
 from ..models.build import DTYPES, compute_format
 from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.mesh import Meshes
+from ..reporting.packages import check_schedule
 from ..state import Rank
 from .fsdp import reshard
 
@@ -229,18 +229,6 @@ def _without_outputs(schedule: Any) -> dict[str, bool]:
 
 def _unset(*_: Any) -> Tensor:
     raise AssertionError("the loss function is set anew for every step")
-
-
-def check_schedule(schedule: str, version: str) -> None:
-    """Of a backward in two parts, torch 2.11 and 2.12 lose the nodes that functions of Python have made in the graph
-    (`stage_backward_weight`).
-
-    Raises EnvironmentFault X715 for a schedule that has such a backward.
-    """
-    major, minor = (int(each) for each in version.split(".")[:2])
-    if schedule in ZERO_BUBBLE and (major, minor) < (2, 13):
-        message = f"schedule {schedule} computes a backward in two parts, which torch {version} does not do right"
-        raise EnvironmentFault("X715", f"{message}; install torch 2.13, or use schedule interleaved_1f1b")
 
 
 @op("setup.parallel.pp", gives="pipeline")

@@ -1,10 +1,12 @@
 """Packages that only some runs need, looked for before anything is begun."""
 
 from collections.abc import Iterator
+from importlib.metadata import version
 
 from ...dsl.schema.log import Tracker, tracker_of
 from ...dsl.schema.stacks import Stack, stack_of_node
 from ...planner.installed_packages import is_installed
+from ...planner.mesh.pipeline import ZERO_BUBBLE
 from ...planner.plan import Node, Plan
 from ..errors import EnvironmentFault
 from ..ops import code_of
@@ -18,7 +20,8 @@ def check_packages(plan: Plan) -> None:
 
 def package_faults(plan: Plan) -> Iterator[EnvironmentFault]:
     """Why the first rank cannot load a tracker, or what its stack runs on: a package is missing, which is not imported
-    here, the stack finds that this machine lacks something, or the tracker's own module fails."""
+    here, the stack finds that this machine lacks something, torch is too old for the schedule of the pipeline, or the
+    tracker's own module fails."""
     for node in plan.nodes:
         stack, tracker = stack_of_node(node.op), tracker_of(node.op)
         try:
@@ -26,6 +29,8 @@ def package_faults(plan: Plan) -> Iterator[EnvironmentFault]:
                 _check_stack(stack, plan, node)
             if tracker is not None:
                 _check_tracker(tracker)
+            if node.op == "setup.parallel.pp":
+                check_schedule(node.args["schedule"], version("torch"))
         except EnvironmentFault as fault:
             yield fault
 
@@ -44,3 +49,15 @@ def _check_tracker(tracker: type[Tracker]) -> None:
         message = f"log needs the package {tracker.package}, which is not installed here; {remedy}"
         raise EnvironmentFault("X715", message)
     code_of(tracker, tracker.run_module())
+
+
+def check_schedule(schedule: str, torch: str) -> None:
+    """Of a backward in two parts, torch 2.11 and 2.12 lose the nodes that functions of Python have made in the graph
+    (`stage_backward_weight`).
+
+    torch: its version. Raises EnvironmentFault X715 for a schedule that has such a backward.
+    """
+    major, minor = (int(each) for each in torch.split(".")[:2])
+    if schedule in ZERO_BUBBLE and (major, minor) < (2, 13):
+        message = f"schedule {schedule} computes a backward in two parts, which torch {torch} does not do right"
+        raise EnvironmentFault("X715", f"{message}; install torch 2.13, or use schedule interleaved_1f1b")

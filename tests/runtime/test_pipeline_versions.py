@@ -1,9 +1,13 @@
 """Schedules that split the backward, and versions of torch that do it wrongly."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.parallelize.pipeline import check_schedule
+from xtrain.runtime.reporting import packages
+from xtrain.runtime.reporting.packages import check_schedule, package_faults
 
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
@@ -18,3 +22,12 @@ def test_an_old_torch_splits_no_backward(schedule, version):
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.14.0a0+git1234", "3.0"])
 def test_a_newer_one_does(version):
     check_schedule("zbv", version)
+
+
+def test_it_is_told_before_ranks_start(monkeypatch):
+    node = SimpleNamespace(op="setup.parallel.pp", args={"schedule": "zbv"})
+    plan = cast("Any", SimpleNamespace(nodes=[node]))
+    monkeypatch.setattr(packages, "version", lambda name: "2.11.0")
+    assert [fault.code for fault in package_faults(plan)] == ["X715"]
+    monkeypatch.setattr(packages, "version", lambda name: "2.13.0")
+    assert not [*package_faults(plan)]
