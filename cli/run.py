@@ -215,7 +215,7 @@ def _run_follower(plan: "Plan", place: "NodePlace") -> int:
         f"node {place.index}: its ranks are started by node 0, at {place.host}:{place.port}, which shows the run",
         flush=True,
     )
-    return follow_first_node(place, check, plan.launch["stop_deadline_seconds"])
+    return follow_first_node(place, plan.id, check, plan.launch["stop_deadline_seconds"])
 
 
 def _run_launcher(
@@ -243,19 +243,19 @@ def _run_launcher(
         wanted, fewer = plan.mesh.world_size, smaller.mesh.world_size
         _remark([f"there are fewer devices than {wanted} ranks: {plural(fewer, 'rank')} are started instead"])
         plan = smaller
-    _remark(check_machine(plan, plan.mesh.ranks_per_node))
     machines = OneNode() if place is None else FirstNode.open(plan, place)
-    workspace = open_workspace(plan, compiled.resolved_text)
-    _print_notes(workspace)
-    opened(workspace.directory)
-    if ui in ("console", "plain"):
-        print(render_summary(plan), flush=True)
     code = EXIT_CODES[EndStatus.ENVIRONMENT]
-    with Dashboard(workspace) if opens else Following(workspace, ui):
-        try:
+    try:
+        _remark(check_machine(plan, plan.mesh.ranks_per_node))
+        workspace = open_workspace(plan, compiled.resolved_text)
+        _print_notes(workspace)
+        opened(workspace.directory)
+        if ui in ("console", "plain"):
+            print(render_summary(plan), flush=True)
+        with Dashboard(workspace) if opens else Following(workspace, ui):
             code = RestartLoop(plan=plan, workspace=workspace, machines=machines).run()
-        finally:
-            machines.close(code)
+    finally:
+        machines.close(code)
     return code
 
 

@@ -77,7 +77,7 @@ fi
 OF_GROUPS: Final = """\
 [ "$SLURM_NODEID" -ne 0 ] || exec {run}
 trap : USR1 TERM INT
-while {run}; [ "$?" -gt 128 ]; do sleep 1; done
+while {run}; [ "$?" -eq 137 ]; do sleep 1; done
 exit 0"""
 ELEMENT: Final = """\
 scripts=({scripts})

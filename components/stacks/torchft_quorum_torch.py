@@ -42,6 +42,7 @@ CONNECT: Final = timedelta(seconds=60)
 SUM: Final = timedelta(hours=2)
 BEAT: Final = timedelta(milliseconds=100)
 PAUSE: Final = 0.2
+BEATS: Final = 3.0  # seconds in which a rank that is there writes another heartbeat
 PIECE: Final = 2**26  # bytes of a state that are sent together
 QUORUM: Final = "step.torchft.quorum"
 
@@ -216,12 +217,18 @@ class Quorum:
                 raise Halt(event, f"{int(ranks)} of {self.rank.world_size} ranks received the signal, without a quorum")
 
     def _is_alive(self, group: int) -> bool:
-        """Whether the first rank of a group runs: on this machine it does, elsewhere it has not ended as far as the
-        launcher knows."""
-        reading = read_heartbeat(heartbeat_path(self.records.directory, group * self.replica.size))
-        if reading is not None and reading.host != own_host():
-            return not self._is_told(gone(group))
-        return reading is not None and is_same_process(reading)
+        """Whether the first rank of a group runs, as this machine sees; of another one the launcher says it, or, where
+        that is gone, heartbeats do."""
+        path = heartbeat_path(self.records.directory, group * self.replica.size)
+        reading = read_heartbeat(path)
+        if reading is None or reading.host == own_host():
+            return reading is not None and is_same_process(reading)
+        try:
+            return not self.store.check([gone(group)])
+        except RuntimeError:
+            time.sleep(BEATS)
+            now = read_heartbeat(path)
+            return now is not None and now.alive != reading.alive
 
     def _connect(self, found: Any) -> bool:
         number = found.quorum_id, tuple(found.replica_ids)

@@ -40,6 +40,7 @@ LOST: Final = 30.0
 # Seconds that ranks have to end once they are killed, and other machines to hear that the run has ended.
 END: Final = 20.0
 PAUSE: Final = 0.1
+PLAN: Final = "plan"  # under which the store has the id of the plan
 
 
 class RankProcess(Protocol):
@@ -69,7 +70,8 @@ class RankStart:
         log.mkdir(parents=True, exist_ok=True)
         command, environment = rank_command(Path(self.directory), os.getpid()), {**os.environ, **self.environment}
         with (log / "stdout.log").open("wb") as out, (log / "stderr.log").open("wb") as err:
-            return Popen(command, stdin=DEVNULL, stdout=out, stderr=err, env=environment)
+            # In a session of its own: Ctrl-C comes from the launcher alone, and counts once.
+            return Popen(command, stdin=DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True)
 
 
 class OneNode:
@@ -92,8 +94,9 @@ class OneNode:
         return None
 
     def look(self, begun: bool) -> list[int]:
-        """See to the other machines; the signals by which one of them was asked to stop, in their order. begun: the
-        run is under way. Raises EnvironmentFault where it cannot begin, as a machine does not come, or does not fit."""
+        """See to the other machines; the signals by which the one that was asked most often was asked to stop, in their
+        order. begun: the run is under way. Raises EnvironmentFault where it cannot begin, as a machine does not come,
+        or does not fit."""
         return []
 
     def close(self, code: int) -> None:
@@ -124,6 +127,11 @@ class _OtherNode:
     lost: bool = False
     told: int = 0
 
+    def lose(self) -> None:
+        """It is gone, and its ranks with it; should its launcher be there after all, it is to leave."""
+        self.lost = True
+        self.tell(leave=EXIT_CODES[EndStatus.ENVIRONMENT])
+
     def tell(self, **what: Any) -> None:
         place = place_of(self.index, self.number)
         with suppress(RuntimeError):
@@ -150,11 +158,11 @@ class _OtherRank:
         self.node.tell(signal=sig, of=self.number)
 
     def wait(self) -> int:
-        """Of one that was killed. Raises EnvironmentFault where it does not end."""
+        """Of one that was killed. A machine on which it does not end is given up."""
         deadline = time.monotonic() + END
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
-                self.node.lost = True
+                self.node.lose()
             _hear(self.node.store, [self.node])
             time.sleep(PAUSE)
         return code
@@ -185,6 +193,7 @@ class FirstNode(OneNode):
             why = str(error).partition("\n")[0]
             message = f"machines cannot meet at {place.host}:{place.port}: {why}; give another --meet HOST:PORT, whose "
             raise EnvironmentFault("X716", f"{message}host is this machine and whose port is free") from None
+        store.set(PLAN, plan.id)
         return cls(plan=plan, place=place, store=store)
 
     @property
@@ -212,11 +221,12 @@ class FirstNode(OneNode):
         _hear(self.store, there)
         for node in there:
             if time.monotonic() - node.moved > LOST:
-                node.lost = True
-                node.tell(leave=EXIT_CODES[EndStatus.ENVIRONMENT])  # should it be slow, and not dead
-            if node.said.fault is not None and not begun:
-                code, message = node.said.fault
-                raise EnvironmentFault(code, f"node {node.index}: {message}")
+                node.lose()
+            if node.said.fault is not None:
+                node.lose()
+                if not begun:
+                    code, message = node.said.fault
+                    raise EnvironmentFault(code, f"node {node.index}: {message}")
         if begun:
             self._waits_since = time.monotonic()
         elif time.monotonic() - self._waits_since > ARRIVAL:
@@ -232,11 +242,18 @@ class FirstNode(OneNode):
             raise EnvironmentFault("X716", f"{message}{', '.join(missing)}; was `xtrain run` started there?")
 
     def close(self, code: int) -> None:
-        for node in self._nodes.values():
-            node.tell(leave=code)
+        """Also one that comes within a while."""
+        told: set[tuple[int, int]] = set()
         deadline = time.monotonic() + END
-        while any(not node.lost and not self._has_left(node) for node in self._nodes.values()):
-            if time.monotonic() > deadline:
+        while True:
+            self._admit()
+            for node in self._nodes.values():
+                if (node.index, node.number) not in told:
+                    node.tell(leave=code)
+                    told.add((node.index, node.number))
+            missing = self.plan.launch["nodes"] - 1 - len(self._nodes)
+            stays = any(not node.lost and not self._has_left(node) for node in self._nodes.values())
+            if not (missing or stays) or time.monotonic() > deadline:
                 return
             time.sleep(PAUSE)
 
@@ -254,9 +271,11 @@ class FirstNode(OneNode):
         self._arrivals = arrivals
         for index in range(1, self.plan.launch["nodes"]):
             number, before = self.store.add(f"{place_of(index)}/came", 0), self._nodes.get(index)
-            if number and (before is None or before.number != number):
+            if not number or not self.store.check([f"{place_of(index, number)}/says"]):
+                continue  # it is about to arrive
+            if before is None or before.number != number:
                 if before is not None:
-                    before.lost = True  # its ranks have ended with it
+                    before.lose()
                 self._nodes[index] = _OtherNode(self.store, index, number, time.monotonic())
 
 

@@ -23,27 +23,29 @@ from ..errors import EnvironmentFault
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from ..run_directory.saved_plan import PATIENCE as SHOWS
 from ..run_directory.saved_plan import planned
-from .first_node import END, LOST, PAUSE, RankStart, Said, place_of
-from .node_place import PATIENCE, NodePlace
+from .first_node import END, LOST, PAUSE, PLAN, RankStart, Said, place_of
+from .node_place import ARRIVAL, NodePlace
 from .parent import OTHERS_GO_ON
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
-def follow_first_node(place: NodePlace, check: Callable[[], None], stop_seconds: float) -> int:
+def follow_first_node(place: NodePlace, plan: str, check: Callable[[], None], stop_seconds: float) -> int:
     """Start ranks on this machine, and end them, as the launcher of the first one says; the exit code of the run. Main
     thread only.
 
-    check: raises EnvironmentFault where the plan cannot run on this machine; so does this where the first one is not
-    to be reached. stop_seconds: that ranks have to save and leave if it is gone.
+    plan: the id of the own one. check: raises EnvironmentFault where the plan cannot run on this machine; so does this
+    where the first one has another plan, or is not to be reached. stop_seconds: that ranks have to save and leave if it
+    is gone.
     """
-    return _Follower(place, stop_seconds).run(check)
+    return _Follower(place, plan, stop_seconds).run(check)
 
 
 @define(eq=False)
 class _Follower:
     place: NodePlace
+    plan: str
     stop_seconds: float
     _ranks: dict[int, Popen[bytes]] = field(factory=dict)
     _to_start: dict[int, tuple[RankStart, float]] = field(factory=dict)
@@ -68,6 +70,7 @@ class _Follower:
                 return EXIT_CODES[STATUS_OF_SIGNAL[self._said.asked[0]]]
             seconds = timedelta(seconds=LOST)
             store = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
+            self._check_plan(store.get(PLAN).decode())
             here = place_of(place.index, store.add(f"{place_of(place.index)}/came", 1))
             self._say(store, here)
             store.add("arrivals", 1)
@@ -83,9 +86,14 @@ class _Follower:
         finally:
             self._end()
 
+    def _check_plan(self, of_first: str) -> None:
+        if of_first != self.plan:
+            message = f"node {self.place.index} has plan {self.plan}, and node 0 has plan {of_first}"
+            raise EnvironmentFault("X703", f"{message}; start the same spec with the same settings on all nodes")
+
     def _reached(self) -> bool:
         """Whether the first launcher is there, before this one was asked to stop. Raises OSError."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + ARRIVAL
         while not self._said.asked:
             try:
                 socket.create_connection((self.place.host, self.place.port), timeout=END).close()
@@ -114,8 +122,8 @@ class _Follower:
 
     def _do(self, told: Mapping[str, Any]) -> None:
         if "signal" in told:
-            if told["signal"] == signal.SIGKILL and self._to_start.pop(told["of"], None) is not None:
-                self._said.ended[str(told["of"])] = -signal.SIGKILL
+            if self._to_start.pop(told["of"], None) is not None:
+                self._said.ended[str(told["of"])] = -told["signal"]
             if (process := self._ranks.get(told["of"])) is not None:
                 with suppress(ProcessLookupError):
                     process.send_signal(told["signal"])

@@ -150,7 +150,9 @@ class _Launcher:
         size = plan.mesh.world_size // count
         self._groups = [_Group(index=i, ranks=range(i * size, (i + 1) * size)) for i in range(count)]
         self._lines = JsonLinesFile(directory / EVENTS_FILE)
+        self._own: list[int] = []
         self._asked: list[int] = []
+        self._sent = 0
         self._until: float | None = None
         self._opened = False
         self._looked = 0.0
@@ -170,18 +172,24 @@ class _Launcher:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _on_signal(self, number: int, frame: FrameType | None = None) -> None:
-        self._asked.append(number)
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._own.append(number)
+
+    def _pass_on(self) -> None:
+        """To all ranks, each signal once."""
         self._until = self._until or time.monotonic() + self._stop_seconds + LEAVE
-        for group in self._groups:
-            group.send(number)
+        for number in self._asked[self._sent :]:
+            for group in self._groups:
+                group.send(number)
+        self._sent = len(self._asked)
 
     def _look(self) -> Ended | None:
         """See to all groups once; how they have ended, once that is known."""
         self._meeting.keep_open()
-        for number in self._machines.look(self._opened)[len(self._asked) :]:
-            self._on_signal(number)
+        # A signal that came to all machines was sent once.
+        self._asked = max([*self._own], self._machines.look(self._opened), self._asked, key=len)
         if self._asked:
+            self._pass_on()
             return self._stopping()
         if not self._opened:
             return self._opening()
@@ -230,6 +238,10 @@ class _Launcher:
 
     def _stopping(self) -> Ended | None:
         """Ranks save and leave. The second Ctrl-C has gone on to them as the first one did."""
+        for group in self._begun():
+            if group.failed:
+                for each in self._begun():
+                    each.say(gone(group.index))
         over = self._until is not None and time.monotonic() > self._until
         if any(group.runs for group in self._groups) and not over:
             return None
@@ -238,7 +250,7 @@ class _Launcher:
         # Of a group that was on its way back a signal was the end: nothing was to be saved there.
         own = {rank: code for rank, code in failures.items() if -code not in self._asked}
         if own and not at_once:
-            return Ended(failures=own)
+            return Ended(failures=own, signal=self._asked[0])
         return Ended(signal=self._asked[0], at_once=at_once)
 
     def _lost(self) -> Ended:

@@ -22,7 +22,7 @@ from xtrain.runtime.launch.other_node import follow_first_node
 
 WAITS = 15.0
 ENDLESS = "cd {}; trap 'touch saved; exit 0' TERM; touch ready; for i in {{1..1500}}; do sleep 0.02; done"
-PLAN = cast("Plan", SimpleNamespace(launch={"nodes": 2, "ranks_per_node": 1}))
+PLAN = cast("Plan", SimpleNamespace(id="p", launch={"nodes": 2, "ranks_per_node": 1}))
 
 
 def wait(found: Callable[[], Any]) -> Any:
@@ -53,7 +53,7 @@ def no_fault() -> None:
 
 
 @contextmanager
-def machine(meet: NodePlace, folder: Path, check: Callable[[], None] = no_fault) -> Iterator[int]:
+def machine(meet: NodePlace, folder: Path, check: Callable[[], None] = no_fault, plan: str = "p") -> Iterator[int]:
     """The launcher of machine 1 as a process, whose ranks are the script in `rank.sh`; it writes how it left."""
     process = os.fork()
     if not process:
@@ -61,7 +61,7 @@ def machine(meet: NodePlace, folder: Path, check: Callable[[], None] = no_fault)
         other_node.planned = cast("Any", shown(folder))
         code = 1
         try:
-            code = follow_first_node(NodePlace(index=1, host=meet.host, port=meet.port), check, 1.0)
+            code = follow_first_node(NodePlace(index=1, host=meet.host, port=meet.port), plan, check, 1.0)
         except EnvironmentFault as fault:
             code = 3
             (folder / "fault").write_text(f"{fault.code}: {fault}")
@@ -250,3 +250,37 @@ def test_a_launcher_that_waits_for_the_first_one_can_be_stopped(tmp_path):
         time.sleep(0.3)
         os.kill(process, signal.SIGTERM)
         assert code_of(process) == 75
+
+
+def test_another_plan_is_told_of(first, tmp_path):
+    with machine(first.place, tmp_path, plan="other") as process:
+        assert code_of(process) == 3
+    assert (tmp_path / "fault").read_text().startswith("X703: node 1 has plan other, and node 0 has plan p")
+
+
+def test_a_launcher_whose_place_is_taken_leaves(first, tmp_path):
+    """Its ranks have ended for the first machine."""
+    with machine(first.place, tmp_path) as before:
+        wait(lambda: there(first))
+        rank = first.start(1, script(tmp_path, "sleep 60"))
+        with machine(first.place, tmp_path):
+            wait(lambda: ended(first, rank))
+            assert first.has(1) and code_of(before) == 3
+
+
+def test_a_rank_that_is_not_started_yet_hears_of_a_stop(first, tmp_path):
+    with machine(first.place, tmp_path):
+        wait(lambda: there(first))
+        given = script(tmp_path, "sleep 60")
+        (tmp_path / "plan.json").unlink()
+        rank = first.start(1, given)
+        rank.send_signal(signal.SIGTERM)
+        wait(lambda: ended(first, rank))
+        assert rank.poll() == -signal.SIGTERM
+
+
+def test_one_that_comes_late_is_let_go(first, tmp_path):
+    """The run has ended before it came."""
+    with machine(first.place, tmp_path) as process:
+        first.close(3)
+        assert code_of(process) == 3
