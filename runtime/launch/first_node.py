@@ -40,7 +40,8 @@ LOST: Final = 30.0
 # Seconds that ranks have to end once they are killed, and other machines to hear that the run has ended.
 END: Final = 20.0
 PAUSE: Final = 0.1
-PLAN: Final = "plan"  # under which the store has the id of the plan
+# Under which the store has the id of the plan, and what another machine says that has another one.
+PLAN, OTHER_PLAN = "plan", "other plan"
 
 
 class RankProcess(Protocol):
@@ -227,6 +228,8 @@ class FirstNode(OneNode):
                 if not begun:
                     code, message = node.said.fault
                     raise EnvironmentFault(code, f"node {node.index}: {message}")
+        if not begun and self.store.check([OTHER_PLAN]):
+            raise EnvironmentFault("X703", self.store.get(OTHER_PLAN).decode())
         if begun:
             self._waits_since = time.monotonic()
         elif time.monotonic() - self._waits_since > ARRIVAL:

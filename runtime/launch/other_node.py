@@ -23,7 +23,7 @@ from ..errors import EnvironmentFault
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from ..run_directory.saved_plan import PATIENCE as SHOWS
 from ..run_directory.saved_plan import planned
-from .first_node import END, LOST, PAUSE, PLAN, RankStart, Said, place_of
+from .first_node import END, LOST, OTHER_PLAN, PAUSE, PLAN, RankStart, Said, place_of
 from .node_place import ARRIVAL, NodePlace
 from .parent import OTHERS_GO_ON
 
@@ -70,7 +70,7 @@ class _Follower:
                 return EXIT_CODES[STATUS_OF_SIGNAL[self._said.asked[0]]]
             seconds = timedelta(seconds=LOST)
             store = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
-            self._check_plan(store.get(PLAN).decode())
+            self._check_plan(store)
             here = place_of(place.index, store.add(f"{place_of(place.index)}/came", 1))
             self._say(store, here)
             store.add("arrivals", 1)
@@ -86,10 +86,14 @@ class _Follower:
         finally:
             self._end()
 
-    def _check_plan(self, of_first: str) -> None:
+    def _check_plan(self, store: "TCPStore") -> None:
+        """One that is of another run takes nobody's place in this one."""
+        of_first = store.get(PLAN).decode()
         if of_first != self.plan:
-            message = f"node {self.place.index} has plan {self.plan}, and node 0 has plan {of_first}"
-            raise EnvironmentFault("X703", f"{message}; start the same spec with the same settings on all nodes")
+            message = f"node {self.place.index} has plan {self.plan}, and node 0 has plan {of_first}; start the same "
+            message += "spec with the same settings on all nodes"
+            store.set(OTHER_PLAN, message)
+            raise EnvironmentFault("X703", message)
 
     def _reached(self) -> bool:
         """Whether the first launcher is there, before this one was asked to stop. Raises OSError."""

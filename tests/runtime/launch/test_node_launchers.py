@@ -19,6 +19,7 @@ from xtrain.runtime.launch import first_node, other_node
 from xtrain.runtime.launch.first_node import FirstNode, RankProcess, RankStart
 from xtrain.runtime.launch.node_place import NodePlace
 from xtrain.runtime.launch.other_node import follow_first_node
+from xtrain.runtime.launch.replica_groups import _Launcher
 
 WAITS = 15.0
 ENDLESS = "cd {}; trap 'touch saved; exit 0' TERM; touch ready; for i in {{1..1500}}; do sleep 0.02; done"
@@ -33,19 +34,25 @@ def wait(found: Callable[[], Any]) -> Any:
     return value
 
 
-@pytest.fixture
-def first(monkeypatch) -> Iterator[FirstNode]:
-    """The first machine, and short patience on all."""
-    for module in (first_node, other_node):
-        monkeypatch.setattr(module, "LOST", 1.5)
-    for module in (first_node, other_node):
-        monkeypatch.setattr(module, "END", 1.0)
-    for module in (first_node, other_node):
-        monkeypatch.setattr(module, "PAUSE", 0.02)
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch) -> None:
+    """On all machines."""
+    for name, seconds in (("LOST", 1.5), ("END", 1.0), ("PAUSE", 0.02)):
+        for module in (first_node, other_node):
+            monkeypatch.setattr(module, name, seconds)
+
+
+def opened() -> FirstNode:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    yield FirstNode.open(PLAN, NodePlace(index=0, host="127.0.0.1", port=port))
+    return FirstNode.open(PLAN, NodePlace(index=0, host="127.0.0.1", port=port))
+
+
+@pytest.fixture
+def first() -> FirstNode:
+    """The first machine."""
+    return opened()
 
 
 def no_fault() -> None:
@@ -187,15 +194,8 @@ def test_one_that_was_slow_is_sent_away(first, tmp_path):
         assert code_of(process) == 3
 
 
-def test_without_the_first_one_ranks_are_asked_to_stop(tmp_path, monkeypatch):
-    for module in (first_node, other_node):
-        monkeypatch.setattr(module, "LOST", 1.5)
-    for module in (first_node, other_node):
-        monkeypatch.setattr(module, "PAUSE", 0.02)
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    alone = [FirstNode.open(PLAN, NodePlace(index=0, host="127.0.0.1", port=port))]
+def test_without_the_first_one_ranks_are_asked_to_stop(tmp_path):
+    alone = [opened()]
     with machine(alone[0].place, tmp_path) as process:
         wait(lambda: there(alone[0]))
         alone[0].start(1, script(tmp_path, ENDLESS.format(tmp_path)))
@@ -255,7 +255,11 @@ def test_a_launcher_that_waits_for_the_first_one_can_be_stopped(tmp_path):
 def test_another_plan_is_told_of(first, tmp_path):
     with machine(first.place, tmp_path, plan="other") as process:
         assert code_of(process) == 3
-    assert (tmp_path / "fault").read_text().startswith("X703: node 1 has plan other, and node 0 has plan p")
+    says = "node 1 has plan other, and node 0 has plan p"
+    assert (tmp_path / "fault").read_text().startswith(f"X703: {says}")
+    first.look(True)  # it is none of a run that is under way
+    with pytest.raises(EnvironmentFault, match=says):
+        first.look(False)
 
 
 def test_a_launcher_whose_place_is_taken_leaves(first, tmp_path):
@@ -284,3 +288,22 @@ def test_one_that_comes_late_is_let_go(first, tmp_path):
     with machine(first.place, tmp_path) as process:
         first.close(3)
         assert code_of(process) == 3
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_a_signal_to_all_machines_counts_once(tmp_path, own_first):
+    """Whichever of them hears of it first; a second one is another Ctrl-C."""
+    watch = SimpleNamespace(args={"stuck_seconds": None})
+    plan = SimpleNamespace(node=lambda name: watch, mesh=SimpleNamespace(world_size=1))
+    said, sent = [], []
+    machines = SimpleNamespace(look=lambda begun: [*said])
+    meeting = SimpleNamespace(keep_open=lambda: None)
+    launcher = _Launcher(*cast("Any", (plan, 1, tmp_path, "", meeting, machines, 60.0, None)))
+    rank = SimpleNamespace(poll=lambda: None, send_signal=sent.append)
+    launcher._groups[0].processes = [cast("RankProcess", rank)]
+    for _ in range(2):
+        ways = [lambda: launcher._on_signal(signal.SIGINT, None), lambda: said.append(signal.SIGINT)]
+        for way in ways if own_first else reversed(ways):
+            way()
+            launcher._look()
+    assert sent == [signal.SIGINT] * 2
