@@ -15,7 +15,8 @@ import tempfile
 from contextlib import chdir
 from difflib import unified_diff
 from hashlib import blake2b
-from json import dumps
+from itertools import groupby
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/planner/golden"
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
 SHOWN = 80  # lines of a difference
+DEPTH = {dict: 2, list: 3}  # to which values are broken into lines: the plan, its fields, lists of those
 
 
 def texts(spec: Path) -> dict[str, str]:
@@ -41,11 +43,11 @@ def texts(spec: Path) -> dict[str, str]:
 
 
 def json_text(content: dict[str, Any]) -> str:
-    """The JSON of a plan with an entry a line, and long lists shortened."""
+    """Return the JSON of a plan with one node, check or tensor a line, and long lists shortened."""
     content["memory"]["per_rank"] = shortened(content["memory"]["per_rank"])
     content["ranks"] = shortened(content["ranks"])
     content["parameters"]["tensors"] = shortened(content["parameters"]["tensors"])
-    content["spec_text"] = content["spec_text"].splitlines()
+    content["spec_text"] = content["spec_text"].split("\n\n")
     return "\n".join(lines(content)) + "\n"
 
 
@@ -57,17 +59,29 @@ def shortened(entries: list[Any]) -> Any:
 
 
 def lines(value: Any, indent: str = "", before: str = "", after: str = "") -> list[str]:
-    """A value over as many lines as it has entries that hold others; what fits on one line stands there."""
+    """Return the lines of a value: a field a line, and an entry a line for fields that hold more than fits on one.
+
+    Edges of one node and settings of one block share a line.
+    """
     flat = dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict | list) or len(indent + before + flat) <= 120 or not value:
+    if not isinstance(value, dict | list) or len(indent) == DEPTH[type(value)] or len(indent + before + flat) <= 120:
         return [f"{indent}{before}{flat}{after}"]
     opened, closed = "{}" if isinstance(value, dict) else "[]"
-    pairs = value.items() if isinstance(value, dict) else ((None, item) for item in value)
     inner = []
-    for number, (key, item) in enumerate(pairs, 1):
-        name = "" if key is None else f"{dumps(key, ensure_ascii=False)}: "
-        inner += lines(item, f"{indent}  ", name, "," if number < len(value) else "")
+    if isinstance(value, dict):
+        for number, (key, item) in enumerate(value.items(), 1):
+            inner += lines(item, f"{indent} ", f"{dumps(key, ensure_ascii=False)}: ", "," * (number < len(value)))
+    else:
+        groups = [", ".join(dumps(item, ensure_ascii=False) for item in group) for _, group in groupby(value, group_of)]
+        inner = [f"{indent} {text}{',' * (number < len(groups))}" for number, text in enumerate(groups, 1)]
     return [f"{indent}{before}{opened}", *inner, f"{indent}{closed}{after}"]
+
+
+def group_of(entry: Any) -> Any:
+    """Return what neighbors on one line have in common: where edges start, the block of settings; unique otherwise."""
+    if isinstance(entry, dict) and "path" in entry:
+        return entry["path"].partition(".")[0]
+    return entry.get("before", id(entry)) if isinstance(entry, dict) else id(entry)
 
 
 def difference(name: str, text: str) -> str:
@@ -76,9 +90,45 @@ def difference(name: str, text: str) -> str:
     stored = path.read_text(encoding="utf-8") if path.exists() else ""
     if stored == text:
         return ""
-    found = list(unified_diff(stored.splitlines(), text.splitlines(), f"kept {name}", f"now {name}", lineterm="", n=1))
+    if stored and name.endswith(".json"):
+        changed = changes("", loads(stored), loads(text)) or ["the same content in other lines"]
+        found = [f"kept and now, {name}", *changed]
+    else:
+        found = [*unified_diff(stored.splitlines(), text.splitlines(), f"kept {name}", f"now {name}", lineterm="", n=1)]
     rest = [f"… and {len(found) - SHOWN} lines more"] if len(found) > SHOWN else []
     return "\n".join([*found[:SHOWN], *rest, "", "If this is meant: python tests/support/golden.py --write"])
+
+
+def changes(path: str, kept: Any, now: Any) -> list[str]:
+    """Return a line for each value that differs, under the names of its nodes and fields."""
+    if kept == now and dumps(kept) == dumps(now):  # 1 is not 1.0, and fields are in order
+        return []
+    if isinstance(kept, str) and "\n" in kept and isinstance(now, str):
+        kept, now = kept.splitlines(), now.splitlines()
+    if type(kept) is not type(now) or not isinstance(kept, dict | list):
+        return [f"{path}: {dumps(kept, ensure_ascii=False)} → {dumps(now, ensure_ascii=False)}"]
+    old, new = named(kept), named(now)
+    found = [f"- {path}{key}: {dumps(old[key], ensure_ascii=False)}" for key in old if key not in new]
+    found += [f"+ {path}{key}: {dumps(new[key], ensure_ascii=False)}" for key in new if key not in old]
+    both = [key for key in old if key in new]
+    for key in both:
+        found += changes(f"{path}{key}", old[key], new[key])
+    if both != [key for key in new if key in old]:
+        found.append(f"{path}: the same entries in another order")
+    return found
+
+
+def named(value: dict[str, Any] | list[Any]) -> dict[str, Any]:
+    """Return entries under their names: `.field`, `[node]`, `[from → to]`, `[first line]`, `[number]`."""
+    if isinstance(value, dict):
+        return {f".{key}": item for key, item in value.items()}
+    found: dict[str, Any] = {}
+    for number, item in enumerate(value):
+        names = item if isinstance(item, dict) else {"name": item.partition("\n")[0]} if isinstance(item, str) else {}
+        edge = f"{names['before']} → {names['after']}" if "before" in names else number
+        key = names.get("id", names.get("path", names.get("name", edge)))
+        found[f"[{key}]" if f"[{key}]" not in found else f"[{key} {number}]"] = item
+    return found
 
 
 def stale() -> list[str]:
