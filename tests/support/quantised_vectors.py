@@ -60,4 +60,5 @@ def _made() -> dict[str, dict[str, str]]:
 
 
 if __name__ == "__main__" and "--write" in sys.argv:
-    PATH.write_text(json.dumps(_made(), indent=1) + "\n")
+    entries = (f" {json.dumps(name)}: {json.dumps(digests)}" for name, digests in _made().items())
+    PATH.write_text("{\n" + ",\n".join(entries) + "\n}\n")
