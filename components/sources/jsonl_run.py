@@ -10,7 +10,7 @@ from attrs import frozen
 from ...runtime.data.errors import DataError
 from ...runtime.data.records.bad_records import BadRecord
 from ...runtime.data.records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
-from ...runtime.data.records.texts import decoded, described
+from ...runtime.data.records.texts import decoded, described, parsed
 from ...runtime.data.sources.fields import Take, taker
 from ...runtime.data.sources.files import matched
 from ...runtime.data.sources.opening import blocks, size_of
@@ -50,7 +50,7 @@ class JsonLinesFiles:
             if not line:
                 continue
             try:
-                fields = _parse(line)
+                fields = parsed(line)
                 content = take(fields) if type(fields) is dict else _no_object(fields)
             except (ValueError, TypeError, RecursionError):
                 content = _carefully(line, take)
@@ -104,7 +104,7 @@ def _carefully(line: str | bytes, take: Take) -> Content | Unusable | None:
     if isinstance(text, Unusable):
         return text
     try:
-        fields = _parse(text)
+        fields = parsed(text)
     except json.JSONDecodeError as error:
         return Unusable(f"invalid JSON at character {error.pos + 1}: {error.msg}")
     except RecursionError:
@@ -116,18 +116,3 @@ def _carefully(line: str | bytes, take: Take) -> Content | Unusable | None:
 
 def _no_object(value: object) -> Unusable:
     return Unusable(f"the line is {described(value)}, not a JSON object")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key `{next(name for name in names if names.count(name) > 1)}` appears twice")
-    return fields
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a valid JSON number")
-
-
-_parse = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse).decode

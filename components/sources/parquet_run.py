@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.data.records.records import Reads
-from ...runtime.data.sources.columns import BATCH_ROWS, UNIT_BYTES, check_columns
+from ...runtime.data.sources.columns import BATCH_ROWS, UNIT_BYTES, check_columns, columns_read
 from ...runtime.data.sources.opening import size_of
 from ...runtime.data.sources.reader import OpenedSource, SourceRequest
 from ...runtime.data.sources.tables import open_tables
@@ -26,22 +26,23 @@ def parquet_batches(path: Path, reads: Reads) -> "Iterator[tuple[pa.RecordBatch,
     # Without pre_buffer a row group is read page by page, not loaded whole.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
         check_columns(file.schema_arrow, reads, path)
+        names = columns_read(file.schema_arrow, reads)
         rows, done, reported = file.metadata.num_rows, 0, 0
         for group in range(file.metadata.num_row_groups):
-            at_once = _rows_at_once(file, group, reads)
-            for batch in file.iter_batches(at_once, row_groups=[group], columns=list(reads.fields)):
+            at_once = _rows_at_once(file, group, names)
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=names):
                 done += batch.num_rows
                 came = total * done // rows
                 yield batch, came - reported
                 reported = came
 
 
-def _rows_at_once(file: Any, group: int, reads: Reads) -> int:
+def _rows_at_once(file: Any, group: int, names: list[str]) -> int:
     metadata = file.metadata.row_group(group)
     columns = (metadata.column(index) for index in range(metadata.num_columns))
     size = sum(
         column.total_uncompressed_size
         for column in columns
-        if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in reads.fields)
+        if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names)
     )
     return max(1, min(BATCH_ROWS, UNIT_BYTES * metadata.num_rows // max(size, 1)))

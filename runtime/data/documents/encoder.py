@@ -28,7 +28,7 @@ from .synthetic import Lexicon
 from .tokenizers import Placed, TextTokenizer
 
 VERSION = 1  # raise it whenever the same records would give other tokens
-MESSAGES = 2  # the same of conversations
+MESSAGES = 3  # the same of conversations
 # A tokenizer takes hundreds of bytes of memory for a character: longer texts are encoded in pieces.
 PIECE = 1 << 20
 

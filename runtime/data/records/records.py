@@ -82,12 +82,8 @@ class Reads:
 
     @property
     def typed(self) -> tuple[str, ...]:
-        """Those that have one type in every table: texts, of `chat` a list of messages."""
-        if self.form in ("preference", "tokens"):
-            return ()
-        if self.form == "instruction" and self.label is not None:
-            return ()
-        return self._content
+        """Those whose type in a table is checked: texts, of `chat` a list of messages, of `instruction` either."""
+        return () if self.form in ("preference", "tokens") else self._content
 
     @property
     def beside(self) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """What counts as text, and how values that are none are named."""
 
+import json
 from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from .records import Unusable
 
@@ -65,3 +67,19 @@ def strings(value: object) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from strings(inner)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key `{next(name for name in names if names.count(name) > 1)}` appears twice")
+    return fields
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a valid JSON number")
+
+
+parsed: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse).decode
+"""Return the value of a JSON text. Raises ValueError, also for NaN and a key that appears twice, and RecursionError."""

@@ -4,16 +4,15 @@ The process that calls `units` reads the tables and sends the columns that are n
 is read twice, and memory stays bounded whatever the size of a row group.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..documents.chat_messages import conversation, pair
 from ..errors import DataError
 from ..records.bad_records import BadRecord
 from ..records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
-from ..records.texts import checked, decoded
+from ..records.texts import decoded, parsed
 from ..records.usual_fields import settings_for
-from .fields import Take, taker
+from .fields import Take, find, taker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,22 +26,31 @@ def check_columns(schema: "pa.Schema", reads: Reads, path: object) -> None:
     import pyarrow as pa
 
     for name in reads.fields:
-        kind = _type_of(schema, name)
+        found = _located(schema, name)
         there = f"Its columns are {', '.join(f'`{field.name}`' for field in schema)}."
-        if kind is None:
+        if found is None:
             settings = settings_for(schema.names) if reads.form == "text" else ""
             there += f" Write `{settings}`." if settings else ""
             raise DataError(f"no column `{name}`", path=str(path), remedy=there)
+        kind = found[1]
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
-        if name not in reads.typed:
+        if name not in reads.typed or _is_json(kind):  # JSON may be any value: records are checked one by one
             continue
-        if reads.form != "chat":
-            if not _is_text(kind):
-                raise DataError(f"column `{name}` is {kind}, not text", path=str(path), remedy=there)
-        elif not _is_list(kind) or not pa.types.is_struct(kind.value_type):
-            message = f"column `{name}` is {kind}, not a list of messages"
-            raise DataError(message, path=str(path), remedy=there)
+        wanted = {"chat": "a list of messages", "instruction": "text or a list of messages"}.get(reads.form, "text")
+        talks = reads.form != "text" and _is_list(kind)
+        talks = talks and (_is_json(kind.value_type) or pa.types.is_struct(kind.value_type))
+        if not talks and not (reads.form != "chat" and _is_text(kind)):
+            raise DataError(f"column `{name}` is {kind}, not {wanted}", path=str(path), remedy=there)
+
+
+def columns_read(schema: "pa.Schema", reads: Reads) -> list[str]:
+    """Return the columns, or columns inside others, that hold the fields: all of a path of dots that structs have,
+    and its beginning up to a column of JSON. Raises KeyError for a column that `check_columns` refuses."""
+    found = {name: _located(schema, name) for name in reads.fields}
+    if missing := [name for name, each in found.items() if each is None]:
+        raise KeyError(missing[0])
+    return list(dict.fromkeys(each[0] for each in found.values() if each is not None))
 
 
 def top_columns(schema: "pa.Schema", reads: Reads) -> list[str]:
@@ -57,8 +65,8 @@ def packed(batch: "pa.RecordBatch", reads: Reads) -> Iterator[tuple[bytes, int]]
     """
     import pyarrow as pa
 
-    columns = [_column(batch, name) for name in reads.fields]
-    names = [str(index) for index in range(len(columns))]
+    names = columns_read(batch.schema, reads)
+    columns = [_column(batch, name) for name in names]
     for part in _parts(pa.record_batch(columns, names=names)):
         for column in part.columns:
             _check_intact(column)
@@ -79,52 +87,44 @@ def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[Source
     assert unit.line is not None
     with pa.ipc.open_stream(unit.part) as stream:
         batch = stream.read_next_batch()
-    values = [_values(column) for column in batch.columns]
-    take = None if reads.typed == reads.fields else taker(reads)
-    for number, row in enumerate(zip(*values, strict=True), start=unit.line):
-        content = _content(row, reads) if take is None else _taken(row, reads, take)
-        origin = f"{place}, row {number}"
+    values = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    places = [(name, next(each for each in values if f"{name}.".startswith(f"{each}."))) for name in reads.fields]
+    take = taker(reads)
+    for index in range(batch.num_rows):
+        content = _taken({name: _inside(values[column][index], column, name) for name, column in places}, take)
+        origin = f"{place}, row {unit.line + index}"
         if isinstance(content, Unusable):
             yield BadRecord(origin=origin, reason=content.reason)
         else:
             yield SourceRecord(content, origin)
 
 
-def _content(row: Sequence[Any], reads: Reads) -> Content | Unusable:
-    names = [f"column `{name}`" for name in reads.fields]
-    if isinstance(row[0], Unusable):
-        return Unusable(f"{names[0]}: {row[0].reason}")
-    if reads.form == "chat":
-        return conversation(row[0], names[0])
-    texts: list[str] = []
-    for value, name in zip(row, names, strict=True):
-        text = decoded(value) if value else value
-        if isinstance(text, Unusable):
-            return Unusable(f"{name}: {text.reason}")
-        text = checked("" if text == b"" else text, name)
-        if isinstance(text, Unusable):
-            return text
-        texts.append(text)
-    return texts[0] if reads.form == "text" else pair(*texts)
+def _inside(value: Any, column: str, name: str) -> Any:
+    """The value of a field in that of its column: the column itself, or further inside JSON."""
+    if name == column or isinstance(value, Unusable):
+        return value
+    last = column.rsplit(".", maxsplit=1)[-1]
+    return find({last: value}, last + name[len(column) :])
 
 
-def _taken(row: Sequence[Any], reads: Reads, take: Take) -> Content | Unusable:
-    """The content of a row of which columns are lists, numbers or truth values, too."""
+def _taken(values: Mapping[str, Any], take: Take) -> Content | Unusable:
     fields = {}
-    for name, value in zip(reads.fields, row, strict=True):
+    for name, value in values.items():
         text = decoded(value) if isinstance(value, bytes) and value else value
-        text = value if isinstance(value, Unusable) else text
         if isinstance(text, Unusable):
-            return Unusable(f"column `{name}`: {text.reason}")
+            return Unusable(f"field `{name}`: {text.reason}")
         fields[name] = "" if text == b"" else text
     return take(fields)
 
 
 def _values(column: "pa.Array") -> list[Any]:
+    """The values of a column as records of JSON lines have them; Unusable for one that is damaged."""
+    convert = _conversion(column.type)
     try:
-        return column.to_pylist()
+        values = column.to_pylist()
     except UnicodeDecodeError:
-        return [_value(scalar) for scalar in column]
+        values = [_value(scalar) for scalar in column]
+    return values if convert is None else [_converted(value, convert) for value in values]
 
 
 def _value(scalar: "pa.Scalar") -> Any:
@@ -134,18 +134,63 @@ def _value(scalar: "pa.Scalar") -> Any:
         return Unusable(f"invalid UTF-8 at byte {error.start} of a text in it")
 
 
-def _type_of(schema: "pa.Schema", name: str) -> "pa.DataType | None":
+def _converted(value: Any, convert: "Convert") -> Any:
+    if value is None or isinstance(value, Unusable):
+        return value
+    try:
+        return convert(value)
+    except ValueError as error:
+        return Unusable(f"invalid JSON in it: {error}")
+    except RecursionError:
+        return Unusable("invalid JSON in it: nested too deep")
+
+
+Convert = Callable[[Any], Any]
+
+
+def _conversion(kind: "pa.DataType") -> Convert | None:
+    """A function of a value that is not null, as `to_pylist` gives it; None where that is the value already.
+
+    JSON (the extension type `arrow.json`, which `datasets` makes of columns with mixed types) becomes what it says,
+    maps become objects. A struct has every key that any row has: its nulls stand for keys that the row does not have,
+    and are left out. Nulls of JSON and of maps are values.
+    """
+    import pyarrow as pa
+
+    if _is_json(kind):
+        return parsed
+    if pa.types.is_dictionary(kind):
+        return _conversion(kind.value_type)
+    if pa.types.is_struct(kind):
+        inner = {field.name: _conversion(field.type) for field in kind}
+        return lambda value: {key: _through(inner[key], each) for key, each in value.items() if each is not None}
+    if pa.types.is_map(kind):
+        keys, items = _conversion(kind.key_type), _conversion(kind.item_type)
+        return lambda value: {_through(keys, key): _through(items, each) for key, each in value}
+    if _is_list(kind) and (each := _conversion(kind.value_type)) is not None:
+        return lambda value: [_through(each, item) for item in value]
+    return None
+
+
+def _through(convert: Convert | None, value: Any) -> Any:
+    return value if convert is None or value is None else convert(value)
+
+
+def _located(schema: "pa.Schema", name: str) -> "tuple[str, pa.DataType] | None":
+    """The column that has a field, or in which it is found, and its type; None if there is none."""
     import pyarrow as pa
 
     if name in schema.names:
-        return schema.field(name).type
-    first, *rest = name.split(".")
-    kind = schema.field(first).type if first in schema.names else None
+        return name, schema.field(name).type
+    came, *rest = name.split(".")
+    kind = schema.field(came).type if came in schema.names else None
     for step in rest:
+        if kind is not None and _is_json(kind):
+            break
         if kind is None or not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
             return None
-        kind = kind.field(kind.get_field_index(step)).type
-    return kind
+        came, kind = f"{came}.{step}", kind.field(kind.get_field_index(step)).type
+    return None if kind is None else (came, kind)
 
 
 def _column(batch: "pa.RecordBatch", name: str) -> "pa.Array":
@@ -195,6 +240,10 @@ def _is_text(kind: "pa.DataType") -> bool:
 
     is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(test(kind) for test in is_text) or kind in (pa.string_view(), pa.binary_view())
+
+
+def _is_json(kind: "pa.DataType") -> bool:
+    return getattr(kind, "extension_name", None) == "arrow.json"
 
 
 def _is_list(kind: "pa.DataType") -> bool:

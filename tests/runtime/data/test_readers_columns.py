@@ -76,7 +76,7 @@ def test_columns_may_be_inside_others(name: str, tmp_path: Path):
     meta = [{"text": "a", "id": 1}, None, {"text": None, "id": 2}, {"text": "b", "id": 3}]
     table = pa.table({"meta": meta, "meta.id": ["p", "q", "r", "s"]})
     path = write(table, tmp_path / name)
-    null = "column `meta.text` is null, not a string"
+    null = "field `meta.text` is null, not a string"
     assert rows_of(path, text="meta.text") == [
         SourceRecord("a", f"{path}, row 1"),
         BadRecord(origin=f"{path}, row 2", reason=null),
@@ -98,8 +98,8 @@ def test_text_of_any_type_is_text_if_it_is_utf8(kind: pa.DataType, tmp_path: Pat
     path = write(pa.table({"text": pa.array(["é", "", None, "b"], pa.string()).cast(kind)}), tmp_path / "x.arrow")
     assert rows_of(path) == [
         SourceRecord("é", f"{path}, row 1"),
-        BadRecord(origin=f"{path}, row 2", reason="column `text` is empty"),
-        BadRecord(origin=f"{path}, row 3", reason="column `text` is null, not a string"),
+        BadRecord(origin=f"{path}, row 2", reason="field `text` is empty"),
+        BadRecord(origin=f"{path}, row 3", reason="field `text` is null, not a string"),
         SourceRecord("b", f"{path}, row 4"),
     ]
 
@@ -108,7 +108,7 @@ def test_text_of_any_type_is_text_if_it_is_utf8(kind: pa.DataType, tmp_path: Pat
 def test_broken_utf8_is_a_bad_record_and_its_neighbours_are_not(name: str, tmp_path: Path):
     broken = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"b\xff", b"c"], pa.binary()).buffers())
     path = write(pa.table({"text": broken}), tmp_path / name)
-    reason = "column `text`: invalid UTF-8 at byte 1"
+    reason = "field `text`: invalid UTF-8 at byte 1"
     assert rows_of(path) == [
         SourceRecord("a", f"{path}, row 1"),
         BadRecord(origin=f"{path}, row 2", reason=reason),
@@ -129,16 +129,16 @@ def test_conversations_and_pairs(name: str, tmp_path: Path):
         SourceRecord([{**TALK[0], "name": "Ann"}, TALK[1]], f"{path}, row 2"),
     ]
     assert [row.reason for row in chat[2:]] == [  # type: ignore[union-attr]
-        "column `messages` has no messages",
-        "column `messages` is null, not a list of messages",
+        "field `messages` has no messages",
+        "field `messages` is null, not a list of messages",
     ]
     pairs = rows_of(path, form="instruction", prompt="q", response="a")
     assert pairs[0] == SourceRecord(
         [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}], f"{path}, row 1"
     )
     assert [row.reason for row in pairs[2:]] == [  # type: ignore[union-attr]
-        "column `q` is empty",
-        "column `a` is null, not a string",
+        "field `q` is empty",
+        "field `a` is null, not a string",
     ]
 
 
