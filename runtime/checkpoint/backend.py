@@ -6,15 +6,18 @@
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
 
+from ..errors import StorageFailed
 from ..models.tensors import quiet_alone
-from ..parallel.collective_errors import CollectiveErrors
+from ..parallel.collective_errors import CollectiveErrors, reason
 from . import writer
-from .one_file import reader as file_reader
 from .one_file import writer as file_writer
 from .save_planner import CachedSavePlanner
-from .sidecar import TENSORS
+from .shard_reader import reader_of
 
 Backend = Literal["dcp", "file"]
 
@@ -39,10 +42,17 @@ def write_tensors(
 def read_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveErrors | None = None) -> None:
     """Fill name → tensor, of whatever layout, with what a checkpoint of any layout and form holds under these names.
 
-    Collective; without `collective` this process is alone. Raises OSError, or CheckpointException where a name is
-    missing or has another shape.
+    Collective; without `collective` this process is alone. Raises StorageFailed on all ranks alike, also where a name
+    is missing or has another shape.
     """
-    group = collective.group if collective is not None else None
-    reader = file_reader.FileReader(folder) if (folder / TENSORS).is_file() else None
+    collective = collective or CollectiveErrors(0, 1, None)
+    group, readers = collective.group, list[StorageReader]()
+    collective.all(lambda: readers.append(reader_of(folder)))
     with quiet_alone():
-        load(tensors, checkpoint_id=folder, storage_reader=reader, process_group=group, no_dist=group is None)
+        try:
+            load(tensors, checkpoint_id=folder, storage_reader=readers[0], process_group=group, no_dist=group is None)
+        except CheckpointException as error:
+            causes = [cause for cause, _ in error.failures.values()]
+            if any(isinstance(cause, torch.OutOfMemoryError | torch.AcceleratorError) for cause in causes):
+                raise
+            raise StorageFailed(f"{folder} cannot be read: {'; '.join(dict.fromkeys(map(reason, causes)))}") from error

@@ -4,10 +4,12 @@ Written last: a folder without it, or with one that does not fit its files, is n
 """
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
 from ...planner.canonical import SEAL, digest
+from ...regular_files import read_json
 from ..files import durable
 from .checksums import DIGEST_BYTES, file_checksums
 
@@ -28,7 +30,7 @@ def write_sidecar(folder: Path, state: dict[str, Any], checksums: dict[str, str]
 
 def read_sidecar(folder: Path) -> dict[str, Any]:
     """Raises OSError or ValueError where there is none that can be read."""
-    content = json.loads((folder / STATE).read_bytes())
+    content = read_json(folder / STATE)
     if not isinstance(content, dict):
         raise ValueError("not an object")
     return content
@@ -42,7 +44,7 @@ def write_late_metrics(folder: Path, metrics: dict[str, float]) -> None:
 def read_late_metrics(folder: Path) -> dict[str, float]:
     """Metric → value; empty where nothing was measured behind the save, or that cannot be read."""
     try:
-        found = json.loads((folder / LATE_METRICS).read_bytes())
+        found = read_json(folder / LATE_METRICS)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -65,6 +67,8 @@ def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)
         return [f"{STATE} has changed since it was written"]
     if METADATA not in files and TENSORS not in files:
         return [f"{STATE} names neither {METADATA} nor {TENSORS}"]
+    if strange := next((name for name in files if Path(name).name != name), None):
+        return [f"{STATE} names {strange!r}, which is no file of the checkpoint"]
     found = [flaw for name, (size, _) in files.items() if (flaw := _size_flaw(folder / name, size))]
     if found or not content:
         return found
@@ -90,9 +94,11 @@ def _recorded(record: Any) -> tuple[int, str]:
 
 def _size_flaw(file: Path, size: int) -> str:
     try:
-        found = file.stat().st_size
+        mode, found = file.stat().st_mode, file.stat().st_size
     except OSError:
         return f"{file.name} is missing"
+    if not stat.S_ISREG(mode):
+        return f"{file.name} is not a regular file"
     return "" if found == size else f"{file.name} has {found:,} of {size:,} bytes"
 
 

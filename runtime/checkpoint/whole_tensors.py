@@ -5,12 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.storage import StorageReader
 
-from .one_file.reader import FileReader
-from .sidecar import TENSORS
+from .shard_reader import reader_of
 
 
 class WholeTensors:
@@ -19,9 +16,7 @@ class WholeTensors:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            self._reader: StorageReader = (
-                FileReader(folder) if (folder / TENSORS).is_file() else FileSystemReader(folder)
-            )
+            self._reader = reader_of(folder)
             self._metadata = self._reader.read_metadata()
             self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         except Exception as error:  # what torch raises of a damaged file is of many kinds

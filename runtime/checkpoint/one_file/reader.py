@@ -4,6 +4,7 @@ Which pieces these are torch's distributed checkpoint finds out, as it does for 
 """
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,13 @@ from ..sidecar import TENSORS
 
 def mapped(folder: Path) -> dict[str, Tensor]:
     """Name → tensor whose content is read from the disk when it is asked for. Raises OSError."""
-    return torch.load(folder / TENSORS, map_location="cpu", mmap=True, weights_only=True)
+    try:
+        found = torch.load(folder / TENSORS, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
+        raise OSError(f"{folder / TENSORS} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise OSError(f"{folder / TENSORS} holds something else than tensors by name")
+    return found
 
 
 class FileReader(StorageReader):
