@@ -8,7 +8,7 @@ from ...dsl.schema.bases import BASES, Base
 from ...dsl.schema.component import named
 
 
-@BASES.register(default=True)
+@BASES.register()
 @frozen
 class PlainBase(Base):
     """`base none { … }`: matrices that are not trained are stored as other parameters that are not."""

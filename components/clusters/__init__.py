@@ -1,1 +1,3 @@
 """`cluster NAME { … }`."""
+
+DEFAULT = "none"

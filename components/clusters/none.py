@@ -6,7 +6,7 @@ from ...dsl.schema.cluster import CLUSTERS, Cluster
 from ...dsl.schema.component import named
 
 
-@CLUSTERS.register(default=True)
+@CLUSTERS.register()
 @frozen
 class NoCluster(Cluster):
     """`cluster none { … }`: no machines to estimate anything for."""

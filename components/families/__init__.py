@@ -1,1 +1,3 @@
 """`model FAMILY { … }`."""
+
+DEFAULT = "llama"

@@ -25,7 +25,7 @@ from ...planner.blocks.norm import pre_norm
 from ...planner.weights.stored import StoredNames
 
 
-@FAMILIES.register(default=True)
+@FAMILIES.register()
 @frozen
 class Llama(TransformerSettings):
     """`model llama { … }`: grouped-query attention, SwiGLU, RMSNorm before both."""

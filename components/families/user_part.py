@@ -19,14 +19,18 @@ from ...dsl.user_parts.reader import Declared
 from ...dsl.user_parts.signatures import REQUIRED
 from ...dsl.user_parts.types import expression
 from ...planner.architecture import Architecture
-from ...planner.blocks.block import FURTHER, PIECES, BlockPiece, Chain, Layer
-from ...planner.blocks.further import JoinLayer
+from ...planner.blocks.block import BlockPiece, Chain, Layer, piece, pieces
+from ...planner.blocks.further import JoinLayer, further_block
 from ...planner.blocks.layer_reader import check_argument, read_layer
 from ...planner.blocks.user_layer import UserLayer, is_reserved
 
 _OWN: Final = ("own", "family", "vocab")  # what of an architecture no block is made of
-_WITHHELD: Final = (Layer.__name__, UserLayer.__name__, JoinLayer.__name__, FURTHER)  # planners put these together
-_OFFERED: Final = tuple(name for name in PIECES if name not in _WITHHELD)
+_WITHHELD: Final = (
+    Layer.__name__,
+    UserLayer.__name__,
+    JoinLayer.__name__,
+    further_block.__name__,
+)  # planners put these together
 
 
 class _OwnFamily(UserComponent):
@@ -88,8 +92,8 @@ def _pieces_of(body: FunctionBody | None) -> Iterator[Any]:
 
 def _settings_read(body: FunctionBody) -> Iterator[str]:
     """Settings that a block is made of: by pieces, by layers, and by name."""
-    for piece in _pieces_of(body):
-        yield from getattr(piece, "reads", ())
+    for part in _pieces_of(body):
+        yield from getattr(part, "reads", ())
     for node in ast.walk(body.node):
         if isinstance(node, ast.Attribute):
             yield node.attr
@@ -105,9 +109,9 @@ def _piece(name: str) -> Any:
     if last == "of" and package:
         cls = _piece(".".join(package))
         return getattr(cls, "of", None)
-    found = PIECES.get(last)
+    found = piece(last)
     known = found is not None and ".".join(package) in ("xtrain", getattr(found, "__module__", ""))
-    return found if known and last in _OFFERED else None
+    return found if known and last not in _WITHHELD else None
 
 
 class _FamilyReader(BodyReader):
@@ -157,7 +161,7 @@ class _FamilyReader(BodyReader):
     def call(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
         piece = _piece(name)
         if piece is None:
-            raise self.unknown(node, name, [*_OFFERED, *self.module.layers])
+            raise self.unknown(node, name, [*(pieces().keys() - _WITHHELD), *self.module.layers])
         title = ast.unparse(node.func)
         try:
             signature = inspect.signature(piece)

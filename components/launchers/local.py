@@ -6,7 +6,7 @@ from ...dsl.schema.component import named
 from ...dsl.schema.launchers import LAUNCHERS, Launcher
 
 
-@LAUNCHERS.register(default=True)
+@LAUNCHERS.register()
 @frozen
 class LocalLauncher(Launcher):
     """`launcher local { }`: this machine, in the background: the run goes on when the terminal is closed."""

@@ -1,1 +1,3 @@
 """`loss NAME { … }`."""
+
+DEFAULT = "cross_entropy"

@@ -12,7 +12,7 @@ from ...dsl.schema.losses import LOSSES, WEIGHTS, Loss, logits_chunk, z_weight
 from ...dsl.schema.setting import Range, not_negative, setting
 
 
-@LOSSES.register(default=True)
+@LOSSES.register()
 @frozen
 class CrossEntropy(Loss):
     """`loss cross_entropy { … }`: −log p of each label, or of labels that are smoothed."""

@@ -1,1 +1,3 @@
 """`pack(NAME)`: which documents share a row."""
+
+DEFAULT = "sequential"

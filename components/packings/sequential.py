@@ -7,7 +7,7 @@ from attrs import frozen
 from ...dsl.schema.packings import PACKINGS, Packing
 
 
-@PACKINGS.register(default=True)
+@PACKINGS.register()
 @frozen
 class Sequential(Packing):
     """`pack(sequential)`: documents in their order, each in the open row if it has room."""

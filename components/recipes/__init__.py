@@ -1,1 +1,3 @@
 """Recipes of fp8: a file each."""
+
+DEFAULT = "rowwise"

@@ -5,7 +5,7 @@ from attrs import frozen
 from ...dsl.schema.fp8 import RECIPES, Recipe
 
 
-@RECIPES.register(default=True)
+@RECIPES.register()
 @frozen
 class Rowwise(Recipe):
     """`recipe = rowwise`: a scale for every row and column that are multiplied, powers of two, all in e4m3."""

@@ -1,1 +1,3 @@
 """`scheduler NAME { … }`."""
+
+DEFAULT = "constant"

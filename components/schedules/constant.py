@@ -11,7 +11,7 @@ from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler, warm_up
 from ...planner.schedule.closed_form import length_in_steps
 
 
-@SCHEDULERS.register(default=True)
+@SCHEDULERS.register()
 @frozen
 class Constant(Scheduler):
     """`scheduler constant { … }`: the peak, from the warm-up to the end."""

@@ -17,7 +17,7 @@ def drawn(over: Mapping[str, Dimension], seed: int, number: int) -> Point:
     return {name: dimension.at(Random(f"{seed}/{number}/{name}").random()) for name, dimension in over.items()}
 
 
-@METHODS.register(default=True)
+@METHODS.register()
 @frozen
 class RandomSearch(Method):
     """`method random { … }`: each trial draws its values, independent of all others."""

@@ -1,1 +1,3 @@
 """`source = NAME(…)` of a dataset."""
+
+DEFAULT = "python_stdlib"

@@ -8,7 +8,7 @@ from attrs import frozen
 from ...dsl.schema.sources import SOURCES, Source
 
 
-@SOURCES.register(default=True)
+@SOURCES.register()
 @frozen
 class PythonStdlib(Source):
     """`python_stdlib()`: the modules of Python's standard library, one document each."""

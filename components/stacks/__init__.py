@@ -1,1 +1,3 @@
 """`parallel { stack = NAME }`."""
+
+DEFAULT = "parallel"

@@ -10,7 +10,7 @@ from ...dsl.schema.setting import Conflict
 from ...dsl.schema.stacks import STACKS, Stack
 from ...planner.costs.op_trace import CollectiveCall
 from ...planner.units import BYTES, bytes_text, plural
-from .deepspeed_offload import (
+from ._deepspeed_offload import (
     BUCKET,
     aio_config,
     bucket_numbers,
@@ -21,7 +21,7 @@ from .deepspeed_offload import (
     offload_config,
     offload_text,
 )
-from .deepspeed_settings import DeepspeedSettings
+from ._deepspeed_settings import DeepspeedSettings
 
 if TYPE_CHECKING:
     from ...dsl.spec import Spec

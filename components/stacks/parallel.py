@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...planner.resolved import Resolved
 
 
-@STACKS.register(default=True)
+@STACKS.register()
 @frozen
 class ParallelStack(Stack):
     """`stack = parallel`: every axis below; data ranks shard the model by torch's FSDP2."""

@@ -1,1 +1,3 @@
 """`tokenizer …`."""
+
+DEFAULT = "folder"

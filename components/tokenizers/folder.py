@@ -20,7 +20,7 @@ BESIDE: Final = (
 )  # fmt: skip
 
 
-@TOKENIZERS.register(default=True)
+@TOKENIZERS.register()
 @frozen
 class Folder(TokenizerKind):
     """`tokenizer "folder"`: the folder that has a `tokenizer.json`, or the path of that file."""

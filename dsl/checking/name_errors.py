@@ -1,7 +1,7 @@
 """What is wrong with the names of a spec: kinds, labels and fields that are unknown, missing or in the wrong place."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, get_args
 
 import attrs
@@ -17,7 +17,6 @@ from ..evaluation.sections import Section, SectionEntry, Tree
 from ..evaluation.values import FAILED, Items, Mapping, Value
 from ..schema import later
 from ..schema.collators import LINKS
-from ..schema.component import variant
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from ..syntax import tree as s
 from .context import Context
@@ -154,15 +153,19 @@ class NameErrors:
 
     # Fields -----------------------------------------------------------------------------------------------------------
 
-    def unknown_fields(self, block: type, section: Section) -> None:
-        known, free = settings_of(block), open_setting(block)
+    def unknown_fields(self, block: type, own: Collection[str], section: Section) -> None:
+        """Report settings that no component of a block has. own: the settings of the one that is chosen, by name."""
+        free = open_setting(block)
         if free is not None and get_args(free[0].type)[1] is not Dimension:
             return
         given = [(name, each.name_span) for name, each in section.entries.items() if name not in section.varied]
         given += [(name, _word(nested.heads[0], name)) for name, nested in section.blocks.items() if nested.heads]
+        if section.written <= set(own):
+            return
+        known = settings_of(block)
         label = section.labels[0].value.span.text if section.labels else ""
         fields = [name for name, (_, meta) in known.items() if not meta.only or label in meta.only]
-        order = {name: place for place, name in enumerate(settings_of(variant(block, label)))}
+        order = {name: place for place, name in enumerate(own)}
         fields.sort(key=lambda name: order.get(name, len(order)))  # as the component has them
         for name, span in given:
             if name not in known:

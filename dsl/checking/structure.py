@@ -90,7 +90,7 @@ class Structurer:
         return _MISSING
 
     def _default_origins(self, block: type, path: str, label: Any) -> None:
-        for name, (attribute, meta) in settings_of(block).items():
+        for name, (attribute, meta) in settings_of(variant(block, label)).items():
             if not meta.only or label is None or label in meta.only:
                 self.origins[f"{path}.{name}"] = Origin("default")
                 if blocks.is_block(attribute.type):
@@ -145,16 +145,18 @@ class Structurer:
         if label is FAILED and (issubclass(block, UserComponent) or self.parts.may_be_missing(block, section)):
             self.unknown.kind(path)
             return stand_in_block(block)  # nobody knows its settings
-        known = settings_of(block)
         self._free_names(block, section, path, arguments)
-        if not (self.parts.unread and issubclass(block, Log)):  # what is unknown may be declared there
-            self.errors.unknown_fields(block, section)
-        self.unknown.fields(block, section, path)
-        missing: list[str] = []
         chosen = variant(block, label)
         # A component has its own bounds and defaults for a name that it shares with others.
-        own = settings_of(chosen) if chosen is not block and label is not FAILED else {}
-        for name, (attribute, meta) in {**known, **own}.items():
+        own = settings_of(chosen)
+        if not (self.parts.unread and issubclass(block, Log)):  # what is unknown may be declared there
+            self.errors.unknown_fields(block, own, section)
+        self.unknown.fields(block, own, section, path)
+        missing: list[str] = []
+        if label is FAILED:
+            own = {}
+        elsewhere = {} if own and section.written <= own.keys() else settings_of(block)
+        for name, (attribute, meta) in {**elsewhere, **own}.items():
             where = f"{path}.{name}"
             written = name in section.entries or name in section.blocks
             if meta.only and label is not FAILED and label not in meta.only:
@@ -198,7 +200,7 @@ class Structurer:
 
     def _settled(self, block: type, section: Section) -> None:
         """Values with a body, which only words can have that are blocks of settings beside them."""
-        known = settings_of(block)
+        known = settings_of(block) if section.settled else {}
         for item in section.settled:
             name, word = item.name.text, item.value.span.text
             if name in known and word in known and blocks.is_block(known[word][0].type):

@@ -4,7 +4,7 @@ A setting is unknown if its value is wrong or could not be read, and also if a m
 for it: a misspelt name, a statement that could not be read, a setting in the wrong block.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -61,15 +61,21 @@ class UnknownSettings:
         else:
             self.paths.add(kind)
 
-    def fields(self, block: type, section: Section, path: str) -> None:
-        """Settings that others in the same block may have been meant for, or that were lost with what was not read."""
+    def fields(self, block: type, own: Mapping[str, Any], section: Section, path: str) -> None:
+        """Settings that others in the same block may have been meant for, or that were lost with what was not read.
+
+        own: the settings of the component that is chosen, by name.
+        """
+        misplaced = section.labels and blocks.label_of(block) is None  # `launch 2`
+        whole = not (section.broken or self.unread or section.lost or misplaced)
+        if whole and own.keys() >= section.written:
+            return
         known = settings_of(block)
         unwritten = [name for name in known if name not in section.entries and name not in section.blocks]
         unsettled = {name for name in section.lost if name in known}
-        misplaced = section.labels and blocks.label_of(block) is None  # `launch 2`
         if section.broken or self.unread or misplaced:
             unsettled.update(unwritten)
-        written = {*section.entries, *section.blocks, *section.lost}
+        written = section.written
         label = blocks.label_of(block)
         if section.broken and label is not None and not section.labels:
             self.paths.add(f"{path}.{label.name}")  # `pp { {`: something else stands in its place

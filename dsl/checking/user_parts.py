@@ -1,7 +1,8 @@
 """`use`: the functions of the user's own that a spec may name, read without running any of them."""
 
 import os
-from collections.abc import Iterable
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -58,9 +59,9 @@ class DeclaredParts(dict[str, DeclaredPart]):
         part.used = True
         return part.component()
 
-    def actions(self) -> dict[str, type[Action]]:
-        """All actions, by their names."""
-        return {**ACTIONS, **self._own(ACTIONS)}
+    def actions(self) -> Mapping[str, type[Action]]:
+        """Return all actions by name; reading one loads it."""
+        return ChainMap(self._own(ACTIONS), ACTIONS)  # type: ignore[arg-type]
 
     def _with_trackers(self, block: type, section: Section) -> type:
         """The class of `log` with a setting for each tracker of the user's own, too."""

@@ -51,6 +51,11 @@ class Section:
     def head(self) -> Span | None:
         return self.heads[-1] if self.heads else None
 
+    @property
+    def written(self) -> set[str]:
+        """The names of the settings and blocks that are written in it, those that could not be read among them."""
+        return {*self.entries, *self.blocks, *self.lost}
+
     def block(self, kind: str) -> "Section":
         """The nested section of a kind, made if it is not there."""
         return self.blocks.setdefault(kind, Section(kind))

@@ -9,9 +9,10 @@ yet.
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
+from importlib.util import find_spec
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar, get_args, get_origin
 
 import attrs
@@ -21,6 +22,8 @@ from .setting import Range, Setting, complete
 C = TypeVar("C", bound="Component")
 PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"
 ENTRY_POINTS: Final = "xtrain.components"
+# The module of a folder of components whose class functions of the user's own inherit from.
+_USER: Final = "user_part"
 
 
 # The default of a parameter that only running the file would tell.
@@ -129,17 +132,21 @@ def named(name: str) -> Any:
 
 
 class Registry(Generic[C], Mapping[str, type[C]]):
-    """Name → class of the components of one kind, in the order of the schema; loaded when first asked for.
+    """Name → class of the components of one kind; a component is loaded when it is first asked for.
 
-    word: that opens the block, or what a call is called. folder: of xtrain's own components. Others are offered by
-    installed packages through entry points of the group `xtrain.components`: modules that register what they define.
-    Those of a user's own are known to the spec that uses them, and not registered. key: the attribute with the name of
-    a component. call: how a component of a kind that is chosen by calls is written without arguments; empty for blocks.
-    order: what the components are sorted by, before the default comes first and the others by their names.
+    word: opens the block, or is the name of the call. folder: of xtrain's own components, a file each with the name of
+    the component. Installed packages offer others through entry points of the group `xtrain.components`: modules that
+    register what they define. Functions of the user are known to the spec that uses them, and not registered.
+    `DEFAULT` of the folder names the component of a spec without the block, which also replaces a call that is wrong;
+    without it, that is the first one. key: the attribute with the name of a component. call: how a component of a kind
+    that is chosen by calls is written without arguments; empty for blocks. order: sort key of the components, before
+    the default comes first and the others by their names.
     """
 
     _offers: ClassVar[str] = "xtrain"
     """The package whose module is being loaded."""
+    asked: ClassVar[bool] = False
+    """True when the modules that installed packages offer are loaded, and while they are being loaded."""
     faults: ClassVar[dict[str, str]] = {}
     """Installed package whose components cannot be loaded → why."""
     of_calls: ClassVar[dict[str, "Registry[Any]"]] = {}
@@ -152,12 +159,10 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         key: str = "kind",
         *,
         call: str = "",
-        order: Callable[[type[C]], Any] = lambda component: "",
+        order: Callable[[type[C]], Any] | None = None,
     ) -> None:
         self.word, self.folder, self.key, self.call, self._order = word, folder, key, call, order
         self._own: dict[str, type[C]] = {}
-        self._default = ""
-        self._loaded = False
         self._user: type[C] | None = None
         if call:
             Registry.of_calls[word] = self
@@ -168,9 +173,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         block.components = self
         return block
 
-    def register(self, *, default: bool = False) -> Callable[[type[C]], type[C]]:
-        """Decorates a component. default: a spec without the block has it, and it stands in for a call that is
-        wrong."""
+    def register(self) -> Callable[[type[C]], type[C]]:
+        """Decorates a component."""
 
         def add(component: type[C]) -> type[C]:
             own = component.__dict__.get(self.key)
@@ -178,11 +182,10 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             assert isinstance(name, str)
             known = self._own.get(name)
             assert known is None or known.__module__ == component.__module__, f"{self.word} {name} is defined twice"
+            ours = component.__module__.startswith(f"{PACKAGE}.")
+            assert ours or name not in self._files, f"{self.word} {name} is defined twice"
             self._own[name] = component
-            package = "xtrain" if component.__module__.startswith(f"{PACKAGE}.") else Registry._offers
-            component.offer = Offer(self.word, name, package)
-            if default:
-                self._default = name
+            component.offer = Offer(self.word, name, "xtrain" if ours else Registry._offers)
             return component
 
         return add
@@ -192,17 +195,17 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         self._user = component
         return component
 
-    @property
+    @cached_property
     def takes_functions(self) -> bool:
-        """Whether a function of the user's own can be one."""
-        self._loaded_own()
-        return self._user is not None
+        """True if a function of the user's own can be one."""
+        return find_spec(f"{PACKAGE}.{self.folder}.{_USER}") is not None
 
     @property
     def of_users(self) -> type[C]:
-        """That class."""
-        self._loaded_own()
-        assert self._user is not None, f"no {self.word} can be a function of the user's own"
+        """The class that functions of the user's own inherit from."""
+        assert self.takes_functions, f"no {self.word} can be a function of the user's own"
+        self._import(_USER)
+        assert self._user is not None
         return self._user
 
     def of(self, args: Mapping[str, Any]) -> type[C]:
@@ -212,12 +215,13 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     @property
     def default(self) -> type[C]:
         """The component of a spec that names none; the first where the block must be written."""
-        own = self._loaded_own()
-        return own[self._default] if self._default else next(iter(own.values()))
+        return self[self._default or next(iter(self))]
 
     def of_kind(self, kind: str) -> type[C] | None:
         """The component that a plan calls so, that of the user's own functions among them, where calls choose it."""
-        return self.get(kind) or (self._user if self._user is not None and self._user.kind == kind else None)
+        if kind in self:
+            return self[kind]
+        return self.of_users if self.takes_functions and self.of_users.kind == kind else None
 
     def form(self, name: str) -> str:
         """How a call of a component without arguments is written."""
@@ -230,36 +234,47 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         return offer.package
 
     def __getitem__(self, name: str) -> type[C]:
-        return self._loaded_own()[name]
+        if name not in self._own:
+            if name in self._files:
+                self._import(name)
+            else:
+                load_offered()
+        return self._own[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._files or name in self._names()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._loaded_own())
+        return iter(self._names())
 
     def __len__(self) -> int:
-        return len(self._loaded_own())
+        return len(self._names())
 
-    def _loaded_own(self) -> dict[str, type[C]]:
-        if not self._loaded:
-            self._loaded = True
-            package = importlib.import_module(f"{PACKAGE}.{self.folder}")
-            for found in pkgutil.iter_modules(package.__path__):
-                if not found.name.endswith(("_torch", "_run")):
-                    importlib.import_module(f"{package.__name__}.{found.name}")
-            before = Registry._offers
-            for offered in offered_modules():
-                # What a module defines of other kinds registers here too: it is loaded once.
-                Registry._offers = offered.dist.name if offered.dist is not None else offered.value
-                try:
-                    offered.load()
-                except Exception as error:  # of somebody else's code, which nothing here may depend on
-                    Registry.faults[Registry._offers] = f"{type(error).__name__}: {error}"
-                finally:
-                    Registry._offers = before
-            self._own = dict(sorted(self._own.items(), key=self._place))
-        return self._own
+    def _names(self) -> list[str]:
+        """The names of all components, in the order of the schema."""
+        load_offered()
+        names = {*self._files, *self._own}
+        order = self._order
+        return sorted(names, key=lambda name: (order and order(self[name]), name != self._default, name))
 
-    def _place(self, item: tuple[str, type[C]]) -> tuple[Any, bool, str]:
-        return self._order(item[1]), item[0] != self._default, item[0]
+    @cached_property
+    def _default(self) -> str:
+        return getattr(self._package, "DEFAULT", "")
+
+    @property
+    def _package(self) -> ModuleType:
+        return importlib.import_module(f"{PACKAGE}.{self.folder}")
+
+    @cached_property
+    def _files(self) -> frozenset[str]:
+        """The names of xtrain's own components: those of the modules in their folder."""
+        names = (module.name for module in pkgutil.iter_modules(self._package.__path__))
+        return frozenset(
+            n for n in names if n != _USER and not n.startswith("_") and not n.endswith(("_torch", "_run"))
+        )
+
+    def _import(self, module: str) -> None:
+        importlib.import_module(f"{PACKAGE}.{self.folder}.{module}")
 
     # The kind as one block: for what is said of a block whose label is not known ------------------------------------
 
@@ -271,7 +286,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     def settings(self) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
         """The settings of all components; `only` and `required_by` say which have them. Of several that share a name
         the first of those that most agree with speaks for all, but for the words that may be written."""
-        components = tuple(self._loaded_own().items())
+        components = tuple(self.items())
         if self._settings is None or self._settings[0] != components:
             self._settings = components, MappingProxyType(self._merged_settings())
         return self._settings[1]
@@ -319,6 +334,23 @@ def _words_of(types: Sequence[Any]) -> Any:
 def offered_modules() -> Sequence[EntryPoint]:
     """The modules with components that installed packages offer. To ask what is installed takes several ms."""
     return tuple(entry_points(group=ENTRY_POINTS))
+
+
+def load_offered() -> None:
+    """Import the modules with components that installed packages offer, once; one that fails is noted in `faults`."""
+    if Registry.asked:
+        return
+    Registry.asked = True
+    before = Registry._offers
+    for offered in offered_modules():
+        # A module registers components of every kind that it defines.
+        Registry._offers = offered.dist.name if offered.dist is not None else offered.value
+        try:
+            offered.load()
+        except Exception as error:  # of somebody else's code, which nothing here may depend on
+            Registry.faults[Registry._offers] = f"{type(error).__name__}: {error}"
+        finally:
+            Registry._offers = before
 
 
 def _same_setting(one: tuple[attrs.Attribute, Setting], other: tuple[attrs.Attribute, Setting]) -> bool:

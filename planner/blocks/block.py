@@ -4,12 +4,17 @@ A family composes its block of them. The inventory, the cost and the modules of 
 Every piece takes activations [tokens, dim], and gives as many.
 """
 
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 import attrs
 from attrs import frozen
 
+from ...dsl.schema.component import load_offered
 from ...dsl.schema.model import ExpertTransformer, Model, TransformerSettings
 from ..architecture import Architecture, BlockParameter, Partial, RotaryAngles
 from ..costs.op_trace import TracedTensor
@@ -21,13 +26,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 # Class of pieces, or function that puts some together → itself, by its name: what a plan is read back by, and what a
 # family in a module of the user's is put together of.
-PIECES: Final[dict[str, Callable[..., Any]]] = {}
-FURTHER: Final = "further_block"
+_PIECES: Final[dict[str, Callable[..., Any]]] = {}
 
 
 def composed(function: F) -> F:
     """Registers a function that puts pieces together."""
-    PIECES[function.__name__] = function
+    _PIECES[function.__name__] = function
     return function
 
 
@@ -36,11 +40,28 @@ def later(default: Any) -> Any:
     return attrs.field(default=default, metadata={"later": True})
 
 
+def piece(name: str) -> Callable[..., Any] | None:
+    """Return the class of pieces, or the function that puts some together, with this name; None if there is none."""
+    if name not in _PIECES:
+        pieces()
+    if name not in _PIECES:
+        load_offered()
+    return _PIECES.get(name)
+
+
+@cache
+def pieces() -> Mapping[str, Callable[..., Any]]:
+    """Return xtrain's own pieces and functions of pieces, by name."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
+    return {name: each for name, each in _PIECES.items() if each.__module__.startswith(f"{__package__}.")}
+
+
 class BlockPiece:
     """A part of a block, or all of it. Two with equal settings compute the same with the same parameters."""
 
     def __init_subclass__(cls) -> None:
-        PIECES[cls.__name__] = cls
+        _PIECES[cls.__name__] = cls
 
     def to_json(self) -> dict[str, Any]:
         """The piece as JSON, which `from_json` makes it of again."""
@@ -58,11 +79,16 @@ class BlockPiece:
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "BlockPiece":
         values = {name: _value(each) for name, each in content.items() if name != "piece"}
-        return PIECES[content["piece"]](**values)
+        made_by = piece(content["piece"])
+        if made_by is None:
+            raise KeyError(content["piece"])
+        return made_by(**values)
 
     def further(self, *, plus_one: bool) -> "BlockPiece":
         """The block of a module behind this one, the last, that predicts further tokens (`further.py`)."""
-        return PIECES[FURTHER](self, plus_one=plus_one)
+        from .further import further_block  # it is made of pieces itself
+
+        return further_block(self, plus_one=plus_one)
 
     def layers(self) -> "Iterator[Layer]":
         """The pieces with a name inside it, in the order in which modules are registered."""

@@ -18,13 +18,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     with monkeypatch.context() as patch:
         patch.setattr(Registry, "of_calls", dict(Registry.of_calls))
         curves = Registry["Curve"]("curve", "sources", call="{}()")
+        curves._files, curves.takes_functions = frozenset(), False  # of no folder
 
         @curves.base
         @frozen
         class Curve(Component):
             """`NAME(…)`: how something bends."""
 
-        @curves.register(default=True)
+        @curves.register()
         @frozen
         class Line(Curve):
             """`line(2.0)`: not at all."""

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from ...dsl.schema.setting import Conflict
 from ...planner.units import BYTES, bytes_text
-from .deepspeed_settings import OFFLOADING, DeepspeedSettings
+from ._deepspeed_settings import OFFLOADING, DeepspeedSettings
 
 if TYPE_CHECKING:
     from ...dsl.spec import Spec
