@@ -86,8 +86,8 @@ class BlockPiece:
 
     def further(self, *, plus_one: bool) -> "BlockPiece":
         """The block of a module behind this one, the last, that predicts further tokens (`further.py`)."""
-        from .further import further_block  # it is made of pieces itself
-
+        further_block = piece("further_block")  # it is made of pieces itself
+        assert further_block is not None
         return further_block(self, plus_one=plus_one)
 
     def layers(self) -> "Iterator[Layer]":
