@@ -85,8 +85,10 @@ def start(
     os.environ[BEGAN] = str(time.time())  # also for the ranks
     if is_worker():
         from ..runtime.launch.parent import die_with_launcher
-        from .started import is_first, join, lead
+        from .started import is_first, join, lead, say_who
 
+        if (code := say_who()) is not None:
+            return code
         if {"TORCHELASTIC_RUN_ID", OF_NODE} & os.environ.keys():
             die_with_launcher(os.getppid())
         return lead(ready, ui, _print_notes) if is_first() else join()
@@ -207,8 +209,10 @@ def _run_follower(plan: "Plan", place: "NodePlace") -> int:
     """The ranks of this machine, as the launcher of the first one says."""
     from ..runtime.launch.other_node import follow_first_node
     from ..runtime.launch.preflight import check_machine
+    from ..runtime.launch.reaching import check_own_name
 
     def check() -> None:
+        check_own_name(place.host)
         _remark(check_machine(plan, plan.mesh.ranks_per_node))
 
     print(
@@ -227,6 +231,7 @@ def _run_launcher(
     from ..records.end_status import EndStatus
     from ..runtime.launch.first_node import FirstNode, OneNode
     from ..runtime.launch.preflight import check_machine, check_one_machine
+    from ..runtime.launch.reaching import check_own_name
     from ..runtime.launch.restarts import RestartLoop
     from ..runtime.launch.worlds import fewer_ranks
     from ..runtime.outcome import EXIT_CODES
@@ -239,6 +244,8 @@ def _run_launcher(
     opens, ui = ui == "tui", choose_ui("console" if ui == "tui" else ui, sys.stdout)
     if place is None:
         check_one_machine(plan)
+    else:
+        check_own_name(place.host)
     if smaller := fewer_ranks(plan, again=False):
         wanted, fewer = plan.mesh.world_size, smaller.mesh.world_size
         _remark([f"there are fewer devices than {wanted} ranks: {plural(fewer, 'rank')} are started instead"])

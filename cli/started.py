@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from ..runtime.run_directory.workspace import RunDirectory
 
 
+def say_who() -> int | None:
+    """Say what was taken from the environment, before anything that takes time; the exit code if it is no rank."""
+    from ..runtime.provenance.start import check_rank_variables, note_of_rank
+
+    try:
+        with refusals():
+            check_rank_variables()
+    except Refused as refused:
+        return refused.show()
+    if note := note_of_rank():
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    return None
+
+
 def is_first() -> bool:
     return os.environ["RANK"] == "0"
 
@@ -112,11 +126,14 @@ def _check_place(plan: "Plan") -> None:
     """Hold the ranks and devices of this machine against the plan; one rank of a machine does. Raises
     EnvironmentFault."""
     from ..runtime.launch.preflight import check_devices, check_world, find_devices
+    from ..runtime.launch.reaching import check_own_name
 
     here = os.environ.get("LOCAL_WORLD_SIZE")
     is_local_first = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
     if is_local_first:
         check_world(plan, int(os.environ["WORLD_SIZE"]), int(here) if here else None)
+        if plan.launch["nodes"] > 1:
+            check_own_name(os.environ["MASTER_ADDR"])
     if here and is_local_first:
         for remark in check_devices(plan, find_devices(plan, int(here))):
             print(f"warning[W707]: {remark}", file=sys.stderr)

@@ -367,7 +367,9 @@ PAGES: Final = (
         The run needs a device that this machine does not have, or more devices than it has.
         """),
     CodePage("X703", "the wrong number of ranks", """
-        The number of processes that were started is not the world size of the plan.
+        The number of processes that were started is not the world size of the plan. A process that finds RANK,
+        WORLD_SIZE and MASTER_ADDR in its environment is a rank that another launcher has started, also where these were
+        left over in a shell: unset them there.
         """),
     CodePage("X704", "a plan that cannot be used", """
         The file is missing, is not a plan, has the format of another version, or its content is no longer what its id
@@ -425,9 +427,10 @@ PAGES: Final = (
         """),
     CodePage("X716", "the ranks do not find each other", """
         Ranks that another launcher has started meet at MASTER_ADDR and MASTER_PORT before they begin. Nothing answers
-        there, the first rank has ended, or others have not come half an hour after it was ready. What stands above it
-        on the screen, or in the log of the rank that is missing, says why; see also whether every machine reaches that
-        address, and whether another program has the port.
+        there, the name does not resolve within a minute, the first rank has ended, or others have not come half an hour
+        after it was ready. What stands above it on the screen, or in the log of the rank that is missing, says why; see
+        also whether every machine reaches that address, and whether another program has the port. Ranks of one machine
+        meet at a loopback address and need no name.
         """),
     CodePage("X720", "there is no such checkpoint", """
         `checkpoint.from`, `checkpoint.pretrained` or a command names a path, and there is no intact checkpoint: the
@@ -465,7 +468,8 @@ PAGES: Final = (
         `xtrain doctor` was started on several machines, and one of them does not answer another, or no number can be
         summed over all of them with gloo or NCCL. Ranks connect to each other on ports that the kernel chooses: all TCP
         ports have to be open between the machines, on the network that `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`
-        name, or that the names of the machines lead to.
+        name, or that the names of the machines lead to. Gloo takes the address of a machine's own name: where the name
+        does not resolve, or leads to a loopback address, a run on several machines and the doctor report it.
         """),
     CodePage("X733", "the driver is too old for torch", """
         Each release of CUDA needs a driver of NVIDIA that is not older than a certain one, and torch is built for one

@@ -5,8 +5,10 @@ from pathlib import Path
 from attrs import evolve
 
 from ...planner.plan import Plan
+from ..errors import EnvironmentFault
 from ..launch.node_place import NodePlace
-from .checks import check_machine_facts, of_driver, of_folder
+from ..launch.reaching import check_own_name
+from .checks import check_machine_facts, of_driver, of_fault, of_folder
 from .disk import look_at_disk
 from .machine import look_at_machine
 from .unfit import Unfit
@@ -21,6 +23,10 @@ def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
         return [evolve(each, host=machine.host) for each in found]
     from .hosts import HostMeeting, HostsApart, find_between_hosts
 
+    try:
+        check_own_name(place.host)
+    except EnvironmentFault as fault:
+        found.append(of_fault(fault))
     try:
         meeting = HostMeeting.join(place, plan.launch["nodes"], seconds)
         found += find_between_hosts(meeting, machine, root, device_of(plan))

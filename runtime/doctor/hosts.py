@@ -27,11 +27,11 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..launch.node_place import NodePlace, own_address
+from ..launch.reaching import CONNECT_SECONDS, reach, words
 from .machine import MachineFacts
 from .unfit import Unfit
 
-# Seconds: to connect to another machine; for a number to be summed over all; for a new file to be seen elsewhere.
-CONNECT_SECONDS: Final = 5.0
+# Seconds: for a number to be summed over all machines; for a new file to be seen elsewhere.
 SUM_SECONDS: Final = 30.0
 FILE_SECONDS: Final = 10.0
 # Seconds by which clocks may differ: records of several ranks are read in the order of their times.
@@ -72,18 +72,18 @@ class HostMeeting:
     @classmethod
     def join(cls, place: NodePlace, nodes: int, seconds: float) -> "HostMeeting":
         """Raises HostsApart where they do not come within so many seconds."""
-        first, deadline = place.index == 0, time.monotonic() + seconds
+        first = place.index == 0
         if first:
             check_port(place.port)
         else:
-            connect_to_first(place, deadline)
+            connect_to_first(place, seconds)
         try:
             # The first machine is known to itself whatever its name leads to; the others would not come then.
             host, timeout = "localhost" if first else place.host, timedelta(seconds=seconds)
             store: Store = TCPStore(host, place.port, is_master=first, timeout=timeout, wait_for_workers=False)
             meeting = cls(place, nodes, PrefixStore("xtrain-doctor", store))
             if first:
-                connect_to_first(place, deadline)
+                connect_to_first(place, seconds)
             meeting._wait("here", seconds)
         except (RuntimeError, OSError) as error:  # torch's errors of stores are RuntimeErrors
             raise HostsApart(_apart(place, str(error).partition("\n")[0])) from None
@@ -122,32 +122,24 @@ def check_port(port: int) -> None:
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
-        what = f"port {port} cannot be opened on this machine, which is the first one: {_words(error)}"
+        what = f"port {port} cannot be opened on this machine, which is the first one: {words(error)}"
         raise HostsApart(what, "give --meet a port that is free there") from None
 
 
-def connect_to_first(place: NodePlace, deadline: float) -> None:
-    """Wait until the first machine answers, or until a time of the monotonic clock. Raises HostsApart.
+def connect_to_first(place: NodePlace, seconds: float) -> None:
+    """Wait so long until the first machine answers. Raises HostsApart.
 
     torch would write its own traces to the screen meanwhile.
     """
-    while True:
-        try:
-            socket.create_connection((place.host, place.port), timeout=CONNECT_SECONDS).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise HostsApart(_apart(place, _words(error))) from None
-            time.sleep(0.2)
+    try:
+        reach(place.host, place.port, seconds, note=f"machine {place.index} waits for the first machine")
+    except OSError as error:
+        raise HostsApart(_apart(place, words(error))) from None
 
 
 def _apart(place: NodePlace, why: str) -> str:
     whom = "this machine, which is the first one, is not" if place.index == 0 else "the first machine is not reached"
     return f"{whom} at {place.host}:{place.port}: {why}"
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path, device: str) -> list[Unfit]:
@@ -204,7 +196,7 @@ def reach_others(hosts: Sequence[HostFacts], own: int) -> Iterator[Unfit]:
         except OSError as error:
             yield Unfit(
                 code="X732",
-                what=f"{host.machine.host} ({host.address}) cannot be reached from here: {_words(error)}",
+                what=f"{host.machine.host} ({host.address}) cannot be reached from here: {words(error)}",
                 do="open all TCP ports between the machines of a job, and see that names of machines lead to the "
                 "network that joins them (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
             )

@@ -31,6 +31,7 @@ from ..errors import EnvironmentFault
 from ..outcome import EXIT_CODES
 from .leftovers import rank_command
 from .node_place import ARRIVAL, LOOPBACK, NodePlace
+from .reaching import reach, words
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -183,15 +184,17 @@ class FirstNode(OneNode):
 
     @classmethod
     def open(cls, plan: Plan, place: NodePlace) -> "FirstNode":
-        """Raises EnvironmentFault where there is something else at the place where machines meet."""
+        """Raises EnvironmentFault if another program is at the place where machines meet, or its name does not lead to
+        this machine."""
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         try:
             store = TCPStore(
-                place.host, place.port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LOST)
+                LOOPBACK, place.port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LOST)
             )
-        except (RuntimeError, ValueError) as error:
-            why = str(error).partition("\n")[0]
+            reach(place.host, place.port, LOST, note="this node, which is the first one, does not reach itself")
+        except (RuntimeError, ValueError, OSError) as error:
+            why = words(error)
             message = f"machines cannot meet at {place.host}:{place.port}: {why}; give another --meet HOST:PORT, whose "
             raise EnvironmentFault("X716", f"{message}host is this machine and whose port is free") from None
         store.set(PLAN, plan.id)

@@ -12,6 +12,7 @@ from typing import Final
 from attrs import field, frozen
 
 from ..control.signals import killed_by, stop_signals
+from .node_place import LOOPBACK
 from .stop_notes import StopNotes
 
 # Turns in which an idle thread of a rank that is alone waits before it sleeps.
@@ -63,7 +64,9 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
         "nproc_per_node": ranks,
         "run_id": attempt,
         "rdzv_backend": "c10d",
-        "rdzv_endpoint": "localhost:0",
+        # By address: the machine's own name need not resolve.
+        "rdzv_endpoint": f"{LOOPBACK}:0",
+        "local_addr": LOOPBACK,
         "max_restarts": 0,
         "monitor_interval": 0.1,
         "logs_specs": DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),

@@ -3,7 +3,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from ..run_directory.saved_plan import planned
 from .first_node import END, LOST, OTHER_PLAN, PAUSE, PLAN, RankStart, Said, place_of
 from .node_place import ARRIVAL, NodePlace
 from .parent import OTHERS_GO_ON
+from .reaching import reach, words
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -66,7 +66,8 @@ class _Follower:
             fault = found
             self._said.fault = found.code, str(found)
         try:
-            if not self._reached():
+            note = f"node {place.index} waits for the first node"
+            if not reach(place.host, place.port, ARRIVAL, note=note, stopped=lambda: bool(self._said.asked)):
                 return EXIT_CODES[STATUS_OF_SIGNAL[self._said.asked[0]]]
             seconds = timedelta(seconds=LOST)
             store = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
@@ -80,7 +81,7 @@ class _Follower:
             return self._follow(store, here)
         except (RuntimeError, OSError) as error:
             self._ask_to_stop()
-            why = str(error).partition("\n")[0]
+            why = words(error)
             message = f"node {place.index} does not reach the first one at {place.host}:{place.port}: {why}"
             raise EnvironmentFault("X716", message) from None
         finally:
@@ -94,20 +95,6 @@ class _Follower:
             message += "spec with the same settings on all nodes"
             store.set(OTHER_PLAN, message)
             raise EnvironmentFault("X703", message)
-
-    def _reached(self) -> bool:
-        """Whether the first launcher is there, before this one was asked to stop. Raises OSError."""
-        deadline = time.monotonic() + ARRIVAL
-        while not self._said.asked:
-            try:
-                socket.create_connection((self.place.host, self.place.port), timeout=END).close()
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(PAUSE)
-            else:
-                return True
-        return False
 
     def _follow(self, store: "TCPStore", here: str) -> int:
         while True:

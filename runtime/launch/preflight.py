@@ -13,6 +13,7 @@ from ..data.documents.encoder import DocumentEncoder
 from ..data.documents.tokenizers import load_tokenizer
 from ..data.loading.prepared import source_of
 from ..errors import EnvironmentFault
+from ..provenance.start import is_worker, rank_variables
 from ..reporting.packages import check_packages
 
 # What a driver reports is a little below the data sheet, which a plan takes its figure from.
@@ -123,8 +124,12 @@ def check_world(plan: Plan, started: int, here: int | None = None) -> None:
     """
     planned = plan.mesh.world_size
     if started != planned:
-        message = f"the plan is for {planned} ranks and {started} were started"
-        raise EnvironmentFault("X703", f"{message}; start {planned}, or plan for {started} with --world {started}")
+        by = f", by {rank_variables()} in the environment" if is_worker() else ""
+        message = f"the plan is for {plural(planned, 'rank')} and {started} {'was' if started == 1 else 'were'} started"
+        do = f"start {planned}, or plan for {started} with --world {started}"
+        if by and "LOCAL_RANK" not in os.environ:
+            do += ", or unset these variables if no launcher has set them"
+        raise EnvironmentFault("X703", f"{message}{by}; {do}")
     each = plan.mesh.ranks_per_node
     if here is not None and here != each:
         message = f"the plan puts {plural(each, 'rank')} on a machine and {here} were started on this one"

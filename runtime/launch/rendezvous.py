@@ -26,7 +26,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import EnvironmentFault
-from .node_place import ARRIVAL, PATIENCE
+from .node_place import ARRIVAL, LOOPBACK, PATIENCE
+from .reaching import NAME_SECONDS, reach, words
 
 # Seconds that the first rank, which leaves, waits for the others to hear of it.
 SEND_AWAY_SECONDS: Final = 10.0
@@ -58,7 +59,7 @@ class RendezvousHost:
     def open(cls) -> "RendezvousHost":
         """Raises CannotTakePart where the store is not to be reached."""
         with _reaching():
-            store = _store(PATIENCE)
+            store = _store()
             return cls(store, int(os.environ["WORLD_SIZE"]), store.add("starts", 1))
 
     @property
@@ -116,7 +117,7 @@ class RendezvousMember:
     def arrive(cls) -> "RendezvousMember":
         """Wait for the first rank. Raises SentAway if it sends this one away, CannotTakePart where it is not there."""
         with _reaching():
-            store = _store(PATIENCE)
+            store = _store()
             key = f"answer/{store.add('arrivals', 1)}"
             answer = json.loads(store.get(key))
         member = cls(store, answer)
@@ -151,14 +152,20 @@ class RendezvousMember:
             self._store.add(f"{self.answer['name']}/came", 1)
 
 
-def _store(seconds: float) -> Store:
+def _store() -> Store:
     """Which the launcher has, or else the first rank. That one does not wait in here for the others: it would hear no
     signal."""
-    timeout = timedelta(seconds=seconds)
-    if os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        place, world = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(os.environ["WORLD_SIZE"])
+    timeout, rank, world = timedelta(seconds=PATIENCE), os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if os.environ.get("LOCAL_WORLD_SIZE") == world:
+        os.environ["MASTER_ADDR"] = LOOPBACK  # a single machine needs no name
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    if rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         own = {"is_master": True, "multi_tenant": True, "wait_for_workers": False}
-        return PrefixStore(_ROOM, TCPStore(*place, world, timeout=timeout, **own))
+        store = TCPStore(LOOPBACK, port, int(world), timeout=timeout, **own)
+        reach(host, port, NAME_SECONDS, note=f"rank 0 of {world} does not reach itself")
+        return PrefixStore(_ROOM, store)
+    reach(host, port, PATIENCE, note=f"rank {rank} of {world} waits for the first rank" if speaks else "")
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     return PrefixStore(_ROOM, store)
 
@@ -168,9 +175,9 @@ def _reaching() -> Iterator[None]:
     """Turn a store that does not answer, or is not where the environment says, into CannotTakePart."""
     try:
         yield
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, OSError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT') or '(no MASTER_PORT)'}"
         what = "the ranks cannot meet" if os.environ["RANK"] == "0" else "the first rank is not there"
-        why = str(error).partition("\n")[0]
+        why = words(error)
         message = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {what} at {place}: {why}"
         raise CannotTakePart("X716", message) from None

@@ -78,7 +78,7 @@ def test_of_several_ranks_one_compiles_and_prints(started, capsys, monkeypatch, 
     monkeypatch.setattr("xtrain.planner.load.plan_from_path", compiled)
     monkeypatch.setattr("xtrain.cli.started.join", lambda: joined.append(os.environ["RANK"]) or 0)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"}.items():
+    for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     assert main(["run", "plan.json", *more]) == 0
     assert joined == ["3"] and started == []

@@ -474,6 +474,7 @@ def place_to_meet() -> str:
 def test_a_first_machine_that_is_not_there(folder, capfd, monkeypatch, node, meet, what, do):
     """Each says why by itself, in its own words alone: nobody else would."""
     made("launch { device = cpu, nodes = 2, ranks_per_node = 1 }")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # else the name of this machine is reported as well
     monkeypatch.setattr(hosts, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = f"127.0.0.1:{server.getsockname()[1]}"
@@ -483,6 +484,15 @@ def test_a_first_machine_that_is_not_there(folder, capfd, monkeypatch, node, mee
     said, wrote = capfd.readouterr()
     code, remedy, last = said.splitlines()
     assert what in code and do in remedy and "1 error" in last and wrote == ""
+
+
+def test_an_own_name_that_does_not_resolve(folder, capsys, monkeypatch):
+    made("launch { device = cpu, nodes = 2, ranks_per_node = 1 }")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "me.invalid")
+    code, found = doctor("spec.xtrain", "--node", "1", "--meet", "no.invalid:1", "--wait", "0.2", capsys=capsys)
+    assert (code, [each["code"] for each in found]) == (3, ["X732", "X716"])
+    assert "its own name `me.invalid`: the name does not resolve" in found[0]["what"]
 
 
 def test_a_machine_that_leaves_again(folder, monkeypatch):

@@ -82,7 +82,7 @@ def test_a_run_whose_end_cannot_be_written_ends(left, tmp_path, monkeypatch, cap
 def first(left, monkeypatch) -> Callable[..., Thread]:
     """Starts what the first rank does, in a thread, in a store that is there; this process is rank 1 of two."""
     store = HashStore()
-    monkeypatch.setattr(meeting, "_store", lambda seconds: PrefixStore("xtrain", store))
+    monkeypatch.setattr(meeting, "_store", lambda: PrefixStore("xtrain", store))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
 

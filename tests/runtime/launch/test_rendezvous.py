@@ -45,7 +45,7 @@ class Room:
 @pytest.fixture
 def room(monkeypatch) -> Room:
     opened = Room()
-    monkeypatch.setattr(meeting, "_store", lambda seconds: PrefixStore("xtrain", opened.store))
+    monkeypatch.setattr(meeting, "_store", lambda: PrefixStore("xtrain", opened.store))
     monkeypatch.setattr(meeting, "SEND_AWAY_SECONDS", 0.3)
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "1")
