@@ -1,6 +1,7 @@
 """`tokenizer "folder"`: a `tokenizer.json` of the Hugging Face library."""
 
 import json
+from collections.abc import Set
 from pathlib import Path
 from typing import Final
 
@@ -8,14 +9,13 @@ from attrs import frozen
 
 from ...dsl.schema.tokenizers import TOKENIZERS, TokenizerKind
 from ...planner.canonical import portable
-from ...planner.data.tokenizer_folder import find_chat_template, find_special_tokens
-from ...planner.data.vocabulary import read_vocabulary
+from ...planner.data.tokenizer_folder import find_chat_template
+from ...planner.data.vocabulary import ADDED, CONFIG, SPECIALS, find_special_tokens, read_vocabulary
 
 VOCABULARY: Final = "tokenizer.json"
-CONFIG: Final = "tokenizer_config.json"
 # Beside it, of a tokenizer of transformers: what is there is exported with it.
 BESIDE: Final = (
-    CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
+    CONFIG, SPECIALS, ADDED, "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
     "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
 )  # fmt: skip
 
@@ -40,9 +40,9 @@ class Folder(TokenizerKind):
     def size(cls, source: str) -> int:
         """Vocabularies have holes. Raises TokenizerUnreadable, also where the run would not find out which tokens begin
         and end a document."""
-        vocabulary = read_vocabulary(source)
-        find_special_tokens(_folder(source), vocabulary)
-        return max(vocabulary.values()) + 1
+        found = read_vocabulary(source)
+        find_special_tokens(_folder(source), found.side, found.ids)
+        return max(found.ids.values()) + 1
 
     @classmethod
     def files(cls, source: str, base: Path) -> dict[str, bytes]:
@@ -55,16 +55,20 @@ class Folder(TokenizerKind):
                 found[file.relative_to(folder).as_posix()] = file.read_bytes()
         if CONFIG not in found:
             vocabulary = read_vocabulary(str(path))
-            special = find_special_tokens(folder, vocabulary)
-            names = {token: name for name, token in vocabulary.items()}
+            special = find_special_tokens(folder, vocabulary.side, vocabulary.ids)
+            names = {token: name for name, token in vocabulary.ids.items()}
             tokens = {"bos_token": names[special.bos] if special.own_bos else None, "eos_token": names[special.eos]}
             found[CONFIG] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens}, indent=2).encode()
         return found
 
     @classmethod
-    def has_template(cls, source: str) -> bool:
+    def template(cls, source: str) -> str | None:
         cls.size(source)
-        return find_chat_template(_folder(source)) is not None
+        return find_chat_template(_folder(source))
+
+    @classmethod
+    def whole(cls, source: str) -> Set[str]:
+        return read_vocabulary(source).added
 
 
 def _folder(source: str) -> Path:

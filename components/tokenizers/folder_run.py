@@ -1,5 +1,6 @@
 """A `tokenizer.json`, by the package `tokenizers`."""
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -8,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template, find_special_tokens
+from ...planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template
+from ...planner.data.vocabulary import AddedToken, find_special_tokens, read_side_files
 from ...runtime.data.documents.token_bytes import TokenBytes, token_bytes
 from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
 from ...runtime.data.errors import DataError
@@ -20,7 +22,7 @@ def open_tokenizer(source: str, base: Path) -> TextTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizer.json`, with bos and eos taken from the files beside it or recognised by name.
+    """A `tokenizer.json` with the tokens that the files beside it add; bos and eos are declared there or found by name.
 
     Special tokens written out in a text are encoded as the characters they are: a document that quotes
     `<|endoftext|>` does not end there. Truncation and padding set in the file are switched off.
@@ -34,28 +36,33 @@ class HuggingFaceTokenizer:
                 "no such tokenizer", path=path, remedy="Give a folder holding `tokenizer.json`, or the file itself."
             )
         self._content = path.read_bytes()
+        self._added: tuple[AddedToken, ...] = ()
         try:
-            self._backend = _backend(self._content)
-        except Exception as error:  # the package raises bare Exception
-            raise DataError(f"not a tokenizer: {error}", path=path) from error
-        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        try:
-            special = find_special_tokens(path.parent, vocabulary)
+            before = _backend(self._content, ()).get_added_tokens_decoder()
+            side = read_side_files(path.parent, json.loads(self._content))
+            self._added = side.added
+            self._backend = _backend(self._content, self._added)
+            vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+            special = find_special_tokens(path.parent, side, vocabulary)
             self.chat_template = find_chat_template(path.parent)
         except TokenizerUnreadable as problem:
             raise DataError(problem.message, path=problem.path, remedy=problem.remedy) from problem
+        except Exception as error:  # the package raises bare Exception
+            raise DataError(f"not a tokenizer: {error}", path=path) from error
         self.name = str(directory)
         self.bos = special.bos
         self.eos = special.eos
         self.has_bos = special.own_bos
-        added = self._backend.get_added_tokens_decoder().items()
-        named = {token: each.content for token, each in added if each.special}
+        added = self._backend.get_added_tokens_decoder()
+        named = {token: each.content for token, each in added.items() if each.special}
         named |= {token: self._backend.id_to_token(token) for token in (self.bos, self.eos)}
         self.specials = frozenset(named)
         self.special_names = {name: token for token, name in named.items()}
         # The largest id, not the number of entries: vocabularies have holes.
         self.vocab_size = max(vocabulary.values()) + 1
-        self.fingerprint = blake2b(self._content + f"|{self.bos}|{self.eos}".encode(), digest_size=16).hexdigest()
+        changed = {token: repr(each) for token, each in sorted(added.items()) if repr(each) != repr(before.get(token))}
+        decisive = f"|{self.bos}|{self.eos}" + (f"|{changed}" if changed else "")
+        self.fingerprint = blake2b(self._content + decisive.encode(), digest_size=16).hexdigest()
 
     @property
     def begins_with(self) -> tuple[int, ...]:
@@ -68,7 +75,8 @@ class HuggingFaceTokenizer:
     def bytes_of(self) -> TokenBytes | None:
         """As `token_bytes` finds it."""
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        return token_bytes(self._content, vocabulary, self.specials, self.vocab_size)
+        added = self._backend.get_added_tokens_decoder().keys()
+        return token_bytes(self._content, vocabulary, added, self.specials, self.vocab_size)
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled backend forgets how it treats special tokens.
@@ -76,11 +84,11 @@ class HuggingFaceTokenizer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._backend = _backend(self._content)
+        self._backend = _backend(self._content, self._added)
 
     @cached_property
     def _rendered_backend(self) -> Any:
-        backend = _backend(self._content)
+        backend = _backend(self._content, self._added)
         backend.encode_special_tokens = False
         # It would move the places of tokens away from the blanks in them.
         backend.post_processor = None
@@ -114,10 +122,11 @@ class HuggingFaceTokenizer:
         return found
 
 
-def _backend(content: bytes) -> Any:
-    from tokenizers import Tokenizer as Backend
+def _backend(content: bytes, added: Sequence[AddedToken]) -> Any:
+    import tokenizers
 
-    backend: Any = Backend.from_str(content.decode())
+    backend: Any = tokenizers.Tokenizer.from_str(content.decode())
+    backend.add_tokens([tokenizers.AddedToken(**token._asdict()) for token in added])
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True

@@ -167,4 +167,10 @@ PAGES: Final = (
         """, "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\nmixture { web = 1 }",
         "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 1, noise = 1 }"),
+    CodePage("W507", "a marker of a template is not one token", """
+        The template sets turns apart with a text such as `<|im_start|>` that the tokenizer does not know as a token: it
+        becomes the tokens of its characters. Where the template is that of the model, files beside `tokenizer.json`
+        that declare the token are probably missing: tokenizer_config.json, added_tokens.json or
+        special_tokens_map.json.
+        """),
 )  # fmt: skip

@@ -10,7 +10,12 @@ from .names import file_name, file_path
 from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, share
 from .sources import Source
 
-TEMPLATES = ("chatml", "llama3", "plain")  # of conversations, that need no file
+# Templates of conversations that need no file, and the texts with which they set turns apart.
+TEMPLATES = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "plain": (),
+}
 
 
 @frozen

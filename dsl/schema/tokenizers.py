@@ -1,5 +1,6 @@
 """`tokenizer …`: what is asked of the kinds of tokenizers. One is chosen by its name; any other name is a path."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -53,9 +54,15 @@ class TokenizerKind(Component):
         raise NotImplementedError
 
     @classmethod
-    def has_template(cls, source: str) -> bool:
-        """Whether a template of conversations comes with it. Raises TokenizerUnreadable."""
-        return False
+    def template(cls, source: str) -> str | None:
+        """Return the template of conversations that comes with it, if one does. Raises TokenizerUnreadable."""
+        return None
+
+    @classmethod
+    def whole(cls, source: str) -> Set[str] | None:
+        """Return the texts that are one token wherever a template writes them; None if it has no such vocabulary.
+        Raises TokenizerUnreadable."""
+        return None
 
 
 def tokenizer_kind(source: str) -> type[TokenizerKind]:

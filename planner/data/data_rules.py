@@ -1,8 +1,9 @@
 """Rules about data: which dataset is trained on, whether evaluations can be made, the order of the collate chain."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
 from attrs import frozen
 
@@ -22,7 +23,7 @@ from .form_rules import check_forms, has_turns
 from .loss_rules import check_reads
 from .mixture_rules import check_training
 from .rollout_rules import check_rollout
-from .tokenizer_folder import TokenizerUnreadable
+from .tokenizer_folder import TokenizerUnreadable, markers
 
 
 def check_data(spec: Spec, found: Findings) -> None:
@@ -142,8 +143,11 @@ class TemplateUse:
         known = ", ".join(TEMPLATES)
         if template is None:
             self._check_own(tokenizer, found)
-        elif template in TEMPLATES or os.path.isfile(template):  # noqa: PTH113 (any text is a name to it)
-            found.passed(self.rule, f"template {template}")
+        elif template in TEMPLATES:
+            self._report(template, f"template {template}", TEMPLATES[template], tokenizer, found)
+        elif os.path.isfile(template):  # noqa: PTH113 (any text is a name to it)
+            text = Path(template).read_text(encoding="utf-8", errors="replace") if os.access(template, os.R_OK) else ""
+            self._report(template, f"template {template}", markers(text), tokenizer, found)
         elif os.path.exists(template):  # noqa: PTH110
             hint = f"name a file; built in are {known}"
             found.fail(self.rule, "X507", self.path, f"{self.who}: template {template} is not a file", hint)
@@ -155,8 +159,9 @@ class TemplateUse:
         """Where nobody names a template, the tokenizer has to have one."""
         problem = "has no chat template"
         try:
-            if tokenizer_kind(tokenizer).has_template(tokenizer):
-                found.passed(self.rule, f"the template of tokenizer {tokenizer}")
+            if (text := tokenizer_kind(tokenizer).template(tokenizer)) is not None:
+                name = f"the template of tokenizer {tokenizer}"
+                self._report(name, name, markers(text), tokenizer, found)
                 return
         except TokenizerUnreadable as error:
             if error.path is None:  # of the tokenizer itself, which another rule speaks of
@@ -166,5 +171,19 @@ class TemplateUse:
         setting, named = (path.rpartition(".")[2] for path in (self.needs, self.path))
         message = f"{self.who}: `{setting}` needs a template, and `tokenizer {tokenizer}` {problem}"
         does = "write" if setting == named else "add"
-        hint = f'{does} `{named} = "{TEMPLATES[0]}"` ({", ".join(TEMPLATES)}), or the path of a Jinja template'
+        hint = f'{does} `{named} = "{next(iter(TEMPLATES))}"` ({", ".join(TEMPLATES)}), or the path of a Jinja template'
         found.fail(self.rule, "X507", self.needs, message, hint)
+
+    def _report(self, name: str, evidence: str, written: Iterable[str], tokenizer: str, found: Findings) -> None:
+        """There is a template; what sets turns apart in it should be tokens. written: those texts."""
+        try:
+            whole = tokenizer_kind(tokenizer).whole(tokenizer)
+        except TokenizerUnreadable:  # another rule speaks of it
+            whole = None
+        if apart := [] if whole is None else [text for text in written if text not in whole]:
+            shown = ", ".join(f"`{text}`" for text in apart[:4]) + (" …" if len(apart) > 4 else "")
+            message = f"{self.who}: {name} writes {shown}, which tokenizer {tokenizer} splits into several tokens"
+            hint = "add it as a special token to the files of the tokenizer, or name a template that fits the tokenizer"
+            found.warn(self.rule, "W507", self.path, message, hint)
+        else:
+            found.passed(self.rule, evidence)

@@ -12,7 +12,6 @@ from ...dsl.schema.tokenizers import TOKENIZERS
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..data.tokenizer_folder import TokenizerUnreadable
-from ..data.vocabulary import differing_token
 from ..findings import Findings
 from ..weights.files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign
@@ -117,6 +116,8 @@ def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: 
     vocabulary. who: what it is, in words."""
     if theirs != arch.vocab:
         return f"the {who} {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
+    from ..data.vocabulary import differing_token  # few specs need it
+
     source = spec.tokenizer.source
     try:
         apart = differing_token(source, folder)

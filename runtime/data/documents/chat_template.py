@@ -14,6 +14,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ....planner.data.tokenizer_folder import markers
 from ..errors import DataError
 from ..records.records import Message
 from ..records.texts import strings
@@ -23,8 +24,6 @@ from .tokenizers import TextTokenizer
 # What a template is told of the day: with the real one, the same data would be other tokens tomorrow. It is the one
 # that templates have as their own default.
 TODAY = datetime(2024, 7, 26)
-# Texts that templates set turns apart with, whether or not the tokenizer has tokens of their own for them.
-_MARKERS = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>")
 _OPEN, _CLOSE = "_generation_opens", "_generation_closes"
 
 
@@ -69,7 +68,7 @@ class ChatTemplate:
     @property
     def markers(self) -> frozenset[str]:
         """What it sets turns apart with, as far as that can be seen in it: `<|im_start|>` and the like."""
-        return frozenset(_MARKERS.findall(self.text))
+        return frozenset(markers(self.text))
 
     def render(self, messages: list[Message], *, prompt: bool = False) -> Rendered:
         """Write a conversation out; with `prompt`, what comes before the next turn of the assistant stands at the end.

@@ -23,10 +23,14 @@ class TokenBytes:
     first: np.ndarray
 
 
-def token_bytes(content: bytes, vocabulary: Mapping[str, int], specials: Set[int], size: int) -> TokenBytes | None:
-    """Of a `tokenizer.json`; None if its tokens stand for no fixed number of bytes, as where words are put together
-    with spaces. Together the tokens of a text have the bytes of what they decode to, which is the text as its
-    normalizer leaves it."""
+def token_bytes(
+    content: bytes, vocabulary: Mapping[str, int], added: Set[int], specials: Set[int], size: int
+) -> TokenBytes | None:
+    """Count the bytes of the tokens of a `tokenizer.json`. None if they stand for no fixed number of bytes, as where
+    words are put together with spaces. added: tokens that stand for themselves.
+
+    Together the tokens of a text have the bytes of what they decode to, which is the text as its normalizer leaves it.
+    """
     described = json.loads(content)
     decoders = list(_steps(described.get("decoder"), "decoders"))
     kinds = {each["type"] for each in decoders}
@@ -44,7 +48,6 @@ def token_bytes(content: bytes, vocabulary: Mapping[str, int], specials: Set[int
         mark = SPACE
     else:
         return None
-    added = {each["id"] for each in described.get("added_tokens", ())}
     inside, first = np.zeros((2, size), dtype=np.int64)
     for piece, token in vocabulary.items():
         if token in specials:

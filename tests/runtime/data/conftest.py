@@ -37,7 +37,7 @@ def tiny_tokenizer(tmp_path: Path) -> Path:
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     tokenizer.enable_truncation(2)
-    tokenizer.enable_padding(length=4)
+    tokenizer.enable_padding(length=4, pad_token="</s>")
     folder = tmp_path / "tiny"
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -58,8 +58,9 @@ def test_decoding_leaves_special_and_unknown_ids_out(tiny_tokenizer: Path):
         ({"special_tokens_map.json": {"bos_token": {"content": "two"}, "eos_token": "one"}}, (1, 0)),
         (
             {"tokenizer_config.json": {"eos_token": "two"}, "special_tokens_map.json": {"eos_token": "one"}},
-            (7, 1),
+            (7, 0),
         ),
+        ({"tokenizer_config.json": {"bos_token": "<new>"}}, (10, 9)),
         ({"tokenizer_config.json": {"bos_token": None}}, (9, 9)),
         ({"tokenizer_config.json": {"eos_token": None}}, (7, 7)),
     ],
@@ -75,7 +76,13 @@ def test_where_the_special_tokens_come_from(files: dict, expected: tuple[int, in
     ("content", "message"),
     [
         ('{"bos_token": null, "eos_token": null}', r"neither a bos nor an eos[^\n]*\n.*tokenizer_config\.json"),
-        ('{"bos_token": "<nope>"}', "`bos_token` is '<nope>', which is not in the vocabulary"),
+        ('{"bos_token": 7}', "special tokens cannot be read: 7 is no token"),
+        ('{"added_tokens_decoder": {"x": "<a>"}}', "special tokens cannot be read: invalid literal"),
+        (
+            '{"added_tokens_decoder": {"1": {"content": "<a>", "special": 1}}}',
+            'flag of token "<a>" is neither true nor',
+        ),
+        ('{"extra_special_tokens": [[]]}', r"special tokens cannot be read: \[\] is no token"),
         ("{", "invalid JSON"),
         ("[]", "not a JSON object"),
     ],
