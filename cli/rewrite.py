@@ -5,6 +5,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from ..runtime.files import durable
+
 _STYLES = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
 _RESET = "\x1b[0m"
 
@@ -22,11 +24,14 @@ def write(path: str | Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut after the rename may leave an empty file
         if mode is not None:
             Path(name).chmod(mode & 0o7777)
         else:
             Path(name).chmod(0o666 & ~_umask())
         Path(name).replace(target)
+        durable.sync(target.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

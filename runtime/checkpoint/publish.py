@@ -55,8 +55,7 @@ class Publisher:
         Every file must be on the disk already, `checksums` speaks of each.
         """
         partial = partial_of(final)
-        write_sidecar(partial, state, checksums)
-        durable.sync(partial)
+        write_sidecar(partial, state, checksums)  # which syncs the folder as well
         aside = self._make_way(final) if final.exists() else None
         durable.rename(partial, final)
         for pointer in pointers:

@@ -45,8 +45,7 @@ def new_folder(to: Path) -> Iterator[Path]:
     try:
         yield partial
         check_free(to)
-        durable.forget(partial / LOCK)
-        durable.sync(partial)
+        durable.forget(partial / LOCK)  # which syncs the folder as well
         durable.rename(partial, to)
     except BaseException:
         with suppress(OSError):

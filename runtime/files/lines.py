@@ -12,6 +12,7 @@ from ...records.lines import as_object, json_line, line_of, object_of
 from ...records.metrics import RankMetrics, StepMetrics
 from ...records.record import Record
 from ..errors import EnvironmentFault
+from . import durable
 from .background_queue import ROOM, BackgroundQueue
 
 # Seconds that an event is waited for, to be in its file: a disk that takes longer does not answer.
@@ -188,7 +189,10 @@ def add_to_last(path: Path, metrics: StepMetrics) -> bool:
                 new.write(block)
                 left -= len(block)
             new.write(json_line({**record, **as_object(metrics), "time": record["time"]}))
+            new.flush()
+            os.fsync(new.fileno())
     rest.replace(path)
+    durable.sync(path.parent)
     return True
 
 
@@ -226,7 +230,9 @@ def trim_after(path: Path, step: int, superseded: Path) -> int:
         superseded.parent.mkdir(parents=True, exist_ok=True)
         with superseded.open("ab") as out:
             out.writelines(drop)
-        rest = path.with_suffix(".tmp")
-        rest.write_bytes(b"".join(keep))
-        rest.replace(path)
+            out.flush()
+            os.fsync(out.fileno())
+        durable.sync(superseded.parent)
+        durable.sync(superseded.parent.parent)
+        durable.write(path, b"".join(keep))
     return len(drop)

@@ -37,6 +37,7 @@ from ...records.sweep_events import (
 from ...records.sweep_state import SweepState, TrialState
 from ..control.asking import is_live
 from ..errors import EnvironmentFault
+from ..files import durable
 from ..files.lines import JsonLinesFile
 from ..files.locks import LAUNCHER_LOCK, hold
 from ..outcome import EXIT_CODES
@@ -89,10 +90,7 @@ class SweepDriver:
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         self._lines = JsonLinesFile(self.folder / SWEEP_FILE)
         self.state = SweepState.read(self.folder)
-        text = json.dumps(self.plan.to_json(), indent=2)
-        partial = self.folder / f"{SWEEP_PLAN_FILE}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self.folder / SWEEP_PLAN_FILE)
+        durable.write(self.folder / SWEEP_PLAN_FILE, json.dumps(self.plan.to_json(), indent=2))
 
     def run(self) -> str:
         """Until every trial has ended, or the driver is to stop; `done` or `stopped`."""

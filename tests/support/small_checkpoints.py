@@ -36,5 +36,7 @@ def _publish(
     else:
         (partial / "__0_0.distcp").write_bytes(content)
         (partial / ".metadata").write_bytes(b"where they are")
+        for path in partial.iterdir():
+            durable.sync(path)
     publisher.publish(final, state, file_checksums(partial.iterdir()), pointers)
     return final

@@ -36,6 +36,7 @@ def publish(partial: Path, final: Path, is_intact: Callable[[Path], bool]) -> No
 
     What stands there and is not intact makes room. Raises OSError if it cannot be renamed.
     """
+    sync_folder(partial)
     for _ in range(ATTEMPTS):
         with suppress(OSError):
             partial.rename(final)

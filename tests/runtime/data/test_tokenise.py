@@ -136,25 +136,6 @@ def test_half_a_unit_is_not_taken_for_one(file: str, folder: Path, tmp_path: Pat
     assert len(logged(tmp_path)) == len(set(logged(tmp_path)))
 
 
-def test_a_journal_speaks_of_what_is_on_the_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    calls: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def name_of(fd: int) -> str:
-        return Path(f"/proc/self/fd/{fd}").readlink().name
-
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(name_of(fd)), fsync(fd))[1])
-    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append(f"> {Path(b).name}"), replace(a, b))[1])
-    build_store(lines_of(folder), BytesEncoder(), tmp_path / "cache", jobs=1)
-    since = 0
-    journals = [place for place, call in enumerate(calls) if call == f"> {JOURNAL}"]
-    assert len(journals) == len(TEXTS) + 1
-    for place in journals:
-        assert {"tokens.bin", "lengths.bin", "bad_records.jsonl", f"{JOURNAL}.new"} <= set(calls[since:place])
-        since = place
-    assert {"offsets.npy", "meta.json.new"} <= set(calls[since : calls.index("> meta.json")])
-
-
 def test_without_a_claim_left_nor_units_nothing_stays(folder: Path, tmp_path: Path):
     class Broken(BytesEncoder):
         def encode(self, records):
