@@ -138,7 +138,8 @@ def main() -> int:
             port = probe.getsockname()[1]
         (folder / "cookbook.xtrain").write_text(SPEC.format(model=MODEL, port=port))
         command = [sys.executable, "-m", "xtrain", "serve", "cookbook.xtrain"]
-        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        environment = os.environ | {"XTRAIN_KEY": ENVIRONMENT["TINKER_API_KEY"]}
+        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None
         failed = 0
         try:

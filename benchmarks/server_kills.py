@@ -55,6 +55,7 @@ AIM: Final = 0.05  # seconds behind the sending of a request
 ANY: Final = 8.0  # seconds behind it of a quarter of all, which hit a start as well
 PATIENCE: Final = 600.0
 CLOSE: Final = 1e-10
+KEY: Final = "tml-kills"
 
 
 @define(eq=False)
@@ -89,7 +90,7 @@ class RestartedServer:
 
     def _run(self) -> None:
         command = [sys.executable, "-m", "xtrain", "serve", "kills.xtrain"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "XTRAIN_KEY": KEY}
         while not self._stopping:
             with (self.folder / "server.log").open("ab") as log:
                 self.process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
@@ -172,7 +173,7 @@ def rows(model: int, step: int, call: int) -> list[TrainingRow]:
 
 def train(server: RestartedServer, steps: int, kills: Kills) -> list[list[float]]:
     """Of each model losses and norms in turn, the same whatever happens to the server."""
-    client = Server(f"http://127.0.0.1:{server.port}", patience=PATIENCE)
+    client = Server(f"http://127.0.0.1:{server.port}", key=KEY, patience=PATIENCE)
     models = [client.create_model(4, seed=number) for number in range(MODELS)]
     found: list[list[float]] = [[] for _ in models]
     for step in range(1, steps + 1):

@@ -339,12 +339,13 @@ def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def started(folder: Path, models: int) -> tuple[subprocess.Popen[str], str]:
+def started(folder: Path, models: int, key: str) -> tuple[subprocess.Popen[str], str]:
     """A server, and where it listens."""
     port = free_port()
     (folder / "load.xtrain").write_text(SPEC.format(models=models, port=port))
     command = [sys.executable, "-m", "xtrain", "serve", "load.xtrain"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"XTRAIN_KEY": key}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if "http://" in line:
@@ -366,7 +367,7 @@ def main() -> int:
         ours, stopped = load(given.url, *load_of, None), True
     else:
         with tempfile.TemporaryDirectory() as folder:
-            process, url = started(Path(folder), given.models)
+            process, url = started(Path(folder), given.models, given.key)
             try:
                 ours = load(url, *load_of, process.pid)
                 process.send_signal(signal.SIGTERM)

@@ -59,19 +59,22 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
     _check_serves(plan.serves)
     args = plan.node(SETUP).args
     files = {name: Path(args[name]) for name in ("certificate", "private_key") if args[name]}
-    address = Address(host=args["host"], port=args["port"], **files)
+    hosts, origins = (tuple(args.get(name, ())) for name in ("hosts", "origins"))
+    address = Address(host=args["host"], port=args["port"], hosts=hosts, origins=origins, **files)
     keys = _keys(args["key"], needed=args["key_needed"])
     try:
-        check_serving(address, keys)
+        check_serving(address)
         check_one_machine(plan)
         check_packages(plan)
         for remark in check_devices(plan, find_devices(plan, plan.mesh.world_size)):
             print(f"warning[W707]: {remark}", file=sys.stderr)
         started = StartedRanks.open(plan, compiled.resolved_text)
+        folder = started.directory / "server"
+        keys = keys or _made_key(plan.name, args["key"], folder / "key")
         print(f"{plan.name}: starting {plan.mesh.world_size} rank(s) in {started.directory}", flush=True)
         return serve(
             StartedEngine.over(started),
-            started.directory / "server",
+            folder,
             address,
             keys,
             ServerLimits(rows=args["texts"], queue=args["queue"], idle=float(args["idle_seconds"])),
@@ -87,15 +90,29 @@ def _check_serves(serves: bool) -> None:
         raise Refused(2, f"xtrain serve: the spec has no `serve` block; {hint}")
 
 
-def _keys(name: str, *, needed: bool) -> "Keys":
-    """Of all owners, from the environment variable. Raises Refused where there are none and some are needed."""
+def _keys(name: str, *, needed: bool) -> "Keys | None":
+    """Read the keys of all owners from the environment variable; None where it is not set and need not be. Raises
+    Refused."""
     from ..server.keys import Keys
 
     text = os.environ.get(name, "")
     if not (text or needed):
-        return Keys()
+        return None
     try:
         return Keys.read(text)
     except ValueError as error:
         message = f"error[X709]: the environment variable {name} has no keys for the server: {error}"
         raise Refused(3, f"{message}; set it to a key, or to `NAME=KEY` for each of several owners") from None
+
+
+def _made_key(server: str, variable: str, path: Path) -> "Keys":
+    """The key that a server makes at its first start, and says at each. Raises Refused."""
+    from ..server.keys import OWNER, Keys
+
+    try:
+        keys = Keys.kept(path)
+    except (OSError, ValueError) as error:
+        message = f"xtrain serve: {path} has no key that can be used: {error}"
+        raise Refused(3, f"{message}; remove the file, and a new key is made, or set {variable}") from None
+    print(f"{server}: clients show the key {keys.of[OWNER]} ({path}); set {variable} for another", flush=True)
+    return keys

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -13,12 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import views
 from .archive import tar_of
 from .bodies import body_of
 from .entries import Removed, SavedEntry
+from .gate import BASE, guard
 from .journal import JournalFailed
 from .keys import Keys
 from .kinds import JSON, Kind
@@ -39,40 +40,22 @@ from .server import KINDS, TrainingServer
 
 LOG = logging.getLogger(__name__)
 
-BASE: Final = "/api/v1"
-OPEN: Final = f"{BASE}/healthz"  # the one path that needs no key
 RUN: Final = "/training_runs/{run}"
 CHECKPOINT: Final = RUN + "/checkpoints/{kind}/{name}"
 PAGE: Final = 1000
+LARGE: Final = 2**12  # bytes of a body that is read in a thread
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class Authorised:
-    """Lets only requests with a key through, before anything else of them is read; `owner` is whose key it was."""
-
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != OPEN:
-            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-            bearer = headers.get(b"authorization", "")
-            given = headers.get(b"x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else None)
-            owner = self._keys.owner(given)
-            if owner is None:
-                return await _error(401, self._keys.refusal)(scope, receive, send)
-            scope.setdefault("state", {})["owner"] = owner
-        await self._app(scope, receive, send)
-        return None
+T = TypeVar("T")
 
 
 class Paths:
-    """The endpoints. What a request carries is read in a thread, so that a large body does not hold up the others."""
+    """The endpoints."""
 
     def __init__(self, server: TrainingServer) -> None:
         self._server = server
         self._state, self._limits = server.store.state, server.limits
+        self._reading: defaultdict[str, asyncio.Semaphore] = defaultdict(asyncio.Semaphore)
 
     def routes(self) -> list[Route]:
         posts: dict[str, Endpoint] = {
@@ -110,14 +93,22 @@ class Paths:
         ]
 
     async def _json(self, request: Request, kind: type[R]) -> R:
-        return read_json(await body_of(request, self._limits.body, JSON), kind)
+        return await self._read(_owner(request), read_json, await body_of(request, self._limits.body, JSON), kind)
+
+    async def _read(self, owner: str, read: Callable[..., T], raw: bytes, *more: Any) -> T:
+        """Read a body; a large one in a thread, and of each owner one at a time."""
+        if len(raw) < LARGE:
+            return read(raw, *more)
+        async with self._reading[owner]:
+            return await run_in_threadpool(read, raw, *more)
 
     # work
 
     def _accept(self, kind: Kind) -> Endpoint:
         async def accept(request: Request) -> Response:
-            raw = await body_of(request, self._limits.body, *kind.media)
-            work, promised = await run_in_threadpool(self._server.accept, _owner(request), kind, raw)
+            raw, owner = await body_of(request, self._limits.body, *kind.media), _owner(request)
+            asked = await self._read(owner, kind.read, raw)
+            work, promised = await run_in_threadpool(self._server.accept, owner, kind, raw, asked)
             await asyncio.wrap_future(work.lasting)
             return _answer({"request_id": work.id} | promised)
 
@@ -135,7 +126,7 @@ class Paths:
     # clients and sessions
 
     async def _config(self, request: Request) -> Response:
-        await body_of(request, self._limits.body)
+        await body_of(request, self._limits.body, JSON)
         return _answer(
             {
                 "fwdbwd_max_chunk_len": self._limits.rows,
@@ -164,7 +155,7 @@ class Paths:
         return _answer({})
 
     async def _telemetry(self, request: Request) -> Response:
-        await body_of(request, self._limits.body)  # nothing of it is kept
+        await body_of(request, self._limits.body, JSON)  # nothing of it is kept
         return _answer({"status": "accepted"})
 
     async def _sessions(self, request: Request) -> Response:
@@ -263,8 +254,8 @@ class Paths:
         return self._server.owned(self._state.checkpoints, _path(request), _owner(request), "checkpoint")
 
 
-def app_of(server: TrainingServer, keys: Keys) -> Starlette:
-    """The application; whoever runs it stops the server."""
+def app_of(server: TrainingServer, keys: Keys, hosts: Collection[str] = (), origins: Collection[str] = ()) -> Starlette:
+    """Return the application; whoever runs it stops the server. hosts, origins: see `guard`."""
     app = Starlette(
         routes=Paths(server).routes(),
         exception_handlers={
@@ -275,7 +266,7 @@ def app_of(server: TrainingServer, keys: Keys) -> Starlette:
             Exception: _failed,
         },
     )
-    app.add_middleware(Authorised, keys=keys)
+    guard(app, keys, hosts, origins)
     return app
 
 

@@ -3,20 +3,26 @@
 import asyncio
 from typing import Final
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
 from .refusal import Refusal
 
 READING: Final = 60.0  # seconds in which a body must have come
 ZSTD_WINDOW: Final = 2**26  # bytes of memory that unpacking may take
+MOST_RATIO: Final = 256  # of unpacked bytes to packed ones, above `SMALL`: no batch of training rows has it
+SMALL: Final = 2**20
+PIECE: Final = 2**11  # bytes that are unpacked at a time: no more than 64 MB come of them
 
 
 async def body_of(request: Request, most: int, *media: str) -> bytes:
-    """media: the types that it may have; without any all are taken.
+    """Read and unpack a body. media: the types that it may have.
 
     Raises Refusal: 413 where it is too large, 415 where it is of another type, 408 where it does not come.
     """
     given = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
+    if given not in media:
+        raise Refusal(415, f"this path takes {' or '.join(media)}: the Content-Type is {given[:80] or 'missing'}")
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:20]) > most:
         raise Refusal(413, f"the body is larger than {most} bytes")
@@ -34,24 +40,30 @@ async def body_of(request: Request, most: int, *media: str) -> bytes:
         raise Refusal(408, f"the body did not come within {READING:.0f} s") from None
     except ClientDisconnect:
         raise Refusal(400, "the body was cut off") from None
-    if media and given not in media and (raw or given):
-        raise Refusal(415, f"this path takes {' or '.join(media)}")
-    return unpacked(bytes(raw), most) if encoding == "zstd" else bytes(raw)
+    return await run_in_threadpool(unpacked, bytes(raw), most) if encoding == "zstd" else bytes(raw)
 
 
 def unpacked(raw: bytes, most: int) -> bytes:
-    """The content of a zstd frame. Raises Refusal."""
+    """Unpack the one zstd frame of a body. Raises Refusal."""
     try:
         import zstandard
     except ImportError:
         raise Refusal(415, "content-encoding zstd needs the package zstandard on the server") from None
-    out = bytearray()
+    most = min(most, max(SMALL, MOST_RATIO * len(raw)))
+    out, frame = bytearray(), zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
     try:
-        reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(raw)
-        while piece := reader.read(2**20):
-            out += piece
+        for at in range(0, len(raw), PIECE):
+            if frame.eof:
+                raise Refusal(422, "the body has more than one zstd frame")
+            out += frame.decompress(raw[at : at + PIECE])
             if len(out) > most:
-                raise Refusal(413, f"the unpacked body is larger than {most} bytes")
+                raise Refusal(
+                    413, f"the body has more than {most} bytes when it is unpacked; send less, or send it uncompressed"
+                )
     except zstandard.ZstdError:
         raise Refusal(422, "the body is no zstd frame") from None
+    if not frame.eof:
+        raise Refusal(422, "the zstd frame of the body is cut off")
+    if frame.unused_data:
+        raise Refusal(422, "the body has more than one zstd frame")
     return bytes(out)

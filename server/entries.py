@@ -25,7 +25,8 @@ class AdapterEntry(Struct, frozen=True):
 
 
 class Session(Struct, tag=True):
-    """A program that is connected. ended: the client has said so; nothing of it is kept in memory any more."""
+    """A program that is connected. ended: the client has said so; nothing of it is kept in memory any more. heard:
+    when its client has said its last word, or up to half a minute before."""
 
     id: str
     owner: str
@@ -35,6 +36,7 @@ class Session(Struct, tag=True):
     metadata: dict[str, str] | None = None
     project: str | None = None
     ended: bool = False
+    heard: float = 0.0
 
 
 class ModelEntry(Struct, tag=True):

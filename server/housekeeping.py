@@ -16,7 +16,7 @@ def keep_house(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float
     with store.changed:
         _fail_late(memory, kinds, started)
         _drop_results(memory)
-        _remove_expired(memory)
+        _remove_expired(memory, started)
     for id in list(memory.used):
         if id not in store.state.models:
             memory.removed(id)
@@ -74,7 +74,7 @@ def _drop_results(memory: ModelsInMemory) -> None:
             state.drop(work)
 
 
-def _remove_expired(memory: ModelsInMemory) -> None:
+def _remove_expired(memory: ModelsInMemory, started: float) -> None:
     state, now = memory.store.state, memory.store.clock()
     gone: list[Change] = [
         Removed("SavedEntry", one.id)
@@ -93,7 +93,8 @@ def _remove_expired(memory: ModelsInMemory) -> None:
         used = {work.entry.queue for work in state.waiting.values()}
         old = samplers[: max(0, len(samplers) - memory.limits.samplers)]
         gone += [Removed("SamplerEntry", one.id) for one in old if one.id not in used]
-    gone += _forgotten(memory, now)
+    if now - started > memory.limits.idle:  # clients have had time to come back to a server that was away
+        gone += _forgotten(memory, now)
     if gone:
         memory.store.change(*gone)
 
@@ -106,7 +107,7 @@ def _forgotten(memory: ModelsInMemory, now: float) -> list[Change]:
     for model in state.models.values():
         models[model.session].append(model)
     for session in state.sessions.values():
-        old = now - session.created > memory.limits.forgotten and not memory.live(session.id)
+        old = now - max(session.created, session.heard) > memory.limits.forgotten and not memory.live(session.id)
         if old and not any(model.id in named for model in models[session.id]):
             gone += [Removed("ModelEntry", model.id) for model in models[session.id]]
             gone.append(Removed("Session", session.id))

@@ -22,6 +22,9 @@ MOST_SINGLE: Final = 3e38  # what computes in float32 has nothing above
 MOST_METADATA: Final = 2**16  # bytes; it is kept as long as what it belongs to
 MOST_NESTING: Final = 32  # of it; what is written as text is gone through once for each level, on the stack
 MOST_STOPS: Final = 64  # each of which is looked for at every token
+MOST_VALUES: Final = 2**23  # of a body: numbers of rows come to five for each of 2²⁰ tokens
+MOST_CONTAINERS: Final = 2**20
+MOST_NOTHING: Final = 16  # bytes of a value that asks for nothing
 
 Id = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -175,46 +178,56 @@ class Ttl(Struct):
 
 
 _LOOSE: Final = (CreateSession, SessionHeartbeat, GetInfo, Retrieve, WeightsInfo, Ttl)
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NOTHING: Final = (None, False, 0, "", [], {})
 R = TypeVar("R", bound=Struct)
 
 
 def read_json(raw: bytes, kind: type[R]) -> R:
-    """The request in a body. Raises Refusal 422, which names the field and never has its value."""
+    """Read the request in a body. Raises Refusal 422, which names the field and never has its value."""
+    if raw.count(b",") > MOST_VALUES or raw.count(b"[") + raw.count(b"{") > MOST_CONTAINERS:
+        raise Refusal(422, f"the body has more than {MOST_VALUES} values, or {MOST_CONTAINERS} lists and objects")
     try:
-        found = _OBJECT.decode(raw or b"{}")
-        if kind not in _LOOSE:
-            _refuse_unknown(found, kind, "")
-        _check_metadata(found.get("user_metadata"))
-        return msgspec.convert(found, kind)
+        _check_fields(raw or b"{}", kind, "")
+        return msgspec.json.decode(raw or b"{}", type=kind)
     except msgspec.ValidationError as error:
         raise Refusal(422, f"the body cannot be taken: {_without_values(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Refusal(422, "the body is no JSON object") from None
 
 
-def _refuse_unknown(found: dict[str, Any], kind: type[Struct], where: str) -> None:
+def _check_fields(raw: bytes | msgspec.Raw, kind: type[Struct], where: str) -> None:
+    """Refuse fields that are not known, and values of any shape that are large or deep, before they become objects."""
     known = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    for name, value in found.items():
+    for name, value in _OBJECT.decode(raw).items():
+        content = memoryview(value)
         if name not in known:
-            if value not in (None, False, 0, "", [], {}):
+            small = len(content) <= MOST_NOTHING
+            if kind not in _LOOSE and not (small and msgspec.json.decode(value) in _NOTHING):
                 raise Refusal(422, f"field {_shown(where + name)} is not known here")
-        elif isinstance(value, dict) and (inner := _struct_in(known[name])) is not None:
-            _refuse_unknown(value, inner, f"{where}{name}.")
+        elif Any in _types_in(known[name]):
+            _check_free(where + name, value)
+        elif content[:1] == b"{" and (inner := _struct_in(known[name])) is not None:
+            _check_fields(value, inner, f"{where}{name}.")
 
 
-def _check_metadata(found: object) -> None:
-    level = [found]
+def _check_free(name: str, raw: msgspec.Raw) -> None:
+    """A value of any shape, such as `user_metadata`."""
+    if len(memoryview(raw)) > MOST_METADATA:
+        raise Refusal(422, f"{name} is larger than {MOST_METADATA} bytes")
+    level = [msgspec.json.decode(raw)]
     for _ in range(MOST_NESTING):
         level = [each for one in level for each in _parts(one)]
     if level:
-        raise Refusal(422, f"user_metadata is nested deeper than {MOST_NESTING} levels")
-    if len(msgspec.json.encode(found)) > MOST_METADATA:
-        raise Refusal(422, f"user_metadata is larger than {MOST_METADATA} bytes")
+        raise Refusal(422, f"{name} is nested deeper than {MOST_NESTING} levels")
 
 
 def _parts(value: object) -> Iterable[object]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _types_in(kind: Any) -> set[Any]:
+    return {kind}.union(*map(_types_in, getattr(kind, "__args__", ())))
 
 
 def _struct_in(kind: Any) -> type[Struct] | None:

@@ -20,6 +20,7 @@ from .engine import Capabilities, Engine
 from .entries import Accepted, Done, ModelEntry, SamplerEntry, SavedEntry, Session
 from .execution import Execution
 from .housekeeping import keep_house
+from .journal import JournalFailed
 from .kinds import Kind
 from .limits import ServerLimits
 from .model_kinds import CreateModelKind, LoadWeightsKind
@@ -76,7 +77,8 @@ class TrainingServer:
         self._started = clock()
         self.monitor = ServerMonitor(folder, clock, self._started)
         self.store = Store(folder, clock, self._disk_failed, self.monitor.finished)
-        self._beats = {id: self._started for id, one in self.store.state.sessions.items() if not one.ended}
+        sessions = self.store.state.sessions.items()
+        self._beats = {id: max(one.created, one.heard) for id, one in sessions if not one.ended}
         try:
             self._execution = Execution(
                 self.store, engine, self.limits, KINDS, self.silence, self._keep_house, self._over
@@ -102,7 +104,18 @@ class TrainingServer:
         return self._execution.memory.capabilities
 
     def _keep_house(self, memory: ModelsInMemory) -> None:
+        self._keep_beats(self.limits.quiet / 2)
         keep_house(memory, KINDS, self._started)
+
+    def _keep_beats(self, seconds: float) -> None:
+        """Store when clients have said their last words: a restarted server has to know who is connected. seconds: by
+        which what is stored may be older."""
+        with self.store.changed:
+            sessions = self.store.state.sessions
+            heard = {id: at for id, at in list(self._beats.items()) if id in sessions}
+            late = [replace(sessions[id], heard=at) for id, at in heard.items() if at - sessions[id].heard > seconds]
+            if late:
+                self.store.change(*late)
 
     def _disk_failed(self, error: OSError) -> None:
         self._over(f"the journal cannot be written: {error.strerror}")
@@ -130,6 +143,8 @@ class TrainingServer:
         self.drain()
         self.release()
         self._execution.stop()
+        with suppress(JournalFailed):
+            self._keep_beats(0.0)
         self._stopped = True
         self._status.close()
         self._engine.close()
@@ -148,16 +163,18 @@ class TrainingServer:
     def open_session(self, owner: str, request: CreateSession) -> "tuple[Session, Future[None]]":
         if sum(map(self.live, list(self._beats))) >= self.limits.sessions:
             raise Refusal(429, f"{self.limits.sessions} sessions are connected already", LATER)
+        now = self._clock()
         session = Session(
             id=uuid.uuid4().hex,
             owner=owner,
-            created=self._clock(),
+            created=now,
+            heard=now,
             sdk=request.sdk_version,
             name=request.display_name,
             metadata=plain_text(request.user_metadata),
             project=request.project_id,
         )
-        self._beats[session.id] = session.created
+        self._beats[session.id] = now
         return session, self.change(session)
 
     def beat(self, owner: str, session: str) -> None:
@@ -216,10 +233,9 @@ class TrainingServer:
 
     # requests that are executed
 
-    def accept(self, owner: str, kind: Kind, raw: bytes) -> tuple[QueuedWork, dict[str, Any]]:
+    def accept(self, owner: str, kind: Kind, raw: bytes, request: Any) -> tuple[QueuedWork, dict[str, Any]]:
         """Take a request that is to be executed, or find the one that it repeats; and what is answered, once `lasting`
-        of the work is fulfilled. Raises Refusal, Malformed and JournalFailed."""
-        request = kind.read(raw)
+        of the work is fulfilled. request: what `kind` has read. Raises Refusal and JournalFailed."""
         queue, seq = kind.address(request)
         digest = hashlib.sha256(kind.name.encode() + b"\0" + raw).digest()
         state = self.store.state

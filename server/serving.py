@@ -15,7 +15,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from .engine import Engine, EngineLost
-from .keys import Keys, refused_address
+from .keys import Keys
 from .limits import ServerLimits
 from .store import StoreInUse, StoreUnreadable
 
@@ -32,19 +32,20 @@ class CannotServe(Exception):
 
 @frozen(kw_only=True)
 class Address:
-    """certificate, private_key: PEM files for TLS; None: plain HTTP. port: 0 takes a free one."""
+    """certificate, private_key: PEM files for TLS; None: plain HTTP. port: 0 takes a free one. hosts: further names by
+    which clients connect. origins: of web pages that may call the server."""
 
     host: str = "127.0.0.1"
     port: int = 0
     certificate: Path | None = None
     private_key: Path | None = None
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
 
 
-def check_serving(address: Address, keys: Keys) -> None:
+def check_serving(address: Address) -> None:
     """Raises CannotServe for what is wrong before anything was started."""
     check_installed()
-    if (why := refused_address(address.host, keys)) is not None:
-        raise CannotServe(why)
     if address.certificate is not None:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -86,7 +87,7 @@ def serve(
 
     Raises CannotServe, and whatever `Engine.start` and the folder raise.
     """
-    check_serving(address, keys)
+    check_serving(address)
     import uvicorn
 
     from .app import app_of
@@ -129,7 +130,7 @@ def serve(
     except OSError as error:
         raise CannotServe(f"{error.filename or folder} cannot be read and written: {error.strerror}") from error
     config = uvicorn.Config(
-        app_of(server, keys),
+        app_of(server, keys, (address.host, *address.hosts), address.origins),
         host=address.host,
         port=address.port,
         http=connections(limits),  # pyright: ignore[reportArgumentType]

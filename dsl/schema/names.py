@@ -9,6 +9,8 @@ from attrs import field, frozen
 # Bytes of UTF-8. File systems take 255; what is put behind a name, as the time at which a run is set aside, needs some.
 LONGEST: Final = 200
 _VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
+_ORIGIN: Final = re.compile(r"https?://[a-z0-9._-]+(:[0-9]+)?")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -56,6 +58,14 @@ def _problem_of_variable(text: str) -> str | None:
     return None if named else "must be the name of an environment variable, of letters, digits and `_`"
 
 
+def _problem_of_host(text: str) -> str | None:
+    return None if _HOST.fullmatch(text) else "must be a name or an address, without a port"
+
+
+def _problem_of_origin(text: str) -> str | None:
+    return None if _ORIGIN.fullmatch(text) else "must be the origin of a web page: scheme, host and port"
+
+
 file_name: Final = TextCheck("a name, not a path", "write one name, such as `mine`", r"^[^/\\]+$", _problem_of_name)
 file_path: Final = TextCheck("", None, "", _problem_of_path)
 variable_name: Final = TextCheck(
@@ -68,3 +78,12 @@ some_text: Final = TextCheck(
     "not empty", "write a text, or leave it out", "", lambda text: None if text else "must not be empty"
 )
 one_line: Final = TextCheck("one line, not empty", "write a text, or leave it out", "", _problem_of_line)
+host_name: Final = TextCheck(
+    "a name or an address, without a port", 'write it as clients do, such as `"gpu1.lab"`', "", _problem_of_host
+)
+web_origin: Final = TextCheck(
+    "the origin of a web page",
+    'write it as browsers do, in small letters and without a path, such as `"https://lab.example"`',
+    f"^{_ORIGIN.pattern}$",
+    _problem_of_origin,
+)

@@ -5,7 +5,7 @@ from typing import Final, Literal
 from attrs import frozen
 
 from ..quantity import Quantity
-from .names import file_path, some_text, variable_name
+from .names import file_path, host_name, some_text, variable_name, web_origin
 from .setting import Range, Role, at_least, positive, setting
 
 KEY_VARIABLE: Final = "XTRAIN_KEY"  # with the keys of a server whose spec names none
@@ -52,12 +52,27 @@ class Serve:
     )
     key: str | None = setting(
         "name of the environment variable with the key that clients must show, or with `NAME=KEY` for each of several "
-        "owners, who see nothing of one another; none: XTRAIN_KEY, where that is set; where it is not, the first key "
-        "that a client shows is the server's until it ends, and those who show none have their own",
+        "owners, who see nothing of one another; none: XTRAIN_KEY, and where that is not set a key that the server "
+        "makes at its first start, prints, and keeps in its directory",
         default=None,
         check=variable_name,
         role=Role.EXECUTION,
         example='"SUPPORT_KEY"',
+    )
+    hosts: tuple[str, ...] = setting(
+        "further names by which clients connect, which a browser that was led to the server by another name does not "
+        "know; `host`, the address that a client has connected to, and localhost are always taken",
+        default=(),
+        check=host_name,
+        role=Role.EXECUTION,
+        example='["gpu1.lab"]',
+    )
+    origins: tuple[str, ...] = setting(
+        "origins of web pages that may call the server, with a key; pages of any other are refused",
+        default=(),
+        check=web_origin,
+        role=Role.EXECUTION,
+        example='["https://lab.example"]',
     )
     certificate: str | None = setting(
         "file (PEM) with the certificate of the server, and those that it is signed by, relative to the working "

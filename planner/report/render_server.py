@@ -25,7 +25,7 @@ def show_server_glance(page: Page, plan: Plan) -> None:
         f"{plural(args['adapters'], 'adapter')}; {room_text}" if slots_of(plan) else "none: one client trains the model"
     )
     page.line(f"  slots   {trained}")
-    key = f"key in {args['key']}" + ("" if args["key_needed"] else ", or the first that is shown")
+    key = f"key in {args['key']}" + ("" if args["key_needed"] else ", or one that it makes and prints")
     scheme = "https" if args["certificate"] else "http"
     page.line(f"  listens {scheme}://{args['host']}:{args['port']} as `{args['model_name']}`, {key}")
     page.line(f"  checks  {', '.join(f'{counts[each]} {each}' for each in VERDICTS if counts[each])}")

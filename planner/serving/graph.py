@@ -52,6 +52,8 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
         "port": serve.port,
         "key": serve.key_variable,
         "key_needed": serve.key is not None,
+        **({"hosts": list(serve.hosts)} if serve.hosts else {}),
+        **({"origins": list(serve.origins)} if serve.origins else {}),
         "certificate": serve.certificate,
         "private_key": serve.private_key,
         "queue": serve.queue,

@@ -17,7 +17,7 @@ def asked_key(serve: Serve) -> str:
     """Which key clients must show, in words."""
     if serve.key is not None:
         return f"the key in {serve.key}"
-    return f"the key in {serve.key_variable}, or if that is not set the first one that a client shows,"
+    return f"the key in {serve.key_variable}, or if that is not set one that the server makes and prints,"
 
 
 def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:

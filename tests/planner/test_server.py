@@ -106,6 +106,8 @@ def test_what_is_listened_on_is_no_other_experiment():
         ("key", '"KEY"'),
         ("certificate", '"a.pem"'),
         ("private_key", '"a.key"'),
+        ("hosts", '["gpu1"]'),
+        ("origins", '["https://lab"]'),
         ("queue", "9"),
         ("idle", "9 s"),
     ],
@@ -114,7 +116,7 @@ def test_every_setting_is_in_the_plan(setting: str, value: str):
     assert set(settings_of(Serve)) == {*SETTINGS, "mode"}
     tls = ('serve.certificate="tls.pem"', 'serve.private_key="tls.key"')
     usual, changed = (plan(*tls, *sets).node("setup.serve").args for sets in ((), (f"serve.{setting}={value}",)))
-    found = [name for name in usual if usual[name] != changed[name]]
+    found = [name for name in changed if usual.get(name) != changed[name]]
     assert found == (["key", "key_needed"] if setting == "key" else [SETTINGS[setting]])
 
 
@@ -123,6 +125,8 @@ SETTINGS = {
         name: name
         for name in ("adapters", "max_tokens", "rows", "host", "port", "key", "certificate", "private_key", "queue")
     },
+    "hosts": "hosts",
+    "origins": "origins",
     "model": "model_name",
     "idle": "idle_seconds",
 }
@@ -212,11 +216,22 @@ def test_a_key_itself_has_no_place_in_a_spec():
     assert "XTRAIN_KEY" in error.hint and "tml-4f1" not in error.message + error.hint
 
 
-def test_without_one_it_is_that_of_an_environment_variable_or_the_first():
+def test_without_one_it_is_that_of_an_environment_variable_or_made():
     found = plan()
     assert found.node("setup.serve").args["key"] == "XTRAIN_KEY" and not found.node("setup.serve").args["key_needed"]
-    assert "key in XTRAIN_KEY, or the first that is shown" in render(found)
-    assert "the key in XTRAIN_KEY, or if that is not set the first one" in found.node("setup.serve").does
+    assert "key in XTRAIN_KEY, or one that it makes and prints" in render(found)
+    assert "the key in XTRAIN_KEY, or if that is not set one that the server makes" in found.node("setup.serve").does
+
+
+def test_further_names_and_web_pages_are_listed():
+    assert not {"hosts", "origins"} & plan().node("setup.serve").args.keys()
+    found = plan('serve.hosts=["gpu1.lab", "fe80::1"]', 'serve.origins=["https://lab.example:8443"]')
+    args = found.node("setup.serve").args
+    assert args["hosts"] == ["gpu1.lab", "fe80::1"] and args["origins"] == ["https://lab.example:8443"]
+    wrong = ("hosts", "gpu1:8000"), ("hosts", "http://gpu1"), ("origins", "*"), ("origins", "null"), ("origins", "lab")
+    for name, value in (*wrong, ("origins", "https://Lab.example"), ("origins", "https://lab.example/")):
+        (error,) = plan_from_spec(SPEC, (f'serve.{name}=["{value}"]',), None).diagnostics
+        assert error.code == "X304" and "such as" in error.hint
 
 
 def test_a_server_with_tls_is_asked_by_https():

@@ -12,7 +12,6 @@ import pytest
 from server_client import MODEL, PROTOBUF, body_of, row
 from server_process import ServerProcess
 
-from xtrain.server.keys import Keys
 from xtrain.server.serving import Address, CannotServe, check_serving
 
 HEADERS = {"x-api-key": "tml-test"}
@@ -126,15 +125,10 @@ def test_a_certificate_that_cannot_be_used_is_said_before_anything_starts(tmp_pa
     if content is not None:
         key.write_text((TLS / "locked.key").read_text() if content == "locked" else content)
     with pytest.raises(CannotServe, match=r"server.key cannot be used for TLS: \S"):
-        check_serving(Address(certificate=TLS / "server.pem", private_key=key), Keys())
+        check_serving(Address(certificate=TLS / "server.pem", private_key=key))
 
 
 def test_a_server_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xtrain.server.serving.find_spec", lambda name: None if name == "uvicorn" else name)
     with pytest.raises(CannotServe, match=r"uvicorn: pip install 'xtrain\[serve\]'"):
-        check_serving(Address(), Keys())
-
-
-def test_a_server_for_others_needs_a_key() -> None:
-    with pytest.raises(CannotServe, match="no key"):
-        check_serving(Address(host="0.0.0.0"), Keys())
+        check_serving(Address())

@@ -290,7 +290,7 @@ def test_a_server_whose_engine_does_not_start_says_so(tmp_path: Path) -> None:
     engine = Late()
     engine.late = 1
     with pytest.raises(CannotServe, match="has not started: a rank ended"):
-        serve(engine, tmp_path, Address(), Keys())
+        serve(engine, tmp_path, Address(), Keys({"me": "tml-a"}))
 
 
 def test_what_was_done_is_done_again_by_a_server_of_shorter_texts(tmp_path: Path) -> None:
@@ -713,11 +713,11 @@ def test_a_journal_of_another_version_is_said_and_left_as_it_is(tmp_path: Path) 
     (path,) = (tmp_path / "journal").iterdir()
     before = path.read_bytes()
     with pytest.raises(CannotServe, match=r"journal, byte 0: .*left as it is"):
-        serve(NumpyEngine(), tmp_path, Address(), Keys())
+        serve(NumpyEngine(), tmp_path, Address(), Keys({"me": "tml-a"}))
     assert path.read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("in its place")
     with pytest.raises(CannotServe, match="journal cannot be read and written"):
-        serve(NumpyEngine(), tmp_path, Address(), Keys())
+        serve(NumpyEngine(), tmp_path, Address(), Keys({"me": "tml-a"}))

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from server_client import KEY, MODEL, PROTOBUF, Client, Served, datum, outputs, row
 
 from xtrain.server.engine import Candidates, DrawnSample, PassResult, SampleResult
-from xtrain.server.keys import Keys, refused_address
+from xtrain.server.keys import Keys
 from xtrain.server.limits import ServerLimits
 from xtrain.server.messages import forward_backward_output, read_forward_backward, sample_response
 from xtrain.server.protobuf import MOST_FIELDS, Malformed, ProtoField, ProtoMessage, Writer, read
 from xtrain.server.tensors import read_tensor
 
 JSON_PASS = b'{"model_id": "a:train:0", "seq_id": 1, "rows": [{"targets": [1], %s}]}'
+JSON_ZSTD = {"content-type": "application/json", "content-encoding": "zstd"}
 POSTS = (
     "client/config", "create_session", "session_heartbeat", "create_model", "get_info", "forward_backward",
     "optim_step", "save_weights", "save_weights_for_sampler", "load_weights", "create_sampling_session",
@@ -161,12 +162,6 @@ def test_a_bearer_token_is_a_key(served: Served) -> None:
     assert served.http.get("/api/v1/sessions", headers=headers).status_code == 200
 
 
-def test_addresses_that_others_reach_need_a_key() -> None:
-    assert refused_address("127.0.0.1", Keys()) is None and refused_address("::1", Keys()) is None
-    assert "no key" in (refused_address("0.0.0.0", Keys()) or "")
-    assert refused_address("0.0.0.0", Keys({"me": KEY})) is None
-
-
 def test_keys_are_of_one_owner_or_of_several() -> None:
     assert Keys.read(" tml-a\n").of == {"owner": "tml-a"}
     assert Keys.read("ann=tml-a  bob=tml=b").of == {"ann": "tml-a", "bob": "tml=b"}
@@ -176,23 +171,13 @@ def test_keys_are_of_one_owner_or_of_several() -> None:
         "ann=": "word 1",
         "ann=tml-a ann=tml-b": "word 2",
         "ann=tml-a bob=tml-a": "word 2",
+        "tml-\udcff": "word 1 of 1 has a character",  # a byte of the environment that is not UTF-8
+        "ann=tml-a bob=tml-ä": "word 2 of 2 has a character",
+        "änn=tml-a": "word 1 of 1 has a character",
     }.items():
         with pytest.raises(ValueError, match=words) as refused:
             Keys.read(text)
         assert "tml-" not in str(refused.value)
-
-
-def test_without_keys_the_first_that_is_shown_is_needed_from_then_on(tmp_path: Path) -> None:
-    with Served(tmp_path, keys=Keys()) as served:
-        http, path = served.http, "/api/v1/create_session"
-        made = [http.post(path, json={}, headers=headers).json() for headers in ({}, {"x-api-key": "tml-a"})]
-        wrong = http.post(path, json={}, headers={"x-api-key": "tml-b"})
-        assert wrong.status_code == 401 and "not the one that the first client has shown" in wrong.text
-        assert "TINKER_API_KEY" in wrong.text and "XTRAIN_KEY" in wrong.text
-        seen = [
-            http.get("/api/v1/sessions", headers=headers).json()["sessions"] for headers in ({}, {"x-api-key": "tml-a"})
-        ]
-        assert seen == [[each["session_id"]] for each in made]
 
 
 def test_what_is_someone_elses_is_not_there(tmp_path: Path) -> None:
@@ -243,6 +228,14 @@ def test_what_is_someone_elses_is_not_there(tmp_path: Path) -> None:
         ("asample", {"content-type": "application/json"}, b" " * 2**21, 413),
         ("forward_backward", {"content-type": PROTOBUF, "content-encoding": "zstd"}, b"no frame", 422),
         ("no/such/path", {}, b"", 404),
+        ("create_session", {}, b"", 415),
+        ("client/config", {}, b"", 415),
+        ("telemetry", {"content-type": "text/plain"}, b"{}", 415),
+        ("sessions/x/finish", {"content-type": "application/x-www-form-urlencoded"}, b"", 415),
+        ("create_session", JSON_ZSTD, zstandard.compress(b"{}")[:-1], 422),
+        ("create_session", JSON_ZSTD, zstandard.compress(b"{}") * 2, 422),
+        ("create_session", JSON_ZSTD, b"", 422),
+        ("create_session", JSON_ZSTD, zstandard.compress(b'{"user_metadata": {"a": "%s"}}' % (b"x" * 2**20)), 413),
     ],
 )
 def test_bodies_that_cannot_be_taken(

@@ -140,7 +140,7 @@ ELSEWHERE: Final = (
     ("POST", "training_runs/nobody/checkpoints/weights/x/publish", 404),
     ("GET", "%ff%fe", 404),
     ("GET", "x" * 5000, 404),
-    ("POST", "sessions/nobody/finish", 404),
+    ("POST", "sessions/nobody/finish", 415),
     ("GET", "archive", 404),
     ("HEAD", "optim_step", 405),
     ("GET", ".git/config", 404),

@@ -16,6 +16,7 @@ from xtrain.server.protobuf import ProtoField, ProtoMessage, Writer, read
 from xtrain.server.server import TrainingServer
 
 KEY = "tml-test"
+ADDRESS = "http://127.0.0.1:8000"
 PROTOBUF = "application/x-protobuf"
 MODEL = "tiny/numpy"
 
@@ -80,6 +81,8 @@ class Served:
         keys: Keys | None = None,
         clock: list[float] | None = None,
         name: str = MODEL,
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
     ) -> None:
         self.engine, self.name = engine or NumpyEngine(), name
         self.clock = clock or [1e9]
@@ -87,7 +90,9 @@ class Served:
         self.server = TrainingServer(
             self.engine, folder, limits or ServerLimits(poll=5.0), clock=lambda: self.clock[0], ended=self.ended.append
         )
-        self.http = TestClient(app_of(self.server, keys or Keys({"me": KEY})), raise_server_exceptions=False)
+        self.http = TestClient(
+            app_of(self.server, keys or Keys({"me": KEY}), hosts, origins), ADDRESS, raise_server_exceptions=False
+        )
         self.http.__enter__()
 
     def __enter__(self) -> Self:
