@@ -1,7 +1,7 @@
 """What is wrong with the names of a spec: kinds, labels and fields that are unknown, missing or in the wrong place."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, Final, get_args
 
 import attrs
@@ -11,7 +11,7 @@ from ..diagnostics.diagnostic import Diagnostics, Fix, Note
 from ..diagnostics.fixes import renamed
 from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import closest
-from ..diagnostics.synonyms import ours
+from ..diagnostics.synonyms import synonym_of
 from ..dimension import Dimension
 from ..evaluation.sections import Section, SectionEntry, Tree
 from ..evaluation.values import FAILED, Items, Mapping, Value
@@ -20,6 +20,7 @@ from ..schema.collators import LINKS
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from ..syntax import tree as s
 from .context import Context
+from .peer_settings import PeerSettings, listed, owners
 
 _SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal", "group": "embed_tokens", "hook": "watch", "task": "sql"}
 _LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
@@ -30,11 +31,13 @@ class NameErrors:
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
+        self.peers = PeerSettings(Section(""))
 
     # The whole spec ---------------------------------------------------------------------------------------------------
 
     def top_level(self, tree: Tree) -> None:
         """Kinds that do not exist, or not yet, and settings outside any block."""
+        self.peers = PeerSettings(tree.root)
         for kind, section in tree.root.blocks.items():
             if kind in blocks.NAMED:
                 self._named_without_label(kind, section)
@@ -80,7 +83,7 @@ class NameErrors:
         missing = [kind for kind in missing if kind not in misspelt]
         if not missing:
             return
-        names = _listed(missing)
+        names = listed(missing)
         plural = "blocks are" if len(missing) > 1 else "block is"
         examples = [(f"write for instance `{blocks.REQUIRED[kind]}`", None) for kind in missing]
         if len(missing) == 1:
@@ -114,9 +117,10 @@ class NameErrors:
             )  # fmt: skip
             return
         meant = closest(kind, blocks.ALL_KINDS)
-        owner = _owners(kind)
+        owner = owners(kind)
         notes: list[Note] = [(f"kinds of blocks: {', '.join(blocks.KINDS)}", None)]
-        hint = f"did you mean `{meant}`?" if meant else None
+        synonym = synonym_of(kind)
+        hint = synonym.hint if synonym and synonym.hint else f"did you mean `{meant}`?" if meant else None
         fix = renamed(word, kind, blocks.ALL_KINDS)
         fix = fix if fix and fix.text in blocks.KINDS else None
         if kind in LINKS:
@@ -124,7 +128,7 @@ class NameErrors:
         elif kind in ("if", "for", "while", "else"):
             hint, notes = "a spec has no conditions and no loops", []
         elif meant is None and owner:
-            hint, notes = f"`{kind}` belongs in {_listed(owner)}", []
+            hint, notes = f"`{kind}` belongs in {listed(owner)}", []
         self.diagnostics.error("X201", f"there is no block called `{kind}`", word, hint=hint, notes=notes, fix=fix)
 
     def _named_without_label(self, kind: str, section: Section) -> None:
@@ -133,7 +137,7 @@ class NameErrors:
             self.diagnostics.error("X207", f"a `{kind}` needs a name", head, hint=f"write `{kind} {name} {{ … }}`")
 
     def _outside(self, name: str, entry: SectionEntry) -> None:
-        owner = _owners(name)
+        owner = owners(name)
         if name in blocks.KINDS or name in later.KINDS:
             hint = f"write `{name} {{ … }}`"
             example = blocks.REQUIRED.get(name)
@@ -144,7 +148,9 @@ class NameErrors:
         meant = closest(name, ("collate",))
         hint = f"did you mean `{meant}`?" if meant else None
         if owner and not meant:
-            hint = f"`{name}` belongs in {_listed(owner)}"
+            hint = f"`{name}` belongs in {listed(owner)}"
+        elif not meant:
+            hint = self.peers.elsewhere(name, entry)
         self.diagnostics.error(
             "X203", f"`{name}` is not a setting of the top level", entry.name_span, hint=hint,
             notes=[] if hint else [("the top level holds blocks and one setting, `collate`", None)],
@@ -177,23 +183,21 @@ class NameErrors:
             self._not_yet(f"`{name}` of `{kind}`", span)
             return
         meant = closest(name, known)
-        owner = _owners(name) or _owners(ours(name, _all_settings()) or "")
-        owner = [] if f"`{kind}`" in owner else owner  # a function of the user's own in place of those that have it
-        label = blocks.label_of(block)
+        owner = [] if f"`{kind}`" in owners(name) else owners(name)  # the user's own function in place of its owner
+        label, entry = blocks.label_of(block), section.entries.get(name)
         fix = None
         if meant:
-            hint = f"did you mean `{meant}`?"
-            fix = renamed(span, name, known, taken=_beside(section, span))
+            hint, fix = self.peers.meant(name, meant, entry)
+            if fix is None or meant in _beside(section, span):
+                fix = renamed(span, name, known, taken=_beside(section, span))
         elif label is not None and label.name == name:
             hint = f"the {name} is the label of the block: `{kind} {name}`"
         elif name in blocks.ALL_KINDS and name not in blocks.ACTIONS:
             hint = f"`{name}` is a block of its own: write it beside `{kind}`, at the top level"
         elif owner:
-            hint = f"`{name}` belongs in {_listed(owner)}"
-            other = ours(name, _all_settings())
-            hint = f"xtrain calls this `{other}`, in {_listed(owner)}" if other else hint
+            hint = f"`{name}` belongs in {listed(owner)}"
         else:
-            hint = None
+            hint = self.peers.elsewhere(name, entry)
         fields = f"settings of `{kind}`: {', '.join(known)}" if known else f"`{kind}` has no settings"
         self.diagnostics.error(
             "X203", f"unknown setting `{name}` in `{kind}`", span, hint=hint, notes=[(fields, None)], fix=fix
@@ -205,7 +209,7 @@ class NameErrors:
         examples = [f"{name} = {known[name][1].example}" for name in names]
         also = [(f"`{section.kind}` is also written here", head) for head in section.heads[:-1]]
         self.diagnostics.error(
-            "X204", f"`{section.kind}` needs {_listed(names)}", section.head,
+            "X204", f"`{section.kind}` needs {listed(names)}", section.head,
             hint=f"add `{', '.join(examples)}`", notes=also,
         )  # fmt: skip
 
@@ -217,7 +221,7 @@ class NameErrors:
         where: list[Note] = [(f"this is `{section.kind} {label}`", label_span)] if elsewhere else []
         self.diagnostics.error(
             "X208", f"`{section.kind} {label}` has no `{name}`", _word(span, name),
-            hint=f"it is a setting of the {label_name} {_listed(meta.only, 'or')}", notes=where,
+            hint=f"it is a setting of the {label_name} {listed(meta.only, 'or')}", notes=where,
         )  # fmt: skip
 
     def not_in_there(self, outer: str, section: Section, name: str, entry: SectionEntry) -> None:
@@ -341,24 +345,3 @@ def label_word(block: type) -> str:
 def _word(head: Span, kind: str) -> Span:
     """The first word of a head."""
     return Span(head.source, head.start, min(head.end, head.start + len(kind)))
-
-
-def _all_settings() -> set[str]:
-    return {name for block in blocks.KINDS.values() for name in settings_of(block)}
-
-
-def _owners(name: str) -> list[str]:
-    """The blocks that have a setting of this name."""
-    found = []
-    for kind, block in blocks.KINDS.items():
-        if name in settings_of(block):
-            found.append(f"`{kind}`")
-        for inner, nested in blocks.nested(block).items():
-            if inner not in blocks.KINDS and name in settings_of(nested):
-                found.append(f"`{inner}` of `{kind}`")
-    return found
-
-
-def _listed(names: Iterable[str], word: str = "and") -> str:
-    quoted = [name if name.startswith("`") else f"`{name}`" for name in names]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {word} {quoted[-1]}"

@@ -205,11 +205,10 @@ def quantity_mismatch(value: Value, context: "Context") -> TypeMismatch:
     must = f"{context.subject} must be {_units_wanted(units)}"
     if is_number(data):
         amount = value.span.text if _is_numeral(value.span.text) else show_number(data)
-        if units == ("%",) and isinstance(data, float) and 0 < data < 1:
-            forms = [f"`{round(data * 100, 6):g}%`"]
-        else:
-            forms = [f"`{_with_unit(amount, unit)}`" for unit in units]
-        fix = Fix(value.span, forms[0].strip("`")) if len(forms) == 1 else None
+        forms = [f"`{text}`" for text in _amounts(amount, data, units)]
+        small = units == ("%",) and 0 < data < 0.001  # as likely a rate as a share
+        fix = Fix(value.span, forms[0].strip("`")) if len(forms) == 1 and not small else None
+        forms = [f"{forms[0]} if this is a share"] if small else forms
         if amount.endswith("B") and units == ("bytes",):
             fix, forms = None, [f"`{amount[:-1]} B` or `{amount[:-1]} GiB`; `B` without a space is the multiplier 10^9"]
         return TypeMismatch("X302", f"{must}; this number has no unit", value, hint=f"write {joined(forms)}", fix=fix)
@@ -230,6 +229,18 @@ def quantity_mismatch(value: Value, context: "Context") -> TypeMismatch:
             "X301", f"{must}, not a string", value, hint=hint, fix=Fix(value.span, bare) if good else None
         )
     return TypeMismatch("X301", f"{must}, not {describe(data)}", value, hint=f"for instance {examples}")
+
+
+def _amounts(amount: str, data: float, units: tuple[str, ...]) -> list[str]:
+    """A number without a unit, with each unit that it may have: 0.03 is no number of steps, and 3%."""
+    fraction = isinstance(data, float) and not data.is_integer()
+    counted = [unit for unit in units if not (fraction and unit in ("steps", "tokens", "samples", "%"))]
+    texts = [_with_unit(amount, unit) for unit in counted]
+    if "%" in units and 0 < data <= 1 and (fraction or data == 1):
+        texts.append(f"{data * 100:.10g}%")
+    if len(units) == 1 and units[0] in ("seconds", "bytes"):
+        texts.append(f"{amount} min" if units[0] == "seconds" else f"{amount} GiB")
+    return texts or [_with_unit(amount, unit) for unit in units]
 
 
 def _with_unit(amount: str, unit: str) -> str:

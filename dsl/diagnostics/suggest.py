@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from .synonyms import ours
+from .synonyms import ours, synonym_of
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
@@ -36,13 +36,13 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
 def certain(word: str, candidates: Iterable[str]) -> str | None:
     """What `closest` answers, if nothing else can have been meant: for a fix, which nobody is asked about.
 
-    None where a second candidate is as near, where digits differ, and for a word of one or two letters unless they are
-    only swapped or in another case.
+    None where a second candidate is as near, where digits differ, for a word of one or two letters unless they are
+    only swapped or in another case, and for another trainer's name that has another value or several meanings here.
     """
     names = [name for name in dict.fromkeys(candidates) if name != word]
-    meant = closest(word, names)
-    if meant is None or meant == ours(word, names):
-        return meant
+    meant, synonym = closest(word, names), synonym_of(word)
+    if meant is None or (synonym is not None and meant.lower() != word.lower()):
+        return meant if synonym is not None and synonym.is_same and meant in synonym.names else None
     lower = word.lower()
     alike = [name for name in names if name.lower() == lower]
     if alike:
