@@ -4,10 +4,11 @@ import argparse
 import errno
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 VERBS = (
     "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
@@ -83,9 +84,34 @@ def _tell(message: str) -> None:
         _drop_output(sys.stderr)
 
 
+class Parser(argparse.ArgumentParser):
+    """Parser whose errors name the word that was probably meant: a verb, a choice or an option."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            hint = _did_you_mean(str(value), known) or f"choose from {', '.join(known)}"
+            raise argparse.ArgumentError(action, f"invalid choice: {str(value)!r}; {hint}")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        parsed, unknown = super().parse_known_args(args, namespace)
+        for word in unknown:
+            name = word.partition("=")[0]
+            hint = _did_you_mean(name, self._option_string_actions) if name.startswith("--") else None
+            if hint:
+                self.error(f"unrecognized arguments: {word}; {hint}")
+        return parsed, unknown
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    from ..dsl.diagnostics.suggest import did_you_mean
+
+    return did_you_mean(word, known)
+
+
 def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:
     """The parser of the command with these verbs."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="xtrain",
         description="Declare a training experiment, review its execution plan, run exactly that plan.",
         epilog="example: xtrain plan specs/quickstart.xtrain && xtrain run specs/quickstart.xtrain",

@@ -280,7 +280,7 @@ _AMBIGUOUS: Final = {
     "resume_from_checkpoint": ("from resume", "a run resumes by itself; `from` starts from another run's checkpoint"),
     "metric_for_best_model": ("best", "`best` is written `eval.DATASET.loss`"),
     "training train trainer": (
-        "experiment", "`experiment NAME { … }` has the length of a run, `batch` and `optimizer` the rest",
+        "experiment", "the length is set in `experiment`, the rest in `batch`, `optimizer` and `parallel`",
     ),
     "lora peft peft_config": ("adapter", "write `adapter lora { … }`"),
     "curriculum stage": ("phase", "write `phase NAME { … }`"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText, Span
+from ..diagnostics.synonyms import ours
 from ..evaluation.evaluate import Definition, Evaluator
 from ..evaluation.includes import ReadStatements
 from ..evaluation.sections import Section, SectionEntry, Tree
@@ -137,7 +138,8 @@ def _set_field(
         return
     if name not in blocks.KINDS:
         candidates = (*blocks.KINDS, "collate", "every", "on", *reading.params)
-        no_such(name, span, candidates, "block" if rest else "param or block", diagnostics)
+        near = () if rest else _settings_called(name, tree)
+        no_such(name, span, candidates, "block" if rest else "param or block", diagnostics, near)
         return
     block = blocks.KINDS[name]
     if name in blocks.NAMED:
@@ -155,6 +157,24 @@ def _set_field(
         section = tree.root.block(name)
         block = parts.block(block, section)
     descend(block, section, override, rest, reading, evaluator, diagnostics)
+
+
+def _settings_called(name: str, tree: Tree) -> list[str]:
+    """The paths of the settings of this name, or of the one that another trainer calls so: `lr` is `optimizer.lr`.
+
+    Paths in blocks that the spec has, if there are any.
+    """
+    paths: dict[str, list[str]] = {}
+    for kind, block in blocks.KINDS.items():
+        labels = [f"{kind}.{label}" for label in tree.named.get(kind, {})] if kind in blocks.NAMED else [kind]
+        for setting in settings_of(block):
+            paths.setdefault(setting, []).extend(f"{place}.{setting}" for place in labels)
+        for inner, nested in blocks.nested(block).items():
+            for setting in settings_of(nested) if kind not in blocks.NAMED else ():
+                paths.setdefault(setting, []).append(f"{kind}.{inner}.{setting}")
+    found = paths.get(name) or paths.get(ours(name, paths) or "", [])
+    written = [path for path in found if path.partition(".")[0] in (*tree.root.blocks, *tree.named)]
+    return written or found
 
 
 def _one_label(parts: Parts, known: Container[str]) -> Parts:

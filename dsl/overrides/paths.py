@@ -1,5 +1,6 @@
 """A path of `--set` down to a setting or a label of a block, and the value that is put there."""
 
+from collections.abc import Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -88,8 +89,11 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def no_such(name: str, span: Span, candidates: Any, what: str, diagnostics: Diagnostics) -> None:
-    meant = closest(name, candidates)
+def no_such(
+    name: str, span: Span, candidates: Any, what: str, diagnostics: Diagnostics, near: Sequence[str] = ()
+) -> None:
+    """Report an unknown name. near: what it was meant for, if that is known; else the closest candidate is named."""
+    meant = "` or `".join(near) or closest(name, candidates)
     known = ", ".join(candidates)
     notes = [(f"there are {known}" if known else "there are none", None)]
     diagnostics.error(

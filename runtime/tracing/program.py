@@ -42,7 +42,7 @@ from .observer import TraceObserver
 from .own_pieces import joined_pieces, own_pieces
 from .repeats import ENOUGH, Shared, StageRepeats, attach_repeats
 
-# What a trace does without: data, time, files, compiling, and hooks of the user's own.
+# Ops that a trace leaves out: data, time, files, compiling, and hooks of the user's own.
 LEFT_OUT = frozenset(
     {
         "setup.bootstrap",
@@ -63,6 +63,7 @@ LEFT_OUT = frozenset(
         "setup.pretrained",
         "setup.read_weights",
         "setup.read_adapter",
+        "setup.horizon",
         "setup.resume",
         "setup.residual",
         "setup.checkpoint",
@@ -88,6 +89,11 @@ LEFT_OUT = frozenset(
 )
 # Its tensors have values: where documents lie decides what comes after it.
 OUTLINE = "step.share_outline"
+
+
+def left_out(op: str) -> bool:
+    """Return whether a trace leaves an op out; trackers, `setup.log.NAME`, get no records of it."""
+    return op in LEFT_OUT or op.startswith("setup.log.")
 
 
 @frozen(kw_only=True, eq=False)
@@ -209,7 +215,7 @@ class Program:
         """Everything before the first step; weights and what follows them without memory."""
         # Of the links of `collate` the one that cuts rows: they are made up, whatever the others would make of them.
         setup = [n for n in topological(self.plan) if n.kind == "setup" or n.op == "collate.shard"]
-        setup = [n for n in setup if n.op not in LEFT_OUT]
+        setup = [n for n in setup if not left_out(n.op)]
         first = next(place for place, node in enumerate(setup) if node.op == "setup.weights")
         with own_pieces():
             for node in setup[:first]:
@@ -237,7 +243,7 @@ class Program:
         repeats: microbatches of a pipeline that are alike are not all run. shared: what earlier ranks have found of
         theirs, to which this one's is added. Raises NotAlike if they are not.
         """
-        nodes = [n for n in topological(self.plan) if n.kind == "step" and n.op not in LEFT_OUT]
+        nodes = [n for n in topological(self.plan) if n.kind == "step" and not left_out(n.op)]
         if own := next((n for n in nodes if n.op == "step.body"), None):
             raise PlanMismatch(f"its step is {own.args['user']['function']} of your own, which only a run calls")
         step = Step(index=0)

@@ -1,6 +1,9 @@
 """A trace sees what a rank holds and sends, and leaves no trace itself."""
 
+import pkgutil
 from functools import cache
+from importlib import import_module
+from inspect import signature
 
 import pytest
 import torch
@@ -9,10 +12,11 @@ from attrs import evolve
 from topologies import BY_NAME, SCHEDULES, TOPOLOGIES, Topology
 from traces import calls, is_as_planned, plan_of
 
+from xtrain import components
 from xtrain.planner.load import plan_from_path
 from xtrain.runtime.execution.node_order import topological
 from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.ops import load_ops, op_of
+from xtrain.runtime.ops import OPS, load_ops, op_of
 from xtrain.runtime.parallelize import outline
 from xtrain.runtime.state import Rank
 from xtrain.runtime.tracing import program, trace
@@ -84,6 +88,52 @@ def plan_with_collator(tmp_path):
     compiled = plan_from_path(tmp_path / "traced.xtrain")
     assert compiled.plan is not None, compiled.diagnostics.render()
     return compiled.plan
+
+
+@pytest.mark.parametrize(
+    "more", ["log { tensorboard = true }", 'log { wandb { project = "p" } }', "log { Quiet { } }", ""]
+)
+def test_records_and_counts_of_a_run_are_left_out(tmp_path, more):
+    """Trackers of either kind get no records, and the data is not counted."""
+    (tmp_path / "parts.py").write_text(
+        "from xtrain import TrackerContext, tracker\n\n\n@tracker\nclass Quiet:\n"
+        "    def open(self, context: TrackerContext):\n        raise RuntimeError\n"
+        "    def event(self, record: dict):\n        raise RuntimeError\n"
+    )
+    text = f"""
+        use "{tmp_path / "parts.py"}"
+        experiment traced {{ budget = 2 epochs }}
+        model llama {{ dim = 32, layers = 1, heads = 4 }}
+        tokenizer bytes
+        dataset code {{ source = python_stdlib() }}
+        batch {{ sequence = 64, rows = 4 }}
+        optimizer adamw {{ lr = 1e-3 }}
+        {more}
+    """
+    (tmp_path / "traced.xtrain").write_text(text)
+    compiled = plan_from_path(tmp_path / "traced.xtrain")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    left_out = {node.op for node in compiled.plan.nodes if node.op.startswith(("setup.log.", "setup.horizon"))}
+    assert len(left_out) == 1 + bool(more)
+    check(compiled.plan)
+
+
+def test_every_op_of_a_trace_finds_what_it_needs():
+    """No parameter without a default is a resource that only the executor of a run has."""
+    load_ops()
+    for module in pkgutil.walk_packages(components.__path__, f"{components.__name__}."):
+        if module.name.endswith("_run"):
+            import_module(module.name)
+    of_runs = {"records", "requests", "control", "notifier", "alert_actions", "beat", "store", "replica", "at_end",
+               "trackers", "exit_process", "under_way", "due_ticks", "prepared"}  # fmt: skip
+    wanting = {
+        name: missing
+        for name, op in OPS.items()
+        if name.startswith(("setup.", "step.")) and not program.left_out(name) and "torchft" not in name
+        for missing in [{n for n, p in signature(op.function).parameters.items() if p.default is p.empty} & of_runs]
+        if missing
+    }
+    assert not wanting
 
 
 @pytest.mark.matrix
