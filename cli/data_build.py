@@ -131,6 +131,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
         "files": store.num_files,
         "documents": store.num_documents,
         "tokens": store.num_tokens,
+        "lost": dict(store.lost),
         "bad_records": store.bad_records.count,
         "first_bad_records": [f"{record.origin}: {record.reason}" for record in store.bad_records.first],
         "bad_records_file": str(folder / "bad_records.jsonl") if store.bad_records.count else None,
@@ -178,6 +179,8 @@ def _print_result(found: dict[str, Any]) -> None:
     if found["bad_records"]:
         table.append(("left out", f"{plural(found['bad_records'], 'bad record')}, listed in bad_records.jsonl there"))
         table += [("", line) for line in found["first_bad_records"]]
+    lost = [f"{kind} in {plural(count, 'record')}" for kind, count in found["lost"].items()]
+    table += [("" if number else "not written by the template", line) for number, line in enumerate(lost)]
     page = Page(color=shows_color(sys.stdout))
     page.line(f"  {state}, {seconds_text(found['seconds'])}: {found['folder']}")
     page.described(table)

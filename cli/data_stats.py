@@ -59,13 +59,16 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
 
 
 def _beside(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Numbers beside the tokens, and why records are bad."""
+    """Numbers beside the tokens, what the template leaves out, and why records are bad."""
     numbers = [
         ("", name, f"least {own['least']:.4g} · mean {own['mean']:.4g} · most {own['most']:.4g}")
         for name, own in found.get("numbers", {}).items()
     ]
     reasons = [("", f"{count:,}", reason) for reason, count in found.get("bad_reasons", {}).items()]
-    return [*_titled("numbers", numbers), *_titled("bad records", reasons)]
+    lost = [("", f"{count:,}", kind) for kind, count in found.get("lost", {}).items()]
+    return [
+        *_titled("numbers", numbers), *_titled("not written by the template", lost), *_titled("bad records", reasons)
+    ]  # fmt: skip
 
 
 def _titled(title: str, rows: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
+from ...planner.plan import Plan
 from ...records.step_events import GeneratedText, GenerateEvent
 from ...runtime.checkpoint.saver import Saver
 from ...runtime.data.documents.chat_template import load_template
 from ...runtime.data.documents.tokenizers import TextTokenizer
-from ...runtime.generation.chat import Chat
+from ...runtime.generation.chat import Chat, planned_arguments
 from ...runtime.generation.sampling import Sampling
 from ...runtime.generation.text_generator import LogitsNotFinite, TextGenerator, continue_texts, tokens_and_ends
 from ...runtime.models.parts import ModelParts
@@ -24,6 +25,7 @@ from ...runtime.training.ema import WeightAverages, Weights
 
 @op("tick.generate")
 def generate(
+    plan: Plan,
     model: ModelParts,
     tokenizer: TextTokenizer,
     rank: Rank,
@@ -57,7 +59,8 @@ def generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     talk = None
     if chat is not None:
-        talk = Chat(template=load_template(chat, tokenizer, Path.cwd()), tokenizer=tokenizer, system=system)
+        template = load_template(chat, tokenizer, Path.cwd(), planned_arguments(plan, chat))
+        talk = Chat(template=template, tokenizer=tokenizer, system=system)
     ids, ends = tokens_and_ends(tokenizer, prompts, stop or (), talk)
     weights = Weights(ema=ema if averaged else None, saver=saver)
 

@@ -71,6 +71,8 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     other_text = isinstance(data, str) and str in parts and data not in choices_of(words)
     if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text)):
         return _word(words, value, context)
+    if len(parts) > 1 and type(data) in parts and type(data) in (bool, int, float, str):
+        return data
     kind, *others = (part for part in parts if part is not words)
     if Quantity in others and isinstance(data, Quantity) and data.unit in context.meta.units:
         kind = Quantity  # a plain number, or an amount

@@ -143,6 +143,18 @@ class Dataset:
         check=file_path,
         example='"chatml"',
     )
+    template_arguments: dict[str, bool | int | float | str] = setting(
+        "what else the chat template is given, under the names that it reads",
+        default={},
+        example="{ enable_thinking: false }",
+        added=True,
+    )
+    lost: Literal["error", "warn", "allow"] = setting(
+        "what happens if the chat template does not write all of a conversation: warn: it is counted, and the record "
+        "is bad if a message, a call or the tools are lost as a whole; error: the record is bad; allow: it is counted",
+        default="warn",
+        added=True,
+    )
     holdout: Quantity = setting(
         "share of the tokens held out for evaluation, in whole documents; 100%: evaluation only",
         default=Quantity(0, "%"),

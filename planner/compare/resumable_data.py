@@ -135,6 +135,10 @@ def _reads(
             yield other(name, f"{change}: other tokens would be predicted", False)
         elif name == "template":
             yield other(name, f"{change}: rows would have other text, unless both templates write the same", False)
+        elif name == "template_arguments":
+            yield other(name, f"{change}: rows would have other text, unless the template writes the same", False)
+        elif name == "lost":
+            yield other(name, f"{change}: other records would be left out, unless nothing is lost", False)
         elif name in BESIDE and BESIDE[name].numbers:
             yield other(name, f"{change}: losses would read other numbers", True)
         else:

@@ -7,7 +7,7 @@ from ...dsl.schema.sources import SOURCES
 from ...dsl.spec import Spec
 from ...dsl.spec_text import is_plain
 from ..findings import Findings
-from .source_args import BESIDE
+from .source_args import BESIDE, of_templates
 
 TEXT = "text"  # the field of plain text unless a spec names another
 CHAT = "messages"
@@ -16,6 +16,8 @@ QUESTIONS = ("choices", "question", "answer")
 ANSWERS = ("chosen", "rejected")
 TOKENS = "tokens"
 MESSAGE_KEYS = ("message_train", "message_weight")
+# What a template is given of every conversation.
+GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 
 
 def check_forms(spec: Spec, found: Findings) -> None:
@@ -44,7 +46,7 @@ Problem = tuple[str, str, str, str]
 def _problem(dataset: Dataset) -> Problem | None:
     return (
         _fields(dataset) or _questions(dataset) or _answers(dataset) or _tokens(dataset) or _form(dataset)
-        or _beside(dataset) or _numbers(dataset)
+        or _beside(dataset) or _numbers(dataset) or _template(dataset)
     )  # fmt: skip
 
 
@@ -145,6 +147,18 @@ def _numbers(dataset: Dataset) -> Problem | None:
         return "X516", "columns", message, "keep one of them"
     if dataset.label is not None and "label" in dataset.values:
         return "X516", "values", "`label` and `values` both give the value `label`", "keep one of them"
+    return None
+
+
+def _template(dataset: Dataset) -> Problem | None:
+    """Settings of chat templates belong to conversations, and do not replace what templates are given anyway."""
+    if (named := of_templates(dataset)) and not dataset.has_answers:
+        message = f"`{named[0]}` is for conversations, which a chat template writes"
+        return "X516", named[0], message, f"remove `{named[0]}`, or name the field of the messages"
+    for name in dataset.template_arguments:
+        if name in GIVEN or name.startswith("_"):
+            message = f"template_arguments: `{name}` is not an argument that can be set"
+            return "X516", "template_arguments", message, f"remove `{name}`"
     return None
 
 

@@ -1,5 +1,6 @@
 """A `dataset` → what a node of the plan says of its source and of how its records are read."""
 
+import json
 from typing import Any, Final
 
 from attrs import frozen
@@ -34,7 +35,8 @@ def reads(dataset: Dataset) -> dict[str, Any]:
     beside = _beside(dataset)
     if dataset.tokens is not None:
         return {"form": "tokens", "tokens": dataset.tokens, **beside}
-    template = {"template": "auto" if dataset.template is AUTO else portable(str(dataset.template))}
+    template: dict[str, Any] = {"template": "auto" if dataset.template is AUTO else portable(str(dataset.template))}
+    template |= {name: getattr(dataset, name) for name in of_templates(dataset)}
     if dataset.has_pairs:
         fields = {"prompt": dataset.prompt, "chosen": dataset.chosen, "rejected": dataset.rejected}
         return {"form": "preference", **fields, **template, **beside}
@@ -45,6 +47,11 @@ def reads(dataset: Dataset) -> dict[str, Any]:
     if dataset.messages is not None:
         return {"form": "chat", "messages": dataset.messages, **common}
     return {"form": "instruction", "prompt": dataset.prompt, "response": dataset.response, **common}
+
+
+def of_templates(dataset: Dataset) -> list[str]:
+    """The settings of chat templates, besides their names, that a spec has."""
+    return (["template_arguments"] if dataset.template_arguments else []) + (["lost"] if dataset.lost != "warn" else [])
 
 
 @frozen
@@ -104,6 +111,11 @@ def _content_text(reads: dict[str, Any]) -> str:
         case "tokens":
             return f"token ids in `{reads['tokens']}`"
     template = "the tokenizer's template" if reads["template"] == "auto" else f"template {reads['template']}"
+    if given := reads.get("template_arguments"):
+        template += f" with {', '.join(f'{name} = {json.dumps(value)}' for name, value in sorted(given.items()))}"
+    if "lost" in reads:
+        template += " (a record of which it does not write all is bad)" if reads["lost"] == "error" else ""
+        template += " (it may leave anything out)" if reads["lost"] == "allow" else ""
     if reads["form"] == "preference":
         prompt = "the prompt inside" if reads["prompt"] is None else f"the prompt in `{reads['prompt']}`"
         return f"pairs of answers, `{reads['chosen']}` preferred to `{reads['rejected']}`, {prompt}, by {template}"

@@ -119,7 +119,7 @@ def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]
 def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
     """The settings of a dataset that its form of records has."""
     form = reads(dataset)["form"]
-    turns = ("messages", "prompt", "response", "train_on", "template")
+    turns = ("messages", "prompt", "response", "train_on", "template", "template_arguments", "lost")
     names = {
         "text": turns,
         "chat": ("text", "prompt", "response"),

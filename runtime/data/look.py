@@ -157,6 +157,7 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
         "tokens": data.store.num_tokens,
         "bad_records": data.store.bad_records.count,
         "oversized": oversized,
+        **({"lost": dict(data.store.lost)} if data.store.lost else {}),
         **({"bad_reasons": reasons} if (reasons := _reasons(tokens / data.store.folder / BAD)) else {}),
         "parts": parts,
         **({"numbers": numbers} if (numbers := _numbers(data.store)) else {}),

@@ -40,7 +40,7 @@ from ..data.documents.chat_template import load_template
 from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import ExportFailed
 from ..files import durable
-from ..generation.chat import Chat
+from ..generation.chat import Chat, planned_arguments
 from ..generation.continuation import TextEnds
 from ..generation.trained import planned_template
 from ..training.ema import Which
@@ -212,7 +212,7 @@ class Export:
         talks = any("template" in node.args["reads"] for node in self.plan.nodes if node.op == "setup.data")
         if not talks or (named == "auto" and tokenizer.chat_template is None):  # it may read by several templates
             return tokenizer, [tokenizer.eos], files
-        template = load_template(named, tokenizer, self.base)
+        template = load_template(named, tokenizer, self.base, planned_arguments(self.plan, named))
         if named != "auto":
             files[TEMPLATE] = template.text.encode()
         closing = Chat(template=template, tokenizer=tokenizer).closing

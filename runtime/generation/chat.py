@@ -4,11 +4,19 @@ import re
 
 from attrs import frozen
 
-from ..data.documents.chat_template import ChatTemplate, TemplateRefusal, reserved, unused
-from ..data.documents.chat_turns import assistant_spans
+from ...planner.plan import Plan
+from ..data.documents.chat_template import Arguments, ChatTemplate, TemplateRefusal, reserved, unused
+from ..data.documents.chat_turns import Turns
 from ..data.documents.tokenizers import TextTokenizer
 from ..data.errors import DataError
-from ..data.records.records import Message
+from ..data.records.records import Message, named_values
+
+
+def planned_arguments(plan: Plan, template: str) -> Arguments:
+    """Return what a template is given for all conversations that a plan reads by it; () where these differ."""
+    reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
+    found = [named_values(each.get("template_arguments", {})) for each in reads if each.get("template") == template]
+    return found[0] if found and all(each == found[0] for each in found) else ()
 
 
 @frozen(kw_only=True)
@@ -31,7 +39,7 @@ class Chat:
             if (spelt := self._reserved.search(message["content"])) is not None:
                 raise DataError(f"the {message['role']} says the special token {spelt[0]}")
         try:
-            text = self.template.render(messages, prompt=True).text
+            text = self.template.render(messages, prompt=True)
         except TemplateRefusal as refusal:
             raise DataError(f"{self.template.origin}: {refusal}") from refusal
         ids = self.tokenizer.encode_rendered([text])[0].ids.tolist()
@@ -44,10 +52,11 @@ class Chat:
         question: Message = {"role": "user", "content": "a"}
         (answer,) = unused([question], 1)
         try:
-            text, spans = assistant_spans(self.template, [question, {"role": "assistant", "content": answer}])
+            turns = Turns(self.template, [question, {"role": "assistant", "content": answer}], self._reserved)
+            spans = turns.spans()
         except TemplateRefusal:
             return ""
-        return "".join(text[start:end] for start, end in spans).partition(answer)[2].strip()
+        return "".join(turns.text[start:end] for start, end in spans).partition(answer)[2].strip()
 
     @property
     def _reserved(self) -> re.Pattern[str]:

@@ -29,7 +29,7 @@ from ..models.quantise import quantise
 from ..models.tensors import model_tensors, saved_tensors
 from ..provenance.metadata import started_in
 from ..state import Rank
-from .chat import Chat
+from .chat import Chat, planned_arguments
 from .continuation import Continuation
 from .sampling import Sampling
 from .text_generator import TextGenerator, continue_texts, tokens_and_ends
@@ -79,7 +79,8 @@ class TrainedRun:
         """template: `auto`, as `planned_template` says, or what a dataset may name. Raises DataError where there is
         none."""
         name = planned_template(self.plan) if template == "auto" else template
-        return Chat(template=load_template(name, self.tokenizer, self.folder), tokenizer=self.tokenizer, system=system)
+        loaded = load_template(name, self.tokenizer, self.folder, planned_arguments(self.plan, name))
+        return Chat(template=loaded, tokenizer=self.tokenizer, system=system)
 
     def continue_texts(
         self,

@@ -11,6 +11,7 @@ from ...planner.plan import Plan, PlanPhase, Timeline
 from ...planner.schedule.arithmetic import Arithmetic
 from ...planner.schedule.horizon import counted_arithmetic, counted_timeline
 from ...planner.schedule.phases import phase_at
+from ...planner.units import plural
 from ...records.start_events import DataEvent, TokeniseEvent
 from ..data.collate import collators
 from ..data.collate.batch import Microbatch
@@ -169,12 +170,16 @@ def prepare_dataset(
                 remedy="All machines need the same files.",
             )
     assert ready is not None
-    _warn_of_left_out(records, ready, oversized)
+    _warn_of_left_out(records, ready, oversized, silent=reads.get("lost") == "allow")
     return {**prepared, dataset: ready}
 
 
-def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: str) -> None:
+def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: str, *, silent: bool) -> None:
+    """silent: on what the template has left out of conversations."""
     name = prepared.name
+    if prepared.store.lost and not silent:
+        lost = ", ".join(f"{kind} in {plural(count, 'record')}" for kind, count in prepared.store.lost.items())
+        records.warn(f"dataset {name}: the chat template does not write {lost}", step=0)
     bad_records = prepared.store.bad_records
     for bad in bad_records.first:
         records.warn(f"dataset {name}: {bad.origin}: {bad.reason}", step=0)

@@ -11,6 +11,7 @@ from ..data.documents.tokenizers import TextTokenizer
 from ..data.errors import DataError
 from ..data.loading.loader import RowLoader
 from ..data.packing.row_reader import RawRow, RowReader
+from ..data.records.records import named_values
 from ..generation.chat import Chat
 from ..generation.continuation import TextEnds
 from ..input.feed import Feed
@@ -79,7 +80,9 @@ def ends_of(plan: Plan, dataset: str, tokenizer: TextTokenizer) -> TextEnds:
     template = reads[dataset].get("template")
     if template is None:
         return TextEnds.of(tokenizer)
-    closing = Chat(template=load_template(template, tokenizer, Path.cwd()), tokenizer=tokenizer).closing
+    arguments = named_values(reads[dataset].get("template_arguments", {}))
+    loaded = load_template(template, tokenizer, Path.cwd(), arguments)
+    closing = Chat(template=loaded, tokenizer=tokenizer).closing
     return TextEnds.of(tokenizer, [closing] if closing else [])
 
 

@@ -243,7 +243,7 @@ def test_the_object_of_a_spec_says_all_of_it():
         "response": None, "choices": None, "question": "question", "answer": "answer", "train_on": "auto",
         "template": "auto", "holdout": "100%", "oversized": "truncate", "bad_records": 3, "columns": {}, "values": {},
         **dict.fromkeys(("chosen", "rejected", "label", "tokens", "mask", "input", "tools", "system")),
-        "message_train": None, "message_weight": None,
+        "message_train": None, "message_weight": None, "template_arguments": {}, "lost": "warn",
     }  # fmt: skip
     assert GOOD["dataset"]["qa"]["source"] == {"huggingface": {"name": "org/name", "config": "en", "split": "train"}}
     assert GOOD["mixture"] == {**spec.mixture.weights, "temperature": 2.0, "exact": False}

@@ -35,7 +35,8 @@ ALL_ON = {
         dataset other { source = text("b/*.txt"), holdout = 100% }
         dataset chat {
           source = huggingface("org/name"), messages = "messages", train_on = last, template = "chatml"
-          tools = "tools", system = "system", message_train = "train", message_weight = "weight"
+          tools = "tools", system = "system", message_train = "train", message_weight = "weight",
+          template_arguments = { enable_thinking: false }, lost = error
         }
         dataset qa { source = parquet("q/*.parquet"), prompt = "question", response = "answer", template = "plain" }
         dataset ready { source = tokens("t/*.npy", dtype = uint16, separator = 0) }
@@ -142,11 +143,21 @@ EXEMPT = {
 OF_RECORDS = (
     "text", "messages", "prompt", "response", "train_on", "template", "choices", "question", "answer", "chosen",
     "rejected", "label", "tokens", "mask", "columns", "values", "input", "tools", "system",
-    "message_train", "message_weight",
+    "message_train", "message_weight", "template_arguments", "lost",
 )  # fmt: skip
 OF_FORM = {
     "code": ("text",),
-    "chat": ("messages", "train_on", "template", "tools", "system", "message_train", "message_weight"),
+    "chat": (
+        "messages",
+        "train_on",
+        "template",
+        "tools",
+        "system",
+        "message_train",
+        "message_weight",
+        "template_arguments",
+        "lost",
+    ),
     "qa": ("prompt", "response", "train_on", "template"),
     "asked": ("choices", "question", "answer"),
     "liked": ("prompt", "chosen", "rejected", "template", "values"),

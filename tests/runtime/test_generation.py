@@ -183,14 +183,15 @@ def test_a_very_low_temperature_is_that_of_the_likeliest_token():
 
 
 def test_a_model_whose_weights_are_not_finite_ends_texts_and_not_the_run():
-    author = generator_of(plan_of(model_text("llama")))
+    plan = plan_of(model_text("llama"))
+    author = generator_of(plan)
     author.model.whole.norm.weight.data[3] = float("nan")
     with pytest.raises(LogitsNotFinite, match="behind prompt 1: logits of the model are NaN or infinite"):
         next(author.tokens(PROMPTS, GREEDY, 20))
     warned: list[str] = []
     records = SimpleNamespace(warn=lambda message, step: warned.append(f"{step}: {message}"))
     run = generate(
-        author.model, ByteTokenizer(), author.rank, records, SimpleNamespace(step=7), "tick.0.generate",  # pyright: ignore
+        plan, author.model, ByteTokenizer(), author.rank, records, SimpleNamespace(step=7), "tick.0",  # pyright: ignore
         prompts=["a"], tokens=3, temperature=0.8, top_p=1.0, seed=0,
     )  # fmt: skip
     run(None)  # pyright: ignore

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..records.numbers import number
-from ..records.records import Message, Unusable
+from ..records.records import Message, Unusable, content_text
 from ..records.texts import checked, described, not_text, strings
 
 # Two spellings are in use: {"role", "content"}, and {"from", "value"} with names of its own for who speaks.
@@ -26,7 +26,7 @@ _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 def conversation(value: object, what: str) -> list[Message] | Unusable:
     """The messages of a conversation, or why it is none; `what` names it.
 
-    A content that is a list of texts is joined. What else a message says stays, for the template; nulls do not:
+    A content that is a list of texts stays one, and so does what else a message says, for the template; nulls do not:
     tables have them wherever another message has a value.
     """
     if not isinstance(value, list | tuple):
@@ -136,10 +136,11 @@ def _message(item: object) -> Message | Unusable:
             return Unusable(f"`from` is {role!r:.40}; known are {', '.join(SPEAKERS)}")
         role = SPEAKERS[role]
     # Who only calls a function often says null, or nothing at all.
-    content = "" if calls and item.get(said) is None else _content(item[said], f"`{said}`")
+    content = None if calls and item.get(said) is None else _content(item[said], f"`{said}`")
     if isinstance(content, Unusable):
         return content
-    if role == "assistant" and not content and not calls:
+    message: Message = {"role": role} if content is None else {"role": role, "content": content}
+    if role == "assistant" and not content_text(message) and not calls:
         return Unusable("the assistant says nothing")
     rest = {key: value for key, value in item.items() if key not in (who, said) and value is not None}
     if not _is_plain(rest):
@@ -149,7 +150,7 @@ def _message(item: object) -> Message | Unusable:
             return Unusable(fault)
     if calls:
         rest["tool_calls"] = [_as_object(call) for call in item["tool_calls"]]
-    return {"role": role, "content": content, **rest}
+    return {**message, **rest}
 
 
 def _as_object(call: Any) -> Any:
@@ -191,16 +192,17 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | bytes | date | time | timedelta | Decimal)
 
 
-def _content(value: Any, what: str) -> str | Unusable:
-    if isinstance(value, list | tuple):
-        parts = []
-        for part in value:
-            if not isinstance(part, Mapping) or part.get("type", "text") != "text" or "text" not in part:
-                kind = part.get("type") if isinstance(part, Mapping) else None
-                return Unusable(f"{what} has a part that is {kind or described(part)}, not text")
-            text = _content(part["text"], f"`text` of {what}")
-            if isinstance(text, Unusable):
-                return text
-            parts.append(text)
-        return "".join(parts)
-    return "" if value == "" else checked(value, what)
+def _content(value: Any, what: str) -> str | list[Any] | Unusable:
+    if not isinstance(value, list | tuple):
+        return "" if value == "" else checked(value, what)
+    for part in value:
+        if not isinstance(part, Mapping) or part.get("type", "text") != "text" or "text" not in part:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            return Unusable(f"{what} has a part that is {kind or described(part)}, not text")
+        if isinstance(text := _content(part["text"], f"`text` of {what}"), Unusable):
+            return text
+        if not isinstance(text, str):
+            return Unusable(f"`text` of {what} is a list, not a string")
+        if not _is_plain(part):
+            return Unusable(f"{what} has a value that is neither JSON nor a date")
+    return list(value)

@@ -1,43 +1,69 @@
 """Chat templates: Jinja text that writes a conversation out, in the surroundings that templates are written for."""
 
-import json
 import re
-from datetime import datetime
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from attrs import frozen
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.meta import find_undeclared_variables
 
 from ....planner.data.tokenizer_folder import markers
 from ..errors import DataError
 from ..records.records import Message
 from ..records.texts import strings
 from .chat_builtin import TEMPLATES
+from .chat_environment import CLOSE, OPEN, compiled, tracing
+from .chat_trace import CLOSES, OPENS, Run, TracedText, joined, plain, runs_of, traced
 from .tokenizers import TextTokenizer
 
-# What a template is told of the day: with the real one, the same data would be other tokens tomorrow. It is the one
-# that templates have as their own default.
-TODAY = datetime(2024, 7, 26)
-_OPEN, _CLOSE = "_generation_opens", "_generation_closes"
+# Names that reasoning goes by, the first is the one that most templates read. transformers copies it as done here
+# (`_alias_reasoning_fields` of 5.24).
+REASONING = ("reasoning_content", "thinking", "reasoning")
+Arguments = tuple[tuple[str, Any], ...]
+TOOLS = -1
+"""In place of the number of a message: the definitions of functions."""
 
 
 class TemplateRefusal(Exception):
     """A template cannot write a conversation, for the reason that this text gives."""
 
 
+@frozen
+class TextSource:
+    """A text or number of a conversation."""
+
+    message: int
+    """Its number, from 0, or TOOLS."""
+    path: tuple[str | int, ...]
+    """Keys and indices that lead to it in the message, or in the list of tools."""
+    text: str
+
+
+@frozen
+class SourceSegment:
+    """Characters `start` to `stop` of a conversation as it is written out, which come from one source."""
+
+    start: int
+    stop: int
+    source: int
+    place: int
+    """The first of the characters in the source, or SOMEWHERE."""
+
+
 @frozen(kw_only=True)
-class Rendered:
-    """A conversation written out."""
+class ChatTrace:
+    """A conversation written out, and where its characters come from."""
 
     text: str
-    spans: tuple[tuple[int, int], ...]
-    """Characters between `{% generation %}` and `{% endgeneration %}`, start and end of each, in order."""
+    sources: list[TextSource]
+    segments: list[SourceSegment]
+    """In order."""
+    pieces: list[int]
+    """Where each expression or text of the template begins, in order."""
+    spans: list[tuple[int, int]]
+    """Characters between `{% generation %}` and `{% endgeneration %}`, in order."""
 
 
 @frozen(kw_only=True)
@@ -51,12 +77,14 @@ class ChatTemplate:
     origin: str
     bos_token: str
     eos_token: str
+    arguments: Arguments = ()
+    """What else the template is given, by name."""
     tools: list[Any] | None = None
     """Definitions of the functions that the assistant may call in the conversations it writes."""
 
     def __attrs_post_init__(self) -> None:
         try:
-            _compiled(self.text)
+            compiled(self.text)
         except jinja2.TemplateSyntaxError as error:
             raise DataError(f"no chat template: {error.message}", path=self.origin, line=error.lineno) from error
 
@@ -70,36 +98,109 @@ class ChatTemplate:
         """What it sets turns apart with, as far as that can be seen in it: `<|im_start|>` and the like."""
         return frozenset(markers(self.text))
 
-    def render(self, messages: list[Message], *, prompt: bool = False) -> Rendered:
+    @property
+    def variables(self) -> frozenset[str]:
+        """What it reads besides the conversation: the names that may have arguments."""
+        tree = compiled(self.text).environment.parse(self.text)
+        known = {*compiled(self.text).globals, *self._variables([], None, False)} - set(dict(self.arguments))
+        return frozenset(find_undeclared_variables(tree) - known)
+
+    def render(self, messages: list[Message], *, prompt: bool = False) -> str:
         """Write a conversation out; with `prompt`, what comes before the next turn of the assistant stands at the end.
 
         Raises TemplateRefusal for one that the template does not take.
         """
-        if not self.marks:
-            return Rendered(text=self._write(messages, prompt), spans=())
-        opens, closes = unused(messages, 2)
-        found = _without_marks(self._write(messages, prompt, opens, closes), opens, closes)
-        # Where a template trims what it has marked, the marks themselves would change what is written.
-        if self.text not in TEMPLATES.values() and found.text != self._write(messages, prompt):
-            raise TemplateRefusal("the template changes what it has marked with {% generation %}")
-        return found
+        return "".join(_written(compiled(self.text), self._variables(_aliased(messages), self.tools, prompt)))
 
-    def _write(self, messages: list[Message], prompt: bool, opens: str = "", closes: str = "") -> str:
-        try:
-            return _compiled(self.text).render(
-                messages=messages, add_generation_prompt=prompt, bos_token=self.bos_token, eos_token=self.eos_token,
-                tools=self.tools, documents=None, **{_OPEN: opens, _CLOSE: closes},
-            )  # fmt: skip
-        except RecursionError:
-            raise TemplateRefusal("the template never ends") from None
-        except Exception as error:  # a template is a program: it may fail in any way
-            raise TemplateRefusal(f"the template refuses it: {error}") from error
+    def trace(self, messages: list[Message], *, prompt: bool = False) -> ChatTrace:
+        """Write a conversation out as `render` does, with the origins of its characters. The text is another where a
+        template looks into the types of its values. Raises TemplateRefusal.
+        """
+        sources: list[TextSource] = []
+        # Tools first: so sources have the same numbers in every beginning of a conversation.
+        tools = None if self.tools is None else _marked(self.tools, TOOLS, (), sources)
+        marked = [_marked_message(message, index, sources) for index, message in enumerate(messages)]
+        variables = self._variables(_aliased(marked), tools, prompt)
+        variables |= {name: TracedText("", ((0, mark, 0),)) for name, mark in ((OPEN, OPENS), (CLOSE, CLOSES))}
+        parts = _written(tracing(self.text), variables)
+        pieces, at = [], 0
+        for part in parts:
+            pieces.append(at)
+            at += len(part)
+        whole = joined(parts)
+        segments, spans = _placed(runs_of(whole))
+        return ChatTrace(text=plain(whole), sources=sources, segments=segments, pieces=pieces, spans=spans)
+
+    def _variables(self, messages: list[Message], tools: list[Any] | None, prompt: bool) -> dict[str, Any]:
+        return {
+            **dict(self.arguments), "messages": messages, "add_generation_prompt": prompt, "bos_token": self.bos_token,
+            "eos_token": self.eos_token, "tools": tools, "documents": None, OPEN: "", CLOSE: "",
+        }  # fmt: skip
 
 
-def load_template(name: str, tokenizer: TextTokenizer, base: Path) -> ChatTemplate:
+def _written(template: jinja2.Template, variables: dict[str, Any]) -> list[str]:
+    try:
+        return list(template.generate(**variables))
+    except RecursionError:
+        raise TemplateRefusal("the template never ends") from None
+    except Exception as error:  # a template is a program: it may fail in any way
+        raise TemplateRefusal(f"the template refuses it: {error}") from error
+
+
+def _aliased(messages: list[Message]) -> list[Message]:
+    """Messages whose reasoning goes by the names that templates read as well."""
+    if not any(name in message for message in messages for name in REASONING):
+        return messages
+    found = []
+    for message in messages:
+        thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
+        found.append(message if thought is None else {"thinking": thought, **message, "reasoning_content": thought})
+    return found
+
+
+def _marked_message(message: Message, index: int, sources: list[TextSource]) -> Message:
+    return {key: value if key == "role" else _marked(value, index, (key,), sources) for key, value in message.items()}
+
+
+def _marked(value: Any, message: int, path: tuple[str | int, ...], sources: list[TextSource]) -> Any:
+    """A value of a conversation whose texts and numbers are traced, keys of arguments included."""
+    if isinstance(value, Mapping):
+        named = path[-1:] in (("arguments",), ("properties",))
+        return {
+            _marked(key, message, (*path, key), sources) if named else key: _marked(
+                inner, message, (*path, key), sources
+            )
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_marked(inner, message, (*path, at), sources) for at, inner in enumerate(value)]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
+    sources.append(TextSource(message, path, str(value)))
+    return traced(value, len(sources) - 1)
+
+
+def _placed(runs: tuple[Run, ...]) -> tuple[list[SourceSegment], list[tuple[int, int]]]:
+    segments: list[SourceSegment] = []
+    spans: list[tuple[int, int]] = []
+    at, opened = 0, None
+    for length, source, place in runs:
+        if source >= 0:
+            segments.append(SourceSegment(at, at + length, source, place))
+        elif source == OPENS:
+            opened = at
+        elif source == CLOSES and opened is not None:
+            spans.append((opened, at))
+            opened = None
+        at += length
+    return segments, spans
+
+
+def load_template(name: str, tokenizer: TextTokenizer, base: Path, arguments: Arguments = ()) -> ChatTemplate:
     """`auto` (the tokenizer's own), the name of one in TEMPLATES, or a file, relative to `base`.
 
-    Raises DataError if there is none, or it is no Jinja template.
+    arguments: what else the template is given. Raises DataError if there is no such template, it is no Jinja template,
+    or it does not read an argument.
     """
     if name == "auto":
         text, origin = tokenizer.chat_template, f"chat template of tokenizer {tokenizer.name}"
@@ -119,7 +220,14 @@ def load_template(name: str, tokenizer: TextTokenizer, base: Path) -> ChatTempla
             raise DataError(f"cannot be read: {error}", path=path) from error
     names = {token: written for written, token in tokenizer.special_names.items()}
     bos = names[tokenizer.bos] if tokenizer.has_bos else ""
-    return ChatTemplate(text=text, origin=origin, bos_token=bos, eos_token=names[tokenizer.eos])
+    template = ChatTemplate(
+        text=text, origin=origin, bos_token=bos, eos_token=names[tokenizer.eos], arguments=tuple(arguments)
+    )
+    for argument, _ in template.arguments:
+        if argument not in (read := template.variables):
+            there = ", ".join(sorted(read)) or "none"
+            raise DataError(f"the template reads no `{argument}`", path=origin, remedy=f"Arguments it reads: {there}.")
+    return template
 
 
 def reserved(tokenizer: TextTokenizer, template: ChatTemplate) -> re.Pattern[str]:
@@ -139,53 +247,3 @@ def unused(messages: list[Message], count: int) -> list[str]:
             found.append(chr(code))
         code += 1
     return found
-
-
-def _without_marks(text: str, opens: str, closes: str) -> Rendered:
-    parts = re.split(f"([{opens}{closes}])", text)
-    texts: list[str] = []
-    spans: list[tuple[int, int]] = []
-    at = start = 0
-    for part in parts:
-        if part == opens:
-            start = at
-        elif part == closes:
-            spans.append((start, at))
-        else:
-            texts.append(part)
-            at += len(part)
-    return Rendered(text="".join(texts), spans=tuple(spans))
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: what stands between comes out between two private characters."""
-
-    tags = {"generation"}  # noqa: RUF012  as the base class has it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        marks = [nodes.Output([nodes.Name(name, "load")]).set_lineno(line) for name in (_OPEN, _CLOSE)]
-        return [marks[0], *body, marks[1]]
-
-
-@lru_cache(maxsize=16)
-def _compiled(text: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = TODAY.strftime
-    return environment.from_string(text)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
-):
-    # Jinja's own escapes signs that HTML has a use for.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)

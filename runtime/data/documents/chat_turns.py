@@ -1,167 +1,296 @@
 """Which characters of a conversation the assistant said: what a model is to write itself, end of turn included."""
 
-from attrs import define, field
+import re
+from bisect import bisect_right
+from functools import lru_cache
+
+from attrs import evolve, frozen
 
 from ..records.records import Message
-from .chat_template import ChatTemplate, Rendered, TemplateRefusal, unused
+from .chat_template import ChatTemplate, ChatTrace, SourceSegment, TemplateRefusal
 
 Span = tuple[int, int]
 REMEDY = "mark what the assistant says in the template with {% generation %} and {% endgeneration %}"
+# Fields of messages of the assistant with what functions have answered (Gemma 4), and with what is written in headers.
+_ANSWERS = frozenset({"tool_responses"})
+_HEADERS = frozenset({"name", "tool_call_id"})
 
 
-def assistant_spans(template: ChatTemplate, messages: list[Message], *, last: bool = False) -> tuple[str, list[Span]]:
-    """The conversation written out, and the characters that the assistant said: all turns, or the last one alone.
-
-    Where the template does not mark them, a turn is what is written behind the prompt for it: its content and the end
-    of turn, without the header before and blanks behind. Raises TemplateRefusal if the template does not take the
-    conversation, or writes turns in ways that leave open where one begins or ends.
-    """
-    rendered = template.render(messages)
-    if template.marks and not last:
-        return rendered.text, list(rendered.spans)
-    said = _said(messages)
-    turns = _spans_of_turns(template, messages, rendered, said[-1:] if last else said)
-    return rendered.text, [span for spans in turns for span in spans]
-
-
-def turns_of_assistant(template: ChatTemplate, messages: list[Message]) -> tuple[str, dict[int, list[Span]]]:
-    """The same by message: its number, from 0, and the characters of it. Raises TemplateRefusal as that does."""
-    rendered, said = template.render(messages), _said(messages)
-    return rendered.text, dict(zip(said, _spans_of_turns(template, messages, rendered, said), strict=True))
-
-
-def _spans_of_turns(
-    template: ChatTemplate, messages: list[Message], rendered: Rendered, wanted: list[int]
-) -> list[list[Span]]:
-    """What the assistant says in some of its messages; where the template marks it, a turn may have several parts."""
-    turns = Turns(template=template, messages=messages, text=rendered.text)
-    if not template.marks:
-        return [[turns.span(index)] for index in wanted]
-    said = _said(messages)
-    if len(rendered.spans) == len(said):
-        return [[rendered.spans[said.index(index)]] for index in wanted]
-    found = []
-    for index in wanted:
-        start, end = turns.span(index)
-        found.append([span for span in rendered.spans if span[0] < end and start < span[1]])
-    return found
-
-
-def _said(messages: list[Message]) -> list[int]:
-    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-
-
-@define(kw_only=True)
 class Turns:
-    """Finds turns in a conversation that has been written out, by writing parts and variants of it."""
+    """Places the turns of the assistant in a conversation that a template has written out.
 
-    template: ChatTemplate
-    messages: list[Message]
-    text: str
-    _ends: dict[int, int | None] = field(factory=dict, init=False)
+    A turn is what the model is to write: it begins after the prompt that the template gives in its place, and ends with
+    what the template writes after the message, white space left out. Answers of functions inside are not part of it.
+    Where the template marks what the assistant says, the marked parts are the turn.
+    """
 
-    def span(self, index: int) -> Span:
-        """Where the turn of message `index` begins and ends. Raises TemplateRefusal if that cannot be told."""
-        found = self._by_prefixes(index) or self._by_variants(index)
-        if found is None:
-            raise TemplateRefusal(f"where message {index + 1} begins or ends in the template is ambiguous; {REMEDY}")
+    def __init__(self, template: ChatTemplate, messages: list[Message], reserved: re.Pattern[str]) -> None:
+        """reserved: matches special tokens and what the template sets turns apart with.
+
+        Raises TemplateRefusal if the template does not take the conversation.
+        """
+        self.template, self.messages, self._reserved = template, messages, reserved
+        self.text = template.render(messages)
+        self.trace = _traced(template, messages, self.text)
+        self._segments = [] if self.trace is None else self.trace.segments
+        # What is written once more, as names of functions beside their answers, is not said once more.
+        self._first: dict[tuple[int, int], int] = {}
+        for segment in self._segments:
+            self._first.setdefault((segment.source, segment.place), segment.start)
+
+    @property
+    def spoken(self) -> list[int]:
+        """Numbers of the messages of the assistant."""
+        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    def spans(self, *, last: bool = False) -> list[Span]:
+        """Characters of all turns, or of the last one alone. Raises TemplateRefusal if they cannot be placed."""
+        if self.template.marks and not last and self.trace is not None:
+            return self.trace.spans
+        turns = self.by_message(self.spoken[-1:] if last else None)
+        return [span for spans in turns.values() for span in spans]
+
+    def by_message(self, wanted: list[int] | None = None) -> dict[int, list[Span]]:
+        """The same by the number of the message, of all messages of the assistant or of those that are wanted."""
+        wanted = self.spoken if wanted is None else wanted
+        if not self.template.marks:
+            return {index: self._turn(index) for index in wanted}
+        if self.trace is None:
+            raise TemplateRefusal("the template changes what it has marked with {% generation %}")
+        found: dict[int, list[Span]] = {index: [] for index in wanted}
+        spoken, owner = set(self.spoken), None
+        for start, end in self.trace.spans:
+            inside = (self._message(s) for s in self._segments if s.start < end and start < s.stop)
+            owner = next((index for index in inside if index in spoken), owner)
+            if owner in found:
+                found[owner].append((start, end))
         return found
 
-    def _by_prefixes(self, index: int) -> Span | None:
-        """What is written of the conversation before the turn, and up to its end, both begin the whole of it."""
-        before, prompt = self._before(index)
-        after = _render(self.template, self.messages[: index + 1])
-        if before is None or not prompt or after is None:
+    def ends(self, place: int) -> bool:
+        """Whether a special token, or what sets turns apart, ends before this character, white space left out."""
+        place = len(self.text[:place].rstrip())
+        return any(found.end() == place for found in self._reserved.finditer(self.text, max(place - 64, 0), place))
+
+    def unmarked_end(self) -> str | None:
+        """What ends the last turn, if the template leaves it out of its `{% generation %}` block."""
+        if not self.template.marks or not self.spans() or self.messages[-1]["role"] != "assistant":
             return None
-        start, end = len(before) + len(prompt), len(after.rstrip())
-        if start < end and self.text.startswith(before + prompt) and self.text.startswith(after):
-            return start, end
-        return None
+        end = self.spans()[-1][1]
+        found = self._reserved.match(self.text, end + _blanks(self.text[end:]))
+        return None if found is None or self.ends(end) else found[0]
 
-    def _by_variants(self, index: int) -> Span | None:
-        """The template writes a turn otherwise once others follow it, or has no prompt for it: its content is found by
-        the place where a sign put before or behind it comes out."""
-        end = self._end(index)
-        start = None if end is None else self._start(index, end)
-        if start is None or end is None:
-            return None
-        return start, end + self._end_of_turn(index, end)
+    # What follows is for templates without marks.
 
-    def _start(self, index: int, end: int) -> int | None:
-        before, prompt = self._before(index)
-        previous = self._end(index - 1) if index else None
-        if before is not None and prompt and previous is not None:
-            # Behind the message before come its end of turn and the prompt, as they do when nothing follows.
-            head = self._behind(self.messages[:index])
-            if head is not None and self.text.startswith(head + prompt, previous):
-                return previous + len(head + prompt)
-        return self._first_place(index, end)
+    def _turn(self, index: int) -> list[Span]:
+        before = _attempt(self.template, self.messages[:index], prompt=True)
+        after = _attempt(self.template, self.messages[: index + 1])
+        if self.trace is None:
+            # Without origins only what stands there word for word can be found.
+            if before is None or after is None or not (self.text.startswith(before) and self.text.startswith(after)):
+                place = f"where message {index + 1} begins or ends in the template is ambiguous"
+                raise TemplateRefusal(f"{place}; {REMEDY}")
+            return [(len(before), len(after.rstrip()))]
+        own = [s for s in self._segments if self._is_own(index, s) and self._field(s) not in _HEADERS]
+        if not own:
+            return []  # nothing of it is written
+        start = self._start(index, before, own)
+        return self._without_answers(index, start, self._end(index, after, start, own))
 
-    def _first_place(self, index: int, end: int) -> int | None:
-        """Where what is written of a content begins: the template may leave out its blanks, or all before some sign."""
-        content: str = self.messages[index]["content"]
-        low, high = 0, len(content.rstrip())
-        place = self._place(index, 0)
-        while place is None and low + 1 < high:
-            middle = (low + high) // 2
-            if self._place(index, middle) is None:
-                low = middle
-            else:
-                high = middle
-        place = self._place(index, high) if place is None else place
-        return place if place is not None and place < end else None
+    def _start(self, index: int, before: str | None, own: list[SourceSegment]) -> int:
+        """The first character after the prompt. before: the conversation up to there."""
+        first, habits = own[0].start, _habits(self.template)
+        if before is not None and self.text.startswith(before) and len(before) < own[-1].stop:
+            if habits.prompts:
+                # The header may stand where no prompt asks for it, as after the answer of a function.
+                begun = self.text.startswith(habits.header, len(before)) and len(before) + len(habits.header) <= first
+                return len(before) + begun * len(habits.header)
+            return self._after_header(len(before), first, habits.header)
+        # Messages before are written otherwise than here: the end of the last one is a place in both.
+        place = max((s.stop for s in self._segments if s.start < first and self._message(s) < index), default=0)
+        written = before and _traced(self.template, self.messages[:index], before, prompt=True)
+        if not before or not written or not habits.prompts:
+            return self._after_header(place, first, habits.header)
+        tail = before
+        if written.segments:
+            tail = before[written.segments[-1].stop :]
+            places = self._places_of(written.segments[-1])
+            place = max((place for place in places if place <= first), default=place)
+        if self.text.startswith(tail, place):
+            return place + len(tail)
+        common = self._shared(tail, written, place, first)
+        return common if self.text[place:common].strip() else self._after_header(place, first, habits.header)
 
-    def _end_of_turn(self, index: int, end: int) -> int:
-        """Characters behind a content that belong to the turn: none, if its end is written otherwise in this place."""
-        closing = self._behind(self.messages[: index + 1])
-        closing = "" if closing is None else closing.rstrip()
-        return len(closing) if self.text.startswith(closing, end) else 0
+    def _after_header(self, place: int, first: int, header: str) -> int:
+        """The first character after the last header between two places, and after white space."""
+        if header.strip():
+            found = self.text.rfind(header, place, first)
+            place = first if found < 0 else found + len(header)
+        return place + _blanks(self.text[place:first])
 
-    def _end(self, index: int) -> int | None:
-        if index not in self._ends:
-            self._ends[index] = self._place(index, _last(self.messages[index]))
-        return self._ends[index]
+    def _end(self, index: int, after: str | None, start: int, own: list[SourceSegment]) -> int:
+        """One more than the last character of a turn. after: the conversation up to there."""
+        last, tail, written = self._last(index, after, start, own)
+        follow = next((s for s in self._segments if self._message(s) > index and s.start >= last), None)
+        stop = len(self.text) if follow is None else follow.start
+        limit = stop
+        if follow is not None and self.messages[self._message(follow)]["role"] == "tool":
+            # What is written in one piece with the answer of a function belongs to that.
+            begun = self._piece(stop)[0]
+            limit = begun if begun >= last else stop
+        end = last
+        if tail.strip():
+            end = self._shared(tail.rstrip(), written, last, limit)
+            over = self._piece(last - 1)[1]
+            if not self.text[last:end].strip() and over <= stop:
+                end = over
+            end = last + len(self.text[last:end].rstrip())
+        habits = _habits(self.template)
+        if end > last and habits.closes:
+            return end
+        # Where nothing of its own ends a turn, the token that begins the next one does, as with GLM-4.
+        found = self._reserved.match(self.text, end + _blanks(self.text[end:stop]), stop)
+        if found is None or found[0] == self.template.bos_token or habits.header.lstrip().startswith(found[0]):
+            return max(start, len(self.text[:end].rstrip()))
+        return found.end()
 
-    def _place(self, index: int, at: int) -> int | None:
-        """Where character `at` of the content of a message comes out, if that can be found out."""
-        return _find(self.template, self.messages, index, at, self.text)
+    def _last(
+        self, index: int, after: str | None, start: int, own: list[SourceSegment]
+    ) -> tuple[int, str, ChatTrace | None]:
+        """The end of what the message says in a turn, and what is written after it where no message follows."""
+        follow = next((s.start for s in self._segments if self._message(s) > index and s.start >= own[0].start), None)
+        inside = [s.stop for s in own if follow is None or s.start < follow] or [own[0].stop]
+        if after is None:
+            return inside[-1], "", None
+        if self.text.startswith(after):
+            last = max((s.stop for s in own if s.stop <= len(after)), default=inside[-1])
+            return last, after[last:], None
+        written = _traced(self.template, self.messages[: index + 1], after)
+        said = [] if written is None else [s for s in written.segments if written.sources[s.source].message == index]
+        if not said:
+            return inside[-1], "", written
+        places = self._places_of(said[-1])
+        return min((place for place in places if place > start), default=inside[-1]), after[said[-1].stop :], written
 
-    def _behind(self, messages: list[Message]) -> str | None:
-        """What is written behind the content of the last of some messages."""
-        text = _render(self.template, messages)
-        if text is None:
-            return None
-        place = _find(self.template, messages, len(messages) - 1, _last(messages[-1]), text)
-        return None if place is None else text[place:]
+    def _without_answers(self, index: int, start: int, end: int) -> list[Span]:
+        """A turn without what functions have answered in it."""
+        spans, at = [], start
+        inside = [s for s in self._segments if start < s.stop and s.start < end]
+        for place, segment in enumerate(inside):
+            if self._message(segment) == index and self._field(segment) not in _ANSWERS:
+                continue
+            before = max((s.stop for s in inside[:place] if self._is_own(index, s)), default=start)
+            behind = min((s.start for s in inside[place:] if self._is_own(index, s)), default=end)
+            spans.append((at, max(at, before, self._piece(segment.start)[0])))
+            at = max(at, min(behind, self._piece(segment.stop - 1)[1]))
+        spans.append((at, end))
+        return [span for span in spans if self.text[span[0] : span[1]].strip()]
 
-    def _before(self, index: int) -> tuple[str | None, str]:
-        """What is written of the messages before, and the prompt behind it; none if the template has no prompt."""
-        before = _render(self.template, self.messages[:index])
-        prompted = _render(self.template, self.messages[:index], prompt=True)
-        if before is None or prompted is None or not prompted.startswith(before):
-            return None, ""
-        return before, prompted[len(before) :]
+    def _is_own(self, index: int, segment: SourceSegment) -> bool:
+        """Whether a segment is what the message says, for the first time."""
+        if self._message(segment) != index or self._field(segment) in _ANSWERS:
+            return False
+        return self._first[segment.source, segment.place] == segment.start
+
+    def _message(self, segment: SourceSegment) -> int:
+        assert self.trace is not None
+        return self.trace.sources[segment.source].message
+
+    def _field(self, segment: SourceSegment) -> str | int:
+        assert self.trace is not None
+        return self.trace.sources[segment.source].path[0]
+
+    def _piece(self, place: int) -> Span:
+        """Bounds of what one expression or text of the template has written around a character."""
+        assert self.trace is not None
+        at = bisect_right(self.trace.pieces, place)
+        return self.trace.pieces[at - 1], self.trace.pieces[at] if at < len(self.trace.pieces) else len(self.text)
+
+    def _places_of(self, other: SourceSegment) -> list[int]:
+        """Where the last character of a segment of another trace ends in this one."""
+        final = other.place + other.stop - other.start - 1
+        found = []
+        for segment in self._segments:
+            if segment.source != other.source:
+                continue
+            if segment.place < 0 or other.place < 0:
+                found.append(segment.stop)
+            elif segment.place <= final < segment.place + segment.stop - segment.start:
+                found.append(segment.start + final - segment.place + 1)
+        return found
+
+    def _shared(self, tail: str, written: ChatTrace | None, place: int, limit: int) -> int:
+        """The end of what `tail`, the end of another trace, has in common with the text from `place` on.
+
+        If that is not all of it, it ends where a piece of the template or a special token does.
+        """
+        assert self.trace is not None
+        common = _common(tail, self.text[place:limit])
+        if common == len(tail):
+            return place + common
+        ends = {piece - place for piece in self.trace.pieces}
+        ends |= {found.end() for found in self._reserved.finditer(tail)}
+        if written is not None:
+            ends |= {piece - (len(written.text) - len(tail)) for piece in written.pieces}
+        return place + max((end for end in ends if 0 <= end <= common), default=0)
 
 
-def _find(template: ChatTemplate, messages: list[Message], index: int, at: int, text: str) -> int | None:
-    """Where in `text` character `at` of the content of a message stands: a sign put before it comes out there, once,
-    and changes nothing else."""
-    (sign,) = unused(messages, 1)
-    content: str = messages[index]["content"]
-    changed = {**messages[index], "content": content[:at] + sign + content[at:]}
-    variant = _render(template, [*messages[:index], changed, *messages[index + 1 :]])
-    if variant is None or variant.count(sign) != 1 or variant.replace(sign, "") != text:
-        return None
-    return variant.index(sign)
+@frozen
+class _Habits:
+    """prompts: the template can write what comes before an answer. header: what that is after a question. closes: it
+    writes something after an answer."""
+
+    prompts: bool
+    header: str
+    closes: bool
 
 
-def _last(message: Message) -> int:
-    """The end of a content, without blanks: a template may trim them."""
-    return len(message["content"].rstrip())
+def _habits(template: ChatTemplate) -> _Habits:
+    return _known_habits(evolve(template, tools=None))
 
 
-def _render(template: ChatTemplate, messages: list[Message], *, prompt: bool = False) -> str | None:
+@lru_cache(maxsize=64)
+def _known_habits(template: ChatTemplate) -> _Habits:
+    question: Message = {"role": "user", "content": "a"}
+    before = _attempt(template, [question]) or ""
+    prompt = _attempt(template, [question], prompt=True) or before
+    call = {"type": "function", "id": "a23456789", "function": {"name": "b", "arguments": {"c": "d"}}}
+    leads, tails = [], []
+    for answer in ({"content": "b"}, {"content": "b", "reasoning_content": "c"}, {"content": "", "tool_calls": [call]}):
+        messages: list[Message] = [question, {"role": "assistant", **answer}]
+        text = _attempt(template, messages)
+        trace = None if text is None else _traced(template, messages, text)
+        own = [] if trace is None else [s for s in trace.segments if trace.sources[s.source].message == 1]
+        if text is not None and own and text.startswith(before):
+            leads.append(text[len(before) : own[0].start])
+            tails.append(text[own[-1].stop :])
+    # Without a prompt, a header is what answers of all kinds begin with.
+    header = prompt[_common(before, prompt) :] if prompt != before else leads[0] if leads else ""
+    if prompt == before:
+        header = header[: min((_common(header, lead) for lead in leads), default=0)]
+    return _Habits(prompts=prompt != before, header=header, closes=not tails or bool(tails[0].strip()))
+
+
+def _traced(template: ChatTemplate, messages: list[Message], text: str, prompt: bool = False) -> ChatTrace | None:
+    """The trace of a conversation that is written as `text`; None where tracing changes what the template writes."""
     try:
-        return template.render(messages, prompt=prompt).text
+        trace = template.trace(messages, prompt=prompt)
     except TemplateRefusal:
         return None
+    return trace if trace.text == text else None
+
+
+def _attempt(template: ChatTemplate, messages: list[Message], *, prompt: bool = False) -> str | None:
+    try:
+        return template.render(messages, prompt=prompt)
+    except TemplateRefusal:
+        return None
+
+
+def _blanks(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def _common(first: str, second: str) -> int:
+    """How many characters two texts begin with alike."""
+    shorter = min(len(first), len(second))
+    return next((at for at in range(shorter) if first[at] != second[at]), shorter)

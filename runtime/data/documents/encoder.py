@@ -49,6 +49,8 @@ class TokenDocument:
     """Numbers along the tokens, float32 [tokens] each, by name."""
     values: dict[str, float] = field(factory=dict)
     """Numbers of the document as a whole, by name."""
+    lost: tuple[str, ...] = ()
+    """Kinds of what the template has left out of a conversation."""
 
 
 class DocumentEncoder:
@@ -57,7 +59,8 @@ class DocumentEncoder:
     - Text is laid out `bos, text…, eos`. Texts of more than a million characters are encoded in pieces, cut between
       lines or words where there are any.
     - A conversation is what its template writes, with bos in front if that has none and the tokenizer has one of its
-      own, and eos behind unless its last token that is not blank is eos. That eos is predicted if what it follows is.
+      own, and eos behind unless its last token that is not blank is eos. That eos is predicted if what it follows is,
+      and is no special token that ends the turn itself.
       Special tokens are those that the template writes: a content that spells one is a bad record.
     - Token ids stay as they are: without a bos of their own they get none.
     - A question becomes a document for each choice, as EleutherAI's lm-evaluation-harness scores them: begun as the
@@ -82,7 +85,9 @@ class DocumentEncoder:
         if self.reads.form in ("chat", "instruction", "preference") and not (
             optional and tokenizer.chat_template is None
         ):
-            self.template = load_template(self.reads.template, tokenizer, base or Path.cwd())
+            self.template = load_template(
+                self.reads.template, tokenizer, base or Path.cwd(), self.reads.template_arguments
+            )
         self._writer = ConversationWriter(tokenizer, self.reads, self.template)
 
     @property
@@ -100,7 +105,9 @@ class DocumentEncoder:
             "form": self.reads.form,
         }
         if self.template is not None:
-            covered |= {"template": self.template.text, "train_on": self.reads.train_on}
+            covered |= {"template": self.template.text, "train_on": self.reads.train_on, "lost": self.reads.lost}
+            if self.template.arguments:
+                covered["template_arguments"] = dict(self.template.arguments)
         if self.reads.beside:
             covered["beside"] = self.reads.beside
         return covered
@@ -234,6 +241,7 @@ class DocumentEncoder:
             ids=np.concatenate([first.ids, second.ids]),
             trained=np.concatenate(masks),  # pyright: ignore[reportArgumentType, reportCallIssue]
             first=len(first.ids),
+            lost=tuple(dict.fromkeys((*first.lost, *second.lost))),
         )
 
     def _conversations(self, conversations: Sequence[list[Message] | Conversation]) -> list[TokenDocument | str]:
@@ -262,15 +270,16 @@ class DocumentEncoder:
         laid = np.concatenate([np.array(front, self.dtype), ids.astype(self.dtype), np.array(back, self.dtype)])
         if self.reads.train_on == "all" and prompt is None:
             return TokenDocument(ids=laid)
-        mask = np.concatenate([[False] * len(front), trained, [trained[-1]] * len(back)])
+        closes = bool(trained[-1]) and not written.ended
+        mask = np.concatenate([[False] * len(front), trained, [closes] * len(back)])
         columns = {}
         if written.weights is not None:
             weights = np.zeros(len(ids), dtype=np.float32)
             for span, weight in zip(written.spans, written.weights, strict=True):
                 weights[_within(placed, [span], len(text))] = weight
-            shares = [np.zeros(len(front)), weights, np.full(len(back), weights[-1])]
+            shares = [np.zeros(len(front)), weights, np.full(len(back), weights[-1] * closes)]
             columns[WEIGHTS] = np.concatenate(shares).astype(np.float32)
-        return TokenDocument(ids=laid, trained=mask.astype(bool), columns=columns)
+        return TokenDocument(ids=laid, trained=mask.astype(bool), columns=columns, lost=written.lost)
 
     def _ended(self, found: TokenDocument | tuple[TokenDocument, ...]) -> TokenDocument:
         """With one eos more behind a document, or each side of a pair, which is not to be predicted where that is said

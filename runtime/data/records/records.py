@@ -9,12 +9,14 @@ from attrs import define, field, frozen
 
 Form = Literal["text", "chat", "instruction", "choices", "preference", "tokens"]
 TrainOn = Literal["assistant", "last", "all"]
+Lost = Literal["error", "warn", "allow"]
 Message = dict[str, Any]
-"""`role` and `content`, both strings, and whatever else the record says, for the template."""
+"""`role`, a string, and whatever else the record says, for the template. `content` is a string or a list of parts, each
+with its `text`; it may be missing from a message with `tool_calls`."""
 
 
-def _by_name(fields: Mapping[str, str] | tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    # A plan that was read back has its keys in order.
+def named_values(fields: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    """Return the entries of an object in the order of their names, as those of a plan that was read back are."""
     return tuple(sorted(dict(fields).items()))
 
 
@@ -40,12 +42,17 @@ class Reads:
     system: str | None = None
     message_train: str | None = None
     message_weight: str | None = None
-    columns: tuple[tuple[str, str], ...] = field(default=(), converter=_by_name)
+    columns: tuple[tuple[str, str], ...] = field(default=(), converter=named_values)
     """Numbers along the tokens: what they are called, and the field that has them."""
-    values: tuple[tuple[str, str], ...] = field(default=(), converter=_by_name)
+    values: tuple[tuple[str, str], ...] = field(default=(), converter=named_values)
     """Numbers of the record as a whole, in the same way; `label` is not among them."""
     template: str = "auto"
     train_on: TrainOn = "assistant"
+    lost: Lost = "warn"
+    """Where a template does not write all of a conversation: with `warn` the record is bad if a message, a call or the
+    tools are lost as a whole, with `error` in any case, with `allow` never."""
+    template_arguments: tuple[tuple[str, Any], ...] = field(default=(), converter=named_values)
+    """What else the template is given, by name."""
     ended: bool = False
     """Behind each document, or side of a pair, comes one eos more: its last token, which would only be a label, is then
     read too."""
@@ -184,7 +191,13 @@ def content_size(content: Content) -> int:
         case Numbered():
             return content_size(content.content)
         case _:
-            return sum(len(message["content"]) for message in content)
+            return sum(len(content_text(message)) for message in content)
+
+
+def content_text(message: Message) -> str:
+    """The content of a message, the parts of a list as one."""
+    content = message.get("content", "")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 @define

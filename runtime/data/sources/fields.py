@@ -6,7 +6,16 @@ from typing import Any, TypeVar
 from attrs import evolve
 
 from ..documents.chat_messages import conversation, flagged, pair, parsed_calls, tool_definitions
-from ..records.records import ChoiceQuestion, Content, Conversation, Message, PreferencePair, Reads, Unusable
+from ..records.records import (
+    ChoiceQuestion,
+    Content,
+    Conversation,
+    Message,
+    PreferencePair,
+    Reads,
+    Unusable,
+    content_text,
+)
 from ..records.texts import checked, described
 from ..records.usual_fields import settings_for
 from .numbers import numbered, token_ids
@@ -114,7 +123,7 @@ def _instruction(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Con
     if further := _further_input(fields, reads):
         if isinstance(further, Unusable):
             return further
-        before = [*before[:-1], {**before[-1], "content": before[-1]["content"] + further}]
+        before = [*before[:-1], {**before[-1], "content": content_text(before[-1]) + further}]
     answer = _turns(response, reads.response, "assistant")
     if isinstance(answer, Unusable):
         return answer

@@ -63,6 +63,8 @@ class TokenStore:
     float64, and what a teacher has stored is int32 or float32 [tokens, width]."""
     values: Mapping[str, np.ndarray] = field(factory=dict)
     """Numbers of the documents, float32 [documents] each, mapped and read-only, by name."""
+    lost: Mapping[str, int] = field(factory=dict)
+    """Conversations of which the template has left something out, by the kind of that."""
     aliases: tuple[str, ...] = ()
     """Other names that the same data may be known by, to a checkpoint and in the cache."""
     folder: str = field(default=Factory(lambda self: self.key, takes_self=True))
@@ -151,13 +153,14 @@ def open_store(directory: Path) -> TokenStore | None:
             and all(bool(np.all(lengths > 0)) for lengths in _lengths(offsets))
         )
         files = int(meta["files"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
+        lost = {str(kind): int(count) for kind, count in meta.get("lost", {}).items()}
+    except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError, AttributeError):
         return None
     if not intact:
         return None
     return TokenStore(
         key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report, trained=trained,
-        choices=choices, firsts=firsts, columns=columns, values=values,
+        choices=choices, firsts=firsts, columns=columns, values=values, lost=lost,
     )  # fmt: skip
 
 

@@ -59,6 +59,8 @@ class Journal:
     trained: int = 0
     """Tokens that are predicted."""
     bad_records: int = 0
+    lost: dict[str, int] = field(factory=dict)
+    """Conversations of which the template has left something out, by the kind of that."""
     sizes: dict[str, int] = field(factory=dict)
     """Bytes of each file."""
     digests: dict[str, str] = field(factory=dict)
@@ -167,6 +169,7 @@ class StoreWriter:
             tokens=now.tokens + len(encoded.tokens),
             trained=now.trained + predicted,
             bad_records=self.bad_records.count,
+            lost={kind: now.lost.get(kind, 0) + encoded.lost.get(kind, 0) for kind in (*now.lost, *encoded.lost)},
         )
         self._whole = True
 
@@ -207,6 +210,7 @@ class StoreWriter:
                 if (names := _names(now.sizes, kind))
             },
             **meta,
+            **({"lost": now.lost} if now.lost else {}),
             "bad_records": {"count": now.bad_records, "first": shown},
             "digests": digests,
         }

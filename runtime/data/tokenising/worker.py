@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -46,6 +47,8 @@ class EncodedUnit:
     """Numbers along the tokens, float32 [tokens] each, by name."""
     values: dict[str, np.ndarray] = field(factory=dict)
     """Numbers of the documents, float32 [documents] each, by name."""
+    lost: dict[str, int] = field(factory=dict)
+    """Conversations of which the template has left something out, by the kind of that."""
 
 
 @frozen
@@ -79,6 +82,7 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
     columns: dict[str, list[np.ndarray]] = {}
     values: dict[str, list[float]] = {}
     bad: list[BadRecord] = []
+    lost: Counter[str] = Counter()
     for batch in _batches(source.read(unit)):
         documents = iter(encoder.encode([record for record in batch if not isinstance(record, BadRecord)]))
         # Records that cannot be read and documents that cannot be encoded are told in one order.
@@ -105,6 +109,7 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
         choices += [document.choice for document in good if document.choice is not None]
         firsts += [document.first for document in good if document.first is not None]
         for document in good:
+            lost.update(document.lost)
             for name, column in document.columns.items():
                 columns.setdefault(name, []).append(column)
             for name, value in document.values.items():
@@ -118,6 +123,7 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
         firsts=np.array(firsts, dtype=np.int32) if firsts else None,
         columns={name: np.concatenate(parts) for name, parts in columns.items()},
         values={name: np.array(numbers, dtype=np.float32) for name, numbers in values.items()},
+        lost=dict(lost),
     )
 
 

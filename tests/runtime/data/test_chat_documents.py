@@ -135,7 +135,7 @@ assistant
 Bye                   a l
 !                     a l
 <|eot_id|>            a l
-<|end_of_text|>       a l
+<|end_of_text|>
 """
 TABLES = {"chatml": CHATML, "llama3": LLAMA3}
 

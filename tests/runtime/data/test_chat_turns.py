@@ -1,5 +1,6 @@
 """What the assistant said, in templates that do not say it themselves and write turns in all sorts of ways."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
 from xtrain.runtime.data.documents.chat_messages import conversation
 from xtrain.runtime.data.documents.chat_template import ChatTemplate, TemplateRefusal
-from xtrain.runtime.data.documents.chat_turns import assistant_spans
+from xtrain.runtime.data.documents.chat_turns import Turns
 from xtrain.runtime.data.records.records import Message, Unusable
 
 # Reasoning stays in the answer to the last question only, and every last answer gets a block for it.
@@ -70,6 +71,14 @@ LINES = """
 
 def template(text: str) -> ChatTemplate:
     return ChatTemplate(text=text, origin="here", bos_token="<s>", eos_token="</s>")
+
+
+RESERVED = re.compile(r"<[|]?[A-Za-z_]+[|]?>|</s>")
+
+
+def assistant_spans(template: ChatTemplate, messages: list[Message], *, last: bool = False):
+    turns = Turns(template, messages, RESERVED)
+    return turns.text, turns.spans(last=last)
 
 
 def talk(*contents: str) -> list[Message]:
@@ -155,23 +164,36 @@ def test_a_turn_may_have_several_marked_parts():
     assert marked(SEVERAL, talk("a", "b|c", "d", "e|f"), last=True) == "Q: a\nA: b; A: c; Q: d\nA: «e»; A: «f»; "
 
 
-def test_marks_that_would_change_what_is_written_are_refused():
-    trims = "{% set all %}{% generation %} {{ messages[1].content }} {% endgeneration %}{% endset %}{{ all | trim }}"
-    with pytest.raises(TemplateRefusal, match="changes what it has marked"):
-        assistant_spans(template(trims), talk("a", "b"))
+def test_marked_parts_are_found_in_what_a_template_trims():
+    trims = "{% set all %}{% generation %} {{ messages[1].content }} {% endgeneration %}{% endset %}({{ all | trim }})"
+    assert marked(trims, talk("a", "b")) == "(«b»)"
+
+
+def test_what_a_marked_block_sets_is_not_seen_outside():
+    text = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ messages[1].content }}{{ x }}{% endgeneration %}{{ x }}"
+    assert marked(text, talk("a", "b")) == "«b2»1"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "expected"),
     [
-        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
-        "{% for m in messages %}{{ m.role }}: {{ m.content | length }}\n{% endfor %}",
-        "{% for m in messages %}{{ m.content | reverse }}{% if 'b' != messages[1].content %}!{% endif %}{% endfor %}",
+        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "aa«bb»"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content | length }}\n{% endfor %}", "user: 1\nassistant: 1\n"),
+        ("{% for m in messages %}{{ m.content | reverse }}{% if 'b' != m.content %}!{% endif %}{% endfor %}", "a!«b»"),
     ],
 )
-def test_where_a_turn_cannot_be_distinguished_it_says_so(text: str):
+def test_a_turn_is_what_a_template_makes_of_a_message(text: str, expected: str):
+    assert marked(text, talk("a", "b")) == expected
+
+
+def test_without_origins_turns_are_found_where_they_stand_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    def trace(*_: object, **__: object):
+        raise TemplateRefusal("no origins")
+
+    monkeypatch.setattr(ChatTemplate, "trace", trace)
+    assert marked(LINES, talk("a", "b", "c", "d")) == "user: a\nassistant: «b»\nuser: c\nassistant: «d»\n"
     with pytest.raises(TemplateRefusal, match=r"message 2 begins or ends .*\{% generation %\}"):
-        assistant_spans(template(text), talk("a", "b"))
+        assistant_spans(template(COUNTED), talk("a", "b"))
 
 
 def test_what_a_template_refuses_is_reported_in_its_words():
@@ -198,7 +220,7 @@ def test_templates_find_what_they_are_written_for():
     {% endfor %}
 {{ strftime_now('%d %b %Y') }} {{ bos_token }}{{ eos_token }}{{ tools }}{{ add_generation_prompt }}"""
     messages = talk("tool:x", "user:<é> & 'b'", "assistant:c")
-    rendered = template(text).render(messages).text
+    rendered = template(text).render(messages)
     assert rendered == '{"role": "user", "content": "<é> & \'b\'"}\n26 Jul 2024 <s></s>NoneFalse'.join(["\n", ""])
 
 
@@ -234,7 +256,11 @@ CONVERSATIONS = [
         [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "system", "value": "c"}],
         [USER, {"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}],
     ),
-    ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}], [{**USER, "content": "ab"}]),
+    (
+        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
+        [{**USER, "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
+    ),
+    ([{"role": "assistant", "content": None, "tool_calls": [{}]}], [{"role": "assistant", "tool_calls": [{}]}]),
     ([{**USER, "name": None, "at": 3}], [{**USER, "at": 3}]),
     ([{"role": "system", "content": ""}], [{"role": "system", "content": ""}]),
 ]

@@ -158,7 +158,7 @@ def test_calls_of_tools(tokenizer: TextTokenizer, tmp_path: Path):
     assert isinstance(bare, TokenDocument) and tokenizer.decode(bare.ids).startswith("user:rain?")
     # A template that has no word for calls, or for definitions, would leave them out.
     found = made({"messages": messages, "tools": None}, CHAT | {"tools": "tools"}, tokenizer)
-    assert found == "message 2: the template does not write its calls of functions"
+    assert found == "message 2: the template does not write the assistant tool_calls"
     plain = [said("user", "rain?"), said("assistant", "No.")]
     found = made({"messages": plain, "tools": tools}, CHAT | {"tools": "tools"}, tokenizer)
     assert found == "the template does not write the definitions of tools"
