@@ -164,7 +164,7 @@ class _View:
     def __init__(self, page: "Page", *, color: bool, tokens: bool, full: bool) -> None:
         self._page, self._color, self._tokens, self._full = page, color, tokens, full
         self._width = width()
-        self._marked = False
+        self._marked = self._escaped = False
 
     def add(self, row: "ShownRow", sizes: "StepSizes") -> None:
         """Header, fill, and every segment. sizes: rows of every step."""
@@ -189,6 +189,7 @@ class _View:
         marked = f" {READ[0]}…{READ[1]}: only read." if self._marked else ""
         meaning = " Coloured, a document each: trained. Dim: only read." if self._color else marked
         first = " The first token of a document is never predicted."
+        first += " \\ before the name of a special token: its characters, not the token." if self._escaped else ""
         behind = f" Rows are shown behind {', '.join(own)}." if own else ""
         flow(self._page, [TextPart(f"█ trained, ▒ only read, ░ padding.{meaning}{first}{behind}", "dim")], self._width)
 
@@ -225,6 +226,7 @@ class _View:
                 return
             text = stretch.text if each is None else _shortened(stretch.text, each)
             shown += len(text)
+            self._escaped = self._escaped or "\\" in text
             # A document of its own begins with bos: everybody knows that nothing predicts it.
             bare = number == 0 and len(stretch.ids) == 1 and segment.start == 0
             text = plain(text.replace("\n", "⏎ "))

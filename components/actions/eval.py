@@ -98,7 +98,8 @@ class Eval(Action):
             of += f", by {body.function} of {body.module}"
         elif is_measured(run.spec, self.dataset):
             args["objective"] = loss.unit
-            what = " and ".join(("loss", loss.kind, *(["its metrics"] if loss.measured else [])))
+            other = "objective" if loss.plain else loss.kind
+            what = " and ".join(("loss", other, *(["its metrics"] if loss.measured else [])))
         if self.asks() is not None and run.spec.rollout is not None:
             args["answers"] = self.answers
             what += f" and the mean reward of a {self.answers} completion of each prompt"

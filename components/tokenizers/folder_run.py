@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ...planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template
 from ...planner.data.vocabulary import AddedToken, find_special_tokens, read_side_files
+from ...runtime.data.documents.long_texts import PIECE, joined
 from ...runtime.data.documents.token_bytes import TokenBytes, token_bytes
 from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
 from ...runtime.data.errors import DataError
+
+VERSION: Final = 2  # raise it whenever the same text would give other ids
 
 
 def open_tokenizer(source: str, base: Path) -> TextTokenizer:
@@ -61,7 +64,7 @@ class HuggingFaceTokenizer:
         # The largest id, not the number of entries: vocabularies have holes.
         self.vocab_size = max(vocabulary.values()) + 1
         changed = {token: repr(each) for token, each in sorted(added.items()) if repr(each) != repr(before.get(token))}
-        decisive = f"|{self.bos}|{self.eos}" + (f"|{changed}" if changed else "")
+        decisive = f"|{self.bos}|{self.eos}|{VERSION}" + (f"|{changed}" if changed else "")
         self.fingerprint = blake2b(self._content + decisive.encode(), digest_size=16).hexdigest()
 
     @property
@@ -96,12 +99,20 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of `text`, uint32 [tokens]."""
-        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        (ids,) = self.encode_batch([text])
+        return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` of each text, over all cores unless TOKENIZERS_PARALLELISM says otherwise."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        short = [text for text in texts if len(text) <= PIECE]
+        encodings = iter(self._backend.encode_batch_fast(short, add_special_tokens=False) if short else ())
+        return [
+            np.asarray(next(encodings).ids, dtype=np.uint32) if len(text) <= PIECE else joined(text, self._placed)
+            for text in texts
+        ]
+
+    def _placed(self, text: str) -> Placed:
+        return _placed(self._backend.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; special tokens and ids beyond the vocabulary are left out."""
@@ -114,12 +125,12 @@ class HuggingFaceTokenizer:
 
     def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
         """Ids, uint32, and places of the tokens of rendered conversations."""
-        found = []
-        for encoding in self._rendered_backend.encode_batch(list(texts), add_special_tokens=False):
-            places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            ids = np.asarray(encoding.ids, dtype=np.uint32)
-            found.append(Placed(ids=ids, starts=places[:, 0], ends=places[:, 1]))
-        return found
+        return [_placed(each) for each in self._rendered_backend.encode_batch(list(texts), add_special_tokens=False)]
+
+
+def _placed(encoding: Any) -> Placed:
+    places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    return Placed(ids=np.asarray(encoding.ids, dtype=np.uint32), starts=places[:, 0], ends=places[:, 1])
 
 
 def _backend(content: bytes, added: Sequence[AddedToken]) -> Any:

@@ -109,6 +109,11 @@ class Loss(Component):
         return False
 
     @property
+    def recorded(self) -> bool:
+        """Whether something else than the cross-entropy is minimised, which is then logged as `objective`."""
+        return not self.plain or self.z_loss > 0
+
+    @property
     def unit(self) -> Unit:
         """What it is divided by the number of."""
         return "token"

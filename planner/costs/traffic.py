@@ -181,8 +181,7 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     norm, sums = ("step.clip" if spec.optimizer.clip_args() else "step.gradient_norm"), 2
     if spec.tasks:  # and the valid tokens of each
         norm, sums = "step.task_gradients", 3 * len(spec.tasks)
-    recorded = 0 if spec.loss.plain else 1 + len(spec.loss.measured)
-    recorded += 1 + arch.mtp if arch.mtp else 0
+    recorded = 1 + arch.mtp if arch.mtp else 1 + len(spec.loss.measured) if spec.loss.recorded else 0
     calls.add(CollectiveCall(world, "all_reduce", norm, (sums + recorded) * 8))
     if arch.router_bias_speed > 0:
         calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))

@@ -69,7 +69,7 @@ def is_measured(spec: Spec, name: str) -> bool:
     the dataset gives what it reads, which no dataset does where a rollout makes it. A function of the user's own in
     place of the forward gives one loss alone."""
     dataset = spec.datasets[name]
-    if spec.loss.plain or spec.evaluation_step is not None or dataset.choices is not None:
+    if not spec.loss.recorded or spec.evaluation_step is not None or dataset.choices is not None:
         return False
     if spec.rollout is not None:
         return False

@@ -33,7 +33,7 @@ class DocumentSpan:
     trained: bool
     ids: tuple[int, ...]
     text: str
-    """Special tokens by name."""
+    """Special tokens by name; a backslash before characters that spell one."""
     pieces: tuple[str, ...]
     """Every token by itself, if that was asked for."""
 

@@ -56,7 +56,7 @@ class ModelBatch:
     each: the cross-entropy of every token is asked for. losses_BS: left by the last stage then, 0 without a label.
     as_sampled: in a forward without gradients too, the cross-entropy is that of logits / temperature, where a run
     samples at another one than 1.
-    recorded: [1 + metrics] what is minimised, where that is not the cross-entropy with its z-loss, and what is measured
+    recorded: [1 + metrics] what is minimised, where that is not the cross-entropy alone, and what is measured
     beside it; left by the last stage.
     text_BS, place_B, in_row_BS, columns, units: as of the microbatch.
     """

@@ -34,7 +34,7 @@ class LossTerms(NamedTuple):
 
     each_T: the summands of `cross_entropy`, 0 where a token is not valid; None unless they are asked for.
     recorded: [1 + metrics] the objective and what a term measures beside it, as this rank counts them; None where the
-    cross-entropy is minimised.
+    cross-entropy alone is minimised.
     """
 
     objective: Tensor
@@ -144,7 +144,8 @@ def token_losses(
     product = product_of(hidden_TD, weight_VD, factors)
     terms = _ChunkedLoss.apply(product, labels_T, head, each, columns or {}, *product.tensors)
     objective, cross_entropy, each_T, metrics_M = terms  # pyright: ignore[reportGeneralTypeIssues]
-    recorded = None if head.term is None else torch.cat((objective.detach()[None], metrics_M))
+    records = head.term is not None or head.z_weight > 0
+    recorded = torch.cat((objective.detach()[None], metrics_M)) if records else None
     return LossTerms(objective, cross_entropy, each_T, recorded)
 
 

@@ -54,8 +54,8 @@ class ModelParts:
     def recorded(self) -> int:
         """How many sums of losses a microbatch leaves: of the cross-entropy, and of what is minimised and measured
         besides."""
-        term = self.parts[0].head.term
-        return 1 if term is None and not self.measured else 2 + len(self.measured)
+        head = self.parts[0].head
+        return 1 if head.term is None and not head.z_weight and not self.measured else 2 + len(self.measured)
 
     @property
     def measured(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ def own(logprob_T, mean_logprob_T, entropy_T, lse_T, gamma: float = 2.0):
     return focal - 0.1 * mean_logprob_T + (0.2 * entropy_T - logprob_T).square() + 0.01 * (lse_T - 3).square().log1p()
 '''
 LOSSES = {
+    "z loss": "loss cross_entropy { z_loss = 0.1, chunk = 8 KiB }",
     "smoothed labels": "loss cross_entropy { label_smoothing = 0.2, z_loss = 0.1, chunk = 8 KiB }",
     "own": 'use "losses.py"\nloss own { gamma = 1.5, z_loss = 0.1, chunk = 8 KiB }',
 }
@@ -34,7 +35,7 @@ LAYOUTS = (
     "ring 2 · tp 2 · ep 2 (moe)",
 )
 # An own loss reads all that smoothing needs.
-ORDINARY = {"own": ELSEWHERE["own loss"], "smoothed labels": ELSEWHERE["smoothed labels"]}
+ORDINARY = {"z loss": LAYOUTS[:1], "own": ELSEWHERE["own loss"], "smoothed labels": ELSEWHERE["smoothed labels"]}
 CASES = [
     pytest.param(loss, layout, marks=() if layout in ORDINARY[loss] else pytest.mark.matrix)
     for loss in LOSSES
@@ -76,7 +77,7 @@ def test_the_loss_of_records_stays_the_cross_entropy(lab: Laboratory):
         assert line["objective"] > line["loss"] and line["grad_norm"] != plain["grad_norm"]
     assert "objective" not in plain
     evals = [outcome.evals[-1]["loss"] for outcome in found]
-    assert len(set(evals)) == 3 and max(evals) < 1.2 * min(evals)
+    assert len(set(evals)) == 4 and max(evals) < 1.2 * min(evals)
 
 
 @pytest.mark.matrix

@@ -29,8 +29,6 @@ from .tokenizers import Placed, TextTokenizer
 
 VERSION = 1  # raise it whenever the same records would give other tokens
 MESSAGES = 3  # the same of conversations
-# A tokenizer takes hundreds of bytes of memory for a character: longer texts are encoded in pieces.
-PIECE = 1 << 20
 
 
 @frozen(kw_only=True, eq=False)
@@ -56,8 +54,7 @@ class TokenDocument:
 class DocumentEncoder:
     """Makes documents of records. It can be pickled.
 
-    - Text is laid out `bos, text…, eos`. Texts of more than a million characters are encoded in pieces, cut between
-      lines or words where there are any.
+    - Text is laid out `bos, text…, eos`.
     - A conversation is what its template writes, with bos in front if that has none and the tokenizer has one of its
       own, and eos behind unless its last token that is not blank is eos. That eos is predicted if what it follows is,
       and is no special token that ends the turn itself.
@@ -145,13 +142,8 @@ class DocumentEncoder:
     def _texts(self, texts: list[str]) -> list[TokenDocument | str]:
         return [
             TokenDocument(ids=self._between(ids)) if len(ids) else "the tokenizer gives no tokens for this text"
-            for ids in self._encoded(texts)
+            for ids in self.tokenizer.encode_batch(texts)
         ]
-
-    def _encoded(self, texts: list[str]) -> list[np.ndarray]:
-        if max(map(len, texts), default=0) <= PIECE:
-            return self.tokenizer.encode_batch(texts)
-        return [np.concatenate([self.tokenizer.encode(piece) for piece in _pieces(text)]) for text in texts]
 
     def _questions(self, questions: list[ChoiceQuestion]) -> list[tuple[TokenDocument, ...] | str]:
         # Spaces at the end of a question belong to what follows: tokens begin with spaces and do not end with them.
@@ -326,17 +318,3 @@ def _within(placed: Placed, spans: list[Span], length: int) -> np.ndarray:
     before = np.concatenate([[0], np.cumsum(inside)])
     ends = np.where(placed.ends > placed.starts, placed.ends, placed.starts + 1)
     return before[ends] > before[placed.starts]
-
-
-def _pieces(text: str) -> list[str]:
-    pieces, start = [], 0
-    while len(text) - start > PIECE:
-        stop = start + PIECE
-        for sign in ("\n", " "):
-            cut = text.rfind(sign, start + PIECE // 2, stop)
-            if cut > start:
-                stop = cut
-                break
-        pieces.append(text[start:stop])
-        start = stop
-    return [*pieces, text[start:]]

@@ -1,5 +1,6 @@
 """Tokens as text for people: special ones by their names, and what is only a part of a character by its bytes."""
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -9,11 +10,19 @@ UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 def written(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None = None) -> str:
-    """The text of `ids` as it stands behind the token `before`."""
-    found = []
+    """The text of `ids` as it stands behind the token `before`. A backslash stands before characters that spell the
+    name of a special token and are none, and before every backslash in front of such a name or such a token."""
+    names = "|".join(map(re.escape, sorted(tokenizer.special_names, key=len, reverse=True)))
+    found: list[str] = []
     for special, group in groupby(ids, key=tokenizer.specials.__contains__):
         some = list(group)
-        found.append("".join(map(tokenizer.piece, some)) if special else continued(tokenizer, some, before))
+        if special:
+            if found:
+                found[-1] = re.sub(r"\\+\Z", lambda end: end[0] * 2, found[-1])
+            found.append("".join(map(tokenizer.piece, some)))
+        else:
+            text = continued(tokenizer, some, before)
+            found.append(re.sub(rf"(\\*)({names})", r"\1\1\\\2", text) if names else text)
         before = some[-1]
     return "".join(found)
 

@@ -31,10 +31,14 @@ class BadRecordReport:
         """Raise DataError listing the kept records if there are more than `limit` (None: any number is accepted)."""
         if limit is None or self.count <= limit:
             return
-        listing = "".join(f"\n    {record.origin}: {record.reason}" for record in self.first)
-        hidden = self.count - len(self.first)
-        more = f"\n    and {hidden} more" if hidden else ""
         raise DataError(
-            f"{self.count} bad record{'s' if self.count > 1 else ''}, and the limit is {limit}:{listing}{more}",
+            f"{self.count} bad record{'s' if self.count > 1 else ''}, and the limit is {limit}:{self.listed}",
             remedy="Repair these records, or raise the bad record limit to leave them out.",
         )
+
+    @property
+    def listed(self) -> str:
+        """A line of each record that is kept, each after a line break, and the number of others."""
+        hidden = self.count - len(self.first)
+        more = f"\n    and {hidden} more" if hidden else ""
+        return "".join(f"\n    {record.origin}: {record.reason}" for record in self.first) + more

@@ -169,9 +169,9 @@ def _tokenise(job: TokeniseJob, writer: StoreWriter) -> None:
                     )
                 )  # fmt: skip
     if not writer.journal.documents:
-        bad = writer.bad_records.count
+        bad = writer.bad_records
         writer.begin()  # nothing to keep
-        counts = f"{len(source.files)} files, {bad} bad records"
+        counts = f"{len(source.files)} files, {bad.count} bad records" + (f":{bad.listed}" if bad.count else "")
         path = source.files[0] if source.files else None
         raise DataError(f"source `{source.kind}` has no documents: {counts}", path=path)
     try:

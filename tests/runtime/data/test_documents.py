@@ -4,14 +4,9 @@ import pickle
 from pathlib import Path
 
 import numpy as np
-import pytest
-from examples import drawn
-from hypothesis import given
-from hypothesis import strategies as st
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.data.documents import encoder as documents
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import SourceRecord, TokenIds
@@ -49,24 +44,6 @@ def test_a_text_without_tokens_is_a_bad_record(tiny_tokenizer: Path):
     found = encode(["one", " \n", "two"], DocumentEncoder(HuggingFaceTokenizer(tiny_tokenizer), {"form": "text"}))
     assert found[1] == BadRecord(origin="1", reason="the tokenizer gives no tokens for this text")
     assert [document.ids.tolist() for document in (found[0], found[2])] == [[7, 0, 9], [7, 1, 9]]  # type: ignore[union-attr]
-
-
-@given(texts=st.lists(st.text(alphabet="ab \né", min_size=1, max_size=60), min_size=1), piece=st.integers(1, 20))
-@drawn(30, 600)
-def test_long_texts_are_encoded_in_pieces_and_lose_nothing(texts: list[str], piece: int):
-    encoder = DocumentEncoder(ByteTokenizer(), {"form": "text"})
-    whole = [document.ids.tolist() for document in encode(texts, encoder)]  # type: ignore[union-attr]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "PIECE", piece)
-        assert [document.ids.tolist() for document in encode(texts, encoder)] == whole  # type: ignore[union-attr]
-        for text in texts:
-            assert all(0 < len(part) <= piece for part in documents._pieces(text))
-
-
-def test_pieces_end_between_lines_or_words_where_there_are_any(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(documents, "PIECE", 10)
-    assert documents._pieces("aaaaaa\nbbbbb ccccccc") == ["aaaaaa", "\nbbbbb", " ccccccc"]
-    assert documents._pieces("aaaaaaaaaaaaa") == ["aaaaaaaaaa", "aaa"]
 
 
 def test_token_ids_stay_as_they_are():

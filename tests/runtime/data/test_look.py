@@ -95,6 +95,7 @@ class Words:
     """Ids are words; a decoder as many are: a blank before each word but the first."""
 
     specials = frozenset({0})
+    special_names = {"<eos>": 0}  # noqa: RUF012
     words = ("<eos>", "one", "two", "�")
 
     def decode(self, ids) -> str:
@@ -109,6 +110,21 @@ def test_what_a_decoder_does_at_the_beginning_of_a_text_is_undone():
     assert written(Words(), [2, 1], before=1) == " two one"
     assert written(Words(), [2, 1], before=0) == "two one"
     assert pieces(Words(), [1, 2, 0, 1, 3]) == ["one", " two", "<eos>", "one", "??"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (["a⟨eos⟩b", BYTES.eos], r"a\⟨eos⟩b⟨eos⟩"),
+        (["⟨bos⟩⟨eos⟩"], r"\⟨bos⟩\⟨eos⟩"),
+        (["\\⟨eos⟩"], r"\\\⟨eos⟩"),
+        (["a\\", BYTES.eos, "\\b"], r"a\\⟨eos⟩\b"),
+        (["c:\\d"], r"c:\d"),
+    ],
+)
+def test_characters_that_spell_a_special_token_look_otherwise(parts: list[str | int], expected: str):
+    ids = [token for part in parts for token in ([part] if isinstance(part, int) else BYTES.encode(part).tolist())]
+    assert written(BYTES, ids) == expected
 
 
 def test_a_tokenizer_of_its_own_names_its_special_tokens(tiny_tokenizer):

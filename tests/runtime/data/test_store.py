@@ -285,7 +285,7 @@ def alone(folder: Path, tmp_path: Path) -> Path:
 
 def test_a_source_without_documents_is_an_error(tmp_path: Path):
     folder, cache = write_lines(tmp_path / "in", [["#"], ["!bad x"]]), tmp_path / "cache"
-    with pytest.raises(DataError, match=r"no documents: 2 files, 2 bad records"):
+    with pytest.raises(DataError, match=r"no documents: 2 files, 2 bad records:\n    .*: .*\n    .*: .*"):
         build_store(lines_of(folder), BytesEncoder(), cache)
     assert stores_in(cache) == set()
 
