@@ -25,17 +25,16 @@ def joined(text: str, encode: Callable[[str], Placed], piece: int = PIECE, overl
     found: list[np.ndarray] = []
     begin, first, tokens = 0, 0, encode(text[:piece])  # of the piece: its place, the first token that is not taken yet
     while (end := begin + piece) < len(text):
-        common, cut = overlap, None
-        while cut is None and common < piece // 2:
-            after = end - common
-            others = encode(text[after : after + piece])
-            cut = _cut(tokens, others, text[begin:end], after - begin, common)
+        common = overlap
+        while common < piece // 2:
+            others = encode(text[end - common : end - common + piece])
+            if (cut := _cut(tokens, others, text[begin:end], piece - common, common)) is not None:
+                break
             common *= 4
-        if cut is None:  # where it ends decides on every token of a piece
-            tokens, first, found = encode(text), 0, []
-            break
+        else:  # where the text ends decides on every token
+            return encode(text).ids
         found.append(tokens.ids[first : cut[0]])
-        begin, first, tokens = after, cut[1], others
+        begin, first, tokens = end - common, cut[1], others
     return np.concatenate([*found, tokens.ids[first:]])
 
 
