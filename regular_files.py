@@ -14,6 +14,15 @@ from typing import Any, BinaryIO, Final
 MOST_JSON: Final = 2**28
 
 
+def reason_of(error: OSError) -> str:
+    """Return why the file system refused something; for a name that a symbolic link without a target has, where the
+    link leads."""
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    if isinstance(error, FileExistsError) and path is not None and path.is_symlink() and not path.exists():
+        return f"{path} is a symbolic link to {path.readlink()}, which does not exist"
+    return error.strerror or str(error)
+
+
 def open_regular(path: Path | str) -> BinaryIO:
     """Open a file for reading. Raises OSError, also for what is not a regular file."""
     # A pipe without a writer would be waited for.

@@ -1,7 +1,9 @@
 """The `xtrain` command: one small file a verb, imported only when it is called."""
 
 import argparse
+import codecs
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -9,6 +11,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
+
+from ..regular_files import reason_of
 
 VERBS = (
     "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
@@ -21,6 +25,7 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    _settle_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     # Only the verb that was asked for is imported; for help and for a wrong verb, all of them.
     asked = next((a for a in arguments if not a.startswith("-")), None)
@@ -34,7 +39,6 @@ def main(arguments: list[str] | None = None) -> int:
     if parsed.verb is None:
         parser.print_help(sys.stderr)
         return 2
-    _settle_streams()
     try:
         Path.cwd()
     except OSError as error:
@@ -54,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except OSError as error:
         if error.filename is not None:
-            _tell(f"xtrain {parsed.verb}: {error.filename}: {error.strerror}")
+            _tell(f"xtrain {parsed.verb}: {error.filename}: {reason_of(error)}")
             return 2
         if error.errno not in UNWRITABLE:
             raise
@@ -64,10 +68,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _settle_streams() -> None:
-    """Those that were closed lead nowhere."""
+    """Lead streams that were closed nowhere, and let the others write every text, in whatever encoding they have."""
+    codecs.register_error("xtrain", _escaped)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  until the process ends
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="xtrain")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Characters that an encoding lacks as JSON escapes them, so that JSON remains JSON."""
+    import json
+
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _drop_output(stream: TextIO | None = None) -> None:

@@ -1,5 +1,6 @@
 """The process of one rank: `python -m xtrain.runtime.worker RUN_DIRECTORY LAUNCHER_PID`, started by the launcher."""
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -56,6 +57,9 @@ def run_rank(
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # a log, whatever the locale of the machine
     directory, launcher = Path(sys.argv[1]), int(sys.argv[2])
     die_with_launcher(launcher)
     plan = plan_in(directory)

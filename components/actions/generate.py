@@ -7,7 +7,7 @@ from attrs import frozen
 from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.bases import Base
 from ...dsl.schema.names import file_path, some_text
-from ...dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negative, setting
+from ...dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negative, seed_range, setting
 from ...dsl.spec import Spec
 from ...planner.architecture import NO_TEXTS, Architecture
 from ...planner.canonical import portable
@@ -63,7 +63,7 @@ class Generate(Action):
     seed: int | Auto = setting(
         "of the draws of each prompt, whatever others there are; auto: that of the experiment",
         default=AUTO,
-        check=at_least(0),
+        check=seed_range,
         role=Role.CADENCE,
         added=True,
     )

@@ -10,6 +10,7 @@ from typing import Final
 
 from ... import __version__
 from ...dsl.schema.launchers import Launcher
+from ...regular_files import reason_of
 from ...runtime.errors import EnvironmentFault
 from ...runtime.launch.jobs import PLAN_FILE, Job, QueueState
 
@@ -37,7 +38,7 @@ class LocalJobs:
                     start_new_session=True,  # a terminal that is closed does not end it
                 )
         except OSError as error:
-            message = f"the run cannot be started in the background: {error.filename}: {error.strerror}"
+            message = f"the run cannot be started in the background: {error.filename}: {reason_of(error)}"
             raise EnvironmentFault("X461", f"{message}; start it with `xtrain run`") from error
         return f"{process.pid}-{_started(process.pid) or 0}"
 
@@ -64,7 +65,7 @@ def _is_alive(id: str) -> bool:
 def _started(pid: int) -> int | None:
     """When a process was started; None where there is none, or one that has ended and waits for its parent."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] == "Z" else int(fields[19])

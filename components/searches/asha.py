@@ -8,7 +8,7 @@ from attrs import frozen
 from ...dsl.dimension import Dimension
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import Role, at_least, positive, setting
+from ...dsl.schema.setting import Role, at_least, positive, seed_range, setting
 from ...dsl.schema.sweep import METHODS, Halving, Method, Point
 from .random import drawn
 from .tpe import TpeSearch
@@ -34,7 +34,7 @@ class AshaSearch(Method):
     suggest: Literal["tpe", "random"] = setting(
         "who chooses values: tpe: Optuna, from the results; random: they are drawn", default="tpe", role=Role.EXECUTION
     )
-    seed: int = setting("what values are drawn with", default=0, check=at_least(0), role=Role.EXECUTION)
+    seed: int = setting("what values are drawn with", default=0, check=seed_range, role=Role.EXECUTION)
     startup: int = setting(
         "with tpe: first trials, which draw as `random` does", default=10, check=at_least(1), role=Role.EXECUTION
     )

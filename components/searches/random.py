@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.dimension import Dimension
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import Role, at_least, setting
+from ...dsl.schema.setting import Role, seed_range, setting
 from ...dsl.schema.sweep import METHODS, Method, Point
 
 
@@ -23,7 +23,7 @@ class RandomSearch(Method):
     """`method random { … }`: each trial draws its values, independent of all others."""
 
     kind: str = named("random")
-    seed: int = setting("what values are drawn with", default=0, check=at_least(0), role=Role.EXECUTION)
+    seed: int = setting("what values are drawn with", default=0, check=seed_range, role=Role.EXECUTION)
 
     def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
         return [drawn(over, self.seed, number) for number in range(trials)]

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.dimension import Dimension
 from ...dsl.schema.component import named
-from ...dsl.schema.setting import Role, at_least, setting
+from ...dsl.schema.setting import Role, at_least, seed_range, setting
 from ...dsl.schema.sweep import METHODS, Method, Point
 from .random import drawn
 
@@ -18,7 +18,7 @@ class TpeSearch(Method):
     """`method tpe { … }`: later trials draw where earlier ones did well; Optuna suggests."""
 
     kind: str = named("tpe")
-    seed: int = setting("what values are drawn with", default=0, check=at_least(0), role=Role.EXECUTION)
+    seed: int = setting("what values are drawn with", default=0, check=seed_range, role=Role.EXECUTION)
     startup: int = setting(
         "first trials, which draw as `random` does", default=10, check=at_least(1), role=Role.EXECUTION
     )

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from ...dsl.schema.setting import AUTO, Auto, at_least, not_negative, setting
+from ...dsl.schema.setting import AUTO, Auto, at_least, not_negative, seed_range, setting
 from ...dsl.schema.sources import SOURCES, Source
 
 
@@ -25,7 +25,7 @@ class Synthetic(Source):
         default=0.5,
         check=not_negative,
     )
-    seed: int | Auto = setting("seed of the documents; auto: that of the experiment", default=AUTO, check=at_least(0))
+    seed: int | Auto = setting("seed of the documents; auto: that of the experiment", default=AUTO, check=seed_range)
 
     kind = "synthetic"
     former_options = ("documents", "length", "spread", "seed")

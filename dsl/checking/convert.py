@@ -16,7 +16,7 @@ from ..metric import FORM, Metric
 from ..quantity import Quantity
 from ..schema.component import is_call
 from ..schema.names import TextCheck
-from ..schema.setting import AUTO, Auto, Setting
+from ..schema.setting import AUTO, LARGEST, Auto, Setting
 from .calls import convert_call, convert_links
 from .context import Context, Converter, report
 from .dimensions import dimension
@@ -48,12 +48,20 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
     checked = found is None or found is AUTO or isinstance(found, Interval)
     if isinstance(found, str):
         checked = not isinstance(check, TextCheck)
-    problem = check(found) if check and not checked else None
+    problem = (check(found) if check and not checked else None) or _too_large(found, check)
     if problem is not None:
         hint = check.hint if isinstance(check, TextCheck) else None
         around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, hint=hint, notes=value.notes)
         return FAILED
     return found
+
+
+def _too_large(found: Any, check: Any) -> str | None:
+    """What is wrong with a whole number that no int64 holds, unless its range has a bound."""
+    amount = found.value if isinstance(found, Quantity) else found
+    if not isinstance(amount, int) or abs(amount) <= LARGEST or getattr(check, "high", None) is not None:
+        return None
+    return f"must lie between -{LARGEST:,} and {LARGEST:,}" if amount < 0 else f"must be at most {LARGEST:,}"
 
 
 def _convert(annotation: Any, value: Value, context: Context, around: Converter) -> Any:

@@ -7,7 +7,7 @@ from attrs import frozen
 from ..quantity import Quantity
 from .losses import WEIGHTS
 from .names import file_name, file_path
-from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, share
+from .setting import AUTO, Auto, Role, at_least, between, label, not_negative, positive, setting, share
 from .sources import Source
 
 # Templates of conversations that need no file, and the texts with which they set turns apart.
@@ -321,6 +321,6 @@ class Batch:
     workers: int = setting(
         "data worker processes of a rank; 0: a thread of the rank reads",
         default=0,
-        check=at_least(0),
+        check=between(0, 4096),
         role=Role.EXECUTION,
     )

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..quantity import Quantity
 from .names import file_name, file_path
-from .setting import AUTO, Auto, Role, at_least, label, positive, rank_count, setting
+from .setting import AUTO, Auto, Role, between, label, positive, rank_count, seed_range, setting
 
 
 @frozen
@@ -14,7 +14,7 @@ class Experiment:
     """`experiment NAME { … }`: name, seed and length of the training."""
 
     name: str = label(check=file_name)
-    seed: int = setting("random seed of initial weights, data order and sampling", default=0, check=at_least(0))
+    seed: int = setting("random seed of initial weights, data order and sampling", default=0, check=seed_range)
     budget: Quantity = setting(
         "how long to train",
         units=("steps", "tokens", "epochs"),
@@ -70,7 +70,7 @@ class Launch:
     threads: int | Auto = setting(
         "CPU threads of a rank; auto: the cores of the node divided by its ranks",
         default=AUTO,
-        check=at_least(1),
+        check=between(1, 4096),
         role=Role.EXECUTION,
     )
     stop_deadline: Quantity = setting(

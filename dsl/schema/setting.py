@@ -240,7 +240,8 @@ class Range:
             bounds = "" if self.low is None else f" from {self.low:.12g} up to, but not including, {self.below:.12g}"
             return f"be {number} numbers{bounds}"
         if self.low is not None and self.high is not None and not self.percent:
-            return f"lie between {self.low:.12g} and {self.high:.12g}"
+            high = self.high if isinstance(self.high, int) else f"{self.high:.12g}"
+            return f"lie between {self.low:.12g} and {high}"
         if self.above is not None:
             below = "" if self.below is None else f" and below {self.below:.12g}"
             return f"be above {self.above:.12g}{below}"
@@ -254,6 +255,10 @@ class Range:
         if self.percent:
             return f"{self.low:.12g}% to {self.high:.12g}%"
         return self._must.removeprefix("be ").removeprefix("lie ").replace("not be", "not")
+
+
+# Whole numbers without a bound of their own: beyond it the int64 of tensors, records and files cannot hold them.
+LARGEST: Final = 2**63 - 1
 
 
 positive: Final = Range(above=0)
@@ -272,6 +277,8 @@ def between(low: float, high: float) -> Range:
     return Range(low=low, high=high)
 
 
+# What the generators of torch and numpy take.
+seed_range: Final = between(0, 2**64 - 1)
 # Of ranks: beyond what any machine has, and few enough to try them one by one.
 rank_count: Final = between(1, 1_000_000)
 

@@ -67,10 +67,10 @@ class FileSource(Source):
 def _matches(pattern: str) -> bool:
     try:
         # Path.glob refuses absolute patterns.
-        return next(iglob(pattern, recursive=True), None) is not None  # noqa: PTH207
+        return next(iglob(pattern, recursive=True), None) is not None or Path(pattern).is_file()  # noqa: PTH207
     except ValueError:  # a zero byte, which no path has
         return False
 
 
 def _has_file(pattern: str) -> bool:
-    return any(not Path(name).is_dir() for name in iglob(pattern, recursive=True))  # noqa: PTH207
+    return Path(pattern).is_file() or any(not Path(name).is_dir() for name in iglob(pattern, recursive=True))  # noqa: PTH207

@@ -40,7 +40,7 @@ def _file(path: Path) -> Found:
 
 
 def _pointed(pointer: Path) -> Found:
-    return _kind([pointer.read_text().strip()]) if pointer.is_file() else "other"
+    return _kind([pointer.read_text(encoding="utf-8", errors="replace").strip()]) if pointer.is_file() else "other"
 
 
 def _kind(names: list[str]) -> Found:

@@ -31,7 +31,11 @@ class DiskFacts:
 
 def look_at_disk(root: Path) -> DiskFacts:
     """Where runs below `root` would be written; nothing is left there. The folder itself may not exist yet."""
-    folder = next(each for each in (root.absolute(), *root.absolute().parents) if each.exists())
+    folder = next(each for each in (root.absolute(), *root.absolute().parents) if each.exists() or each.is_symlink())
+    if not folder.exists():
+        return DiskFacts(
+            folder=folder, free=0, fault=f"it is a symbolic link to {folder.readlink()}, which does not exist"
+        )
     if not folder.is_dir():
         return DiskFacts(folder=folder, free=0, fault="it is not a folder")
     free = shutil.disk_usage(folder).free
@@ -49,7 +53,7 @@ def lock_fault(folder: Path) -> str:
     no file can be made."""
     with (
         tempfile.NamedTemporaryFile(dir=folder, prefix=".xtrain-doctor-") as first,
-        Path(first.name).open("a") as second,
+        Path(first.name).open("ab") as second,
     ):
         try:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)

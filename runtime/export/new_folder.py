@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from ...regular_files import reason_of
 from ..errors import ExportFailed
 from ..files import durable
 
@@ -28,7 +29,7 @@ def exporting(to: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        raise ExportFailed(f"{where}{error.strerror or error}; nothing is left at {to}") from error
+        raise ExportFailed(f"{where}{reason_of(error)}; nothing is left at {to}") from error
 
 
 @contextmanager

@@ -25,6 +25,7 @@ class JsonLinesFile:
     """Appends records to a file. A line reaches the file as a whole, so a reader never sees half of one for long.
 
     Half a line that a killed process or a full disk has left is ended by the next writer, whose own lines stay whole.
+    Zero bytes at the end, which file systems leave after a power cut where a line had no data yet, are cut off.
     """
 
     path: Path
@@ -47,7 +48,9 @@ class JsonLinesFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b"\n":
+        if (end := _end_of_text(fd, size)) < size:
+            os.ftruncate(fd, end)
+        if end and os.pread(fd, 1, end - 1) != b"\n":
             os.write(fd, b"\n")
         return fd
 
@@ -55,6 +58,16 @@ class JsonLinesFile:
         if self._fd is not None:
             fd, self._fd = self._fd, None
             os.close(fd)
+
+
+def _end_of_text(fd: int, size: int) -> int:
+    """Return the length of a file without the zero bytes at its end."""
+    while size:
+        begin = max(0, size - _BLOCK)
+        if text := os.pread(fd, size - begin, begin).rstrip(b"\0"):
+            return begin + len(text)
+        size = begin
+    return 0
 
 
 @define(eq=False)

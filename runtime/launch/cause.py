@@ -24,4 +24,4 @@ def write_cause(text: str, *, of_first: bool = False) -> None:
     text = "as the first rank says" if of_first else text
     said = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(at)}}
     with suppress(OSError):
-        Path(path).write_text(json.dumps({"message": said}))
+        Path(path).write_text(json.dumps({"message": said}), encoding="utf-8")

@@ -24,6 +24,7 @@ from ...dsl.schema.launchers import LAUNCHERS, Launcher
 from ...planner.graph.launcher_args import UnknownLauncher, launcher_args, launcher_from
 from ...planner.graph.replica_groups import groups_node
 from ...planner.plan import Plan
+from ...regular_files import reason_of
 from ..errors import EnvironmentFault
 from ..files import durable
 from ..ops import code_of
@@ -285,7 +286,7 @@ def write_files(contents: Mapping[Path, str]) -> None:
 
 def _unwritable(path: Path, error: OSError) -> EnvironmentFault:
     hint = "set workspace.root to a folder on a disk with room that this user may write to"
-    return EnvironmentFault("X706", f"{path} cannot be written: {error.strerror}; {hint}")
+    return EnvironmentFault("X706", f"{path} cannot be written: {reason_of(error)}; {hint}")
 
 
 def note_submitted(job: Job, id: str) -> SubmittedJob:

@@ -130,6 +130,6 @@ def is_same_process(reading: Heartbeat) -> bool:
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat behind the name of the program, which may have blanks in it."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return []

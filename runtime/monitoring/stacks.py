@@ -147,7 +147,7 @@ def _settled(file: Path) -> str:
     with suppress(OSError):  # the process may end meanwhile
         for _ in range(10):
             time.sleep(0.3)
-            before, found = found, file.read_text()
+            before, found = found, file.read_text(encoding="utf-8", errors="replace")
             if found and found == before:
                 break
     return found

@@ -42,7 +42,7 @@ def launcher_id() -> str | None:
         return None
     began = ""
     with suppress(OSError, IndexError):
-        began = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
+        began = Path(f"/proc/{os.getppid()}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
     return f"{socket.gethostname()}:{os.getppid()}:{began}"
 
 

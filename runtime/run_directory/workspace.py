@@ -11,6 +11,7 @@ from ...planner.plan import Plan
 from ...records.event import Event
 from ...records.paths import EVENTS_FILE, METRICS_FILE
 from ...records.start_events import ChangedEvent
+from ...regular_files import reason_of
 from ..checkpoint.layout import CheckpointFolder
 from ..checkpoint.model_check import check_model, check_origin
 from ..checkpoint.model_folder import check_folder
@@ -111,7 +112,9 @@ def _open(
                 directory, ChangedEvent(step=start.step, attempt=attempt, verdict=changes.verdict, changes=texts)
             )
     except OSError as error:
-        raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
+        raise EnvironmentFault(
+            "X706", f"the run directory {directory} cannot be written: {reason_of(error)}"
+        ) from error
     named = plan.workspace["run"] is not None
     elsewhere = None if start.entry or start.anew or named else _elsewhere(directory, plan.config_id)
     other = same_run(directory, plan) if not (start.own or start.anew or named or elsewhere) else None

@@ -16,6 +16,7 @@ from ...planner.plan import Plan
 from ...planner.serialise import to_json
 from ...records.events import events_since
 from ...records.paths import EVENTS_FILE
+from ...regular_files import reason_of
 from ...server.engine import Capabilities, EngineLost
 from ..errors import EnvironmentFault
 from ..files import durable
@@ -61,7 +62,7 @@ class StartedRanks:
             durable.write(directory / SPEC, spec_text)
         except OSError as error:
             raise EnvironmentFault(
-                "X706", f"the run directory {directory} cannot be written: {error.strerror}"
+                "X706", f"the run directory {directory} cannot be written: {reason_of(error)}"
             ) from error
         return cls(plan, directory, lock)
 

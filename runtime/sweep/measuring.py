@@ -11,7 +11,7 @@ from ..run_directory.ends import last_end
 
 def last_lines(log: Path) -> str:
     """The error at the end of a log."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     words = ("error", "failure")
     found = (place for place in reversed(range(len(lines))) if any(word in lines[place] for word in words))
     place = next(found, len(lines))

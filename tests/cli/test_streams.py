@@ -1,8 +1,11 @@
 """What a command does where its output, or its working folder, is gone."""
 
+import io
+import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,28 @@ def test_streams_that_are_closed(monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
     assert main(["docs", "launcher"]) == 0
     assert main(["check", "no.xtrain"]) == 2
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "plan {spec}", "check {spec}", "docs collate", "explain X704", "plan {spec} --json"]
+)
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_encoding_that_lacks_characters(monkeypatch, tmp_path, words, encoding):
+    """What it lacks is written as JSON escapes it."""
+    spec = tmp_path / "größe → 😀.xtrain"
+    spec.write_text(
+        (Path(__file__).parents[2] / "specs/quickstart.xtrain").read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    with suppress(SystemExit):  # of --help
+        assert main([word.format(spec=spec) for word in words.split()]) == 0
+    out.flush()
+    said = out.buffer.getvalue().decode(encoding)
+    assert (said and "\\u2192" in said) or words in ("--help", "docs collate", "explain X704")
+    if "--json" in words:
+        json.loads(said)
 
 
 def test_a_working_folder_that_is_gone(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ def is_running(pid: int, born: int) -> bool:
     born: when it began, in clock ticks, as its number may be given again; 0 where that is not known.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return _answers(pid)
     return fields[0] not in "ZX" and (not born or int(fields[19]) == born)
@@ -44,7 +44,7 @@ def is_locked(path: Path, *, shared: bool) -> bool | None:
             return True
         if shared:
             return None
-        lock = path.open("r")
+        lock = path.open("rb")
     except OSError:
         return None
     with lock:
@@ -68,7 +68,7 @@ def is_listed(path: Path) -> bool:
     status = path.stat()
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
-        lines = LOCKS.read_text().splitlines()
+        lines = LOCKS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
     # `7: FLOCK  ADVISORY  WRITE 13861 fe:00:3581860 0 EOF`; who waits for one has `->` after the number.
@@ -86,7 +86,7 @@ def is_folder(path: Path) -> bool:
 def is_shared(path: Path) -> bool:
     """Whether a path lies on a file system that other machines write to as well: then a lock may not be seen here."""
     try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
         place = str(path.resolve())
     except OSError:
         return True

@@ -28,10 +28,13 @@ def _match(pattern: str, base: Path, folder: Callable[[Path], bool] | None) -> l
     if not files and paths:
         remedy = f"Name the files in it, for example `{pattern.rstrip('/')}/*`."
         raise DataError(f"pattern matches a folder, not a file: {base / pattern}", remedy=remedy)
+    if not files and (base / pattern).is_file():
+        return [base / pattern]  # a name with the signs of a pattern
     if not files:
+        written = "; a `[` that belongs to a name is written `[[]`" if "[" in pattern else ""
         raise DataError(
             f"pattern matches no file: {base / pattern}",
-            remedy=f"Correct the pattern; relative ones start at {base}.",
+            remedy=f"Correct the pattern; relative ones start at {base}{written}.",
         )
     return files
 

@@ -163,13 +163,13 @@ def has_ended(process: object) -> bool:
 
 def _process(number: str) -> list[str] | None:
     try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8", errors="replace").strip()
         container = str(Path("/proc/self/ns/pid").readlink())  # numbers of processes count within one
     except OSError:
         return None
     try:
         # `17 (name) S …`: the name of the program may itself hold blanks and brackets.
-        first, rest = Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)
+        first, rest = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)
         state, *numbers = rest.split()
         return [machine, container, first.split()[0], "ended" if state in "ZX" else numbers[18]]
     except (OSError, ValueError, IndexError):

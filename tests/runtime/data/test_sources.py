@@ -55,6 +55,15 @@ def test_a_base_with_glob_signs_in_its_name_is_taken_literally(tmp_path: Path):
     assert read(open_source("text", patterns=("*.txt",), base=base))[0] == ["x"]
 
 
+def test_a_file_whose_name_looks_like_a_pattern_is_read(tmp_path: Path):
+    (tmp_path / "[a].txt").write_text("[a]")
+    assert read(open_source("text", patterns=("[a].txt",), base=tmp_path))[0] == ["[a]"]
+    (tmp_path / "a.txt").write_text("a")
+    assert read(open_source("text", patterns=("[a].txt",), base=tmp_path))[0] == ["a"]  # a pattern all the same
+    with pytest.raises(DataError, match=r"a `\[` that belongs to a name is written `\[\[\]`"):
+        open_source("text", patterns=("data[1]/*.txt",), base=tmp_path)
+
+
 def test_a_pattern_without_files_names_the_absolute_pattern(tmp_path: Path):
     with pytest.raises(DataError, match="matches no file") as caught:
         open_source("text", patterns=("none/*.txt",), base=tmp_path)

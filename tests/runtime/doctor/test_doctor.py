@@ -30,8 +30,10 @@ from xtrain.runtime.doctor.examine import examine
 from xtrain.runtime.doctor.hosts import HostFacts, HostMeeting
 from xtrain.runtime.doctor.machine import MachineFacts, look_at_machine
 from xtrain.runtime.doctor.unfit import Unfit
+from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.launch.node_place import NodePlace, own_address
 from xtrain.runtime.launch.preflight import Devices
+from xtrain.runtime.run_directory.workspace import open_workspace
 
 SPEC = """experiment small {{ seed = 1, budget = 40 steps }}
 model llama {{ dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }}
@@ -159,6 +161,18 @@ def test_a_folder_that_cannot_be_written(folder, capsys):
     code, found = doctor("spec.xtrain", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X706"])
     assert "runs cannot be written: it is not a folder" in found[0]["what"]
+
+
+def test_a_folder_behind_a_link_to_nothing(folder, capsys):
+    """The doctor and a run say the same of it, also of a folder below."""
+    plan = made('launch { device = cpu, ranks_per_node = 2 }\nworkspace { root = "runs/below" }')
+    Path("runs").symlink_to("/nowhere/else")
+    code, found = doctor("spec.xtrain", capsys=capsys)
+    assert (code, [each["code"] for each in found]) == (3, ["X706"])
+    says = "a symbolic link to /nowhere/else, which does not exist"
+    assert says in found[0]["what"]
+    with pytest.raises(EnvironmentFault, match=f"cannot be written: runs is {says}"):
+        open_workspace(plan, "")
 
 
 @pytest.mark.parametrize("fault", ["refused", "given twice"])

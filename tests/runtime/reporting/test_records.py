@@ -104,15 +104,24 @@ def test_steps_that_come_again_are_moved_aside(tmp_path):
     assert trim_after(tmp_path / "none.jsonl", 0, aside) == 0
 
 
-def test_half_a_line_is_ended_and_the_next_one_is_whole(tmp_path):
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [
+        (b'{"step":1}\n{"step":2,"ev', b'{"step":1}\n{"step":2,"ev\n'),
+        (b'{"step":1}\n' + bytes(100), b'{"step":1}\n'),  # after a power cut
+        (b'{"step":1}\n{"st' + bytes(2_000_000), b'{"step":1}\n{"st\n'),
+        (bytes(3), b""),
+    ],
+)
+def test_what_a_crash_has_left_is_ended_and_the_next_line_is_whole(tmp_path, left, kept):
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"step":1}\n{"step":2,"ev')
+    path.write_bytes(left)
     for step in (3, 4):
         lines = JsonLinesFile(path)
         lines.write(StepMetrics(step=step, time=None))
         lines.close()
-    assert path.read_bytes() == b'{"step":1}\n{"step":2,"ev\n{"step":3}\n{"step":4}\n'
-    assert [record["step"] for record in objects_since(path)] == [1, 3, 4]
+    assert path.read_bytes() == kept + b'{"step":3}\n{"step":4}\n'
+    assert [record["step"] for record in objects_since(path)] == [1, 3, 4][not kept :]
 
 
 def test_a_disk_that_takes_no_record_is_reported_with_the_file(tmp_path):
