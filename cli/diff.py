@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"diagnostics": [error.to_json() for error in errors]}))
         return 2
     a, b = _with_rows(_with_step(a)), _with_rows(_with_step(b))
-    found = compare_plans(a.plan, b.plan, a.step)
+    found = compare_plans(a.plan, b.plan, a.step, a.past)
     lines = going_on(a, b, found.verdict)
     if arguments.json:
         sides = {letter: _side_json(side) for letter, side in (("a", a), ("b", b))}
@@ -77,10 +77,11 @@ def _with_step(side: "Side") -> "Side":
         return side
     from attrs import evolve
 
+    from ..planner.schedule.step_sizes import past_of
     from ..runtime.checkpoint.layout import CheckpointFolder
 
     latest = CheckpointFolder(Path(side.path) / "checkpoints").latest()
-    return evolve(side, step=latest.step if latest else None)
+    return evolve(side, step=latest.step, past=past_of(latest.state())) if latest else side
 
 
 def _with_rows(side: "Side") -> "Side":

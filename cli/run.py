@@ -258,7 +258,7 @@ def _run_launcher(
         _print_notes(workspace)
         opened(workspace.directory)
         if ui in ("console", "plain"):
-            print(render_summary(plan), flush=True)
+            print(render_summary(workspace.plan), flush=True)
         with Dashboard(workspace) if opens else Following(workspace, ui):
             code = RestartLoop(plan=plan, workspace=workspace, machines=machines).run()
     finally:

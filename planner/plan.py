@@ -124,7 +124,8 @@ class PlanPhase:
     """A stretch of the run, up to the next phase, with one mixture of datasets.
 
     first: index of its first optimizer step, from 0; None until the data is counted where it begins behind so many
-    `epochs`, or at a `fraction` of a budget in them.
+    `epochs`, or at a `fraction` of a budget in them. tokens: where the phase begins after so many tokens, from
+    which `first` follows, as it does from a `fraction` of a budget in tokens.
     shares: of every dataset that is trained on, of the rows; they add up to 1. lr_scale: factor of the learning rate.
     passes: where weights are in epochs, how often an epoch of this mixture takes all rows of each dataset; `shares`
     then are empty until rows are counted (`passes.counted`). exact_rows: of so many rows, those of a step, each dataset
@@ -141,6 +142,7 @@ class PlanPhase:
     epochs: float | None = None
     exact_rows: int | None = None
     mtp_weight: float | None = None
+    tokens: int | None = None
 
     @property
     def amounts(self) -> dict[str, float]:
@@ -166,6 +168,9 @@ class Timeline:
     phases: at least one, in order; the first begins with step 0. stop_at: the step after which the run stops;
     stop_after: how many steps each start of it trains. stop_at_amount, stop_after_amount: the same in what is not
     counted yet. stretches: with a ramp how many rows each step takes, the last stretch behind the ramp; else empty.
+    budget_tokens, stop_at_tokens, stop_after_tokens: what was declared in tokens, or as a share of a budget in tokens.
+    The steps are those of this batch from step 0 on; a resume from another batch counts from the tokens of the
+    checkpoint (`horizon.resumed_plan`).
     """
 
     steps: int | None
@@ -180,6 +185,9 @@ class Timeline:
     stop_at_amount: Uncounted | None = None
     stop_after_amount: Uncounted | None = None
     stretches: tuple[StepStretch, ...] = ()
+    budget_tokens: int | None = None
+    stop_at_tokens: int | None = None
+    stop_after_tokens: int | None = None
 
     @property
     def full_steps(self) -> float | None:

@@ -47,8 +47,15 @@ OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "trac
 # Fields that are written only where they say something: plans that were made before there were any keep their ids.
 LATER: dict[type, tuple[str, ...]] = {
     PlanTick: ("epochs", "fraction"),
-    PlanPhase: ("passes", "epochs", "exact_rows", "mtp_weight"),
-    Timeline: ("stop_at_amount", "stop_after_amount", "stretches"),
+    PlanPhase: ("passes", "epochs", "exact_rows", "mtp_weight", "tokens"),
+    Timeline: (
+        "stop_at_amount",
+        "stop_after_amount",
+        "stretches",
+        "budget_tokens",
+        "stop_at_tokens",
+        "stop_after_tokens",
+    ),
     Traffic: ("meanwhile",),
     Work: ("windows", "position_fp8", "position_fp8_again"),
     ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),

@@ -64,8 +64,17 @@ class HorizonTick(Struct, frozen=True):
     tokens: float | None = None
 
 
+class HorizonStretch(Struct, frozen=True):
+    """Steps that are alike: tokens of each, and of all steps before `first`."""
+
+    first: int = 0
+    tokens: int = 0
+    tokens_before: int = 0
+
+
 class HorizonEvent(Event, tag="horizon"):
-    """what is given in epochs has become steps, where there is any; `step` is where the run goes on"""
+    """lengths in epochs, and after a resume with another batch lengths in tokens, as steps; `step` is where the run
+    continues"""
 
     epoch_rows: Annotated[float | None, doc("of an epoch of the run", "rows")]
     steps: Annotated[int | None, doc("of the run", "steps")]
@@ -75,6 +84,10 @@ class HorizonEvent(Event, tag="horizon"):
     ticks: Annotated[
         list[HorizonTick],
         doc("those in epochs or shares of them, as in the plan: `nodes`, `steps` or `tokens`"),
+    ]
+    stretches: Annotated[
+        list[HorizonStretch],
+        doc("steps that are alike, where not all are: `first` index, `tokens` of each, `tokens_before` the first"),
     ]
 
 

@@ -19,7 +19,7 @@ from ..records.end_status import EndStatus
 from ..records.run_events import RunEndEvent
 from ..records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
 from .bootstrap import choose_device
-from .checkpoint.sources import starting_point
+from .checkpoint.sources import starting_point, total_steps
 from .control.agreement import Agreement
 from .control.commands import Control
 from .control.inbox import Inbox
@@ -161,7 +161,8 @@ class Executor:
 
     def _set_up(self, begin: float) -> None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        start = starting_point(self.plan, self.records.directory).entry
+        begun = starting_point(self.plan, self.records.directory)
+        start, self.notifier.total = begun.entry, total_steps(self.plan, begun)
         self.records.event(
             RunStartEvent(
                 step=0,
@@ -170,7 +171,7 @@ class Executor:
                 name=self.plan.name,
                 world_size=self._world,
                 device=choose_device(self.plan.node("setup.bootstrap").args["device"], local_rank).type,
-                steps=self.plan.timeline.steps,
+                steps=self.notifier.total,
                 attempt=self.records.attempts() + 1,
                 resumed_step=start.step if start else None,
                 directory=str(self.records.directory),

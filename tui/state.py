@@ -143,6 +143,8 @@ class RunState:
     def steps(self) -> int | None:
         """How many optimizer steps the run takes, if that is known."""
         planned = self.start.steps if self.start else None
+        if self.horizon is not None and self.horizon.steps is not None:
+            return self.horizon.steps
         return planned if planned and planned > 0 else self.counted_steps
 
     @property

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler, warm_up
+from ...dsl.schema.schedules import SCHEDULERS, Curve, Scheduler, warm_up
 from ...planner.schedule.closed_form import length_in_steps
 
 
@@ -23,7 +23,7 @@ class Constant(Scheduler):
         return False
 
     @classmethod
-    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+    def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
         lr, warmup = args["lr"], length_in_steps(args["warmup"], total)
         return lambda index: lr * min(1.0, (index + 1) / warmup) if warmup else lr
 

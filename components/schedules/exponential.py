@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler
+from ...dsl.schema.schedules import SCHEDULERS, Curve, Scheduler
 from ...dsl.schema.setting import positive, setting
 
 
@@ -33,9 +33,9 @@ class Exponential(Scheduler):
         return {"start": self.start}
 
     @classmethod
-    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+    def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
         start, end = args["start"], args["lr"]
-        return lambda index: start * (end / start) ** (index / max(1, total - 1))
+        return lambda index: start * (end / start) ** min(1.0, index / max(1, total - 1))
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:

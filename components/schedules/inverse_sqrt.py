@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler, warm_up
+from ...dsl.schema.schedules import SCHEDULERS, Curve, Scheduler, warm_up
 from ...dsl.schema.setting import at_least, setting
 from ...planner.schedule.closed_form import length_in_steps
 
@@ -31,19 +31,23 @@ class InverseSqrt(Scheduler):
         return {"timescale": self.timescale}
 
     @classmethod
-    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+    def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
         lr, warmup = args["lr"], length_in_steps(args["warmup"], total)
         scale = args["timescale"] or warmup or 10_000
 
-        def rate(index: int) -> float:
+        def rate(index: float) -> float:
             s = index + 1
             return lr * s / warmup if s <= warmup else lr * (scale / (s - warmup + scale)) ** 0.5
 
         return rate
 
     @classmethod
+    def in_steps(cls, args: Mapping[str, Any]) -> bool:
+        return args["timescale"] is not None or not any(args["warmup"].values())
+
+    @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
         steps = args["steps"]
-        if steps is None or "epochs" in args["warmup"]:
+        if steps is None or "steps" not in args["warmup"]:
             return ["then with 1/√step"]
         return [f"1/√step to {cls.rate(args, steps)(steps - 1):.3g} at step {steps:,}"]

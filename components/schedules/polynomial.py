@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
+from ...dsl.schema.schedules import SCHEDULERS, Curve, Scheduler, floor_of_peak, warm_up
 from ...dsl.schema.setting import positive, setting
 from ...planner.schedule.closed_form import closed_form, decay_text, idle_floor, length_in_steps
 
@@ -35,7 +35,7 @@ class Polynomial(Scheduler):
         return {"floor": self.floor.fraction, "power": self.power}
 
     @classmethod
-    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+    def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
         warmup, power = length_in_steps(args["warmup"], total), args["power"]
         shape = lambda p, r: r + (1 - r) * (1 - p) ** power  # noqa: E731
         return closed_form(args["lr"], total, warmup, total - warmup, args["floor"], shape)

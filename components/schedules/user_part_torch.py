@@ -4,7 +4,7 @@ from math import isfinite
 from typing import Any
 
 from ...planner.plan import Plan
-from ...planner.schedule.learning_curve import scaled
+from ...planner.schedule.learning_curve import scaled, schedule_clock
 from ...runtime.data.user_parts import failures_of, part_of, spec_folder
 from ...runtime.input.feed import Feed
 from ...runtime.ops import op
@@ -15,21 +15,25 @@ from ...runtime.training.scheduler import Schedule
 def build_user_schedule(plan: Plan, feed: Feed, lr: float, steps: int | None, user: dict[str, Any]) -> Schedule:
     """Step index (from 0) → learning rate: `lr` times what the function gives, times the factor of the phase.
 
-    steps: of the run, None where only the data tells. Raises PartFailed for what is no factor.
+    Where the batch has changed, step and steps are those of a run with the present batch that has trained on as much:
+    a function of step / steps is continuous. Raises PartFailed for what is no factor.
     """
     part = part_of("schedule", user, spec_folder(plan.spec))
     function = part.load()
 
     def rate(index: int) -> float:
-        total = steps if steps is not None else feed.steps
+        step, total = index, feed.steps
+        if feed.batch is not None and feed.batch.past is not None:
+            clock = schedule_clock({"user": user}, feed.batch)
+            step, total = round(clock.at(index + 1)) - 1, round(clock.total)
         with failures_of(part):
-            factor = function(index, total, **part.arguments)
+            factor = function(step, total, **part.arguments)
         try:
             number = float(factor)
         except (TypeError, ValueError):
-            raise part.failed(f"gave {factor!r} for step {index} of {total}, and a factor is a number") from None
+            raise part.failed(f"gave {factor!r} for step {step} of {total}, and a factor is a number") from None
         if not isfinite(number) or number < 0:
-            raise part.failed(f"gave {number:g} for step {index} of {total}, and a factor is finite and not negative")
-        return scaled(lambda _: lr * number, total, feed.phases)(index)
+            raise part.failed(f"gave {number:g} for step {step} of {total}, and a factor is finite and not negative")
+        return scaled(lambda _: lr * number, feed.steps, feed.phases)(index)
 
     return rate

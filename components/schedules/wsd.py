@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
-from ...dsl.schema.schedules import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
+from ...dsl.schema.schedules import SCHEDULERS, Curve, Scheduler, floor_of_peak, warm_up
 from ...dsl.schema.setting import setting, share
 from ...planner.schedule.closed_form import decay_text, length_in_steps, warmup_and_decay
 
@@ -21,7 +21,7 @@ class Wsd(Scheduler):
     warmup: Quantity = warm_up()
     floor: Quantity = floor_of_peak()
     decay: Quantity = setting(
-        "length of the final decay", default=Quantity(10, "%"), units=("steps", "epochs", "%"), check=share
+        "length of the final decay", default=Quantity(10, "%"), units=("steps", "tokens", "epochs", "%"), check=share
     )
     shape: Literal["linear", "cosine", "sqrt"] = setting("shape of the final decay", default="linear")
 
@@ -44,14 +44,15 @@ class Wsd(Scheduler):
         return {"floor": self.floor.fraction, "shape": self.shape}
 
     @classmethod
-    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+    def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
         return warmup_and_decay(args, total, args["shape"], length_in_steps(args["decay"], total))
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
         steps = args["steps"]
         start = f"the last {length('decay')}"
-        if steps is not None and not any("epochs" in args[name] for name in ("warmup", "decay")):
-            warmup, decay = (length_in_steps(args[name], steps) for name in ("warmup", "decay"))
+        lengths = args["warmup"], args["decay"]
+        if steps is not None and all("steps" in each or "fraction" in each for each in lengths):
+            warmup, decay = (length_in_steps(each, steps) for each in lengths)
             start = f"step {max(steps - decay, warmup):,}"
         return [f"constant to {start}", decay_text(args, args["shape"])]

@@ -16,7 +16,10 @@ SCHEDULERS: Final = Registry["Scheduler"]("scheduler", "schedules")
 def warm_up() -> Any:
     """The setting `warmup` that every schedule has."""
     return setting(
-        "length of the linear warm-up", default=Quantity(0, "steps"), units=("steps", "epochs", "%"), check=share
+        "length of the linear warm-up",
+        default=Quantity(0, "steps"),
+        units=("steps", "tokens", "epochs", "%"),
+        check=share,
     )
 
 
@@ -27,6 +30,8 @@ def floor_of_peak() -> Any:
 
 Rate = Callable[[int], float]
 """Index of a step, from 0 → learning rate."""
+Curve = Callable[[float], float]
+"""The same between steps: where the batch has changed, what was trained on need not be a whole number of steps."""
 
 
 @SCHEDULERS.base
@@ -58,9 +63,15 @@ class Scheduler(Component):
     """Whether its rates can be computed without a run."""
 
     @classmethod
-    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
-        """The learning rate of every step of `total`. args: of its node, with lengths in steps or as shares."""
+    def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
+        """The learning rate of every step of `total`. args: of its node, with lengths in steps, which need not be whole
+        numbers after a resume with another batch."""
         raise NotImplementedError
+
+    @classmethod
+    def in_steps(cls, args: Mapping[str, Any]) -> bool:
+        """Whether the rate depends on the number of steps even where the budget is in tokens or epochs."""
+        return False
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:

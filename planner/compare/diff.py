@@ -7,6 +7,7 @@ from attrs import asdict, fields, frozen
 
 from ..plan import Memory, Plan, RankClass
 from ..schedule.horizon import known_timeline
+from ..schedule.step_sizes import StepSizes
 from .diff_values import ValueChange, changed_values
 from .resumable import Verdict, resumable
 
@@ -82,12 +83,13 @@ class PlanDifference:
         return self.a.id != self.b.id
 
 
-def compare_plans(a: Plan, b: Plan, step: int | None = None) -> PlanDifference:
-    """Everything that differs; `step` is that of the checkpoint of `a`, if it is known."""
+def compare_plans(a: Plan, b: Plan, step: int | None = None, past: StepSizes | None = None) -> PlanDifference:
+    """Everything that differs; `step` is that of the checkpoint of `a`, if it is known, `past` the rows of the steps
+    before it."""
     return PlanDifference(
         a=a,
         b=b,
-        verdict=resumable(a, b, step),
+        verdict=resumable(a, b, step, past),
         values=changed_values(a, b),
         nodes=_nodes(a, b),
         memory=_memory(a, b),

@@ -14,6 +14,7 @@ from ..compile import Compiled
 from ..data.chain import own_modules
 from ..load import is_saved, plan_from_path, plan_from_spec, plan_from_text
 from ..plan import Plan
+from ..schedule.step_sizes import StepSizes
 from ..units import WIDTH
 from .resumable import Verdict
 from .resumable_curve import BUDGET
@@ -25,7 +26,7 @@ PLAN_FILE: Final = "plan.json"
 class Side:
     """A spec, a saved plan or a run directory. sets, world: what is asked of it on the command line.
 
-    step: how far the latest checkpoint of a run has come, None where there is none.
+    step: how far the latest checkpoint of a run has come, None where there is none; past: the rows of these steps.
     """
 
     path: str
@@ -34,6 +35,7 @@ class Side:
     sets: tuple[str, ...] = ()
     world: int | None = None
     step: int | None = None
+    past: StepSizes | None = None
 
     @property
     def name(self) -> str:

@@ -16,9 +16,10 @@ from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
 from ..graph.reference_nodes import OP as REFERENCE
 from ..plan import Node, Plan
-from ..schedule.horizon import as_known
+from ..schedule.horizon import as_known, known_arithmetic, resumed_plan
+from ..schedule.step_sizes import StepSizes
 from .diff_values import actions_text, recurring
-from .resumable_curve import curve_reasons
+from .resumable_curve import Side, curve_reasons
 from .resumable_data import data_reasons
 from .resumable_phases import phase_reasons
 from .resumable_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of, tracker_rule
@@ -64,23 +65,28 @@ class Verdict:
         return self.kind != "incompatible" or any(reason.certain for reason in self.refusals)
 
 
-def resumable(a: Plan, b: Plan, step: int | None = None) -> Verdict:
-    """What a checkpoint of `a`, saved after `step` steps if that is known, can be under `b`."""
-    reasons = [] if a.id == b.id else list(_reasons(a, b, step))
+def resumable(a: Plan, b: Plan, step: int | None = None, past: StepSizes | None = None) -> Verdict:
+    """What a checkpoint of `a`, saved after `step` steps if that is known, can be under `b`.
+
+    past: the rows of these steps, None where they are those of `a` from its start. Lengths of `b` in tokens and epochs
+    count from there.
+    """
+    reasons = [] if a.id == b.id else list(_reasons(a, b, step, past))
     reasons.sort(key=lambda reason: (-KINDS.index(reason.kind), -EFFECTS.index(reason.effect)))
     kind = reasons[0].kind if reasons else "same"
     effect = EFFECTS[max((EFFECTS.index(reason.effect) for reason in reasons), default=0)]
     return Verdict(kind=kind, effect=effect, reasons=tuple(reasons))
 
 
-def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
+def _reasons(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> Iterator[Reason]:
     for difference in mismatches(checkpoint_contents(a), checkpoint_contents(b)):
         yield Reason(kind="incompatible", path=difference.path, text=difference.text)
     yield from data_reasons(a, b)
     yield from _layout(a, b)
     yield from _formats(a, b)
-    yield from phase_reasons(as_known(a), as_known(b), step)
-    yield from curve_reasons(as_known(a), as_known(b), step)
+    one, other = _sides(a, b, step, past)
+    yield from phase_reasons(one.plan, other.plan, step)
+    yield from curve_reasons(one, other, step)
     yield from _average(a, b)
     yield from _early(a, b)
     yield from _arguments(a, b)
@@ -88,6 +94,14 @@ def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     yield from _cadence(a, b)
     yield from _restarts(a, b)
     yield from _name(a, b)
+
+
+def _sides(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> tuple[Side, Side]:
+    if step is None:
+        return Side(as_known(a), known_arithmetic(a)), Side(as_known(b), known_arithmetic(b))
+    past = known_arithmetic(a).row_sizes if past is None else past
+    one, other = (Side(*resumed_plan(plan, past, step)) for plan in (a, b))
+    return one, other
 
 
 def _layout(a: Plan, b: Plan) -> Iterator[Reason]:

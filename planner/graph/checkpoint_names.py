@@ -10,6 +10,7 @@ ALIAS: Final = ".pt"
 FULL: Final = re.compile(r"ckpt-s(\d{12})")
 WEIGHTS: Final = re.compile(r"model-s(\d{12})")
 EPOCH: Final = re.compile(r"epoch-(\d{1,9})")  # no file: the sidecar of a checkpoint says which epoch it has ended
+STATE: Final = "state.json"
 FOLDER: Final = "checkpoints"  # in that of a run
 
 # full: a run can go on from it. weights: weights alone. later: a run or folder that has none yet.

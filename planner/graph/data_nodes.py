@@ -61,6 +61,8 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
             args["again"] = {"steps": rollout.steps, "turns": rollout.updates}
     if batch.ramp:
         args["ramp"] = {"rows": batch.first_rows, "steps": batch.ramp}
+        if batch.ramp_tokens:
+            args["ramp"]["tokens"] = True
     dealt = ""
     if row_link(run.spec.collate).packing.balances:
         args["balance"] = True

@@ -218,6 +218,8 @@ def _horizon(graph: Builder, spec: Spec, last: str) -> str:
 def _length_text(length: dict[str, Any]) -> str:
     if "epochs" in length:
         return amount_in_epochs(length["epochs"])
+    if "steps" not in length and "tokens" in length:
+        return plural(length["tokens"], "token")
     return plural(length["steps"], "step") if "steps" in length else f"{length['fraction']:.0%} of the budget"
 
 

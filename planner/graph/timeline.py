@@ -11,9 +11,10 @@ from ...dsl.schema.actions import Tick as TickSpec
 from ...dsl.schema.experiment import Launch
 from ...dsl.spec import Spec
 from ..findings import Findings
-from ..plan import PlanPhase, PlanTick, StepStretch, Timeline, Trigger
+from ..plan import PlanPhase, PlanTick, Timeline, Trigger
 from ..schedule.arithmetic import Arithmetic
 from ..schedule.counts import next_due, times_due, with_counts
+from ..schedule.horizon import stretches
 from ..schedule.order import in_order
 from ..schedule.stops import actions_on, counted, limit_args, occurs, only_informs, uncounted
 from .actions import ActionNodes
@@ -197,20 +198,11 @@ def build_timeline(
         phases=phases,
         ticks=tuple(ticks),
         triggers=triggers,
-        stretches=_stretches(batch),
+        stretches=stretches(batch),
+        budget_tokens=batch.budget_tokens,
         **limit_args(launch, batch),
     )
     return with_counts(timeline, [_unrecorded(tick) for tick in in_turn], batch.sizes)
-
-
-def _stretches(batch: Arithmetic) -> tuple[StepStretch, ...]:
-    if not batch.ramp:
-        return ()
-    tokens, sequence = batch.sizes, batch.sequence
-    return tuple(
-        StepStretch(first=first, rows=rows, tokens=rows * sequence, tokens_before=tokens.before(first))
-        for first, rows in batch.row_sizes.stretches()
-    )
 
 
 def _commands(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from ..compare.resumable_phases import mix_text, start_text
 from ..plan import Plan, PlanPhase
 from ..schedule.arithmetic import arithmetic_of
 from ..schedule.epochs import sampler_of
+from ..schedule.horizon import known_arithmetic
 from ..schedule.learning_curve import computed, learning_rate
 from ..schedule.phases import in_order
 from ..units import amount_in_epochs, count_text, plural
@@ -22,7 +23,8 @@ def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
     page.heading("PHASES", f"{plural(len(phases), 'phase')}, {plural(len(datasets), 'dataset')}, {weights}")
     rate = plan.node("setup.scheduler").args
     lengths = (rate.get("warmup") or {}, rate.get("decay") or {})
-    waits = any(phase.first is None and phase.epochs for phase in phases) or any("epochs" in each for each in lengths)
+    waits = any(phase.first is None and phase.epochs for phase in phases)
+    waits = waits or any(each and "steps" not in each and "fraction" not in each for each in lengths)
     if plan.timeline.steps is None or waits:
         page.described([(phase.name, _uncounted(phase)) for phase in phases])
         return
@@ -41,8 +43,8 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
     steps, loader = plan.timeline.steps, plan.node("setup.loader").args
     assert steps is not None
     args = plan.node("setup.scheduler").args
-    rate = learning_rate(args, steps, plan.timeline.phases) if computed(args) else None
-    begins = in_order(plan.timeline.phases, steps)
+    rate = learning_rate(args, known_arithmetic(plan), plan.timeline.phases) if computed(args) else None
+    begins = [pair for pair in in_order(plan.timeline.phases, steps) if pair[0] < steps]
     ends = [first for first, _ in begins[1:]] + [steps]
     table: list[tuple[str, ...]] = []
     sizes = arithmetic_of(plan).row_sizes

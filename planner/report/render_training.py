@@ -112,8 +112,10 @@ def breakpoints(args: dict[str, Any]) -> list[str]:
 
 
 def _length(length: dict[str, Any]) -> str:
-    if "epochs" in length:
+    if "epochs" in length and "steps" not in length:
         return amount_in_epochs(length["epochs"])
+    if "steps" not in length and "tokens" in length:
+        return plural(length["tokens"], "token")
     return plural(length["steps"], "step") if "steps" in length else f"{100 * length['fraction']:.3g}%"
 
 

@@ -3,31 +3,70 @@
 from pathlib import Path
 from typing import Final
 
+from attrs import frozen
+
 from ...dsl.spec import Spec
+from ...regular_files import read_json
 from ..findings import Findings
-from ..graph.checkpoint_names import ALIAS, FOLDER, FULL, look_at
+from ..graph.checkpoint_names import ALIAS, FOLDER, FULL, STATE, look_at
 from ..graph.saving import pretrained
 from ..schedule.arithmetic import Arithmetic
+from ..schedule.step_sizes import StepSizes, past_of
 from ..schedule.stops import limit_args
 
 # The pointers to a full checkpoint.
 NAMES: Final = ("latest", "best")
 
 
-def begins_at(path: Path) -> int | None:
-    """The steps behind the state that `checkpoint.from` means: a checkpoint, a pointer to one, or the latest of a
-    folder of checkpoints or of a run. None where names do not tell; whether it is intact the run finds out."""
+@frozen
+class Beginning:
+    """The state that `checkpoint.from` means: its step, and the rows of the steps before it, None where it does not say
+    so."""
+
+    step: int
+    past: StepSizes | None
+
+
+def begins_at(path: Path) -> Beginning | None:
+    """The state that `checkpoint.from` means: a checkpoint, a pointer to one, or the latest of a folder of checkpoints
+    or of a run. None where names do not tell; whether it is intact the run finds out."""
     if path.suffix == ALIAS:
         path = path.with_suffix("") if path.stem in NAMES else path.parent
     try:
         for pointer in (path, path / "latest", path / "checkpoints" / "latest"):
             if pointer.name in NAMES and pointer.is_file():
-                match = FULL.fullmatch(pointer.read_text(encoding="utf-8").strip())
-                return int(match[1]) if match else None
+                path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+                match = FULL.fullmatch(path.name)
+                return Beginning(int(match[1]), _past(path)) if match else None
         match = FULL.fullmatch(path.name)
-        return int(match[1]) if match and path.is_dir() else None
+        return Beginning(int(match[1]), _past(path)) if match and path.is_dir() else None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _past(checkpoint: Path) -> StepSizes | None:
+    try:
+        return past_of(read_json(checkpoint / STATE))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        return None
+
+
+def resumed_batch(spec: Spec, batch: Arithmetic) -> Arithmetic:
+    """Return the steps of a run where it is resumed with another batch, else `batch`.
+
+    Lengths must fit into what is left there. A run with another batch is named by `workspace.run` or `checkpoint.from`.
+    """
+    beginning, workspace = None, spec.workspace
+    if batch.done_steps or not batch.rows:
+        return batch
+    if workspace.run is not None and spec.checkpoint.resume:
+        beginning = begins_at(Path(workspace.root) / (workspace.lineage or spec.experiment.name) / workspace.run)
+    if beginning is None and spec.checkpoint.from_ is not None:
+        beginning = begins_at(Path(spec.checkpoint.from_))
+    if beginning is None or beginning.past is None:
+        return batch
+    ahead = batch.resumed(beginning.past, beginning.step, beginning.past.before(beginning.step))
+    return batch if ahead.past is None else ahead
 
 
 def check_beginning(spec: Spec, batch: Arithmetic, found: Findings) -> None:
@@ -73,14 +112,19 @@ def _check_step(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     No more than a warning: a run that has checkpoints of its own goes on from these, wherever the other one is by now.
     """
     origin = spec.checkpoint.from_
-    step = begins_at(Path(origin)) if origin is not None else None
-    if step is None:
+    beginning = begins_at(Path(origin)) if origin is not None else None
+    if beginning is None:
         return
+    step, counts, more = beginning.step, "steps", f"{beginning.step + (batch.steps or 0)} steps"
+    batch = resumed_batch(spec, batch)
+    if batch.budget_tokens is not None and beginning.past is not None:
+        tokens = batch.budget_tokens + beginning.past.before(step) * batch.sequence
+        counts, more = "tokens", f"{tokens} tokens"
     begins = f"{origin} is a checkpoint of step {step:,}"
     if batch.steps is not None and step >= batch.steps:
         message = f"{begins} and the budget ends with step {batch.steps:,}: nothing is left to train"
         hint = (
-            f"the steps of the checkpoint count: use more, such as `budget = {step + batch.steps} steps`; "
+            f"the {counts} of the checkpoint count: use more, such as `budget = {more}`; "
             "for the weights alone, from step 0: checkpoint.pretrained"
         )
         found.warn("checkpoint.from", "W608", "experiment.budget", message, hint)

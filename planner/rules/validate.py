@@ -23,11 +23,12 @@ from ..model.teacher import check_teacher
 from ..plan import PlanPhase
 from ..schedule.arithmetic import Arithmetic, Counts, derive_arithmetic
 from ..schedule.learning_rate import check_schedule
+from ..schedule.mixing import build_phases
 from ..schedule.stops import check_events, check_stops
 from ..serving.rules import check_server
 from ..serving.slots import architecture_with_slots, as_training, with_slots
 from .base_rules import check_base
-from .beginning import check_beginning
+from .beginning import check_beginning, resumed_batch
 from .elastic import Elastic, settle_worlds
 from .fp8_rules import check_fp8
 from .further_rules import check_further
@@ -97,21 +98,23 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     teacher = fit_teacher(spec, check_teacher(spec, arch, found), layout, batch, found)
     scorer = read_scorer(spec, arch, found)
     check_replay(spec, arch, found)
-    check_schedule(spec, batch, found)
+    ahead = resumed_batch(spec, batch)
+    check_schedule(spec, ahead, found)
     schedule = fill_schedule(spec, batch.declared_steps)
-    check_ticks(schedule, batch, spec.launch, found)
+    check_ticks(schedule, ahead, spec.launch, found)
     check_events(spec, found)
-    check_profiles(spec, batch, found)
+    check_profiles(spec, ahead, found)
     check_alerts(spec, found)
     check_trackers(spec, found)
-    check_stops(spec.launch, batch, found)
+    check_stops(spec.launch, ahead, found)
     check_launcher(spec, found)
-    check_saving(spec, schedule, batch, found)
+    check_saving(spec, schedule, ahead, found)
     check_beginning(spec, batch, found)
-    check_average(spec, batch, found)
+    check_average(spec, ahead, found)
     check_backend(spec, layout.mesh.world_size, found)
-    check_nan(spec, schedule, batch, found)
-    phases = check_phases(spec, batch, found)
+    check_nan(spec, schedule, ahead, found)
+    phases = check_phases(spec, ahead, found)
+    phases = phases if ahead is batch else build_phases(spec, batch)
     if found.failed or layout.unsettled:
         return None
     check_idle(spec, shape, layout, batch, found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cached_property
 from math import ceil, floor
 
 from attrs import evolve, field, frozen
@@ -18,11 +19,15 @@ from .step_sizes import StepSizes
 
 @frozen(kw_only=True)
 class Counts:
-    """What is known once the data is counted: the rows of an epoch, and how far the run has come in it."""
+    """What is known once the data is counted: the rows of an epoch, and how far the run has come in it.
+
+    past: rows of the steps that are done, None where the plan's own sizes hold from step 0.
+    """
 
     epoch_rows: Fraction
     done_steps: int = 0
     done_rows: int = 0
+    past: StepSizes | None = None
 
 
 @frozen(kw_only=True)
@@ -31,8 +36,9 @@ class Arithmetic:
     before `ramp` have fewer rows, the first one `first_rows`, and so fewer microbatches.
 
     `steps` is None while the budget is in epochs and the data has not been counted. `reasons` by path in the spec.
-    epoch_rows: of one epoch, once the data is counted. done_steps, done_rows: steps that the run has behind it, and the
-    rows of this data that were taken in them; the steps before may have had other rows.
+    budget_tokens: of a budget in tokens. epoch_rows: of one epoch, once the data is counted. done_steps, done_rows:
+    steps that the run has behind it, and the rows of this data that were taken in them. past: the rows of each of these
+    steps, where the run had another batch. ramp_tokens: of a ramp that is declared in tokens.
     """
 
     micro: int
@@ -41,17 +47,24 @@ class Arithmetic:
     sequence: int
     steps: int | None = None
     epochs: float | None = None
+    budget_tokens: int | None = None
     reasons: dict[str, str] = field(factory=dict)
     epoch_rows: Fraction | None = None
     done_steps: int = 0
     done_rows: int = 0
     first_rows: int | None = None
     ramp: int = 0
+    ramp_tokens: bool = False
+    past: StepSizes | None = None
 
-    @property
+    @cached_property
     def row_sizes(self) -> StepSizes:
         """The rows of every step."""
-        return StepSizes(self.rows, self.rows if self.first_rows is None else self.first_rows, self.ramp)
+        own = StepSizes(self.rows, self.rows if self.first_rows is None else self.first_rows, self.ramp)
+        if self.past is None:
+            return own
+        offset = own.steps_of(self.past.before(self.done_steps)) if self.ramp_tokens else None
+        return own.resumed(self.past, self.done_steps, offset)
 
     @property
     def microbatches(self) -> tuple[int, ...]:
@@ -59,7 +72,7 @@ class Arithmetic:
         each = self.rows // self.accumulate
         return tuple(rows // each for _, rows in self.row_sizes.stretches()) if self.ramp else (self.accumulate,)
 
-    @property
+    @cached_property
     def sizes(self) -> StepSizes:
         """The tokens of every step."""
         return self.row_sizes.times(self.sequence)
@@ -78,13 +91,27 @@ class Arithmetic:
         """What the budget alone says, whether the data is counted or not."""
         return None if self.epochs is not None else self.steps
 
-    def counted(self, epoch_rows: Fraction, *, done_steps: int = 0, done_rows: int = 0) -> "Arithmetic":
-        """The same with the data counted, for a run that begins or goes on there. It has fewer steps than are behind it
-        where more rows were taken than a budget in epochs has."""
-        steps = self.steps
-        if self.epochs is not None:
-            steps = _step_behind(self.row_sizes, exact(self.epochs) * epoch_rows, done_steps, done_rows)
-        return evolve(self, steps=steps, epoch_rows=epoch_rows, done_steps=done_steps, done_rows=done_rows)
+    def counted(self, epoch_rows: Fraction) -> "Arithmetic":
+        """Return the same with the data counted."""
+        return evolve(self, epoch_rows=epoch_rows).resumed(self.past, self.done_steps, self.done_rows)
+
+    def resumed(self, past: StepSizes | None, step: int, rows: int) -> "Arithmetic":
+        """Return the same for a run that goes on after `step` steps, which took `rows` rows of this data.
+
+        past: the rows of these steps; None: those of this batch. The budget has fewer steps than are done where it has
+        fewer tokens, or fewer epochs, than were trained on.
+        """
+        own = evolve(self, past=None, done_steps=0).row_sizes
+        found = evolve(self, done_steps=step, done_rows=rows, past=None if past == own else past)
+        return evolve(found, steps=found.steps_with(found.row_sizes))
+
+    def steps_with(self, rows: StepSizes) -> int | None:
+        """Return the steps of the budget if they took the rows `rows`, as far as that is known."""
+        if self.budget_tokens is not None:
+            return rows.times(self.sequence).steps_of(self.budget_tokens)
+        if self.epochs is None or self.epoch_rows is None:
+            return None if self.epochs is not None else self.steps
+        return self._behind(exact(self.epochs) * self.epoch_rows, rows)
 
     def rows_before(self, step: int) -> int:
         """Rows of this data that are taken before a step (from 0) that is still to come."""
@@ -110,29 +137,60 @@ class Arithmetic:
         """The first step (from 0) that comes behind so many epochs; None until the data is counted."""
         if self.epoch_rows is None:
             return None
-        rows = exact(epochs) * self.epoch_rows
-        if rows <= self.done_rows:
-            # Of steps that had other rows only their number is known: they are taken to be alike.
+        return self._behind(exact(epochs) * self.epoch_rows, self.row_sizes)
+
+    def _behind(self, rows: Fraction, sizes: StepSizes) -> int:
+        """The first step (from 0) before which so many rows of this data are taken, by steps of `sizes`."""
+        done = sizes.before(self.done_steps)
+        if rows <= self.done_rows != done:
+            # Steps that took rows of other data as well: they are taken to be alike.
             return ceil(rows * self.done_steps / self.done_rows) if rows else 0
-        return _step_behind(self.row_sizes, rows, self.done_steps, self.done_rows)
+        return max(0, sizes.steps_of(rows - self.done_rows + done))
 
     def steps_in(self, epochs: float) -> int | None:
         """So many epochs as a number of steps, rounded up, behind the ramp if there is one; None until the data is
         counted."""
         return None if self.epoch_rows is None else ceil(exact(epochs) * self.epoch_rows / self.rows)
 
-    def steps_at_begin(self, epochs: float) -> int | None:
-        """The same of the first steps of the run."""
-        return None if self.epoch_rows is None else self.row_sizes.steps_of(exact(epochs) * self.epoch_rows)
+    def in_tokens(self, amount: Quantity) -> int | None:
+        """Return an amount that is declared in tokens, or as a share of a budget in tokens; None for any other."""
+        if amount.unit == "tokens":
+            return ceil(amount.value)
+        if amount.unit == "%" and self.budget_tokens is not None:
+            return ceil(exact(amount.fraction) * self.budget_tokens)
+        return None
+
+    def nearest_step(self, fraction: float) -> int | None:
+        """Return the step nearest to a share of the budget, of one in tokens or epochs by what the steps take; None
+        while that is not known."""
+        alike = self.past is None and not self.ramp
+        if self.steps is None or alike:
+            return None if self.steps is None else round(self.steps * fraction)
+        if self.budget_tokens is not None:
+            return round(self.sizes.position(exact(fraction) * self.budget_tokens))
+        if self.epochs is not None and self.epoch_rows is not None:
+            return round(self.rows_position(exact(fraction) * exact(self.epochs) * self.epoch_rows))
+        return round(self.steps * fraction)
+
+    def rows_position(self, rows: Fraction) -> Fraction:
+        """Return after how many steps so many rows of this data are taken (see `StepSizes.position`)."""
+        return self.row_sizes.position(rows - self.done_rows + self.row_sizes.before(self.done_steps))
 
     def steps_at_end(self, epochs: float) -> int | None:
         """The same of the last steps of the run."""
-        if self.epoch_rows is None or self.steps is None:
+        return None if self.epoch_rows is None else self._at_end(self.row_sizes, exact(epochs) * self.epoch_rows)
+
+    def steps_of_tokens(self, tokens: int, *, at_end: bool) -> int | None:
+        """Return how many of the first steps, or of the last ones, take so many tokens."""
+        return self._at_end(self.sizes, Fraction(tokens)) if at_end else self.sizes.steps_of(tokens)
+
+    def _at_end(self, sizes: StepSizes, amount: Fraction) -> int | None:
+        if self.steps is None:
             return None
-        before = floor(self.row_sizes.before(self.steps) - exact(epochs) * self.epoch_rows)
+        before = floor(sizes.before(self.steps) - amount)
         if before < 0:  # more than the run has, as it must be seen to be where a ramp makes its steps small
-            return max(ceil(exact(epochs) * self.epoch_rows / self.rows), self.steps + 1)
-        return self.steps - self.row_sizes.steps_of(before + 1) + 1
+            return max(ceil(amount / sizes.full), self.steps + 1)
+        return self.steps - sizes.steps_of(before + 1) + 1
 
 
 def arithmetic_of(plan: Plan) -> Arithmetic:
@@ -140,7 +198,13 @@ def arithmetic_of(plan: Plan) -> Arithmetic:
     args = plan.node("setup.loader").args
     names = ("micro", "accumulate", "rows", "sequence", "steps", "epochs")
     ramp = args.get("ramp", {"rows": None, "steps": 0})
-    return Arithmetic(**{name: args[name] for name in names}, first_rows=ramp["rows"], ramp=ramp["steps"])
+    return Arithmetic(
+        **{name: args[name] for name in names},
+        budget_tokens=plan.timeline.budget_tokens,
+        first_rows=ramp["rows"],
+        ramp=ramp["steps"],
+        ramp_tokens=ramp.get("tokens", False),
+    )
 
 
 def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts | None = None) -> Arithmetic:
@@ -151,19 +215,20 @@ def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts |
     shares = _with_ramp(spec, _share_rows(spec, mesh, found), mesh, found)
     reasons = dict(shares.reasons)
     budget = spec.experiment.budget
-    steps, epochs = None, None
+    steps, epochs, tokens = None, None, None
     if budget.unit == "steps":
         steps = ceil(budget.value)
     elif budget.unit == "tokens":
-        steps = shares.sizes.steps_of(ceil(budget.value))
+        tokens = ceil(budget.value)
+        steps = shares.sizes.steps_of(tokens)
         reasons["steps"] = f"{count_text(budget.value)} tokens / {shares.tokens_per_step:,} a step, rounded up"
         if shares.ramp:
             reasons["steps"] += f", and {plural(shares.ramp, 'smaller step')} of the ramp"
     else:
         epochs = float(budget.value)
-    batch = evolve(shares, steps=steps, epochs=epochs, reasons=reasons)
+    batch = evolve(shares, steps=steps, epochs=epochs, budget_tokens=tokens, reasons=reasons)
     if counted is not None:
-        batch = batch.counted(counted.epoch_rows, done_steps=counted.done_steps, done_rows=counted.done_rows)
+        batch = batch.counted(counted.epoch_rows).resumed(counted.past, counted.done_steps, counted.done_rows)
     if batch.steps is None:
         found.unknown("schedule.budget", f"{budget}: the number of steps is known only when the data has been counted")
     else:
@@ -234,7 +299,8 @@ def _with_ramp(spec: Spec, batch: Arithmetic, mesh: Mesh, found: Findings) -> Ar
         message = f"ramp {spec.batch.ramp} is not a step long"
         found.fail("batch.ramp", "X304", "batch.ramp", message, "make it longer, or remove `ramp_from`")
     else:
-        return _checked_ramp(spec, evolve(batch, first_rows=first, ramp=steps), found)
+        in_tokens = spec.batch.ramp.unit == "tokens"
+        return _checked_ramp(spec, evolve(batch, first_rows=first, ramp=steps, ramp_tokens=in_tokens), found)
     return batch
 
 
@@ -286,18 +352,16 @@ def _least(most: int, enough: Callable[[int], bool]) -> int:
     return low
 
 
-def _step_behind(sizes: StepSizes, rows: Fraction, done_steps: int, done_rows: int) -> int:
-    """The first step (from 0) before which `rows` rows of this data are taken, of which `done_rows` were taken in the
-    steps before `done_steps`."""
-    return max(0, sizes.steps_of(rows - done_rows + sizes.before(done_steps)))
-
-
 def length_of(quantity: Quantity, batch: Arithmetic, *, at_end: bool = False) -> int | None:
-    """A length in steps: as it is, a share of the budget rounded to the nearest, or epochs rounded up; None while that
-    is not known. at_end: of the run, not at its beginning."""
+    """A length in steps: as it is, a share of the budget rounded to the nearest, or tokens and epochs rounded up; None
+    while that is not known. at_end: of the run, not at its beginning."""
     if quantity.unit == "steps":
         return ceil(quantity.value)
     if quantity.unit == "epochs":
         epochs = float(quantity.value)
-        return batch.steps_at_end(epochs) if at_end else batch.steps_at_begin(epochs)
-    return None if batch.steps is None else round(batch.steps * quantity.fraction)
+        return batch.steps_at_end(epochs) if at_end else batch.step_behind(epochs)
+    if quantity.unit == "tokens":
+        return batch.steps_of_tokens(ceil(quantity.value), at_end=at_end)
+    if at_end and batch.steps is not None:
+        return batch.steps - (batch.nearest_step(1 - quantity.fraction) or 0)
+    return batch.nearest_step(quantity.fraction)

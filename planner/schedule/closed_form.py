@@ -1,9 +1,10 @@
-"""What schedules of the learning rate are made of, closed forms of the step: a resumed run needs no state of them.
+"""Closed forms of the step that schedules of the learning rate are made of: a resumed run needs no state of them.
 
 With W warm-up steps, T steps in all and floor r, step i (from 0) uses factor f(i + 1):
 warm-up f(s) = s / W; after it p = (s − W) / (T − W) goes to 1 at the last step, and
 cosine r + ½(1 − r)(1 + cos πp), linear 1 − (1 − r)p, sqrt r + (1 − r)√(1 − p).
-Counting from s = 1, the first step is not lost to a learning rate of 0 and the last one uses the floor.
+Counting from s = 1, the first step is not lost to a learning rate of 0 and the last one uses the floor. Steps, warm-up
+and total are full steps of the present batch (`learning_curve.py`), and need not be whole numbers.
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ...dsl.quantity import Quantity
-from ...dsl.schema.schedules import Rate, Scheduler
+from ...dsl.schema.schedules import Curve, Scheduler
 
 SHAPES: dict[str, Callable[[float, float], float]] = {
     "cosine": lambda p, r: r + 0.5 * (1 - r) * (1 + math.cos(math.pi * p)),
@@ -20,7 +21,7 @@ SHAPES: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def warmup_and_decay(args: Mapping[str, Any], total: int, shape: str, decay: int | None = None) -> Rate:
+def warmup_and_decay(args: Mapping[str, Any], total: float, shape: str, decay: float | None = None) -> Curve:
     """The curve of a schedule by the arguments of its node. decay: steps at the end; None: all after the warm-up."""
     warmup = length_in_steps(args["warmup"], total)
     return closed_form(
@@ -29,25 +30,26 @@ def warmup_and_decay(args: Mapping[str, Any], total: int, shape: str, decay: int
 
 
 def closed_form(
-    lr: float, total: int, warmup: int, decay: int, floor: float, shape: Callable[[float, float], float]
-) -> Rate:
+    lr: float, total: float, warmup: float, decay: float, floor: float, shape: Callable[[float, float], float]
+) -> Curve:
     """Rise over `warmup` steps, stay, fall over the last `decay` of `total` steps to `floor` · lr."""
     begin = max(warmup, total - decay)
 
-    def rate(index: int) -> float:
+    def rate(index: float) -> float:
         s = index + 1
         if s <= warmup:
             return lr * s / warmup
         if s <= begin:
             return lr
-        return lr * shape(min(1.0, (s - begin) / max(1, total - begin)), floor)
+        left = total - begin
+        return lr * shape(min(1.0, (s - begin) / left) if left > 0 else 1.0, floor)
 
     return rate
 
 
-def length_in_steps(length: Mapping[str, float], total: int) -> int:
+def length_in_steps(length: Mapping[str, float], total: float) -> float:
     """`{"steps": n}` or `{"fraction": f}` of `total`, rounded to steps."""
-    return int(length["steps"]) if "steps" in length else round(length["fraction"] * total)
+    return length["steps"] if "steps" in length else round(length["fraction"] * total)
 
 
 def idle_floor(warmup: Quantity, *others: str) -> dict[str, str]:
@@ -73,7 +75,7 @@ class DecayingScheduler(Scheduler):
         return {"floor": self.floor.fraction}
 
     @classmethod
-    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+    def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
         return warmup_and_decay(args, total, cls.shape)
 
     @classmethod

@@ -12,11 +12,12 @@ from attrs import evolve
 
 from ...dsl.schema.schedules import SCHEDULERS
 from ...dsl.spec import Spec
-from ..plan import Plan, PlanPhase, PlanTick, Timeline, Uncounted
+from ..plan import Plan, PlanPhase, PlanTick, StepStretch, Timeline, Uncounted
 from .arithmetic import Arithmetic, arithmetic_of
 from .counts import unrecorded, with_counts
 from .epochs import counted, rows_of_epoch
 from .mixing import in_epochs, weights
+from .step_sizes import StepSizes
 from .stops import share_of, tokens_of
 
 
@@ -48,13 +49,9 @@ def waits_for_data(spec: Spec) -> bool:
     return any(amount.unit == "epochs" for amount in amounts)
 
 
-def counted_arithmetic(plan: Plan, rows: Mapping[str, int], *, done_steps: int = 0, done_rows: int = 0) -> Arithmetic:
-    """The same with the data counted.
-
-    rows: of each dataset that is trained on; done_steps, done_rows: how many steps the run has behind it, and how many
-    of these rows it took in them.
-    """
-    return arithmetic_of(plan).counted(epoch_rows(plan, rows), done_steps=done_steps, done_rows=done_rows)
+def counted_arithmetic(plan: Plan, rows: Mapping[str, int]) -> Arithmetic:
+    """The same with the data counted. rows: of each dataset that is trained on."""
+    return arithmetic_of(plan).counted(epoch_rows(plan, rows))
 
 
 def epoch_rows(plan: Plan, rows: Mapping[str, int]) -> Fraction:
@@ -100,38 +97,75 @@ def counted_timeline(timeline: Timeline, batch: Arithmetic, rows: Mapping[str, i
 
     rows: of each dataset, for the shares that weights in epochs come to.
     """
-    phases = counted(timeline.phases, rows)
-    if batch.epoch_rows is None:
-        return evolve(timeline, phases=phases)
+    return _with_steps(evolve(timeline, phases=counted(timeline.phases, rows)), batch)
+
+
+def resumed_plan(plan: Plan, past: StepSizes, step: int) -> tuple[Plan, Arithmetic]:
+    """Return the plan as it is for a run that goes on after `step` steps, which took the rows `past`, and its steps.
+
+    Lengths in tokens count from the tokens of these steps. Amounts in epochs are known where the data is counted; all
+    rows of the past are taken to be of this data.
+    """
+    batch = known_arithmetic(plan).resumed(past, step, past.before(step))
+    rate = counted_rate(plan.node("setup.scheduler").args, batch)
+    nodes = tuple(evolve(node, args=rate) if node.op == "setup.scheduler" else node for node in plan.nodes)
+    rows = {} if plan.counted is None else plan.counted.rows
+    timeline = counted_timeline(plan.timeline, batch, rows) if rows else _with_steps(plan.timeline, batch)
+    return evolve(plan, timeline=timeline, nodes=nodes, counted=None), batch
+
+
+def _with_steps(timeline: Timeline, batch: Arithmetic) -> Timeline:
+    """`timeline` with every amount in tokens or epochs that `batch` can count as steps of it."""
+    sizes, stop_at = batch.sizes, timeline.stop_at
+    if timeline.stop_at_tokens is not None:
+        stop_at = sizes.steps_of(timeline.stop_at_tokens)
+    waits = batch.epoch_rows is None
     return evolve(
         timeline,
         steps=batch.steps,
         tokens=batch.tokens,
-        phases=tuple(_phase(phase, batch) for phase in phases),
+        phases=tuple(_phase(phase, batch) for phase in timeline.phases),
         ticks=tuple(_tick(tick, batch) for tick in timeline.ticks),
-        stop_at=_stop(timeline.stop_at, timeline.stop_at_amount, batch.step_behind, batch),
+        stop_at=_stop(stop_at, timeline.stop_at_amount, batch.step_behind, batch),
         stop_after=_stop(timeline.stop_after, timeline.stop_after_amount, batch.steps_in, batch),
-        stop_at_amount=None,
-        stop_after_amount=None,
+        stop_at_amount=timeline.stop_at_amount if waits else None,
+        stop_after_amount=timeline.stop_after_amount if waits else None,
+        stretches=stretches(batch),
+    )
+
+
+def stretches(batch: Arithmetic) -> tuple[StepStretch, ...]:
+    """The steps of a run that are alike, where not all of them are."""
+    if not batch.ramp and batch.past is None:
+        return ()
+    tokens, sequence = batch.sizes, batch.sequence
+    return tuple(
+        StepStretch(first=first, rows=rows, tokens=rows * sequence, tokens_before=tokens.before(first))
+        for first, rows in batch.row_sizes.stretches()
     )
 
 
 def counted_rate(args: Mapping[str, Any], batch: Arithmetic) -> dict[str, Any]:
-    """The arguments of the learning rate with lengths in epochs as steps; shares of the budget stay what they are."""
+    """The arguments of the learning rate with lengths in tokens and epochs as steps too; shares of the budget stay what
+    they are."""
     found = {**args, "steps": batch.steps}
     for name, value in args.items():
-        epochs = value.get("epochs") if isinstance(value, dict) else None
-        if epochs is not None and batch.epoch_rows is not None:
-            at_end = name in SCHEDULERS.of(args).at_end
-            found[name] = {"steps": batch.steps_at_end(epochs) if at_end else batch.steps_at_begin(epochs)}
+        at_end = isinstance(value, dict) and name in SCHEDULERS.of(args).at_end
+        if isinstance(value, dict) and "tokens" in value:
+            found[name] = {**value, "steps": batch.steps_of_tokens(value["tokens"], at_end=at_end)}
+        elif isinstance(value, dict) and "epochs" in value and batch.epoch_rows is not None:
+            epochs = value["epochs"]
+            found[name] = {**value, "steps": batch.steps_at_end(epochs) if at_end else batch.step_behind(epochs)}
     return found
 
 
 def _phase(phase: PlanPhase, batch: Arithmetic) -> PlanPhase:
     if phase.epochs is not None:
         return evolve(phase, first=batch.step_behind(phase.epochs))
-    if phase.fraction is not None and batch.steps is not None:
-        return evolve(phase, first=round(phase.fraction * batch.steps))
+    if phase.tokens is not None:
+        return evolve(phase, first=batch.sizes.steps_of(phase.tokens))
+    if phase.fraction is not None:
+        return evolve(phase, first=batch.nearest_step(phase.fraction))
     return phase
 
 

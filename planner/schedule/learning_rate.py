@@ -30,8 +30,10 @@ def scheduler_args(spec: Spec, batch: Arithmetic) -> dict[str, Any]:
 
 def _length(scheduler: Scheduler, name: str, batch: Arithmetic) -> dict[str, Any]:
     quantity, length = scheduler.lengths()[name], _in_steps(scheduler, name, batch)
-    if length is not None:
-        return {"steps": length}
+    tokens = batch.in_tokens(quantity)
+    declared = {} if tokens is None else {"tokens": tokens}
+    if length is not None or declared:
+        return declared if length is None else {"steps": length, **declared}
     return {"fraction": quantity.fraction} if quantity.unit == "%" else {"epochs": float(quantity.value)}
 
 

@@ -95,17 +95,20 @@ def _only(found: dict[str, float], names: Sequence[str]) -> dict[str, float]:
 
 
 def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> PlanPhase:
-    start = phase.from_ if phase is not None and first is None else None
+    in_tokens = spec.experiment.budget.unit == "tokens"
+    start = phase.from_ if phase is not None else None
+    waits = first is None
     in_passes, found = in_epochs(weights(spec, phase)), amounts(spec, phase)
     return PlanPhase(
         name=phase.name if phase is not None else _free_name(spec),
         first=first,
-        fraction=start.fraction if start is not None and start.unit == "%" else None,
+        fraction=start.fraction if start is not None and start.unit == "%" and (waits or in_tokens) else None,
         shares={} if in_passes else found,
         lr_scale=phase.lr_scale if phase is not None else 1.0,
         passes=found if in_passes else None,
-        epochs=float(start.value) if start is not None and start.unit == "epochs" else None,
+        epochs=float(start.value) if start is not None and start.unit == "epochs" and waits else None,
         mtp_weight=phase.mtp_weight if phase is not None else None,
+        tokens=ceil(start.value) if start is not None and start.unit == "tokens" else None,
     )
 
 
@@ -129,7 +132,7 @@ def start_of(start: Quantity, batch: Arithmetic) -> int | None:
             return batch.sizes.steps_of(ceil(start.value))
         case "epochs":
             return batch.step_behind(float(start.value))
-    return None if batch.steps is None else round(batch.steps * start.fraction)
+    return batch.nearest_step(start.fraction)
 
 
 def trained_on(phases: Sequence[PlanPhase]) -> tuple[str, ...]:

@@ -1,7 +1,12 @@
-"""How much every step of a run takes, in rows or in tokens: always the same, or growing at first (a ramp)."""
+"""Sizes of the steps of a run, in rows or in tokens: always the same, or growing at first (a ramp).
 
+A run that was resumed with another batch has steps of other sizes before that (`ResumedSizes`).
+"""
+
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import ceil, gcd
+from math import ceil, floor, gcd
+from typing import Any
 
 from attrs import Factory, field, frozen
 
@@ -73,6 +78,41 @@ class StepSizes:
             low, high = (low, middle) if self.before(middle) >= whole else (middle + 1, high)
         return high
 
+    def position(self, amount: int | Fraction) -> Fraction:
+        """Return after how many steps `amount` is taken, as a fraction of a step where it is taken inside one."""
+        step = self.steps_of(amount)
+        if step <= 0:
+            return Fraction(0)
+        return step - 1 + Fraction(amount - self.before(step - 1)) / self.at(step - 1)
+
+    def amount_at(self, position: int | Fraction) -> int | Fraction:
+        """Return what is taken before `position`, the inverse of `position()`."""
+        step = floor(position)
+        return self.before(step) + (self.at(step) * (position - step) if step != position else 0)
+
+    def pieces(self) -> "tuple[StepSizes, ...]":
+        """Return the sizes of each batch that the run had, oldest first; each counts from step 0."""
+        return (self,)
+
+    def described(self) -> list[dict[str, int]]:
+        """Return these sizes as JSON, from which `sizes_of` reads them."""
+        return [{"full": self.full, "first": self.first, "ramp": self.ramp}]
+
+    def resumed(self, past: "StepSizes", step: int, offset: int | None = None) -> "StepSizes":
+        """Return the sizes of a run that took `past` up to `step` and takes these from there on.
+
+        offset: the step of these sizes that comes next, which matters in a ramp; None: as many as there were.
+        """
+        last = past.pieces()[-1]
+        alike = (self.full, self.first, self.ramp) == (last.full, last.first, last.ramp)
+        if alike and not isinstance(last, EvenSizes):
+            return past
+        if step == 0:
+            return self
+        return ResumedSizes(
+            self.full, self.first, self.ramp, past=past, begin=step, offset=step if offset is None else offset
+        )
+
     def reached(self, size: int | Fraction) -> int | None:
         """The first step that takes `size` or more; None if none does."""
         if self.full < size:
@@ -116,3 +156,117 @@ class RepeatedSizes(StepSizes):
     def uses(self, step: int, taken: int) -> int:
         within = step % (self.steps * self.turns)
         return self.turns * (taken - self.between(step - within, step)) + self.full * within
+
+
+@frozen(kw_only=True)
+class EvenSizes(StepSizes):
+    """Steps that took `amount` together in `steps` steps, of which no more is known: they are taken to be alike."""
+
+    steps: int
+    amount: int
+
+    def at(self, step: int) -> int:
+        return self.before(step + 1) - self.before(step)
+
+    def before(self, step: int) -> int:
+        return self.amount * step // self.steps
+
+    def between(self, begin: int, end: int) -> int:
+        return self.before(end) - self.before(begin)
+
+    def steps_of(self, amount: int | Fraction) -> int:
+        return ceil(Fraction(amount) * self.steps / self.amount)
+
+    def times(self, factor: int) -> StepSizes:
+        return even_sizes(self.steps, self.amount * factor)
+
+    def described(self) -> list[dict[str, int]]:
+        return [{"steps": self.steps, "amount": self.amount}]
+
+
+@frozen(kw_only=True)
+class ResumedSizes(StepSizes):
+    """Sizes from step `begin` on, which is step `offset` of them, after steps of the sizes `past`."""
+
+    past: StepSizes
+    begin: int
+    offset: int
+
+    @property
+    def own(self) -> StepSizes:
+        """The sizes from `begin` on, counted from step 0."""
+        return StepSizes(self.full, self.first, self.ramp)
+
+    def at(self, step: int) -> int:
+        return self.past.at(step) if step < self.begin else self.own.at(step - self.begin + self.offset)
+
+    def before(self, step: int) -> int:
+        if step <= self.begin:
+            return self.past.before(step)
+        return self.past.before(self.begin) + self.own.between(self.offset, step - self.begin + self.offset)
+
+    def between(self, begin: int, end: int) -> int:
+        return self.before(end) - self.before(begin)
+
+    def steps_of(self, amount: int | Fraction) -> int:
+        done = self.past.before(self.begin)
+        if amount <= done:
+            return self.past.steps_of(amount)
+        return self.begin - self.offset + self.own.steps_of(amount - done + self.own.before(self.offset))
+
+    def reached(self, size: int | Fraction) -> int | None:
+        earlier = self.past.reached(size)
+        if earlier is not None and earlier < self.begin:
+            return earlier
+        later = self.own.reached(size)
+        return None if later is None else max(self.begin, self.begin - self.offset + later)
+
+    def times(self, factor: int) -> StepSizes:
+        full, first = self.full * factor, self.first * factor
+        past = self.past.times(factor)
+        return ResumedSizes(full, first, self.ramp, past=past, begin=self.begin, offset=self.offset)
+
+    def pieces(self) -> tuple[StepSizes, ...]:
+        return (*self.past.pieces(), self)
+
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        earlier = tuple(each for each in self.past.stretches() if each[0] < self.begin)
+        shift = self.begin - self.offset
+        later = {max(self.begin, step + shift): size for step, size in self.own.stretches()}
+        return (*earlier, *later.items())
+
+    def described(self) -> list[dict[str, int]]:
+        return [*self.past.described(), {**self.own.described()[0], "begin": self.begin, "offset": self.offset}]
+
+
+def even_sizes(steps: int, amount: int) -> StepSizes:
+    """Return the sizes of `steps` steps that took `amount` together, where no more is known of them."""
+    if amount % steps == 0:
+        return StepSizes(amount // steps)
+    return EvenSizes(-(-amount // steps), steps=steps, amount=amount)
+
+
+def sizes_of(described: Sequence[dict[str, Any]]) -> StepSizes:
+    """Read what `StepSizes.described` has written."""
+    first, *others = described
+    if "amount" in first:
+        found = even_sizes(first["steps"], first["amount"])
+    else:
+        found = StepSizes(first["full"], first["first"], first["ramp"])
+    for each in others:
+        size = (each["full"], each["first"], each["ramp"])
+        found = ResumedSizes(*size, past=found, begin=each["begin"], offset=each["offset"])
+    return found
+
+
+def past_of(state: Mapping[str, Any]) -> StepSizes | None:
+    """Return the rows of the steps before a checkpoint, by its `state.json`; None where it does not say.
+
+    Older checkpoints say nothing of earlier batches: their steps are taken to be alike.
+    """
+    if "batches" in state:
+        return sizes_of(state["batches"])
+    steps, tokens, loader = state.get("step"), state.get("tokens"), state.get("loader")
+    if not steps or not tokens or not loader:
+        return None
+    return even_sizes(steps, tokens // loader["capacity"])

@@ -97,13 +97,11 @@ def _limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
     if amount.unit == "epochs":
         epochs = float(amount.value)
         return batch.step_behind(epochs) if name == "stop_at" else batch.steps_in(epochs)
+    tokens = batch.in_tokens(amount)
+    if tokens is not None and (name == "stop_at" or amount.unit == "tokens"):
+        return batch.sizes.steps_of(tokens)
     known = counted(amount, batch)
-    if known is None:
-        return None
-    if known.unit == "steps":
-        return int(known.value)
-    tokens = int(known.value)
-    return batch.sizes.steps_of(tokens) if name == "stop_at" else -(-tokens // batch.tokens_per_step)
+    return None if known is None else int(known.value)
 
 
 def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:
@@ -114,6 +112,10 @@ def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:
             found[name] = steps
         elif amount is not None:
             found[f"{name}_amount"] = uncounted(amount)
+    if launch.stop_at is not None:
+        found["stop_at_tokens"] = batch.in_tokens(launch.stop_at)
+    if launch.stop_after is not None and launch.stop_after.unit == "tokens":
+        found["stop_after_tokens"] = batch.in_tokens(launch.stop_after)
     return found
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ...planner.graph.checkpoint_fit import checkpoint_contents
 from ...planner.plan import Plan
+from ...planner.schedule.step_sizes import past_of
 from ..data.errors import DataError
 from ..data.loading.loader_state import Remarks
 from ..errors import ResumeRefused
@@ -124,6 +125,7 @@ class FullState:
             **({"base_content": self.base} if self.base is not None else {}),
             **({"references": references} if (references := self._references()) else {}),
             "loader": self.feed.loader.state(step),
+            **({"batches": self.feed.batch.row_sizes.described()} if self.feed.batch is not None else {}),
         }
 
     def _references(self) -> dict[str, dict[str, str]]:
@@ -161,7 +163,7 @@ class FullState:
 
         def loader() -> str:
             try:
-                remarks.append(self.feed.resume(state["loader"]))
+                remarks.append(self.feed.resume(state["loader"], past_of(state)))
             except DataError as error:
                 raise ResumeRefused(f"{source}: {error}") from error
             return "read"

@@ -16,12 +16,14 @@ from ...planner.graph.checkpoint_fit import base_names
 from ...planner.model.peft import assign_peft
 from ...planner.model.tasks import alone
 from ...planner.plan import Plan
+from ...planner.schedule.horizon import waits
 from ...planner.weights.files import WeightFiles
 from ...planner.weights.fit import Assignment, assign
 from ...planner.weights.stored import SCORE_WEIGHT
 from ...records.start_events import PretrainedEvent, ResumedEvent, WeightsEvent
 from ..errors import ResumeRefused, StorageFailed
 from ..input.feed import Feed
+from ..input.horizon import see_horizon
 from ..models.parts import ModelParts, QuantisedParameter
 from ..models.quantise import share_scales, store, store_experts
 from ..models.tensors import model_tensors
@@ -263,6 +265,8 @@ def resume(
     if start.own and (record := start.entry.state().get("record")):
         records.go_on_with(record, start.step)
     _report(restored, state, start, records)
+    if feed.batch is not None and feed.batch.past is not None and not waits(plan):
+        see_horizon(plan, feed, rank, records, progress)  # what is counted in tokens, from here on
     return Beginning(start, state)
 
 
@@ -271,7 +275,7 @@ def _report(restored: Restored, state: FullState, start: StartingPoint, records:
     assert start.entry is not None
     messages = restored.remarks.in_words() if restored.remarks else []
     before, now = start.entry.state()["steps"], state.feed.steps
-    if before != now and state.plan.node("setup.scheduler").args["kind"] != "constant":
+    if _other_budget(state.feed, before) and state.plan.node("setup.scheduler").args["kind"] != "constant":
         messages.append(
             f"the learning-rate schedule was for {before:,} steps and is now for {now:,}: the rate jumps here"
         )
@@ -281,6 +285,12 @@ def _report(restored: Restored, state: FullState, start: StartingPoint, records:
     source = "run" if start.own else "from"
     path, groups = str(start.entry.path), {**restored.groups}
     records.event(ResumedEvent(step=start.step, path=path, source=source, groups=groups))
+
+
+def _other_budget(feed: Feed, before: int) -> bool:
+    """Whether a run had another budget when its budget had `before` steps; another batch alone does not change it."""
+    batch = feed.batch
+    return batch is None or before != batch.steps_with(batch.row_sizes if batch.past is None else batch.past)
 
 
 def _newest_intact(

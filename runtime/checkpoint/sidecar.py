@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...planner.canonical import SEAL, digest
+from ...planner.graph.checkpoint_names import STATE
 from ...regular_files import read_json
 from ..files import durable
 from .checksums import DIGEST_BYTES, file_checksums
 
-STATE = "state.json"
 LATE_METRICS = "metrics.json"
 # The file without which there is nothing to read: of many files the one that says what lies where, or the only one.
 METADATA = ".metadata"

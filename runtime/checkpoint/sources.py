@@ -12,6 +12,8 @@ from attrs import frozen
 
 from ...planner.graph.checkpoint_names import ALIAS, POINTERS, Pointer
 from ...planner.plan import Plan
+from ...planner.schedule.arithmetic import arithmetic_of
+from ...planner.schedule.step_sizes import past_of
 from ..errors import EnvironmentFault, NothingLeft, ResumeRefused
 from ..provenance.start import is_restart
 from .layout import CheckpointEntry, CheckpointFolder, entry_of, epoch_named
@@ -84,10 +86,23 @@ def _began_there(own: CheckpointEntry, named: str) -> bool:
     return named == begun["from"] or place in (begun.get("place", str(Path(begun["from"]).resolve())), begun["path"])
 
 
+def total_steps(plan: Plan, start: StartingPoint) -> int | None:
+    """Return the steps of the whole run from where it begins; None until the data is counted.
+
+    A budget in tokens counts those of the checkpoint, whose steps may have had other batches.
+    """
+    if start.entry is None or plan.timeline.budget_tokens is None:
+        return plan.timeline.steps
+    past = past_of(start.entry.state())
+    if past is None:
+        return plan.timeline.steps
+    return arithmetic_of(plan).resumed(past, start.step, past.before(start.step)).steps
+
+
 def left_to_train(plan: Plan, start: StartingPoint, steps: int | None = None) -> bool:
     """Whether the budget goes on behind the state that a run begins with. steps: of the budget, where the plan does not
     know them; True where nobody does yet."""
-    total = plan.timeline.steps if steps is None else steps
+    total = total_steps(plan, start) if steps is None else steps
     return start.entry is None or total is None or start.step < total
 
 
@@ -98,7 +113,7 @@ def check_left(plan: Plan, start: StartingPoint, directory: Path, steps: int | N
     """
     if left_to_train(plan, start, steps):
         return
-    step, total = start.step, plan.timeline.steps if steps is None else steps
+    step, total = start.step, total_steps(plan, start) if steps is None else steps
     if start.own and (step == total or finished_step(directory) == step):
         return
     ends = f"the budget ends with step {total:,}: nothing is left to train"

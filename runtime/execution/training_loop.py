@@ -7,7 +7,7 @@ from attrs import define, evolve
 
 from ...dsl.schema.actions import SIGNALS
 from ...planner.plan import Node, Plan, Timeline
-from ...planner.schedule.arithmetic import arithmetic_of
+from ...planner.schedule.step_sizes import StepSizes
 from ...planner.units import plural
 from ...records.end_status import EndStatus
 from ...records.run_events import SignalEvent, StopEvent
@@ -61,12 +61,13 @@ class TrainingLoop:
         feed: Feed = self.nodes.resources["feed"]
         window: Window = self.nodes.resources["window"]
         begun = begun_from(self.plan, self.nodes.resources["begun"].start)
-        total = self._total(feed)
+        total = feed.steps
         calls = [(node.id, self.nodes.call(node.id), node.op in LASTING) for node in self.order if node.kind == "step"]
         timeline = feed.timeline
+        assert feed.batch is not None
         due_ticks = self.due_ticks
         due_ticks.ticks = [self.nodes.due_tick(tick) for tick in timeline.ticks]
-        due_ticks.tokens_taken = feed.tokens_taken
+        due_ticks.tokens_taken, due_ticks.sizes = feed.tokens_taken, feed.batch.sizes
         event_calls = {
             r.event: tuple(map(self.nodes.call, r.nodes)) for r in self.plan.timeline.triggers if r.event != "nan"
         }
@@ -78,8 +79,7 @@ class TrainingLoop:
         self.records.flush(self.progress.step)  # what a checkpoint has kept of its step's record
         if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
             return EndStatus.COMPLETE
-        batch = arithmetic_of(self.plan)
-        sizes = batch.row_sizes
+        sequence, sizes = feed.batch.sequence, feed.batch.row_sizes
         seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
         spent = [0.0] * len(calls)
         clock, at = time.perf_counter, self.nodes.beat.at
@@ -88,7 +88,7 @@ class TrainingLoop:
             self.poller.begin()
         time_left = TimeLeft(done=not self.records.speaks)
         warms_up = True  # until a step has been computed: the first one compiles, and may take long
-        stops = self._stops_at(timeline)
+        stops = self._stops_at(timeline, sizes.times(sequence))
         last = min(total, stops)
         while self.progress.step < last:
             rows = sizes.at(self.progress.step)
@@ -140,7 +140,7 @@ class TrainingLoop:
                     raise
                 self.nodes.last_step = None
                 self.clocks.put_back()
-                total = self._total(feed)  # of a budget in epochs there may be less left
+                total = feed.steps  # of a budget in epochs there may be less left
                 timeline = feed.timeline
                 pairs = zip(due_ticks.ticks, timeline.ticks, strict=True)
                 due_ticks.ticks = [evolve(each, tick=tick) for each, tick in pairs]
@@ -150,7 +150,7 @@ class TrainingLoop:
                 return self._stop(halt.event, halt.reason, event_calls)
             self.nodes.last_step = step
             self.progress.step += 1
-            self.progress.tokens += rows * batch.sequence
+            self.progress.tokens += rows * sequence
             if under_way:
                 under_way.after_step()
             due = due_ticks.due()
@@ -205,16 +205,14 @@ class TrainingLoop:
         why += ["had a non-finite loss or gradient norm"] if bad.in_a_row else []
         raise NothingLearned(f"{steps}, as they {' or '.join(why)}: nothing was learned, and no model is saved")
 
-    def _total(self, feed: Feed) -> int:
-        """The steps of the whole run: as planned, else as many as the data is good for."""
-        return self.plan.timeline.steps if self.plan.timeline.steps is not None else feed.steps
-
-    def _stops_at(self, timeline: Timeline) -> float:
-        """The step after which this start stops, whatever the budget: infinite where nothing is said."""
-        at, after = timeline.stop_at, timeline.stop_after
+    def _stops_at(self, timeline: Timeline, sizes: StepSizes) -> float:
+        """The step after which this start stops, whatever the budget: infinite where nothing is said. sizes: tokens."""
+        at, after, first = timeline.stop_at, timeline.stop_after, first_step(self.progress.step)
+        if timeline.stop_after_tokens is not None:
+            after = sizes.steps_of(sizes.before(first) + timeline.stop_after_tokens) - first
         return min(
             float("inf") if at is None else max(at, self.progress.step),
-            float("inf") if after is None else first_step(self.progress.step) + after,
+            float("inf") if after is None else first + after,
         )
 
     def _stop(self, event: str, reason: str, event_calls: dict[str, tuple[StepCall, ...]]) -> str:

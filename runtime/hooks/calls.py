@@ -87,7 +87,7 @@ class HookCall:
         return RunContext(
             place=self.place,
             step=step.index + 1 if self.place in _UNDER_WAY else progress.step,
-            total=self.plan.timeline.steps if self.plan.timeline.steps is not None else self.feed.steps,
+            total=self.feed.steps,
             epoch=self.feed.epoch(progress.step) or 0.0,
             tokens=progress.tokens,
             phase=step.phase or self.feed.phase(step.index).name,

@@ -11,6 +11,7 @@ from ...planner.plan import Plan, PlanPhase, Timeline
 from ...planner.schedule.arithmetic import Arithmetic
 from ...planner.schedule.horizon import counted_arithmetic, counted_timeline
 from ...planner.schedule.phases import phase_at
+from ...planner.schedule.step_sizes import RepeatedSizes, StepSizes
 from ...planner.units import plural
 from ...records.start_events import DataEvent, TokeniseEvent
 from ..data.collate import collators
@@ -67,16 +68,23 @@ class Feed:
         """Rows of each dataset that were taken before `step`; empty where one dataset alone is trained on."""
         return self.loader.rows_taken(step) if len(self.loader.datasets) > 1 else {}
 
-    def resume(self, state: dict[str, Any]) -> Remarks:
-        """Go on from what a checkpoint says of the loader. Raises DataError if its rows are not those of this data."""
+    def resume(self, state: dict[str, Any], past: StepSizes | None) -> Remarks:
+        """Go on from what a checkpoint says of the loader. past: rows of the steps before it,
+        None where they had those of this batch.
+
+        Lengths in tokens and epochs count from there. Raises DataError if its rows are not those of this data.
+        """
         remarks = self.loader.restore(state, self.steps)
-        if self.batch is not None and self.batch.epoch_rows is not None:
+        if self.batch is not None:
             taken = sum(self.loader.rows_taken(state["step"]).values())
-            self.batch = self.batch.counted(self.batch.epoch_rows, done_steps=state["step"], done_rows=taken)
+            self.batch = self.batch.resumed(past, state["step"], taken)
             timeline = self.timeline
             assert timeline.steps is not None
             self.steps, self.phases = timeline.steps, timeline.phases
-            self.loader.curriculum = evolve(self.loader.curriculum, steps=self.steps, phases=self.phases)
+            curriculum = self.loader.curriculum
+            repeats = isinstance(curriculum.rows_per_step, RepeatedSizes)
+            sizes = curriculum.rows_per_step if repeats else self.batch.row_sizes
+            self.loader.curriculum = evolve(curriculum, steps=self.steps, phases=self.phases, rows_per_step=sizes)
         return remarks
 
     @property

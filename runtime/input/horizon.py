@@ -1,10 +1,13 @@
-"""`setup.horizon`: the data is counted, so that epochs are steps, and rules that had to wait for that are checked."""
+"""`setup.horizon`: the data is counted, so that epochs are steps, and rules that had to wait for that are checked.
+
+A resume with another batch does the same for lengths in tokens, which count from the checkpoint.
+"""
 
 from ...dsl.diagnostics.diagnostic import Diagnostic
 from ...planner.plan import Plan, Timeline
 from ...planner.rules.counted_rules import Unreadable, check_counted
 from ...planner.schedule.arithmetic import Counts
-from ...records.start_events import HorizonEvent, HorizonTick
+from ...records.start_events import HorizonEvent, HorizonStretch, HorizonTick
 from ..errors import EnvironmentFault
 from ..ops import op
 from ..parallel.collective_errors import CollectiveErrors
@@ -35,7 +38,9 @@ def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: 
     records.event(_horizon_event(feed.timeline, progress.step, float(batch.epoch_rows)))
     if feed.steps < batch.done_steps:
         return  # there is nothing left to check: that nothing can be trained is said when training begins
-    counts = Counts(epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows)
+    counts = Counts(
+        epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows, past=batch.past
+    )
     found = CollectiveErrors.of(rank).first(lambda: _found(plan, counts))
     for each in found:
         if each.severity == "warning":
@@ -72,4 +77,5 @@ def _horizon_event(timeline: Timeline, step: int, epoch_rows: float) -> HorizonE
             HorizonTick([*tick.nodes], tick.steps, None if tick.tokens is None else float(tick.tokens))
             for tick in ticks
         ],
+        stretches=[HorizonStretch(each.first, each.tokens, each.tokens_before) for each in timeline.stretches],
     )

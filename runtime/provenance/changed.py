@@ -7,8 +7,10 @@ from attrs import frozen
 
 from ...planner.compare.diff_values import changed_values
 from ...planner.compare.resumable import Verdict, resumable
+from ...planner.compare.resumable_curve import BUDGET
 from ...planner.data.chain import own_modules
 from ...planner.plan import Plan
+from ...planner.schedule.step_sizes import StepSizes
 from ..errors import ResumeRefused
 from .code import CodeVersion
 from .metadata import Before, versions
@@ -43,14 +45,18 @@ class ChangedSinceStart:
         raise ResumeRefused(f"the run in {directory} cannot be resumed with this plan: {said}{more}")
 
 
-def find_changes(before: Before, plan: Plan, code: CodeVersion | None, step: int | None) -> ChangedSinceStart:
-    """Against the start before. step: that of the checkpoint that the run goes on from, None if it does not."""
+def find_changes(
+    before: Before, plan: Plan, code: CodeVersion | None, step: int | None, past: StepSizes | None = None
+) -> ChangedSinceStart:
+    """Against the start before. step: that of the checkpoint that the run goes on from, None if it does not; past: the
+    rows of the steps before it."""
     texts = [*_of_code(before, code)]
     if before.plan is None:
         return ChangedSinceStart(texts=tuple(texts), found=None)
+    found = resumable(before.plan, plan, step, past)
     if before.plan.id != plan.id:
-        texts += _of_plan(before.plan, plan)
-    return ChangedSinceStart(texts=_short(texts), found=resumable(before.plan, plan, step))
+        texts += _of_plan(before.plan, plan, found)
+    return ChangedSinceStart(texts=_short(texts), found=found)
 
 
 def _of_code(before: Before, code: CodeVersion | None) -> list[str]:
@@ -67,9 +73,13 @@ def _of_code(before: Before, code: CodeVersion | None) -> list[str]:
     return texts
 
 
-def _of_plan(before: Plan, plan: Plan) -> list[str]:
+def _of_plan(before: Plan, plan: Plan, found: Verdict) -> list[str]:
+    # What is left of the budget, counted from the checkpoint, says more than the steps of a run from its start.
+    left = next((f"steps {reason.text}" for reason in found.reasons if reason.path == BUDGET), None)
     texts = [
-        f"{change.path} {change.before.value if change.before else 'not there'} → "
+        left
+        if change.path == "steps" and left
+        else f"{change.path} {change.before.value if change.before else 'not there'} → "
         f"{change.after.value if change.after else 'not there'}"
         for change in changed_values(before, plan)
     ]

@@ -8,6 +8,8 @@ from typing import IO
 from attrs import frozen
 
 from ...planner.plan import Plan
+from ...planner.schedule.horizon import resumed_plan
+from ...planner.schedule.step_sizes import past_of
 from ...records.event import Event
 from ...records.paths import EVENTS_FILE, METRICS_FILE
 from ...records.start_events import ChangedEvent
@@ -33,6 +35,7 @@ from .set_aside import SetAside, set_aside
 class RunDirectory:
     """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone.
 
+    plan: what the attempt does, with lengths in tokens and epochs counted from the checkpoint that it resumes.
     elsewhere: of the runs of the same experiment under other states of the code the one that has saved last, if this
     one has no checkpoint to go on from, and None if there is none or the run is to begin anew.
     changes: what is not as it was when the run was last started, in words. aside: the run that lay here before, if it
@@ -43,6 +46,7 @@ class RunDirectory:
     directory: Path
     attempt: str
     lock: IO[str]
+    plan: Plan
     elsewhere: Path | None = None
     changes: tuple[str, ...] = ()
     aside: SetAside | None = None
@@ -92,7 +96,8 @@ def _open(
         before = None if start.anew else metadata.read_before(directory)
         # A run that has ended, and is not to train more, says so by itself: its steps are held against no budget.
         step = start.step if left_to_train(plan, start) else None
-        changes = find_changes(before, plan, code, step) if before is not None else None
+        past = past_of(start.entry.state()) if start.entry is not None and step is not None else None
+        changes = find_changes(before, plan, code, step, past) if before is not None else None
         if start.own and changes is not None:
             changes.refuse_if_unfit(directory)
         aside = set_aside(directory, attempt, plan) if start.anew else None
@@ -118,7 +123,8 @@ def _open(
     named = plan.workspace["run"] is not None
     elsewhere = None if start.entry or start.anew or named else _elsewhere(directory, plan.config_id)
     other = same_run(directory, plan) if not (start.own or start.anew or named or elsewhere) else None
-    return RunDirectory(directory, attempt, lock, elsewhere, changes.texts if changes else (), aside, other)
+    shown = plan if past is None else resumed_plan(plan, past, start.step)[0]
+    return RunDirectory(directory, attempt, lock, shown, elsewhere, changes.texts if changes else (), aside, other)
 
 
 def _check_start(plan: Plan, start: StartingPoint, directory: Path) -> None:

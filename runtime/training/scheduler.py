@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...dsl.schema.schedules import Rate
-from ...planner.schedule.horizon import counted_rate, waits_with
+from ...planner.schedule.arithmetic import Arithmetic
 from ...planner.schedule.learning_curve import learning_rate
 from ..input.feed import Feed
 from ..ops import op
@@ -21,15 +21,16 @@ def build_schedule(
 ) -> Schedule:
     """Step index (from 0) → learning rate, with the factor of the phase that the step lies in.
 
-    Lengths in epochs are those of the counted data, and settled once a resumed run knows how far it has come.
+    Lengths in tokens and epochs count from the checkpoint, once a resumed run has read it.
     own: what the schedule takes besides.
     """
     args = {"kind": kind, "lr": lr, "steps": steps, **own}
-    if steps is not None and (feed.planned is None or not waits_with(feed.planned, args)):
-        return learning_rate(args, steps, feed.phases)
+    known: list[tuple[Arithmetic, Rate]] = []
 
     def rate(index: int) -> float:
-        known = args if feed.batch is None else counted_rate(args, feed.batch)
-        return learning_rate(known, feed.steps, feed.phases)(index)
+        assert feed.batch is not None
+        if not known or known[0][0] is not feed.batch:
+            known[:] = [(feed.batch, learning_rate(args, feed.batch, feed.phases))]
+        return known[0][1](index)
 
     return rate

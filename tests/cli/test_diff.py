@@ -10,9 +10,9 @@ import pytest
 
 from xtrain.cli.main import main
 from xtrain.planner.compare.plan_origin import signed
+from xtrain.planner.graph.checkpoint_names import STATE
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.serialise import dumps
-from xtrain.runtime.checkpoint.sidecar import STATE
 
 ROOT = Path(__file__).parents[2]
 SPEC = "quickstart.xtrain"

@@ -105,3 +105,62 @@ def test_a_run_in_epochs_stops_goes_on_and_names_its_checkpoints(folder, capsys)
         find_named(run, "epoch-3")
     assert main(["checkpoint", "ls", str(run)]) == 0
     assert "epoch-1" in (listed := capsys.readouterr().out) and "latest · epoch-2" in listed
+
+
+TOKENS = """
+experiment tiny { budget = 1_280 tokens }
+model llama { dim = 16, layers = 1, heads = 2 }
+tokenizer bytes
+dataset a { source = text("*.txt"), holdout = 5% }
+batch { sequence = 32, micro = 2 }
+optimizer adamw { lr = 1e-2 }
+scheduler linear { warmup = 192 tokens }
+phase late { from = 1_100 tokens, lr_scale = 0.5 }
+launch { device = cpu }
+every 1 step log
+every 256 tokens checkpoint
+"""
+
+
+def test_lengths_in_tokens_count_from_the_checkpoint_whatever_the_batch(folder, capsys):
+    """64 tokens a step up to step 8, then 128 for one step, then 256 on two ranks of a run that begins there."""
+    Path("tokens.xtrain").write_text(TOKENS)
+    code, out, err = started("tokens.xtrain", "--set", "launch.stop_at=512 tokens", "--set", "workspace.run=r")
+    assert code == 75, out + err
+    assert main(["diff", "runs/tiny/r", "tokens.xtrain", "--set", "batch.rows=4"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "20 → 14 steps: 768 of 1,280 tokens are left after step 8, at 128 tokens a step" in said
+    more = ("batch.rows=4", "launch.stop_at=640 tokens", "workspace.run=r")
+    code, out, err = started("tokens.xtrain", *(word for each in more for word in ("--set", each)))
+    assert code == 75 and "768 of 1,280 tokens are left" in err and "rate jumps" not in out + err, out + err
+    more = ("batch.micro=4", "checkpoint.from=runs/tiny/r", "workspace.run=s")
+    code, out, err = started("tokens.xtrain", "--world", "2", *(word for each in more for word in ("--set", each)))
+    assert code == 0 and "W608" not in err, out + err
+
+    logged = [each for run in "rs" for each in records(folder / "runs" / "tiny" / run, "metrics.jsonl") if "lr" in each]
+    tokens = [*range(64, 513, 64), 640, 896, 1152, 1408]
+    assert [(each["step"], each["tokens"]) for each in logged] == list(enumerate(tokens, 1))
+    rates = [t / 192 if t <= 192 else max(0, 1 - (t - 192) / (1280 - 192)) for t in tokens]
+    rates[-1] *= 0.5  # 1,152 tokens are the first 1,100, before the last step
+    assert [each["lr"] for each in logged] == pytest.approx([1e-2 * rate for rate in rates])
+    (counted,) = (each for each in records(folder / "runs/tiny/s", "events.jsonl") if each["event"] == "horizon")
+    assert counted["steps"] == 12 and counted["phases"] == {"train": 0, "late": 11}
+    assert [each["first"] for each in counted["stretches"]] == [0, 8, 9]
+    saved = [each["step"] for each in records(folder / "runs/tiny/s", "events.jsonl") if each["event"] == "checkpoint"]
+    assert saved == [10, 11, 12]
+
+
+def test_an_epoch_that_was_stopped_goes_on_with_other_rows(folder):
+    Path("epoch.xtrain").write_text(SPEC.replace("2 epochs", "1 epoch") + "scheduler linear\nevery 1 step log\n")
+    code, out, err = started("epoch.xtrain", "--set", "launch.stop_at=75%", "--set", "workspace.run=r")
+    assert code == 75, out + err
+    code, out, err = started("epoch.xtrain", "--set", "batch.rows=8", "--set", "workspace.run=r")
+    assert code == 0, out + err
+    run = folder / "runs/tiny/r"
+    (data,) = [each for each in records(run, "events.jsonl") if each["event"] == "data"][-1:]
+    whole = data["epoch_rows"]
+    logged = [each for each in records(run, "metrics.jsonl") if "lr" in each]
+    assert logged[-1]["epoch"] >= 1 > logged[-2]["epoch"]
+    assert [each["lr"] for each in logged] == pytest.approx(
+        [1e-3 * max(0, 1 - each["tokens"] / 32 / whole) for each in logged], abs=1e-9
+    )

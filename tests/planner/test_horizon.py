@@ -17,6 +17,7 @@ from xtrain.planner.rules.counted_rules import check_counted
 from xtrain.planner.schedule.arithmetic import Arithmetic, Counts
 from xtrain.planner.schedule.counts import is_due, next_due, passes, times_due
 from xtrain.planner.schedule.horizon import counted_rate, counted_timeline, known_timeline, waits
+from xtrain.planner.schedule.step_sizes import StepSizes
 from xtrain.planner.serialise import from_json, plan_id, to_json
 
 from .conftest import spec_text
@@ -82,10 +83,13 @@ def test_what_is_counted_is_what_a_run_of_such_rows_comes_to(
 
     def of(step):
         """The rows of a step, from 1."""
+        if step <= begun:
+            return before
         grown = Fraction(step - 1, ramp) * (each - first) if step <= ramp else each - first
         return first + grown // by * by if ramp else each
 
-    batch = batch.counted(Fraction(rows), done_steps=begun, done_rows=done)
+    past = StepSizes(before) if begun else None
+    batch = batch.counted(Fraction(rows)).resumed(past, begun, done)
     found = counted_timeline(timeline(budget, tick, share / 100, phase, stop), batch, {"a": rows})
 
     def behind(epochs, taken):
@@ -127,7 +131,7 @@ def test_what_is_counted_is_what_a_run_of_such_rows_comes_to(
             assert behind(epochs, done + rest + of(at)) and not behind(epochs, done + rest)
     assert found.stop_after == ceil(Fraction(str(stop)) * rows / each)
     if begun == 0:
-        at_begin, at_end = batch.steps_at_begin(phase), batch.steps_at_end(phase)
+        at_begin, at_end = batch.step_behind(phase), batch.steps_at_end(phase)
         assert behind(phase, sizes.before(at_begin)) and not behind(phase, sizes.before(at_begin - 1))
         if at_end <= steps:
             assert behind(phase, sizes.between(steps - at_end, steps))
@@ -140,7 +144,11 @@ def test_lengths_of_the_learning_rate_are_steps_once_the_data_is_counted(make_pl
     assert (args["warmup"], args["decay"]) == ({"epochs": 0.5}, {"epochs": 1.0})
     batch = Arithmetic(micro=4, accumulate=1, rows=4, sequence=8, epochs=2.0).counted(Fraction(30))
     known = counted_rate(args, batch)
-    assert (known["steps"], known["warmup"], known["decay"]) == (15, {"steps": 4}, {"steps": 8})
+    assert (known["steps"], known["warmup"], known["decay"]) == (
+        15,
+        {"epochs": 0.5, "steps": 4},
+        {"epochs": 1.0, "steps": 8},
+    )
 
 
 def test_a_plan_is_the_same_whether_its_data_is_counted_or_not(load):

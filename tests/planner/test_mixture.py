@@ -15,6 +15,7 @@ from xtrain.planner.plan import PlanPhase
 from xtrain.planner.report.render import render
 from xtrain.planner.report.render_phases import phase_rows
 from xtrain.planner.rules.validate import check_spec
+from xtrain.planner.schedule.horizon import known_arithmetic
 from xtrain.planner.schedule.learning_curve import learning_rate
 from xtrain.planner.schedule.mixing import shares
 from xtrain.planner.schedule.phases import first_step, in_order, phase_at
@@ -175,7 +176,8 @@ def test_the_learning_rate_is_that_of_the_schedule_times_the_scale(make_plan):
     blocks = mixture_of(f"{MIXED}\nphase low {{ from = 30 steps, lr_scale = 0.25 }}\nphase back {{ from = 31 steps }}")
     plan = make_plan(**blocks, scheduler="scheduler cosine { warmup = 10 steps, floor = 10% }")
     args = plan.node("setup.scheduler").args
-    plain, scaled = learning_rate(args, 100), learning_rate(args, 100, plan.timeline.phases)
+    batch = known_arithmetic(plan)
+    plain, scaled = learning_rate(args, batch), learning_rate(args, batch, plan.timeline.phases)
     for step in range(100):
         assert scaled(step) == plain(step) * (0.25 if step == 30 else 1)
 

@@ -95,7 +95,7 @@ class Untrained(Executor):
     def prepare(self, happened: list[tuple[str, int]], saved: int | None) -> None:
         self.happened = happened
         batch = known_arithmetic(self.plan)
-        taken = {"tokens_taken": lambda step: batch.rows_before(step) * batch.sequence}
+        taken = {"tokens_taken": lambda step: batch.rows_before(step) * batch.sequence, "batch": batch}
         feed = SimpleNamespace(steps=self.plan.timeline.steps, phase=None, timeline=self.plan.timeline, **taken)
         begun = SimpleNamespace(start=SimpleNamespace(entry=None))
         self.resources |= {"feed": feed, "window": SimpleNamespace(), "begun": begun}

@@ -20,6 +20,7 @@ from xtrain.planner.mesh.mesh import AXES
 from xtrain.planner.plan import PlanPhase, Timeline
 from xtrain.planner.schedule.arithmetic import Arithmetic
 from xtrain.planner.schedule.horizon import counted_timeline
+from xtrain.planner.schedule.step_sizes import StepSizes
 from xtrain.records.event import Event
 from xtrain.records.events import event_of
 from xtrain.records.lines import objects_since
@@ -134,7 +135,7 @@ def test_a_budget_in_epochs_is_kept_by_a_run_whose_steps_become_larger(store):
     state = first.loader.state(7)
     second = feed(store, 8, 2.0)
     assert second.steps == 8
-    second.resume(state)
+    second.resume(state, StepSizes(4))
     assert second.steps == 7 + 4 and second.loader.curriculum.steps == 11
     assert second.rows_taken(11) == {} and second.loader.rows_taken(11) == {"one": 28 + 32}
     # Of 60 rows 28 were taken by then: 1.75 epochs, 52.5 rows, are behind the third of the steps that are left.
@@ -147,7 +148,7 @@ def test_a_budget_in_epochs_of_a_mixture_counts_the_rows_of_all_its_datasets(sto
     first = feed(store, 4, 2.0, mixed)
     assert first.steps == 21
     second = feed(store, 6, 2.0, mixed)
-    second.resume(first.loader.state(6))
+    second.resume(first.loader.state(6), StepSizes(4))
     assert second.steps == second.loader.curriculum.steps == 6 + 10
     assert sum(second.rows_taken(16).values()) == 2 * (30 + 12)
 
@@ -155,7 +156,7 @@ def test_a_budget_in_epochs_of_a_mixture_counts_the_rows_of_all_its_datasets(sto
 @pytest.mark.parametrize("stop", [0, 1, 7, 14, 15])
 def test_a_run_that_goes_on_as_it_was_ends_where_it_would_have_ended(store, stop):
     again = feed(store, 4, 2.0)
-    again.resume(feed(store, 4, 2.0).loader.state(stop))
+    again.resume(feed(store, 4, 2.0).loader.state(stop), StepSizes(4))
     assert again.steps == 15
     assert again.loader.state(15) == feed(store, 4, 2.0).loader.state(15)
 

@@ -1,8 +1,12 @@
 """Learning rates against hand-computed vectors: step i (from 0) uses the factor of s = i + 1."""
 
+from fractions import Fraction
+
 import pytest
+from attrs import evolve
 
 from xtrain.planner.plan import PlanPhase
+from xtrain.planner.schedule.arithmetic import Arithmetic
 from xtrain.planner.schedule.closed_form import SHAPES, closed_form
 from xtrain.runtime.training.scheduler import build_schedule
 
@@ -12,9 +16,8 @@ COSINE = [.25, .5, .75, 1, .9914, .9657, .9242, .8682, .8, .7222, .6378, .55, .4
 class Counted:
     """A feed whose data gives 20 steps."""
 
-    steps = 20
     phases: tuple[PlanPhase, ...] = ()
-    planned = batch = None
+    batch = Arithmetic(micro=1, accumulate=1, rows=1, sequence=8, steps=20)
 
 
 def phase(name: str, first: int | None, lr_scale: float, fraction: float | None = None) -> PlanPhase:
@@ -57,8 +60,10 @@ def test_constant_only_rises():
 
 
 def test_shares_are_of_the_budget_and_the_budget_may_come_from_the_data():
-    assert schedule(warmup={"fraction": 0.2}, steps=None)(3) == 1.0
-    assert schedule(warmup={"fraction": 0.2}, steps=None)(19) == pytest.approx(0.1)
+    feed = Counted()
+    feed.batch = evolve(feed.batch, steps=None, epochs=2.0).counted(Fraction(10))
+    rate = build_schedule(feed, kind="cosine", lr=1.0, steps=None, warmup={"fraction": 0.2}, floor=0.1)
+    assert rate(3) == 1.0 and rate(19) == pytest.approx(0.1)
 
 
 def test_a_step_beyond_the_budget_keeps_the_floor():
@@ -85,5 +90,5 @@ def test_the_number_of_steps_may_be_settled_after_the_curve_is_made():
     feed = Counted()
     rate = build_schedule(feed, **given)
     assert rate(9) == pytest.approx(0.5)
-    feed.steps = 40
+    feed.batch = evolve(feed.batch, steps=40)
     assert rate(9) == pytest.approx(0.75)

@@ -266,6 +266,11 @@ def counted(plan: Planned, horizon: HorizonEvent) -> Planned:
         plan,
         steps=plan.steps if horizon.steps is None else horizon.steps,
         phases=tuple(_counted_phase(phase, horizon.phases.get(phase.name)) for phase in plan.phases),
+        stretches=tuple(
+            PlannedStretch(first=each.first, tokens=each.tokens, tokens_before=each.tokens_before)
+            for each in horizon.stretches
+        )
+        or plan.stretches,
         ticks=tuple(_counted_tick(tick, known.get(id(tick), HorizonTick())) for tick in plan.ticks),
         stop_at=plan.stop_at if horizon.stop_at is None else horizon.stop_at,
         stop_after=plan.stop_after if horizon.stop_after is None else horizon.stop_after,
@@ -273,7 +278,7 @@ def counted(plan: Planned, horizon: HorizonEvent) -> Planned:
 
 
 def _counted_phase(phase: PlannedPhase, first: int | None) -> PlannedPhase:
-    return phase if phase.first is not None or first is None else evolve(phase, first=first)
+    return phase if first is None else evolve(phase, first=first)
 
 
 def _counted_tick(tick: PlannedTick, found: HorizonTick) -> PlannedTick:
