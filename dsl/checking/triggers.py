@@ -96,6 +96,7 @@ def _event(trigger: TriggerSection, path: str, around: "Structurer") -> OnEvent:
     assert trigger.event is not None
     name = trigger.event
     around.origins[path] = Origin("text", attrs.evolve(trigger.span, end=name.span.end))
+    around.origins[f"{path}.event"] = Origin("text", name.span)
     actions = _actions(trigger, path, around)
     if _known(name, "event", blocks.EVENTS, later.EVENTS, around):
         count = _count(trigger, name, path, around)

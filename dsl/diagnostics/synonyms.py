@@ -252,7 +252,7 @@ _AMBIGUOUS: Final = {
     "dp data_parallel data_parallel_size": (
         "fsdp", "`fsdp N` shards the model over data ranks; `fsdp N { replicate = R }` has replicas of it",
     ),
-    "zero zero_stage": ("fsdp stack", "`fsdp` shards all of the model, as ZeRO 3; see `xtrain docs parallel.stack` for stages"),
+    "zero zero_stage": ("fsdp stack", "`fsdp` shards all, as ZeRO 3; stages: `xtrain docs parallel.stack`"),
     "hsdp data_parallel_replicate_degree": ("replicate", "replicas are written `fsdp N { replicate = R }`"),
     "data_parallel_mode": ("stack", "see `xtrain docs parallel.stack`"),
     "virtual_stages num_virtual_stages": ("stages_per_rank", "`stages_per_rank` counts the stages of one rank"),

@@ -3,11 +3,11 @@
 One vocabulary for the links of a spec, the edges of a plan, the stages of a run and the `@collator` of a user.
 """
 
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin
 
 from .component import Component, Registry
 from .packings import Packing
-from .setting import Auto
+from .setting import Auto, settings_of
 
 # In the order in which they come to be.
 RAW_ROWS: Final = "rows of token arrays"
@@ -58,6 +58,20 @@ class Link(Component):
     def name(self) -> str:
         """What it is called in a chain."""
         return self.kind
+
+    @property
+    def written(self) -> str:
+        """The link as a chain has it, with settings that are not at their defaults: `pack(multipack, group = 10)`."""
+        given = []
+        for place, (name, (attribute, _)) in enumerate(settings_of(type(self)).items()):
+            value = getattr(self, attribute.name)
+            if value == attribute.default:
+                continue
+            is_word = any(get_origin(part) is Literal for part in (attribute.type, *get_args(attribute.type)))
+            is_text = isinstance(value, str) and not is_word and not isinstance(value, Auto)
+            text = f'"{value}"' if is_text else str(value).lower() if isinstance(value, bool) else str(value)
+            given.append(text if place == 0 and is_word else f"{name} = {text}")
+        return f"{self.kind}({', '.join(given)})" if given else self.kind
 
     @property
     def op(self) -> str:

@@ -68,7 +68,8 @@ def check_chain(spec: Spec, found: Findings) -> None:
 def _hint(spec: Spec, link: Link | None, given: str) -> str:
     """The chain as it is usually written; with collators of the user's own, what this place or the other is for."""
     if not any(isinstance(each, UserComponent) for each in spec.collate):
-        return f"write `collate = {' -> '.join(each.name for each in usual_chain())}`"
+        answers = any(each.has_answers for each in spec.datasets.values() if each.holdout.fraction < 1)
+        return f"write `collate = {' -> '.join(each.written for each in usual_chain(answers))}`"
     if isinstance(link, UserComponent):
         giver = next((name for name, each in LINKS.items() if each.gives == link.takes and not each.changes), None)
         return f"put `{link.function}` behind `{giver}`" if giver else f"put `{link.function}` first"

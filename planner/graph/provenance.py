@@ -6,7 +6,6 @@ from typing import Any
 from attrs import evolve
 
 from ...dsl.blocks import is_block, is_of_servers, label_of
-from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import Action
 from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.collators import Link, row_link
@@ -15,6 +14,7 @@ from ...dsl.schema.data import Dataset
 from ...dsl.schema.setting import Auto, is_unspoken, settings_of
 from ...dsl.schema.sources import Source
 from ...dsl.spec import Spec
+from ...dsl.spec_text import value_text
 from ..architecture import Architecture
 from ..data.chain import resolve_chain
 from ..data.source_args import reads
@@ -162,44 +162,37 @@ def _entry(spec: Spec, path: str, value: Any) -> Provenance:
 
 
 def spell(value: Any) -> str:
-    """A value as a spec would write it."""
+    """A value as `--set` takes it: as a spec writes it, but for texts, which have no quotes, and without defaults of a
+    call."""
     match value:
-        case bool():
-            return "true" if value else "false"
-        case None:
-            return "none"
         case float():
-            return f"{value:g}"
-        case Auto() | int() | str() | Quantity():
-            return str(value)
-        case tuple():
-            links = all(hasattr(item, "__attrs_attrs__") for item in value)
-            return (" -> " if links else ", ").join(spell(item) for item in value).join(("", "") if links else "[]")
-        case dict():
-            return (
-                ", ".join(f"{name}: {spell(item)}" for name, item in value.items()).join(("{ ", " }"))
-                if value
-                else "{}"
-            )
+            short = f"{value:g}"
+            return short if float(short) == value else repr(value)
+        case str() if not isinstance(value, Auto):
+            return value
+        case tuple() if value and all(isinstance(item, Component) for item in value):
+            return " -> ".join(spell(item) for item in value)
         case UserComponent():
-            return f"{value.function}({', '.join(f'{name} = {spell(item)}' for name, item in value.given().items())})"
-    if isinstance(value, Source):
-        return _spell_source(value)
-    if isinstance(value, Link):
-        return value.kind
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(value).__name__).strip("_")
+            return value_text(value)
+        case Source():
+            return _spell_source(value)
+        case Link():
+            return value.written
+        case Component():
+            return value.kind
+    return value_text(value)
 
 
 def _spell_source(value: Source) -> str:
     """`jsonl(data/*.jsonl)`, `synthetic(length = 64)`: patterns or name, and what is not left at its default."""
-    name, label = value.kind, label_of(type(value))
+    label = label_of(type(value))
     first = getattr(value, label.name) if label is not None else ()
     arguments = [spell(each) for each in (first if isinstance(first, tuple) else (first,))]
     for setting, (attribute, _) in settings_of(type(value)).items():
         given = getattr(value, attribute.name)
         if given != attribute.default:
             arguments.append(f"{setting} = {spell(given)}")
-    return f"{name}({', '.join(arguments)})" if arguments else name
+    return f"{value.kind}({', '.join(arguments)})" if arguments else value.kind
 
 
 def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: Schedule) -> list[Provenance]:

@@ -5,6 +5,7 @@ from typing import Final
 
 from attrs import asdict, evolve, frozen
 
+from ...dsl.evaluation.values import quantity_text
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, by_default, saving, stopping
 from ...dsl.schema.actions import Tick as TickSpec
@@ -56,7 +57,7 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
         why = f"the steps / {parts}, rounded up" if steps is None else f"{steps:,} steps / {parts}, rounded up"
         ticks.append(TickSpec(every=every, actions=(kind(),)))
         paths.append("")
-        reasons[f"every.{kind.kind}"] = (str(every), why)
+        reasons[f"every.{kind.kind}"] = (quantity_text(every), why)
 
     for kind in by_default():
         default(kind)
@@ -65,7 +66,8 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     events: dict[EventName, tuple[Action, ...]] = {name: actions_on(spec.events, name) for name in names}
     if not any(action.saves for action in events["finish"]):
         events["finish"] = (save, *events["finish"])
-        reasons["on.finish"] = (save.kind, "a finished run can be used and extended")
+        first = "before what else it does: " if len(events["finish"]) > 1 else ""
+        reasons["on.finish"] = (save.kind, f"{first}a finished run can be used and extended")
     for name in names[1:]:
         if only_informs(events[name]):
             events[name] = (*events[name], save, stop)

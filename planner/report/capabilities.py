@@ -5,13 +5,14 @@ Nothing here lists what is supported. A cell is the answer to a spec; the column
 """
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, Final, get_args, get_origin
 
 import attrs
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ...dsl import blocks
-from ...dsl.load import load_spec
+from ...dsl.load import Loaded, load_spec
 from ...dsl.schema.actions import ACTIONS, saving
 from ...dsl.schema.component import Registry, members_of, registry_of
 from ...dsl.schema.log import Tracker
@@ -53,16 +54,20 @@ class CapabilityRow:
 
 @frozen
 class _SpecChange:
-    """A spec changed: what it then is on how many ranks."""
+    """A column: a change of a spec and the number of ranks it is then for.
+
+    usual: lines of the probing spec that the column supports, so that a row is refused for its own sake alone.
+    """
 
     name: str
     change: Callable[[Spec], Spec]
     world: int
+    usual: dict[str, str] = field(factory=dict)
 
 
 def capabilities() -> list[CapabilityRow]:
     """All rows: components first, then choices of how it is computed and on which ranks."""
-    columns = list(_columns())
+    columns = [evolve(column, usual=_supported(column)) for column in _columns()]
     return [*_components(columns), *_choices(columns)]
 
 
@@ -88,15 +93,33 @@ def text() -> str:
 
 
 def _text(lines: dict[str, str]) -> str:
-    """The probing spec, with other lines for some of its blocks. Its model has experts, which the axis `ep` cuts."""
-    usual = dict(_LINES)
+    """The probing spec, with other lines for some of its blocks."""
+    return "\n".join((_LINES | lines).values()) + "\n"
+
+
+def _probes() -> Iterator[dict[str, str]]:
+    """Lines of the blocks that every spec has and that are components: all combinations of their choices.
+
+    A model with experts comes first, which the axis `ep` cuts, then the defaults.
+    """
+    of_kind = []
     for kind in blocks.REQUIRED:
         registry = registry_of(blocks.KINDS[kind])
         if registry is not None:
-            chosen = next((each for each in registry.values() if "experts" in settings_of(each)), registry.default)
-            name = next(name for name, each in registry.items() if each is chosen)
-            usual[kind] = _written(kind, chosen, name)
-    return "\n".join((usual | lines).values()) + "\n"
+            chosen = sorted(registry.items(), key=lambda named, usual=registry.default: (
+                "experts" not in settings_of(named[1]), named[1] is not usual
+            ))  # fmt: skip
+            of_kind.append([(kind, _written(kind, each, name)) for name, each in chosen])
+    return (dict(chosen) for chosen in product(*of_kind))
+
+
+def _supported(column: _SpecChange) -> dict[str, str]:
+    """The first probe that a column supports; the first of all if it supports none."""
+    for lines in _probes():
+        loaded = load_spec(_NAME, [], {_NAME: _text(lines)})
+        if not any(each.severity == "error" for each in check_spec(column.change(loaded.require()), column.world)):
+            return lines
+    return next(_probes())
 
 
 def _columns() -> Iterator[_SpecChange]:
@@ -192,7 +215,7 @@ def _around_reward(source: str) -> dict[str, str]:
 
 def _choices(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
     """Choices that say how something is computed, or on which ranks; a switch counts when it is on."""
-    usual = load_spec(_NAME, [], {_NAME: _text({})}).require()
+    usual = load_spec(_NAME, [], {_NAME: _text(columns[0].usual)}).require()
     for path, attribute, meta in _settings():
         words = blocks.choices_of(attribute.type) or (("true",) if attribute.default is False else ())
         if meta.role in (Role.EXECUTION, Role.MESH):
@@ -234,20 +257,40 @@ def _inside(path: str, block: type) -> Iterator[tuple[str, attrs.Attribute, Sett
 def _row(
     where: str, name: str, origin: str, columns: list[_SpecChange], lines: dict[str, str], set_text: str = ""
 ) -> CapabilityRow:
-    loaded = load_spec(_NAME, [set_text] if set_text else [], {_NAME: _text(lines)})
-    source = next(name for name, each in SOURCES.items() if each.records == "fields")
-    if loaded.spec is not None and loaded.spec.reward is not None:
-        loaded = load_spec(_NAME, [], {_NAME: _text({**lines, **_around_reward(source)})})
-    elif loaded.spec is not None and (read := loaded.spec.loss.of_data()):
-        data = f'dataset text {{ source = {source}("*"), holdout = 10%, {", ".join(read)} }}'
-        loaded = load_spec(_NAME, [set_text] if set_text else [], {_NAME: _text({**lines, "dataset": data})})
+    probes = list({_key(column.usual): column.usual for column in columns}.values())
+    loaded = {_key(probe): _loaded(probe | lines, set_text) for probe in probes}
     cells = {}
     for column in columns:
-        codes = [each.code for each in loaded.diagnostics if each.severity == "error"]
-        idle = False
-        if loaded.spec is not None and not codes:
-            said = list(check_spec(column.change(loaded.spec), column.world))
-            codes = [each.code for each in said if each.severity == "error"]
-            idle = bool(set_text) and any(each.code == _IDLE_CODE for each in said)
-        cells[column.name] = " ".join(dict.fromkeys(codes)) or (IDLE if idle else YES)
+        order = [column.usual, *(probe for probe in probes if probe != column.usual)]
+        answers = (_cell(loaded[_key(probe)], column, bool(set_text)) for probe in order)
+        first = next(answers)
+        cells[column.name] = first if first in (YES, IDLE) or YES not in answers else YES
     return CapabilityRow(where, name, origin, cells)
+
+
+def _key(lines: dict[str, str]) -> tuple[str, ...]:
+    return tuple(lines.values())
+
+
+def _cell(loaded: Loaded, column: _SpecChange, may_be_idle: bool) -> str:
+    """The answer to one spec in a column."""
+    codes = [each.code for each in loaded.diagnostics if each.severity == "error"]
+    idle = False
+    if loaded.spec is not None and not codes:
+        said = list(check_spec(column.change(loaded.spec), column.world))
+        codes = [each.code for each in said if each.severity == "error"]
+        idle = may_be_idle and any(each.code == _IDLE_CODE for each in said)
+    return " ".join(dict.fromkeys(codes)) or (IDLE if idle else YES)
+
+
+def _loaded(lines: dict[str, str], set_text: str) -> Loaded:
+    """The probing spec with other lines, and with the data that its loss or reward reads."""
+    sets = [set_text] if set_text else []
+    loaded = load_spec(_NAME, sets, {_NAME: _text(lines)})
+    source = next(name for name, each in SOURCES.items() if each.records == "fields")
+    if loaded.spec is not None and loaded.spec.reward is not None:
+        return load_spec(_NAME, [], {_NAME: _text(lines | _around_reward(source))})
+    if loaded.spec is not None and (read := loaded.spec.loss.of_data()):
+        data = f'dataset text {{ source = {source}("*"), holdout = 10%, {", ".join(read)} }}'
+        return load_spec(_NAME, sets, {_NAME: _text(lines | {"dataset": data})})
+    return loaded

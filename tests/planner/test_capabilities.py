@@ -8,6 +8,7 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.component import Registry, registry_of
 from xtrain.dsl.schema.log import TRACKERS
+from xtrain.dsl.schema.stacks import STACKS
 from xtrain.planner.report import capabilities as page
 
 REGISTRIES = [registry for block in blocks.KINDS.values() if (registry := registry_of(block)) is not None]
@@ -28,7 +29,7 @@ def test_every_component_has_a_row_with_who_offers_it(rows):
 
 def test_a_row_of_a_tracker_is_that_of_one_that_is_on():
     for name in TRACKERS:
-        text = page._text({"log": f"log {{ {page._member(TRACKERS[name], name)} }}"})
+        text = page._text(next(page._probes()) | {"log": f"log {{ {page._member(TRACKERS[name], name)} }}"})
         loaded = load_spec("a.xtrain", [], {"a.xtrain": text})
         assert not loaded.diagnostics and [each.kind for each in loaded.require().log.trackers()] == [name]
 
@@ -63,6 +64,17 @@ def test_cells_are_what_the_rules_say(rows):
     codes = {word for row in rows.values() for cell in row.cells.values() for word in cell.split()}
     for code in codes - {page.YES, page.IDLE}:
         assert code in CODES
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_row_is_refused_for_its_own_sake_alone(rows, stack):
+    """Each stack is probed with a model and an optimizer that it supports: the default scheduler, loss and trackers."""
+    for row in (("scheduler", "cosine"), ("loss", "cross_entropy"), ("tracker", "tensorboard"), ("action", "eval"),
+                ("optimizer", "adamw"), ("model", "llama")):  # fmt: skip
+        assert rows[row].cells.get(stack, page.YES) == page.YES, row
+    assert rows["optimizer", "muon"].cells["deepspeed"] == "X415"  # what a stack itself refuses
+    assert rows["model", "mixtral"].cells["torchft"] == rows["loss", "dpo"].cells["torchft"] == "X415"
+    assert rows["parallel.stack", "deepspeed"].cells["alone"] == page.YES
 
 
 def test_a_rule_that_changes_changes_the_table(monkeypatch, rows):
