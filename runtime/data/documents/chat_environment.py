@@ -14,7 +14,7 @@ from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .chat_trace import guessed, joined, joined_by, to_json
+from .chat_trace import guessed, joined, joined_by, spelled, to_json
 
 # The date that templates are given: with the real one, the same data would be other tokens tomorrow. It is the one that
 # templates have as their own default.
@@ -41,10 +41,16 @@ class _Generation(Extension):
 
 
 class _TracingCode(CodeGenerator):
-    """Code that concatenates with `~` by a function of the environment."""
+    """Code that writes values, and concatenates them with `~`, by functions of the environment."""
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write("(environment.spelled(")
+
+    def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write("))")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.concat(map(str, (")
+        self.write("environment.concat(map(environment.spelled, (")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
@@ -54,6 +60,12 @@ class _TracingCode(CodeGenerator):
 class _TracingEnvironment(ImmutableSandboxedEnvironment):
     code_generator_class = _TracingCode
     concat = staticmethod(joined)
+    spelled = staticmethod(spelled)
+
+    intercepted_binops = frozenset({"%"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        return guessed(super().call_binop(context, operator, left, right), [left, right])
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         # The sandbox wraps `format`.
@@ -88,6 +100,7 @@ def tracing(text: str) -> jinja2.Template:
     environment.filters |= {name: _guessing(FILTERS[name]) for name in _GUESSED}
     environment.filters["tojson"] = _traced_json
     environment.filters["join"] = _joining
+    environment.filters["string"] = spelled
     return environment.from_string(text)
 
 

@@ -8,6 +8,7 @@ inputs.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from operator import index
 from typing import Any, SupportsIndex
 
 Run = tuple[int, int, int]
@@ -63,7 +64,7 @@ class TracedText(str):
             if step == 1:
                 return self._cut(start, stop)
             return joined([self._cut(at, at + 1) for at in range(start, stop, step)])
-        at = int(key.__index__())
+        at = index(key)
         at = at if at >= 0 else at + len(self)
         if not 0 <= at < len(self):
             raise IndexError("string index out of range")
@@ -221,6 +222,13 @@ def plain(text: str) -> str:
 def runs_of(text: str) -> tuple[Run, ...]:
     """The origins of the characters of a string, those of any other than a `TracedText` one from nowhere."""
     return text._runs if isinstance(text, TracedText) else ((len(text), NOWHERE, 0),)
+
+
+def spelled(value: Any) -> str:
+    """What `str` makes of a value. Parts of a content that are written as Python spells them come from nowhere."""
+    if isinstance(value, list) and any(isinstance(part, Mapping) and "text" in part for part in value):
+        return str(value)
+    return guessed(str(value), [value]) if isinstance(value, list | tuple | Mapping) else str(value)
 
 
 def joined(parts: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_right
+from collections.abc import Mapping
 from functools import lru_cache
 
 from attrs import evolve, frozen
@@ -10,6 +11,8 @@ from ..records.records import Message
 from .chat_template import ChatTemplate, ChatTrace, SourceSegment, TemplateRefusal
 
 Span = tuple[int, int]
+# Where a header, or the end of a turn, may be cut.
+_BOUNDS = re.compile(r"<[^<>\s]+>|\n")
 REMEDY = "mark what the assistant says in the template with {% generation %} and {% endgeneration %}"
 # Fields of messages of the assistant with what functions have answered (Gemma 4), and with what is written in headers.
 _ANSWERS = frozenset({"tool_responses"})
@@ -104,12 +107,12 @@ class Turns:
                 # The header may stand where no prompt asks for it, as after the answer of a function.
                 begun = self.text.startswith(habits.header, len(before)) and len(before) + len(habits.header) <= first
                 return len(before) + begun * len(habits.header)
-            return self._after_header(len(before), first, habits.header)
+            return self._after_header(len(before), first)
         # Messages before are written otherwise than here: the end of the last one is a place in both.
         place = max((s.stop for s in self._segments if s.start < first and self._message(s) < index), default=0)
         written = before and _traced(self.template, self.messages[:index], before, prompt=True)
         if not before or not written or not habits.prompts:
-            return self._after_header(place, first, habits.header)
+            return self._after_header(place, first)
         tail = before
         if written.segments:
             tail = before[written.segments[-1].stop :]
@@ -118,14 +121,24 @@ class Turns:
         if self.text.startswith(tail, place):
             return place + len(tail)
         common = self._shared(tail, written, place, first)
-        return common if self.text[place:common].strip() else self._after_header(place, first, habits.header)
+        if habits.header not in self.text[place:first] and self.text[place:common].strip():
+            return common
+        return self._after_header(place, first)
 
-    def _after_header(self, place: int, first: int, header: str) -> int:
-        """The first character after the last header between two places, and after white space."""
+    def _after_header(self, place: int, first: int) -> int:
+        """The first character after the last header between two places, or after as much of it as is there. Without
+        prompts nothing tells if white space after it is part of the header: then it is."""
+        habits = _habits(self.template)
+        header = habits.header
         if header.strip():
-            found = self.text.rfind(header, place, first)
-            place = first if found < 0 else found + len(header)
-        return place + _blanks(self.text[place:first])
+            for end in (len(header), *sorted({found.end() for found in _BOUNDS.finditer(header)}, reverse=True)):
+                found = self.text.rfind(header[:end], place, first) if header[:end].strip() else -1
+                if found >= 0:
+                    place = found + end
+                    break
+            else:
+                place = first
+        return place if habits.prompts else place + _blanks(self.text[place:first])
 
     def _end(self, index: int, after: str | None, start: int, own: list[SourceSegment]) -> int:
         """One more than the last character of a turn. after: the conversation up to there."""
@@ -137,6 +150,8 @@ class Turns:
             # What is written in one piece with the answer of a function belongs to that.
             begun = self._piece(stop)[0]
             limit = begun if begun >= last else stop
+        elif follow is None and self.messages[index].get("tool_calls"):
+            limit = self._before_answer(index, last)
         end = last
         if tail.strip():
             end = self._shared(tail.rstrip(), written, last, limit)
@@ -152,6 +167,24 @@ class Turns:
         if found is None or found[0] == self.template.bos_token or habits.header.lstrip().startswith(found[0]):
             return max(start, len(self.text[:end].rstrip()))
         return found.end()
+
+    def _before_answer(self, index: int, last: int) -> int:
+        """Where the answer of a function would begin after the last message, if it is written in one piece."""
+        call = self.messages[index]["tool_calls"][-1]
+        name = call.get("function", call).get("name") if isinstance(call, Mapping) else None
+        identity = call.get("id") if isinstance(call, Mapping) else None
+        answer: Message = {"role": "tool", "content": "a", "name": name, "tool_call_id": identity}
+        answer = {key: value for key, value in answer.items() if value is not None}
+        messages = [*self.messages[: index + 1], answer]
+        text = _attempt(self.template, messages)
+        answered = (
+            None if text is None or not text.startswith(self.text) else Turns(self.template, messages, self._reserved)
+        )
+        if answered is None or answered.trace is None:
+            return len(self.text)
+        found = next((s.start for s in answered._segments if answered._message(s) > index and s.start >= last), None)
+        begun = len(self.text) if found is None else answered._piece(found)[0]
+        return begun if begun >= last else len(self.text)
 
     def _last(
         self, index: int, after: str | None, start: int, own: list[SourceSegment]
@@ -221,14 +254,14 @@ class Turns:
     def _shared(self, tail: str, written: ChatTrace | None, place: int, limit: int) -> int:
         """The end of what `tail`, the end of another trace, has in common with the text from `place` on.
 
-        If that is not all of it, it ends where a piece of the template or a special token does.
+        If that is not all of it, it ends where a piece of the template, a special token, a tag or a line does.
         """
         assert self.trace is not None
         common = _common(tail, self.text[place:limit])
         if common == len(tail):
             return place + common
         ends = {piece - place for piece in self.trace.pieces}
-        ends |= {found.end() for found in self._reserved.finditer(tail)}
+        ends |= {found.end() for pattern in (self._reserved, _BOUNDS) for found in pattern.finditer(tail)}
         if written is not None:
             ends |= {piece - (len(written.text) - len(tail)) for piece in written.pieces}
         return place + max((end for end in ends if 0 <= end <= common), default=0)

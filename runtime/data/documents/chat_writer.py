@@ -90,7 +90,8 @@ class ConversationWriter:
         Templates differ in how they take contents and arguments: where one refuses a form, or writes nothing of a
         message, the others are tried. Raises TemplateRefusal where all are refused.
         """
-        refusal, first = None, None
+        refusal: TemplateRefusal | None = None
+        best: tuple[Turns, list[TemplateLoss]] | None = None
         for form in _forms(messages):
             try:
                 turns = Turns(template, form, self._reserved)
@@ -98,13 +99,14 @@ class ConversationWriter:
                 refusal = refusal or error
                 continue
             losses = find_losses(form, turns.trace, turns.text, self._labels)
-            if not any(loss.whole for loss in losses):
-                return turns, losses
-            first = first or (turns, losses)
-        if first is None:
+            if best is None or _whole(losses) < _whole(best[1]):
+                best = turns, losses
+            if not _whole(losses):
+                break
+        if best is None:
             assert refusal is not None
             raise refusal
-        return first
+        return best
 
     def _refused(self, losses: list[TemplateLoss], messages: int) -> str | None:
         """Why a conversation of which this is lost is a bad record; None if it is not."""
@@ -171,6 +173,10 @@ class ConversationWriter:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_reserved"}
+
+
+def _whole(losses: list[TemplateLoss]) -> int:
+    return sum(loss.whole for loss in losses)
 
 
 def _forms(messages: list[Message]) -> Iterator[list[Message]]:
