@@ -1,9 +1,12 @@
 """Which tests run beside each other: those of one group of ranks keep to one process, of the others each file does."""
 
+import ast
 import gc
 import os
 import sys
+import textwrap
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +104,31 @@ def nothing_left_of_ranks() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(AssertionError):
+        for told in _which_of_all(call.excinfo.traceback[-1]):
+            report.sections.append(("Items", told))
+    return report
+
+
+def _which_of_all(entry: Any) -> Iterator[str]:
+    """Of `all(… for …)` and `any(… for …)` in an assertion: for which items it holds or not, as `False` says little."""
+    with suppress(Exception):  # the report is that of another failure
+        for node in ast.walk(ast.parse(textwrap.dedent(str(entry.statement)))):
+            match node:
+                case ast.Call(func=ast.Name(id="all" | "any" as name), args=[ast.GeneratorExp() as each]):
+                    items = ", ".join(ast.unparse(loop.target) for loop in each.generators)
+                    loops = "".join(map(ast.unparse, each.generators))
+                    negated = "not " * (name == "all")
+                    found = eval(
+                        f"[({items}){loops} if {negated}({ast.unparse(each.elt)})]",
+                        {**entry.frame.f_globals, **entry.frame.f_locals},
+                    )
+                    yield f"{negated}{ast.unparse(each.elt)}, for {items} in {found}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

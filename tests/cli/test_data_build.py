@@ -82,7 +82,10 @@ def test_damage_is_found_on_request_and_repaired(spec: str, capsys):
     assert objects(capsys)[0]["state"] == "there"
 
 
-@pytest.mark.parametrize("number, status, word", [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "stopped")])
+@pytest.mark.parametrize(
+    "number, status, word",
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "stopped"), (signal.SIGHUP, 75, "stopped")],
+)
 def test_a_build_that_is_stopped_is_gone_on_with(number, status, word, spec: str, capsys, monkeypatch, request):
     monkeypatch.setattr(tokenise, "COMMIT_SECONDS", 1e9)  # nothing but the stop has it kept
     real, units = tokenise_pool.encode_unit, []
@@ -97,10 +100,10 @@ def test_a_build_that_is_stopped_is_gone_on_with(number, status, word, spec: str
     # Tests that are started in the background ignore Ctrl-C, and so would the command.
     of_tests = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, of_tests))
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(other) for other in (signal.SIGTERM, signal.SIGHUP)]
     assert main(["data", "build", spec, "--dataset", "words"]) == status
     assert f"{word}; the finished part is kept" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert [signal.getsignal(other) for other in (signal.SIGTERM, signal.SIGHUP)] == before
     assert main(["data", "build", spec, "--dataset", "words", "--json"]) == 0
     assert objects(capsys)[0]["state"] == "resumed"
     assert units == ["0.jsonl", "1.jsonl", "2.jsonl", "2.jsonl", "3.jsonl"]

@@ -15,6 +15,7 @@ from listening import KEY, listening
 from numpy_engine import NumpyEngine, logprobs
 
 from xtrain.client import IGNORED, RequestFailed, Server, ServerRefused, ServerUnreachable, TrainingRow
+from xtrain.client.http import HttpClient
 from xtrain.server.limits import ServerLimits
 
 
@@ -152,6 +153,29 @@ def test_what_was_saved_goes_on_in_another_model(server: Server, tmp_path: Path)
         assert any(name.endswith("state.npz") for name in found.getnames())
     server.delete(path)
     assert [each["tinker_path"] for each in server.checkpoints()] == [weights]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_download_that_is_cut_is_not_taken_as_whole(tmp_path: Path, chunked: bool) -> None:
+    class Cut(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header(*(("Transfer-Encoding", "chunked") if chunked else ("Content-Length", "10")))
+            self.end_headers()
+            self.wfile.write(b"4\r\nhalf\r\n" if chunked else b"half")
+            self.close_connection = True
+
+        def log_message(self, *of: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Cut) as cutting:
+        threading.Thread(target=cutting.serve_forever, daemon=True).start()
+        http = HttpClient(f"http://127.0.0.1:{cutting.server_port}", None, 0.0)
+        with pytest.raises(ServerUnreachable, match=r"6 bytes are missing|IncompleteRead"):
+            list(http.download("archive"))
+        cutting.shutdown()
 
 
 def test_mistakes_are_told(server: Server, url: str) -> None:

@@ -118,6 +118,6 @@ def test_the_environment_takes_the_type_of_its_default(monkeypatch):
 
 
 def test_deep_nesting_is_an_error_and_not_a_crash():
-    for text in ("(" * 3000 + "1" + ")" * 3000, "-" * 3000 + "1", "[" * 3000 + "]" * 3000, "+".join("1" * 3000)):
-        value, diagnostics = evaluate(text)
-        assert value == 1 or {d.code for d in diagnostics} == {"X307"}
+    assert evaluate("(" * 3000 + "1" + ")" * 3000)[0] == 1
+    for text in ("-" * 3000 + "1", "[" * 3000 + "]" * 3000, "+".join("1" * 3000)):
+        assert {d.code for d in evaluate(text)[1]} == {"X307"}

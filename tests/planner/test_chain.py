@@ -74,7 +74,8 @@ def test_nodes_of_collators_say_what_is_called(own):
 
 
 def test_a_collator_may_do_the_work_of_several_links(own):
-    assert own("to_tensor -> mine -> pack").plan is not None
+    plan = own("to_tensor -> mine -> pack").plan
+    assert chain_of(plan) == ["collate.to_tensor", "collate.mine", "collate.pack", "collate.microbatches"]
 
 
 @pytest.mark.parametrize(

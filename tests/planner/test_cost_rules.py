@@ -51,6 +51,7 @@ def test_a_remedy_does_what_it_says(make_plan, load):
     blocks = {"model": BIG, "batch": ROW, "precision": HALF, "cluster": gib(24)}
     plan = make_plan(**blocks)
     path = load(**blocks).path
+    assert plan.estimates.remedies
     for remedy in plan.estimates.remedies:
         changed = compile_plan(load_spec(path, remedy.sets).require(), world=plan.mesh.world_size).plan
         assert changed is not None

@@ -181,6 +181,9 @@ def test_tile_mlp_stands_beside_scales_of_a_token(compiled):
     found = compiled(1, model=MODEL, batch=BATCH, activation="activation none { tile_mlp = 2 }",
                      precision=precision("recipe = rowwise_with_gw_hp"))  # fmt: skip
     assert found.plan is not None, found.diagnostics.render()
+    args = {node.op: node.args for node in found.plan.nodes}
+    assert args["setup.float8"]["recipe"] == "rowwise_with_gw_hp"
+    assert args["setup.tile_mlp"] == {"positions": 256, "pattern": "layers.*", "matches": [2]}
 
 
 def test_settings_without_it_change_nothing(compiled):

@@ -282,6 +282,9 @@ def the_graph_can_be_executed(plan, known_ops):
     assert all(sizes[axis] > 1 for node in plan.nodes for axis in node.axes)
     timeline = plan.timeline
     ticking = {id for each in (*timeline.ticks, *timeline.triggers, *timeline.commands) for id in each.nodes}
+    for command in timeline.commands:
+        if dataset := command.name.partition("eval ")[2]:
+            assert [plan.node(node).args["dataset"] for node in command.nodes] == [dataset]
     assert ticking == {node.id for node in plan.nodes if node.kind in ("tick", "event")}
 
 

@@ -29,7 +29,8 @@ def test_a_run_that_goes_back_at_once_leaves_no_step_out(compiled):
     blocks = {"model": MODEL, "optimizer": BLOCK, "scheduler": CONSTANT, "checkpoint": "checkpoint {}"}
     (error,) = compiled(**blocks, every="every 10 steps checkpoint\non nan(2) rollback").diagnostics.errors
     assert error.code == "X437" and "write `on nan rollback`" in error.hint
-    assert compiled(**blocks, every="every 10 steps checkpoint\non nan rollback").plan is not None
+    plan = compiled(**blocks, every="every 10 steps checkpoint\non nan rollback").plan
+    assert plan.node("event.nan.rollback").op == "event.rollback"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,8 @@ def test_a_run_that_goes_back_at_once_leaves_no_step_out(compiled):
     ["cosine { floor = 100% }", "linear { floor = 100% }", "polynomial { floor = 100% }", "wsd { decay = 0 steps }"],
 )
 def test_a_schedule_that_falls_to_where_it_was_is_no_fall(compiled, scheduler: str):
-    assert compiled(model=MODEL, optimizer=BLOCK, scheduler=f"scheduler {scheduler}").plan is not None
+    plan = compiled(model=MODEL, optimizer=BLOCK, scheduler=f"scheduler {scheduler}").plan
+    assert plan.node("setup.scheduler").args["kind"] == scheduler.partition(" ")[0]
 
 
 @pytest.mark.parametrize(

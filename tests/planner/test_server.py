@@ -194,6 +194,23 @@ def test_what_a_server_cannot_be(sets: tuple[str, ...]):
     assert "X447" in codes(*sets)
 
 
+@pytest.mark.parametrize(
+    ("sets", "code"),
+    [
+        (("parallel.tp=3",), "X402"),
+        (("parallel.pp=9",), "X404"),
+        (("precision.base=nf4", "precision.base.block=48"), "X438"),
+        (("precision.compute=fp8",), "X443"),
+        (("parallel.stack=torchft",), "X415"),
+        (("parallel.tp=2", "parallel.tp.overlap=true"), "X446"),
+        (("model.mtp=1",), "X445"),
+        (("activation.every=99",), "W401"),
+    ],
+)
+def test_the_rules_of_training_hold_for_a_server(sets: tuple[str, ...], code: str):
+    assert code in codes(*sets)
+
+
 def test_a_pipeline_computes_forwards_before_backwards():
     found = plan("parallel.pp=3")
     assert found.node("setup.parallel.pp").args["schedule"] == "gpipe"

@@ -2,12 +2,14 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from xtrain.runtime import step as training_step
 from xtrain.runtime.parallelize.gradients import squares_of
-from xtrain.runtime.state import NormStatistics, Progress
+from xtrain.runtime.state import NormStatistics, Progress, Step
 
 
 def as_published(norms: list[float], deviations: float, decay: float, first: int) -> list[float]:
@@ -37,6 +39,42 @@ def test_spikes_are_scaled_down_as_published():
     spikes = [number for number, norm in enumerate(norms) if ours[number] < norm]
     assert {33, 50, 67, 84, 101, 118} <= set(spikes) and 16 not in spikes and len(spikes) < 15
     assert max(ours[25:]) < 3.0
+
+
+# Four norms of mean 2 and deviation 1, then 9: 7 deviations above, so that 2.5 / (7 / 2.5) of one are left.
+@pytest.mark.parametrize(
+    ("max_norm", "deviations", "left"),
+    [
+        (None, None, 9.0),
+        (5.0, None, 5.0),
+        (20.0, None, 9.0),
+        (None, 2.5, 2 + 2.5 / 2.8),
+        (20.0, 2.5, 2 + 2.5 / 2.8),
+        (2.5, 2.5, 2.5),
+        (2.5, 10.0, 2.5),
+    ],
+)
+def test_of_a_fixed_and_a_moving_limit_the_smaller_one_holds(monkeypatch, max_norm, deviations, left):
+    class Norm:
+        def __init__(self, *of: object) -> None:
+            self.value = 0.0
+
+        def measure(self, sums: torch.Tensor) -> list[float]:
+            return sums.tolist()
+
+        def scale(self, limit: float) -> None:
+            self.value = min(self.value, limit)
+
+    norm = Norm()
+    monkeypatch.setattr(training_step, "GradientNorm", lambda *of: norm)
+    model = SimpleNamespace(predicts=True, measured=(), measures_units=False)
+    call = training_step.clip(model, SimpleNamespace(is_tp_first=True), Progress(), max_norm, deviations, 0.97, 4)
+    for norm.value in (1.0, 1.0, 3.0, 3.0, 9.0):
+        step = Step(index=0, loss_sums=torch.tensor([1.0]), valid_tokens=1, units=1)
+        before = norm.value
+        call(step)
+    assert norm.value == pytest.approx(left) and step.grad_norm == before == 9.0
+    assert step.clipped == pytest.approx(left / 9.0, rel=1e-6)
 
 
 def test_statistics_go_on_where_a_checkpoint_was_taken():

@@ -77,8 +77,8 @@ def test_seeds_repeat_and_samples_differ(served: Served) -> None:
     one, two = (base.draw([3], {"num_samples": 3}, seed=17)["samples"] for _ in range(2))
     assert [sample["tokens"] for sample in one] == [sample["tokens"] for sample in two]
     assert len({tuple(sample["tokens"]) for sample in one}) > 1
-    free = [base.draw([3])["samples"][0]["tokens"] for _ in range(3)]
-    assert free[0] != free[1] or free[1] != free[2]
+    free = {tuple(base.draw([3])["samples"][0]["tokens"]) for _ in range(3)}
+    assert len(free) > 1
 
 
 def test_a_repeated_request_gives_the_samples_that_it_gave(served: Served) -> None:
@@ -86,7 +86,8 @@ def test_a_repeated_request_gives_the_samples_that_it_gave(served: Served) -> No
     first = base.ask([3])
     base.seq -= 1
     assert base.ask([3]) == first and len(first["sample_sequence_ids"]) == 1
-    assert served.result(first) == served.result(first)
+    drawn = served.result(first)
+    assert drawn and served.result(first) == drawn
     assert [call for call in served.engine.calls if call.startswith("sample")] == [f"sample {first['request_id']}"]
 
 

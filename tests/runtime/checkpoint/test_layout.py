@@ -125,6 +125,26 @@ def test_a_save_that_was_cut_off_before_its_pointers_costs_no_older_one(folder):
     assert steps(folder) == [18, 19, 20] and folder.named("best") == "ckpt-s000000000020"
 
 
+@pytest.mark.parametrize(
+    ("steps", "best", "latest", "begun", "keep", "removed"),
+    [
+        ((1, 2, 3, 4), None, 4, None, 2, [1, 2]),
+        ((1, 2, 3, 4), None, 4, None, 4, []),
+        ((1, 2, 3, 4), 1, 4, None, 2, [2]),
+        ((1, 2, 3, 4), None, 3, 3, 2, [1]),  # what it goes on from counts, later ones do not
+        ((1, 2, 3, 4), None, 3, 3, 1, [1, 2]),
+        ((1, 2, 3, 4), 2, 3, 3, 1, [1]),
+        ((1, 2, 3, 4), None, 4, 1, 1, []),
+    ],
+)
+def test_what_is_too_old(folder, steps, best, latest, begun, keep, removed):
+    for step in steps:
+        save(folder, step, *(["best"] if step == best else []))
+    (folder.root / "latest").write_text(f"{folder.path(latest).name}\n")
+    entry = next((entry for entry in folder.entries() if entry.step == begun), None)
+    assert [int(path.name[-3:]) for path in Publisher(folder).retain(keep, begun=entry)] == removed
+
+
 def test_the_best_is_kept_and_takes_nobodys_place(folder):
     save(folder, 100, "best")
     for step in (200, 300, 400):

@@ -1,13 +1,17 @@
 """`rollback.json`: what a run that has gone back goes on from, whenever it is killed."""
 
+from types import SimpleNamespace
+
 import pytest
 from faulty_disk import Death, FaultyDisk
 from small_checkpoints import save
 
+from xtrain.components.actions.rollback_torch import _target as target_of
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.rollback_state import RollbackState, finish_rollback, onward, read_rollback, seal_of
 from xtrain.runtime.errors import ResumeRefused
 from xtrain.runtime.files import durable
+from xtrain.runtime.state import BadSteps, Progress
 
 LOADER = {"step": 2, "rows": 48}
 CHANGES = 19  # of files, until it has gone back
@@ -117,6 +121,34 @@ def test_a_checkpoint_that_is_saved_anew_is_another_one(folder, tmp_path):
         assert onward(folder.latest())["loader"] == {"step": step, "rows": 99}
     save(folder, 2, loader={"step": 2, "rows": 100})
     assert onward(folder.latest())["loader"] == {"step": 2, "rows": 100}
+
+
+@pytest.mark.parametrize(
+    ("progress", "went_back", "last_good", "target"),
+    [
+        (7, [], 7, 6),
+        (5, [], 5, 4),
+        (6, [], 6, 6),
+        (7, [(8, 4)], 6, 6),  # it came further than the last time
+        (4, [(8, 4)], 4, 2),  # nothing good since: the fault lies in that checkpoint, or before it
+        (4, [(8, 6), (7, 4)], 4, 2),
+        (2, [(8, 2)], 2, None),
+    ],
+)
+def test_what_it_goes_back_to(folder, progress, went_back, last_good, target):
+    collective = SimpleNamespace(first=lambda call: call(), all=lambda call: [call()], rank=0, size=1)
+    saver = SimpleNamespace(folder=folder, transaction=SimpleNamespace(collective=collective))
+    found = Progress(step=progress, bad=BadSteps(last_good=last_good, went_back=went_back))
+    entry, passed = target_of(saver, found, content=True)
+    assert (entry and entry.step, passed) == (target, [])
+
+
+def test_what_was_saved_after_a_bad_step_is_passed_over(folder):
+    save(folder, 8, nonfinite={"in_a_row": 1})
+    collective = SimpleNamespace(first=lambda call: call(), all=lambda call: [call()], rank=0, size=1)
+    saver = SimpleNamespace(folder=folder, transaction=SimpleNamespace(collective=collective))
+    entry, passed = target_of(saver, Progress(step=8), content=True)
+    assert entry and entry.step == 6 and passed == ["ckpt-s000000000008: it was saved after a bad step"]
 
 
 @pytest.mark.parametrize("at", range(CHANGES + 1))

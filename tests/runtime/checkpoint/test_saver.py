@@ -88,11 +88,13 @@ def test_failures_in_a_row_end_the_run_and_a_success_forgives_them(make, disk, m
     for error in (0, errno.ENOSPC, 0, errno.EROFS):
         save(error)
     assert own.settle() is None and values(own) == {1: 1.0, 3: 3.0}
-    with pytest.raises(StorageFailed, match="the disk says no"):
+    with pytest.raises(StorageFailed, match="the disk says no") as failed:
         save(errno.EIO)
         own.settle()
+    assert failed.value.code == "X721"
     assert own.folder.remains() == [] and own.folder.latest().flaws(content=True) == []
     warning = next(event for event in events(own) if event["event"] == "warning")
+    assert warning["code"] == "X721"
     assert warning["message"] == (
         "the checkpoint of step 2 could not be saved, the last checkpoint is of step 1: the disk says no"
     )

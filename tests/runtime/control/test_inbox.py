@@ -12,6 +12,7 @@ from xtrain.cli.main import main
 from xtrain.components.actions.requeue_torch import ask_slurm
 from xtrain.planner.plan import Command
 from xtrain.runtime.control import asking
+from xtrain.runtime.control.commands import Control
 from xtrain.runtime.control.inbox import Inbox
 from xtrain.runtime.monitoring.poller import Poller
 from xtrain.runtime.reporting.records import Records
@@ -303,3 +304,33 @@ def test_the_command_line_is_checked_before_anything_is_asked(run, capsys, argum
     assert says in capsys.readouterr().err and run.left() == []
     with pytest.raises(SystemExit, match="2"):
         main(["control", str(run.folder), "save", "--wait", "never"])
+
+
+@pytest.mark.parametrize(
+    ("content", "nodes", "stops"),
+    [
+        ({"command": "eval", "arg": "web"}, ["event.control.eval.web"], False),
+        ({"command": "eval", "arg": "code"}, ["event.control.eval.code"], False),
+        ({"command": "save"}, ["event.control.checkpoint"], False),
+        ({"command": "stop"}, ["event.control.checkpoint"], True),
+        ({"command": "resume"}, [], False),
+    ],
+)
+def test_every_rank_carries_out_the_command_that_the_first_one_took(run, content, nodes, stops):
+    ranks = []
+    for first in (True, False):
+        called: list[str] = []
+        control, clocks = Control(COMMANDS, lambda node, called=called: lambda step: called.append(node)), Clocks()
+        control.inbox = run.inbox if first else None
+        control.ask_through(clocks)
+        ranks.append((control, clocks, called))
+    run.inbox._paused = True  # a run that is resumed
+    run.put("a", content)
+    run.inbox.look()
+    said = [clocks.ask(first=control.inbox is not None) for control, clocks, _ in ranks]
+    for control, clocks, called in ranks:
+        clocks.answer([sum(answers) for answers in zip(*said, strict=True)])
+        control.hear()
+        assert control.busy and control.obey(None) == stops and called == nodes and not control.busy
+    name = f"{content['command']} {content.get('arg', '')}".strip()
+    assert run.said() == [("a", name, "accepted", ""), ("a", name, "done", "")]

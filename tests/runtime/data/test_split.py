@@ -52,7 +52,9 @@ def test_the_ends():
 
 def test_the_seed_decides_and_the_choice_is_stable():
     offsets = offsets_of([10] * 20)
-    assert split_holdout(offsets, 0.2, 0)[1].tolist() == split_holdout(offsets, 0.2, 0)[1].tolist()
+    # The first of a permutation by Philox with the key (seed, 2^64 - 1), until they have a fifth of the tokens.
+    assert [split_holdout(offsets, 0.2, seed)[1].tolist() for seed in (0, 1)] == [[1, 6, 9, 16], [8, 11, 13, 16]]
+    assert split_holdout(offsets_of([5, 1, 40, 2, 9, 3]), 0.3, 7)[1].tolist() == [2]
     assert len({tuple(split_holdout(offsets, 0.2, seed)[1]) for seed in range(10)}) > 5
 
 

@@ -166,9 +166,12 @@ def test_rows_of_padding_are_not_shown(tmp_path, kind):
 @collator(takes={kind!r})
 def f(value):
     assert value.real_BS.any() if isinstance(value, Microbatch) else value and getattr(value, "segments", True)
+    with open({str(tmp_path / "called")!r}, "a") as called:
+        called.write(".")
     return value
 """
     chain(stage_of(tmp_path, code, kind), cut=kind == links.LOCAL_MICROBATCH)(some_rows())
+    assert (tmp_path / "called").read_text() == "..."  # of four rows
 
 
 def test_links_can_be_replaced(tmp_path):
@@ -245,10 +248,11 @@ def test_a_list_that_a_call_changes_is_whole_for_the_next(tmp_path):
     code = """
 @collator(takes="labelled samples")
 def f(samples, names):
-    names.pop()
+    assert names.pop() == "a" and not names
     return samples
 """
-    chain(stage_of(tmp_path, code, links.LABELLED_SAMPLES, names=["a"]))(some_rows())
+    own = chain(stage_of(tmp_path, code, links.LABELLED_SAMPLES, names=["a"]))
+    assert_same(own(some_rows()), chain(identity(tmp_path, links.LABELLED_SAMPLES))(some_rows()))
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------

@@ -4,15 +4,18 @@ import json
 import os
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.serialise import to_json
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.monitoring.alert_actions import AlertActions
 from xtrain.runtime.monitoring.alerts import AlertMonitor, planned_bytes
+from xtrain.runtime.monitoring.alerts import alerts as setup_alerts
 from xtrain.runtime.monitoring.detectors import (
     DiskDetector,
     Finding,
@@ -61,6 +64,28 @@ def alerts(tmp_path) -> AlertMonitor:
     return AlertMonitor(
         records=records, progress=Progress(step=9), notifier=notifier, alert_actions=alert_actions, plan=plan
     )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_rank_alone_looks_at_numbers_of_all_ranks(tmp_path, first):
+    """Each rank looks for others that have stalled, as the first one may be the one that has."""
+    records, rank = (
+        Records.open(tmp_path, 0 if first else 1),
+        SimpleNamespace(is_first=first, device=torch.device("cpu"), replica=None, world_size=2),
+    )
+    poller, watch, notifier = SimpleNamespace(looks={}), SimpleNamespace(observers=[]), RecordingNotifier()
+    found = setup_alerts(
+        plan=Plan(), rank=rank, records=records, progress=Progress(step=9), poller=poller, watch=watch,
+        notifier=notifier, alert_actions=AlertActions(Plan.timeline.triggers), window=10, loss_spike=6.0, slow=2.0,
+        starvation=0.3, memory=1.05, disk_share=0.05, disk_most_bytes=None, disk_bytes=None, checkpoint_bytes=None,
+        stalled_seconds=60.0,
+    )  # fmt: skip
+    detectors = (found.loss_spike, found.slow, found.starvation, found.disk)
+    assert [each is not None for each in detectors] == [first] * 4 and list(poller.looks) == ["free space"] * first
+    assert len(watch.observers) == 1
+    found.report(Finding("loss_spike", "raised", "high"))
+    found.report(Finding("disk", "raised", "full"), every_rank=True)
+    assert [kind for _, kind, _ in notifier.commands] == (["loss_spike"] if first else []) + ["disk"]
 
 
 def alert_events(alerts: AlertMonitor) -> list[tuple[Any, ...]]:

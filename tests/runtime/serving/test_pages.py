@@ -2,12 +2,15 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.planner.serving.pages import PAGE, window_pages
 from xtrain.runtime.serving.pages import PagedRows, SamplePages
+from xtrain.runtime.serving.writing import DrawnRow
 
 K, A = 2, 3
 FULL, NARROW = nn.Identity(), nn.Identity()
@@ -87,3 +90,27 @@ def test_samples_of_a_prompt_have_its_pages_together():
     texts.grow(everyone)
     assert not texts.pages.take("b", 20 * PAGE) and "b" not in texts.pages
     assert len(full.free) == 12, "what cannot begin has nothing"
+
+
+@pytest.mark.parametrize(
+    ("written", "stops", "most", "length"),
+    [
+        (b"abcabd", {}, 6, 6),
+        (b"abcabd", {}, 4, 4),
+        (b"abcabd", {"stop_texts": ("abd",)}, 9, 6),  # over three tokens
+        (b"abcabd", {"stop_texts": ("x", "ca")}, 9, 4),
+        (b"abcabd", {"stop_tokens": {ord("c")}}, 9, 3),
+        (b"abcabd", {"stop_tokens": {ord("b")}, "stop_texts": ("abc",)}, 9, 2),
+        ([97, 257, 98], {"stop_at_end": True}, 9, 2),
+        ([97, 257, 98], {}, 9, None),
+    ],
+)
+def test_a_sample_ends_with_what_ends_it(written, stops, most, length):
+    values = {"seed": 1, "most": most, "stop_tokens": (), "stop_texts": (), "stop_at_end": False, **stops}
+    row = DrawnRow(request="a", number=0, values=values, prompt=np.array([256]))
+    for number, token in enumerate(written, start=1):
+        row.add(token, -0.5, ByteTokenizer())
+        assert row.done == (number == length)
+        if row.done:
+            break
+    assert row.text == [256, *list(written)[:length]] and row.positions == len(row.tokens)
