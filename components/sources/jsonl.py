@@ -9,7 +9,8 @@ from ...planner.data.file_source import FileSource
 @SOURCES.register()
 @frozen
 class JsonLines(FileSource):
-    """`jsonl("data/*.jsonl", …)`: files with one JSON object per line (also .gz and .zst), one record each."""
+    """`jsonl("data/*.jsonl", …)`: files with one JSON object per line, or one array of objects (also .gz and .zst), one
+    record each."""
 
     kind = "jsonl"
     sample = "data/*.jsonl"

@@ -1,4 +1,4 @@
-"""Reads lines of JSON: in blocks of whole lines, a record a line."""
+"""Reads lines of JSON, in blocks of whole lines, a record a line; or one array of records."""
 
 import json
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from ...runtime.data.records.records import Content, Reads, SourceRecord, Source
 from ...runtime.data.records.texts import decoded, described, parsed
 from ...runtime.data.sources.fields import Take, taker
 from ...runtime.data.sources.files import matched
+from ...runtime.data.sources.json_arrays import array_units, opened
 from ...runtime.data.sources.opening import blocks, size_of
 from ...runtime.data.sources.reader import OpenedSource, SourceRequest
 
@@ -25,15 +26,17 @@ def open_source(request: SourceRequest) -> OpenedSource:
 
 @frozen(kw_only=True)
 class JsonLinesFiles:
-    """Each line is one JSON object. Blank lines are no records; a file without records is a bad one."""
+    """Each line is one JSON object, or the file is one array of them. Blank lines are no records; a file without
+    records is a bad one."""
 
     files: tuple[Path, ...]
     reads: Reads
 
     def units(self) -> Iterator[SourceUnit]:
-        """Blocks of whole lines."""
+        """Blocks of whole lines, or elements of an array."""
         for path in self.files:
-            yield from _lines(path)
+            is_array, data = opened(path, blocks(path))
+            yield from array_units(path, data) if is_array else _lines(path, data)
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """A record, or a bad one, for each line that is not blank."""
@@ -42,6 +45,12 @@ class JsonLinesFiles:
             return
         assert unit.line is not None
         take = taker(self.reads)
+        if isinstance(unit.part, list):
+            for line, text in unit.part:
+                content = _carefully(text, take)
+                assert content is not None, "elements are not blank"
+                yield _record(content, f"{unit.path}:{line}")
+            return
         try:
             lines: list[Any] = unit.part.decode().split("\n")
         except UnicodeDecodeError:
@@ -56,22 +65,24 @@ class JsonLinesFiles:
                 content = _carefully(line, take)
             if content is None:
                 continue
-            origin = f"{unit.path}:{number}"
-            if isinstance(content, Unusable):
-                yield BadRecord(origin=origin, reason=content.reason)
-            else:
-                yield SourceRecord(content, origin)
+            yield _record(content, f"{unit.path}:{number}")
 
     def num_bytes(self) -> int:
         """Bytes of all files, as they are on disk."""
         return sum(map(size_of, self.files))
 
 
-def _lines(path: Path) -> Iterator[SourceUnit]:
+def _record(content: Content | Unusable, origin: str) -> SourceRecord | BadRecord:
+    if isinstance(content, Unusable):
+        return BadRecord(origin=origin, reason=content.reason)
+    return SourceRecord(content, origin)
+
+
+def _lines(path: Path, whole: Iterator[tuple[bytes, int]]) -> Iterator[SourceUnit]:
     line, size, anything = 1, 0, False
     pending: list[bytes] = []
     try:
-        for data, taken in blocks(path):
+        for data, taken in whole:
             size += taken
             cut = data.rfind(b"\n") + 1
             if not cut:
@@ -115,4 +126,4 @@ def _carefully(line: str | bytes, take: Take) -> Content | Unusable | None:
 
 
 def _no_object(value: object) -> Unusable:
-    return Unusable(f"the line is {described(value)}, not a JSON object")
+    return Unusable(f"it is {described(value)}, not a JSON object")

@@ -81,7 +81,8 @@ class Dataset:
         added=True,
     )
     mask: str | None = setting(
-        "with `tokens`, name of the field that says of each token whether it is predicted, 1 or 0; none: all are",
+        "with `tokens`, name of the field that says of each token whether it is predicted, 1 or 0, or of the labels, "
+        "−100 for a token that is not; none: all are",
         default=None,
         example='"mask"',
         added=True,

@@ -66,14 +66,19 @@ def flagged(messages: list[Message], train: str | None, weight: str | None) -> U
 
 
 def tool_definitions(value: object, what: str) -> list[Any] | Unusable | None:
-    """The functions that the assistant may call: a list of objects, or JSON text of one; None if there are none."""
+    """The functions that the assistant may call: a list of objects, or JSON text of it or of each. None: none."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Unusable(f"{what} is a string that is no JSON")
     if value is None:
         return None
+    if isinstance(value, list | tuple):
+        try:
+            value = [json.loads(each) if isinstance(each, str) else each for each in value]
+        except (ValueError, RecursionError):
+            return Unusable(f"{what} is not a list of objects")
     if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
         return Unusable(f"{what} is not a list of objects")
     if not _is_plain(value):
@@ -121,6 +126,10 @@ def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any] | None:
 def _message(item: object) -> Message | Unusable:
     if not isinstance(item, Mapping):
         return Unusable(f"{described(item)}, not an object")
+    if item.get("tool_calls"):
+        if isinstance(listed := _calls(item["tool_calls"]), Unusable):
+            return listed
+        item = {**item, "tool_calls": listed}
     if isinstance(item := _with_calls(item), Unusable):
         return item
     who, said = ("from", "value") if "from" in item and "role" not in item else ("role", "content")
@@ -151,6 +160,20 @@ def _message(item: object) -> Message | Unusable:
     if calls:
         rest["tool_calls"] = [_as_object(call) for call in item["tool_calls"]]
     return {**message, **rest}
+
+
+def _calls(value: Any) -> list[Any] | Unusable:
+    """The calls of a message: a list of objects, or JSON text of it or of each."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+        value = [json.loads(call) if isinstance(call, str) else call for call in value or ()]
+    except (ValueError, TypeError, RecursionError):
+        return Unusable("`tool_calls` is neither a list of objects nor JSON text of one")
+    for place, call in enumerate(value, start=1):
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            return Unusable(f"call {place} of `tool_calls` is no object with the name of a function")
+    return value
 
 
 def _as_object(call: Any) -> Any:

@@ -16,7 +16,7 @@ _FORMS: Final[tuple[tuple[dict[str, str], dict[str, str]], ...]] = (
     ({"prompt": "question", "response": "answer"}, {}),
     ({"prompt": "question", "response": "response"}, {"system": "system_prompt"}),
     ({"prompt": "problem", "response": "solution"}, {}),
-    ({"tokens": "input_ids"}, {}),
+    ({"tokens": "input_ids"}, {"mask": "labels"}),
     ({"tokens": "tokens"}, {"mask": "mask"}),
     ({"text": "content"}, {}),
 )

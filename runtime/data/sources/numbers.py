@@ -12,6 +12,8 @@ from ..records.texts import described
 
 # So far above 0 come log-probabilities of logits in bf16.
 ROUNDED = 0.1
+IGNORED = -100
+"""The label of a token that is not predicted, in data made for torch and transformers."""
 
 
 def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbered | Unusable:
@@ -44,7 +46,8 @@ def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbe
 
 
 def token_ids(ids: Any, mask: Any, reads: Reads) -> TokenIds | Unusable:
-    """A document of token ids. mask: which of them are predicted; None: all but the first."""
+    """A document of token ids. mask: which of them are predicted, as 0 and 1, or as labels: the ids, but −100 for
+    those that are not predicted. None: all but the first is."""
     found = _integers(ids, f"field `{reads.tokens}`")
     if isinstance(found, Unusable):
         return found
@@ -52,7 +55,7 @@ def token_ids(ids: Any, mask: Any, reads: Reads) -> TokenIds | Unusable:
         return Unusable(f"field `{reads.tokens}` has {len(found)} tokens, and nothing to predict")
     if mask is None and reads.mask is None:
         return TokenIds(ids=found)
-    trained = _mask(mask, f"field `{reads.mask}`", len(found), reads)
+    trained = _mask(mask, f"field `{reads.mask}`", found, reads)
     return trained if isinstance(trained, Unusable) else TokenIds(ids=found, trained=trained)
 
 
@@ -95,19 +98,25 @@ def _integers(value: Any, what: str) -> np.ndarray | Unusable:
     return np.array(value, dtype=np.int64)
 
 
-def _mask(value: Any, what: str, count: int, reads: Reads) -> np.ndarray | Unusable:
+def _mask(value: Any, what: str, ids: np.ndarray, reads: Reads) -> np.ndarray | Unusable:
     if isinstance(value, Unusable):
         return value
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if not isinstance(value, list | tuple):
         return Unusable(f"{what} is {described(value)}, not a list")
-    if len(value) != count:
-        return Unusable(f"{what} has {len(value):,} entries, and `{reads.tokens}` has {count:,} tokens")
-    for place, each in enumerate(value):
-        if each not in (0, 1):
-            return Unusable(f"{what}, entry {place}, is {shown(each)}, neither 0 nor 1")
-    trained = np.array(value, dtype=bool)
+    if len(value) != len(ids):
+        return Unusable(f"{what} has {len(value):,} entries, and `{reads.tokens}` has {len(ids):,} tokens")
+    if IGNORED in value or (list(value) == ids.tolist() and max(value) > 1):
+        for place, (label, token) in enumerate(zip(value, ids.tolist(), strict=True)):
+            if label not in (IGNORED, token):
+                return Unusable(f"{what}, label {place}, is {label}, neither the token there, {token}, nor {IGNORED}")
+        trained = np.array(value) != IGNORED
+    else:
+        for place, each in enumerate(value):
+            if each not in (0, 1):
+                return Unusable(f"{what}, entry {place}, is {shown(each)}, neither 0 nor 1")
+        trained = np.array(value, dtype=bool)
     if not trained[1:].any():
         return Unusable(f"{what} leaves no token to predict")
     return trained

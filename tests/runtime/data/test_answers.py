@@ -24,8 +24,9 @@ from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.data.packing.pairs import cut_sides, pack_pairs, sides_of
 from xtrain.runtime.data.packing.row_reader import RowReader
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, Unusable
+from xtrain.runtime.data.records.records import Reads, TokenIds, Unusable
 from xtrain.runtime.data.sources.fields import taker
+from xtrain.runtime.data.sources.numbers import token_ids
 from xtrain.runtime.data.sources.source import open_source
 from xtrain.runtime.data.stores.store import TokenStore, open_store
 from xtrain.runtime.data.tokenising.build import build_store
@@ -191,6 +192,9 @@ MALFORMED = [
     (DRAWN, line(tokens=[1]), "field `tokens` has 1 tokens, and nothing to predict"),
     (DRAWN, line(mask=[0, 1]), "field `mask` has 2 entries, and `tokens` has 3 tokens"),
     (DRAWN, line(mask=[0, 1, 2]), "field `mask`, entry 2, is 2, neither 0 nor 1"),
+    (DRAWN, line(mask=[-100, 2, 9]), "field `mask`, label 2, is 9, neither the token there, 3, nor -100"),
+    (DRAWN, line(mask=[-100, 0, 1]), "field `mask`, label 1, is 0, neither the token there, 2, nor -100"),
+    (DRAWN, line(mask=[1, -100, -100]), "field `mask` leaves no token to predict"),
     (DRAWN, line(mask=[1, 0, 0]), "field `mask` leaves no token to predict"),
     (DRAWN, line(old=[0, -1]), "field `old` has 2 numbers, and `tokens` has 3 tokens"),
     (DRAWN, line(old=[0, None, -1]), "field `old`, number 1, is null, not a number"),
@@ -446,3 +450,18 @@ def test_tables_have_them_too(kind: str, tmp_path: Path, tokenizer: TextTokenize
     assert bad.origin.endswith("row 2") and bad.reason == "field `gain` is NaN"
     _, bad = rows([line(), line(rejected=None)], PAIRS)
     assert bad.reason == "field `rejected` is null, not a string"
+
+
+@pytest.mark.parametrize(
+    ("mask", "trained"),
+    [
+        ([-100, 2, -100], [False, True, False]),
+        ([-100, -100, 3], [False, False, True]),
+        ([1, 2, 3], [True, True, True]),
+        ([0, 1, 1], [False, True, True]),
+    ],
+)
+def test_labels_are_a_mask(mask: list[int], trained: list[bool]):
+    found = token_ids([1, 2, 3], mask, Reads.of({"form": "tokens", "mask": "labels"}))
+    assert isinstance(found, TokenIds) and found.trained is not None
+    assert found.trained.tolist() == trained

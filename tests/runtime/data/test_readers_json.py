@@ -14,8 +14,7 @@ from xtrain.runtime.data.sources.source import open_source
 from .test_readers_columns import FORMATS, rows_of, write
 
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "what is it?"}]}, {"role": "assistant", "content": "b"}]
-TALK = [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "b"}]
-OTHER = [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "c"}]
+TALK, OTHER = PARTS, [PARTS[0], {"role": "assistant", "content": "c"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}}
 
 
@@ -64,7 +63,7 @@ def test_messages_of_json_are_what_it_says(way: Any, name: str, tmp_path: Path):
         (CHOSEN, {"a": as_json(["yes"]), "b": as_json(["no"])}, PreferencePair(chosen="yes", rejected="no")),
         (
             {**CHOSEN, "prompt": "p"},
-            {"p": as_json(["what is it?"]), "a": as_lists([PARTS[1:]]), "b": as_structs([OTHER[1:]])},
+            {"p": as_json([PARTS[:1]]), "a": as_lists([PARTS[1:]]), "b": as_structs([OTHER[1:]])},
             PAIR,
         ),
         (TOOLS, {"a": as_lists([PARTS]), "b": as_lists([[TOOL]])}, Conversation(messages=TALK, tools=[TOOL])),

@@ -1,5 +1,6 @@
 """Conversations as people have them: tool calls, further input, messages chosen and weighted one by one."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,36 @@ def test_arguments_that_are_text_are_objects_without_definitions_too(tokenizer: 
         call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
         messages = [said("user", "rain?"), said("assistant", None, tool_calls=[call])]
         assert predicted(made({"messages": messages}, reads, tokenizer), tokenizer) == f"<call>{written};"
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+
+
+@pytest.mark.parametrize("calls", [json.dumps([CALL]), [json.dumps(CALL)], [CALL]])
+@pytest.mark.parametrize("tools", [json.dumps([CALL]), [json.dumps(CALL)], [CALL], None])
+def test_calls_and_tools_may_be_json_text(calls: Any, tools: Any, tokenizer: TextTokenizer, tmp_path: Path):
+    (tmp_path / "calls.jinja").write_text(CALLS)
+    messages = [said("user", "rain?"), said("assistant", None, tool_calls=calls)]
+    reads = CHAT | {"template": str(tmp_path / "calls.jinja"), "tools": "tools"}
+    assert predicted(made({"messages": messages, "tools": tools}, reads, tokenizer), tokenizer) == "<call>Oslo;"
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ("{", "`tool_calls` is neither a list of objects nor JSON text of one"),
+        (7, "`tool_calls` is neither a list of objects nor JSON text of one"),
+        ('{"a": 1}', "`tool_calls` is neither a list of objects nor JSON text of one"),
+        ([1], "call 1 of `tool_calls` is no object with the name of a function"),
+        ([CALL, {"type": "function"}], "call 2 of `tool_calls` is no object with the name of a function"),
+        ([{"function": {"arguments": {}}}], "call 1 of `tool_calls` is no object with the name of a function"),
+    ],
+)
+def test_calls_that_are_none(calls: Any, reason: str, tokenizer: TextTokenizer, tmp_path: Path):
+    (tmp_path / "calls.jinja").write_text(CALLS)
+    messages = [said("user", "rain?"), said("assistant", None, tool_calls=calls)]
+    found = made({"messages": messages}, CHAT | {"template": str(tmp_path / "calls.jinja")}, tokenizer)
+    assert found == f"field `messages`, message 2: {reason}"
 
 
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"

@@ -49,6 +49,7 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"question": "q", "answer": "a"}, 'prompt = "question", response = "answer"'),
     ({"problem": "q", "solution": "a", "answer": "1"}, 'prompt = "problem", response = "solution"'),
+    ({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, 'tokens = "input_ids", mask = "labels"'),
     ({"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}, 'tokens = "input_ids"'),
     ({"tokens": [1, 2, 3], "mask": [0, 1, 1]}, 'tokens = "tokens", mask = "mask"'),
     ({"content": "a"}, 'text = "content"'),
