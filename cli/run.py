@@ -270,22 +270,18 @@ def _print_notes(workspace: "RunDirectory") -> None:
     """Say what is not as it was when the run was last started, what had to make way, and where the run was last."""
     if workspace.aside:
         print(f"note: {workspace.aside.text()}", file=sys.stderr)
-    if workspace.same:
+    if workspace.unread:
         print(
-            f"note: {workspace.same} is a run of the same experiment with paths written differently; this is a new "
-            f"run; to resume that run: --set workspace.run={workspace.same.name}",
+            f"note: the code of the checkout could not be read ({workspace.unread}); the run is {workspace.directory}, "
+            "whatever code it was started with; to choose another: --set workspace.run=NAME",
             file=sys.stderr,
         )
     if workspace.changes:
         print("note: changed since the last start of this run:", file=sys.stderr)
         for text in workspace.changes:
             print(f"  {text}", file=sys.stderr)
-    if workspace.elsewhere is not None:
-        print(
-            f"note: the code has changed since the last run of this experiment, so this is a new run; to resume the "
-            f"earlier run with the changed code: --set workspace.run={workspace.elsewhere.name}",
-            file=sys.stderr,
-        )
+    if workspace.other is not None:
+        print(f"note: {workspace.other.text()}", file=sys.stderr)
 
 
 def _remark(remarks: list[str]) -> None:

@@ -12,7 +12,7 @@ from ...planner.data.chain import own_modules
 from ...planner.plan import Plan
 from ...planner.schedule.step_sizes import StepSizes
 from ..errors import ResumeRefused
-from .code import CodeVersion
+from .code import CodeUnread, CodeVersion
 from .metadata import Before, versions
 
 MOST: Final = 8
@@ -46,7 +46,7 @@ class ChangedSinceStart:
 
 
 def find_changes(
-    before: Before, plan: Plan, code: CodeVersion | None, step: int | None, past: StepSizes | None = None
+    before: Before, plan: Plan, code: CodeVersion | CodeUnread | None, step: int | None, past: StepSizes | None = None
 ) -> ChangedSinceStart:
     """Against the start before. step: that of the checkpoint that the run goes on from, None if it does not; past: the
     rows of the steps before it."""
@@ -59,12 +59,15 @@ def find_changes(
     return ChangedSinceStart(texts=_short(texts), found=found)
 
 
-def _of_code(before: Before, code: CodeVersion | None) -> list[str]:
-    now: dict[str, Any] = {"code_id": code.code_id if code else None, **versions()}
+def _of_code(before: Before, code: CodeVersion | CodeUnread | None) -> list[str]:
+    known = isinstance(code, CodeVersion)
+    now: dict[str, Any] = {"code_id": code.code_id if known else None, **versions()}
     names = {"code_id": "code", "xtrain": "xtrain", "torch": "torch", "python": "python"}
     then = before.environment
+    unread = "could not be read" if isinstance(code, CodeUnread) else "no checkout"
+    then_unread = "could not be read" if then.get("code_unread") else "no checkout"
     texts = [
-        f"{words} {then[name] or 'without git'} → {now[name] or 'without git'}"
+        f"{words} {then[name] or then_unread} → {now[name] or unread}"
         for name, words in names.items()
         if name in then and then[name] != now[name]
     ]

@@ -29,7 +29,7 @@ from ...planner.compare.plan_origin import source_fingerprint
 from ...planner.plan import Plan
 from ...planner.serialise import PlanError, from_json, to_json
 from ..files import durable
-from .code import CodeVersion
+from .code import CodeUnread, CodeVersion
 from .start import launcher_id
 
 ENVIRONMENT: Final = "metadata/environment.json"
@@ -98,7 +98,7 @@ def launcher_before(directory: Path) -> str:
 
 
 def describe(
-    plan: Plan, resolved_spec: str, code: CodeVersion | None, attempt: str, before: Before | None
+    plan: Plan, resolved_spec: str, code: CodeVersion | CodeUnread | None, attempt: str, before: Before | None
 ) -> dict[str, bytes]:
     """Name in the run directory → content, in the order in which they are to be written."""
     environment = {
@@ -109,7 +109,8 @@ def describe(
         "folder": str(Path.cwd()),
         "plan_id": plan.id,
         "config_id": plan.config_id,
-        "code_id": code.code_id if code else None,
+        "code_id": code.code_id if isinstance(code, CodeVersion) else None,
+        **({"code_unread": code.reason} if isinstance(code, CodeUnread) else {}),
         "attempt": attempt,
         **({"launcher": launcher} if (launcher := launcher_id()) else {}),
     }
@@ -120,13 +121,14 @@ def describe(
         "metadata/config.canonical.yaml": to_yaml(plan.config),
         "metadata/config.diff.yaml": to_yaml(_differences(plan, before)),
     }
-    if code is not None:
-        texts |= {
-            "metadata/git.yaml": f"sha: {code.sha}\ncode_id: {code.code_id}\ndirty: {str(bool(code.diff)).lower()}\n",
-            "metadata/git.diff": code.diff,
-        }
-    texts[ENVIRONMENT] = json.dumps(environment, indent=1)
-    return {name: text.encode() for name, text in texts.items()}
+    contents = {name: text.encode() for name, text in texts.items()}
+    if isinstance(code, CodeVersion):
+        dirty = None if code.diff is None else bool(code.diff)
+        about = to_yaml({"sha": code.sha, "code_id": code.code_id, "dirty": dirty})
+        contents |= {OF_GIT[0]: about.encode(), OF_GIT[1]: code.diff or b""}
+    elif code is not None:
+        contents[OF_GIT[0]] = to_yaml({"unread": code.reason}).encode()
+    return {**contents, ENVIRONMENT: json.dumps(environment, indent=1).encode()}
 
 
 def write(directory: Path, contents: dict[str, bytes], before: Before | None) -> None:

@@ -26,8 +26,8 @@ from ..files.lines import JsonLinesFile, trim_after
 from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
 from ..provenance import metadata
 from ..provenance.changed import find_changes
-from ..provenance.code import CodeVersion, read_code
-from .same_paths import same_run
+from ..provenance.code import CodeUnread, CodeVersion, read_code
+from .other_runs import OtherRun, other_run, saved_last
 from .set_aside import SetAside, set_aside
 
 
@@ -36,28 +36,35 @@ class RunDirectory:
     """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone.
 
     plan: what the attempt does, with lengths in tokens and epochs counted from the checkpoint that it resumes.
-    elsewhere: of the runs of the same experiment under other states of the code the one that has saved last, if this
-    one has no checkpoint to go on from, and None if there is none or the run is to begin anew.
-    changes: what is not as it was when the run was last started, in words. aside: the run that lay here before, if it
-    had to make way. same: another run of the same experiment, whose paths are written in other words, if this one has
-    no checkpoint.
+    other: a run that whoever started this one may have wanted to resume, if this one has no checkpoint. changes: what
+    is not as it was when the run was last started, in words. aside: the run that lay here before, if it made way.
+    unread: why git could not read the code, if that chose the directory.
     """
 
     directory: Path
     attempt: str
     lock: IO[str]
     plan: Plan
-    elsewhere: Path | None = None
+    other: OtherRun | None = None
     changes: tuple[str, ...] = ()
     aside: SetAside | None = None
-    same: Path | None = None
+    unread: str = ""
 
 
-def locate(plan: Plan, code: CodeVersion | None) -> Path:
-    """Where this plan's run lives; the same plan under the same code always gives the same place."""
+def locate(plan: Plan, code: CodeVersion | CodeUnread | None) -> Path:
+    """Where this plan's run lives; the same plan under the same code always gives the same place.
+
+    Where git could not read the code it is the run of this experiment that saved last, whatever its code.
+    """
     chosen = plan.workspace["run"]
-    run_id = chosen or (f"{code.code_id}-{plan.config_id}" if code else plan.config_id)
-    return Path(plan.workspace["root"]) / (plan.workspace["lineage"] or plan.name) / run_id
+    run_id = chosen or (f"{code.code_id}-{plan.config_id}" if isinstance(code, CodeVersion) else plan.config_id)
+    directory = Path(plan.workspace["root"]) / (plan.workspace["lineage"] or plan.name) / run_id
+    if chosen or not isinstance(code, CodeUnread) or not plan.node("setup.resume").args["resume"]:
+        return directory
+    # Which code this is, nobody knows: a run of the experiment that can be resumed is resumed.
+    own = CheckpointFolder(directory / "checkpoints").latest()
+    found = saved_last(directory, plan.config_id)
+    return directory if own is not None or found is None else found.path.parents[1]
 
 
 def open_workspace(plan: Plan, resolved_spec: str) -> RunDirectory:
@@ -80,7 +87,7 @@ def reopen(workspace: RunDirectory, plan: Plan) -> RunDirectory:
 
 
 def _open(
-    directory: Path, plan: Plan, resolved_spec: str, code: CodeVersion | None, lock: IO[str] | None
+    directory: Path, plan: Plan, resolved_spec: str, code: CodeVersion | CodeUnread | None, lock: IO[str] | None
 ) -> RunDirectory:
     attempt = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
     if not directory.exists():
@@ -121,10 +128,11 @@ def _open(
             "X706", f"the run directory {directory} cannot be written: {reason_of(error)}"
         ) from error
     named = plan.workspace["run"] is not None
-    elsewhere = None if start.entry or start.anew or named else _elsewhere(directory, plan.config_id)
-    other = same_run(directory, plan) if not (start.own or start.anew or named or elsewhere) else None
+    code_id = code.code_id if isinstance(code, CodeVersion) else None
+    other = None if start.own or start.anew or named else other_run(directory, plan, code_id)
     shown = plan if past is None else resumed_plan(plan, past, start.step)[0]
-    return RunDirectory(directory, attempt, lock, shown, elsewhere, changes.texts if changes else (), aside, other)
+    unread = code.reason if isinstance(code, CodeUnread) and not named else ""
+    return RunDirectory(directory, attempt, lock, shown, other, changes.texts if changes else (), aside, unread)
 
 
 def _check_start(plan: Plan, start: StartingPoint, directory: Path) -> None:
@@ -144,12 +152,3 @@ def _write_event(directory: Path, event: Event) -> None:
     events = JsonLinesFile(directory / EVENTS_FILE)
     events.write(event)
     events.close()
-
-
-def _elsewhere(directory: Path, config_id: str) -> Path | None:
-    others = [other for other in directory.parent.glob(f"*{config_id}") if other != directory]
-    # Only runs whose name says that the code was another one; a run that the user has named says nothing of that.
-    others = [other for other in others if other.name.count("-") in (1, 2) and "~" not in other.name]
-    latest = {other: CheckpointFolder(other / "checkpoints").latest() for other in others}
-    saved = {other: entry.state().get("time", 0.0) for other, entry in latest.items() if entry is not None}
-    return max(saved, key=lambda other: saved[other], default=None)

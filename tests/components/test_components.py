@@ -71,7 +71,7 @@ OTHER_THINGS = {
         "planner/report/render_training.py",  # of estimates: the bytes of one
         "planner/compare/diff.py",
         "planner/identity.py",  # what a run begins with
-        "runtime/run_directory/same_paths.py",
+        "runtime/run_directory/other_runs.py",
         "runtime/checkpoint/sources.py",
     ),
     "eval": (

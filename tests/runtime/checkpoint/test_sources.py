@@ -16,7 +16,8 @@ from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.sources import begun_from, check_left, find, find_named, starting_point
 from xtrain.runtime.errors import EnvironmentFault, NothingLeft, ResumeRefused
-from xtrain.runtime.run_directory.workspace import locate, open_workspace
+from xtrain.runtime.provenance.code import CodeUnread
+from xtrain.runtime.run_directory.workspace import RunDirectory, locate, open_workspace
 
 ROOT = Path(__file__).parents[3]
 
@@ -171,19 +172,19 @@ def test_the_same_experiment_in_other_words_is_reported(tmp_path, other, monkeyp
         return workspace, run_plan
 
     first, run_plan = opened("other")
-    assert first.same is None and opened("./other")[0].directory == first.directory
+    assert first.other is None and opened("./other")[0].directory == first.directory
     again, _ = opened(str(other))
-    assert again.directory != first.directory and again.same is None, "there is no checkpoint"
+    assert again.directory != first.directory and again.other is None, "there is no checkpoint"
     save(
         CheckpointFolder(first.directory / "checkpoints"),
         210,
         **checkpoint_contents(run_plan),
         begun_from=begun_from(run_plan, starting_point(run_plan, first.directory)),
     )
-    assert opened(str(other))[0].same == first.directory
-    assert opened(str(tmp_path / "link"))[0].same == first.directory
-    assert opened(str(other / "checkpoints/latest"))[0].same is None
-    assert opened("other")[0].same is None and opened("other")[0].aside is None
+    assert opened(str(other))[0].other.directory == first.directory
+    assert opened(str(tmp_path / "link"))[0].other.directory == first.directory
+    assert opened(str(other / "checkpoints/latest"))[0].other is None
+    assert opened("other")[0].other is None and opened("other")[0].aside is None
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_in_silence(tmp_path):
@@ -288,7 +289,7 @@ def test_under_other_code_the_run_that_saved_last_is_named(tmp_path):
     def opened(run_plan: Plan) -> str | None:
         workspace = open_workspace(run_plan, "")
         workspace.lock.close()
-        return workspace.elsewhere and workspace.elsewhere.name
+        return workspace.other and workspace.other.directory.name
 
     assert opened(run_plan) is None
     for code, time in (("bbbbbbbb", 2.0), ("aaaaaaaa-d0123456789", 3.0), ("cccccccc", 1.0)):
@@ -300,8 +301,44 @@ def test_under_other_code_the_run_that_saved_last_is_named(tmp_path):
     assert opened(run_plan) == newest
     assert opened(plan(tmp_path, "checkpoint.resume=false")) is None  # which is to begin anew
     assert opened(plan(tmp_path, "workspace.run=mine")) is None
+    # Where git cannot read the code, that run is resumed.
+    assert locate(run_plan, CodeUnread("there is no `git`")).name == newest
+    assert locate(plan(tmp_path, "checkpoint.resume=false"), CodeUnread("x")).name == run_plan.config_id
     save(CheckpointFolder(new / "checkpoints"), 20, time=0.0, **checkpoint_contents(run_plan))
-    assert opened(run_plan) is None
+    assert opened(run_plan) is None and locate(run_plan, CodeUnread("x")) == new
+
+
+def test_a_run_of_the_same_spec_with_other_derived_values_is_named_with_both_ways_to_resume_it(tmp_path):
+    (tmp_path / "micro.xtrain").write_text(
+        f"""experiment tiny {{ budget = 100 steps }}
+        model llama {{ dim = 16, layers = 1, heads = 2 }}
+        tokenizer bytes
+        dataset a {{ source = text("*.txt"), holdout = 5% }}
+        batch {{ sequence = 32, micro = 4 }}
+        optimizer adamw {{ lr = 1e-3 }}
+        workspace {{ root = "{tmp_path}/runs" }}"""
+    )
+
+    def opened(world: int, *sets: str) -> RunDirectory:
+        found = plan_from_spec(tmp_path / "micro.xtrain", sets, world).plan
+        assert found is not None
+        workspace = open_workspace(found, "")
+        workspace.lock.close()
+        save(CheckpointFolder(workspace.directory / "checkpoints"), 10, **checkpoint_contents(found))
+        return workspace
+
+    one = opened(1)
+    assert one.other is None
+    two = opened(2)
+    assert two.other is not None and two.other.directory == one.directory != two.directory
+    text = two.other.text()
+    assert (
+        "at step 10, is a run of the same spec with other values (" in text
+        and "batch.rows 4 → 8" in text
+        and "tokens_per_step" in text
+    )
+    assert text.endswith(f"to resume that run: --world 1 or --set workspace.run={one.directory.name}")
+    assert opened(2, "optimizer.lr=0.5").other is None, "somebody chose that value"
 
 
 FROM = 'checkpoint.from="{}"'

@@ -20,7 +20,7 @@ from xtrain.runtime.errors import EnvironmentFault, ResumeRefused
 from xtrain.runtime.files import durable
 from xtrain.runtime.provenance import metadata
 from xtrain.runtime.provenance.changed import MOST, find_changes
-from xtrain.runtime.provenance.code import CodeVersion
+from xtrain.runtime.provenance.code import CodeUnread, CodeVersion
 from xtrain.runtime.provenance.metadata import read_before, to_yaml, written_by
 from xtrain.runtime.run_directory.workspace import open_workspace
 
@@ -125,7 +125,7 @@ def test_code_versions_and_machine_are_written(make, tmp_path):
     (tmp_path / "own.py").write_text("a = 2\n")
     opened = start(make())
     version = read(opened, "git.yaml")
-    assert version["dirty"] is True and version["code_id"].startswith(version["sha"][:8] + "-d")
+    assert version["dirty"] is True and len(version["code_id"]) == 8 and len(version["sha"]) == 40
     assert "+a = 2" in (opened.directory / "metadata/git.diff").read_text()
     environment = read(opened, "environment.json")
     assert environment["attempt"] == opened.attempt and environment["code_id"] == version["code_id"]
@@ -157,7 +157,7 @@ def test_what_an_earlier_start_had_is_kept_where_a_later_one_has_something_else(
 def test_a_start_that_is_cut_off_anywhere_loses_nothing_of_the_one_before(make, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda fd: None)
     plans = [make(), make("optimizer.lr=1e-3"), make("optimizer.lr=1e-4")]
-    code = CodeVersion(sha="1" * 40, diff="")
+    code = CodeVersion(sha="1" * 40, code_id="1" * 8, diff=b"")
     described = [metadata.describe(plan, plan.spec_text, code, f"attempt-{i}", None) for i, plan in enumerate(plans)]
     disk = FaultyDisk()
     for at in range(1000):
@@ -202,12 +202,16 @@ def test_other_code_and_other_versions_are_changes(make):
     before = read_before(start(plan).directory)
     assert before is not None
     then = {**before.environment, "torch": "1.0", "code_id": "1a2b3c4d", "source": "0" * 16}
-    found = find_changes(evolve(before, environment=then), plan, CodeVersion(sha="5e6f7a8b" + "0" * 32, diff=""), 0)
+    found = find_changes(
+        evolve(before, environment=then), plan, CodeVersion(sha="0" * 40, code_id="5e6f7a8b", diff=b""), 0
+    )
     code, torch, source = found.texts
     assert code == "code 1a2b3c4d → 5e6f7a8b" and torch.startswith("torch 1.0 → ") and "source files" in source
     assert found.verdict == "same"
     unreadable = find_changes(evolve(before, environment=then, plan=None), plan, None, 0)
-    assert unreadable.texts[0] == "code 1a2b3c4d → without git" and unreadable.verdict == ""
+    assert unreadable.texts[0] == "code 1a2b3c4d → no checkout" and unreadable.verdict == ""
+    unread = find_changes(evolve(before, environment=then, plan=None), plan, CodeUnread("there is no `git`"), 0)
+    assert unread.texts[0] == "code 1a2b3c4d → could not be read"
 
 
 def test_many_changes_become_a_short_list(make):
