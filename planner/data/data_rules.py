@@ -1,6 +1,7 @@
 """Rules about data: which dataset is trained on, whether evaluations can be made, the order of the collate chain."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -112,7 +113,10 @@ def check_files(spec: Spec, found: Findings) -> None:
             path = f"dataset.{dataset.name}"
             template = None if dataset.template is AUTO else str(dataset.template)
             needs = f"{path}.{'messages' if dataset.messages is not None else 'prompt'}"
-            use = TemplateUse(f"data.template.{dataset.name}", f"{path}.template", needs, f"dataset {dataset.name}")
+            use = TemplateUse(
+                f"data.template.{dataset.name}", f"{path}.template", needs, f"dataset {dataset.name}",
+                tuple(dataset.template_arguments),
+            )  # fmt: skip
             use.check(template, spec.tokenizer.source, found)
     for path, action in actions_of(spec):
         template = action.template(spec)
@@ -131,12 +135,14 @@ def _vocabulary(tokenizer: str) -> int | None:
 
 @frozen
 class TemplateUse:
-    """Who names a chat template where, or has none of its own. needs: the setting for which there has to be one."""
+    """Who names a chat template where, or has none of its own. needs: the setting for which there has to be one.
+    arguments: names of what the template is given besides the conversation."""
 
     rule: str
     path: str
     needs: str
     who: str
+    arguments: tuple[str, ...] = ()
 
     def check(self, template: str | None, tokenizer: str, found: Findings) -> None:
         """It is one that is built in, a file, or that of the tokenizer (None)."""
@@ -144,10 +150,10 @@ class TemplateUse:
         if template is None:
             self._check_own(tokenizer, found)
         elif template in TEMPLATES:
-            self._report(template, f"template {template}", TEMPLATES[template], tokenizer, found)
+            self._report(template, f"template {template}", TEMPLATES[template], tokenizer, found, "")
         elif os.path.isfile(template):  # noqa: PTH113 (any text is a name to it)
             text = Path(template).read_text(encoding="utf-8", errors="replace") if os.access(template, os.R_OK) else ""
-            self._report(template, f"template {template}", markers(text), tokenizer, found)
+            self._report(template, f"template {template}", markers(text), tokenizer, found, text)
         elif os.path.exists(template):  # noqa: PTH110
             hint = f"name a file; built in are {known}"
             found.fail(self.rule, "X507", self.path, f"{self.who}: template {template} is not a file", hint)
@@ -161,7 +167,7 @@ class TemplateUse:
         try:
             if (text := tokenizer_kind(tokenizer).template(tokenizer)) is not None:
                 name = f"the template of tokenizer {tokenizer}"
-                self._report(name, name, markers(text), tokenizer, found)
+                self._report(name, name, markers(text), tokenizer, found, text)
                 return
         except TokenizerUnreadable as error:
             if error.path is None:  # of the tokenizer itself, which another rule speaks of
@@ -174,8 +180,16 @@ class TemplateUse:
         hint = f'{does} `{named} = "{next(iter(TEMPLATES))}"` ({", ".join(TEMPLATES)}), or the path of a Jinja template'
         found.fail(self.rule, "X507", self.needs, message, hint)
 
-    def _report(self, name: str, evidence: str, written: Iterable[str], tokenizer: str, found: Findings) -> None:
-        """There is a template; what sets turns apart in it should be tokens. written: those texts."""
+    def _report(
+        self, name: str, evidence: str, written: Iterable[str], tokenizer: str, found: Findings, text: str
+    ) -> None:
+        """There is a template; what sets turns apart in it should be tokens. written: those texts. text: of the
+        template, "" of one that reads no arguments."""
+        if unread := [argument for argument in self.arguments if not re.search(rf"\b{re.escape(argument)}\b", text)]:
+            message = f"{self.who}: {name} does not read `{unread[0]}`, so that nothing would become of this argument"
+            place = f"{self.path.rpartition('.')[0]}.template_arguments"
+            found.fail(self.rule, "X507", place, message, f"remove `{unread[0]}`, or write its name as the template does")
+            return
         try:
             whole = tokenizer_kind(tokenizer).whole(tokenizer)
         except TokenizerUnreadable:  # another rule speaks of it

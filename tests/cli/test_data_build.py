@@ -142,3 +142,37 @@ def test_what_cannot_be_built_is_said(spec: str, capsys):
     assert "error[X507]: 1 bad record, and the limit is 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["data", "build", spec, "--jobs", "0"])
+
+
+QUIET = """{%- for m in messages -%}
+{%- if m.role != 'developer' -%}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{%- endif -%}
+{%- endfor -%}"""
+
+
+@pytest.mark.parametrize("lost", ["warn", "error", "allow"])
+def test_what_a_template_leaves_out_is_counted(spec: str, lost: str, capsys):
+    asked, answered = {"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "No.", "thinking": "Hm"}
+    talks = [[asked, answered], [asked, answered], [asked, {**answered, "thinking": None}]]
+    talks += [[{"role": "developer", "content": "Be kind"}, *talks[2]]]
+    Path("talks.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    Path("quiet.jinja").write_text(QUIET)
+    dataset = 'source = jsonl("talks.jsonl"), messages = "messages", template = "quiet.jinja", bad_records = 3'
+    text = SPEC.replace('source = jsonl("*.jsonl"), bad_records = 3', f"{dataset}, lost = {lost}")
+    Path("talks.xtrain").write_text(text.replace("sequence = 16", "sequence = 64"))
+    thoughts = {"assistant reasoning_content": 2}
+    expected = {"warn": (3, thoughts), "error": (1, {}), "allow": (4, thoughts | {"developer message": 1})}[lost]
+    assert main(["data", "build", "talks.xtrain", "--json", "--dataset", "words"]) == 0
+    (built,) = objects(capsys)
+    assert (built["documents"], built["lost"]) == expected
+    reasons = [reason.partition(": message ")[2] for reason in built["first_bad_records"]]
+    developer = "1: the template does not write the developer message"
+    thought = "2: the template does not write the assistant reasoning_content"
+    assert reasons == {"warn": [developer], "error": [thought, thought, developer], "allow": []}[lost]
+    assert main(["data", "build", "talks.xtrain", "--dataset", "words"]) == 0
+    assert ("assistant reasoning_content in 2 records" in capsys.readouterr().out) == bool(expected[1])
+    assert main(["data", "stats", "talks.xtrain", "--json", "--dataset", "words"]) == 0
+    assert objects(capsys)[0].get("lost", {}) == expected[1]
+    assert main(["data", "stats", "talks.xtrain", "--dataset", "words"]) == 0
+    assert ("not written by the template  2  assistant reasoning_content" in capsys.readouterr().out) == bool(
+        expected[1]
+    )

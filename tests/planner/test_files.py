@@ -48,6 +48,16 @@ MISTAKES = {
     "a tokenizer without one": (dataset(TALKS, '"plain"'), "X507", "`tokenizer plain` has no chat template"),
     "a tokenizer with several": (dataset(TALKS, '"broken"'), "X507", "its chat templates have no `default`"),
     "a folder as a template": (dataset(f'{TALKS}, template = "texts"'), "X507", "template texts is not a file"),
+    "an argument of a built-in template": (
+        dataset(f'{TALKS}, template = "chatml", template_arguments = {{ enable_thinking: false }}'),
+        "X507",
+        "chatml does not read `enable_thinking`",
+    ),
+    "an argument that a template does not read": (
+        dataset(f"{TALKS}, template_arguments = {{ enable_thinkin: false }}", '"chatty"'),
+        "X507",
+        "the template of tokenizer chatty does not read `enable_thinkin`",
+    ),
     "a folder of texts": (dataset('source = text("texts")'), "X507", 'folders match "texts"'),
     "a file of the hub": (dataset('source = huggingface("./qa.jsonl")'), "X507", "is a file, not a folder"),
     "a separator": (

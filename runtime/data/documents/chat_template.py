@@ -224,9 +224,9 @@ def load_template(name: str, tokenizer: TextTokenizer, base: Path, arguments: Ar
         text=text, origin=origin, bos_token=bos, eos_token=names[tokenizer.eos], arguments=tuple(arguments)
     )
     for argument, _ in template.arguments:
-        if argument not in (read := template.variables):
-            there = ", ".join(sorted(read)) or "none"
-            raise DataError(f"the template reads no `{argument}`", path=origin, remedy=f"Arguments it reads: {there}.")
+        if argument not in template.variables:
+            remedy = "Remove it, or write its name as the template does."
+            raise DataError(f"the template does not read the argument `{argument}`", path=origin, remedy=remedy)
     return template
 
 
