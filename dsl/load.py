@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from .checking.structure import Structurer
 from .checking.user_parts import DeclaredParts, check_unused, read_uses
-from .diagnostics.diagnostic import Diagnostics, SpecErrors
+from .diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SpecErrors
 from .diagnostics.source import SourceText
 from .evaluation.evaluate import Evaluator
 from .evaluation.includes import ReadStatements, read_spec
@@ -57,20 +57,28 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mappin
 
     Never raises for what a user wrote, not even for a file that cannot be read: it stands in the diagnostics.
     """
-    diagnostics = Diagnostics()
-    reading = read_spec(fspath(path), diagnostics, texts)
+    diagnostics = Diagnostics(most=MOST_ERRORS)
+    try:
+        return _load(fspath(path), sets, texts, diagnostics)
+    except EnoughErrors:
+        return Loaded(None, diagnostics, ())
+
+
+def _load(path: str, sets: Sequence[str], texts: Mapping[str, str] | None, diagnostics: Diagnostics) -> Loaded:
+    """Raises EnoughErrors."""
+    reading = read_spec(path, diagnostics, texts)
     if not reading.sources:
         return Loaded(None, diagnostics, ())
     evaluator = Evaluator(diagnostics)
     overrides = read_overrides(override_source(sets), diagnostics)
     overrides = set_params(overrides, reading, evaluator, diagnostics)
     tree = resolve(reading, evaluator, diagnostics)
-    parts = read_uses(tree.uses, fspath(path), len(reading.sources), diagnostics)
+    parts = read_uses(tree.uses, path, len(reading.sources), diagnostics)
     set_fields(overrides, tree, parts, reading, evaluator, diagnostics)
     settled = not any(error.span and error.span.source.path == PATH for error in diagnostics.errors)
     structurer = Structurer(evaluator, diagnostics, {d.name.text: d for d in reading.definitions})
     structurer.parts = parts
-    spec = structurer.spec(tree, fspath(path), reading.sources[0])
+    spec = structurer.spec(tree, path, reading.sources[0])
     _check_unused(reading, evaluator, diagnostics)
     if not diagnostics.has_errors:
         check_unused(structurer.parts, tree.uses, diagnostics)

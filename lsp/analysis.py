@@ -11,10 +11,12 @@ from attrs import define, field
 
 from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 from ..dsl.diagnostics.source import SourceText
+from ..dsl.evaluation.includes import LARGEST
 from ..dsl.load import Loaded, load_spec
 from ..dsl.spec import Spec
 from ..planner.load import check_loaded, plan_from_loaded
 from ..planner.plan import Plan
+from ..regular_files import read_regular
 from .place import Words
 from .scope import Scopes
 
@@ -142,7 +144,7 @@ class OpenSpecs:
         try:
             changed = Path(path).stat().st_mtime_ns
             if self._on_disk.get(path, (None,))[0] != changed:
-                self._on_disk[path] = changed, _targets(path, Path(path).read_text(encoding="utf-8"))
+                self._on_disk[path] = changed, _targets(path, read_regular(path, LARGEST).decode())
         except (OSError, UnicodeDecodeError):
             return []
         return self._on_disk[path][1]

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from .source import Span, printable
 
 Note = tuple[str, Span | None]
+MOST_ERRORS = 1000  # of one spec, then no more are looked for
 
 
 class Fix(NamedTuple):
@@ -76,14 +77,29 @@ def _order(diagnostic: Diagnostic) -> tuple[int, int, int]:
     return (span.source.order, span.start, span.end)
 
 
+class EnoughErrors(Exception):
+    """A collection of diagnostics has as many errors as it takes: looking for more would only take time."""
+
+
 @frozen
 class Diagnostics:
-    """A collection of diagnostics: iterates in source order (files in the order of their inclusion), without twins."""
+    """A collection of diagnostics: iterates in source order (files in the order of their inclusion), without twins.
 
+    most: errors that it takes; `add` raises EnoughErrors with the last one.
+    """
+
+    most: int | None = None
     _found: dict[Diagnostic, None] = field(factory=dict)  # in the order of discovery
+    _errors: list[Diagnostic] = field(factory=list)
 
     def add(self, diagnostic: Diagnostic) -> None:
+        if diagnostic in self._found:
+            return
         self._found[diagnostic] = None
+        if diagnostic.severity == "error":
+            self._errors.append(diagnostic)
+            if len(self._errors) == self.most:
+                raise EnoughErrors
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:
@@ -116,7 +132,7 @@ class Diagnostics:
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
-        return tuple(d for d in self if d.severity == "error")
+        return tuple(sorted(self._errors, key=_order))
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
@@ -124,12 +140,18 @@ class Diagnostics:
 
     @property
     def has_errors(self) -> bool:
-        return any(d.severity == "error" for d in self._found)
+        return bool(self._errors)
 
     def render(self, *, color: bool = False) -> str:
-        """All of them as text for people; ends with a newline unless there are none."""
-
-        return "".join(render(diagnostic, color=color) + "\n" for diagnostic in self)
+        """The first `MOST_SHOWN` errors and as many warnings as text for people, and how many more there are; ends with
+        a newline unless there are none."""
+        left, lines = {"error": MOST_SHOWN, "warning": MOST_SHOWN}, []
+        for diagnostic in self:
+            left[diagnostic.severity] -= 1
+            if left[diagnostic.severity] >= 0:
+                lines.append(render(diagnostic, color=color))
+        more = [f"{-count:,} {severity}{'s' if count < -1 else ''}" for severity, count in left.items() if count < 0]
+        return "".join(line + "\n" for line in (*lines, *([f"and {' and '.join(more)} more"] if more else [])))
 
 
 class SpecErrors(Exception):
@@ -144,6 +166,15 @@ _STYLES = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m",
 
 
 _RESET = "\x1b[0m"
+
+
+MOST_SHOWN = 100  # errors, and warnings, that a person is shown at once
+
+
+_LONGEST = 2000  # characters of a message, hint or note, which may have names and values of a file
+
+
+_MOST_NOTES = 20
 
 
 _WIDEST = 160  # columns of a source line that are shown; a longer line is cut around the range
@@ -165,18 +196,25 @@ def render(diagnostic: Diagnostic, *, color: bool = False) -> str:
     severity, span = diagnostic.severity, diagnostic.span
     place = _paint(f"{printable(str(span))}: ", "bold", color) if span else ""
     title = _paint(f"{severity}[{diagnostic.code}]", severity, color)
-    lines = [f"{place}{title}: {_paint(printable(diagnostic.message), 'bold', color)}"]
-    hint = printable(diagnostic.hint or "")
+    lines = [f"{place}{title}: {_paint(_shown(diagnostic.message), 'bold', color)}"]
+    hint = _shown(diagnostic.hint or "")
     shown = _excerpt(span, hint, color) if span else []
     lines += shown
     if hint and not shown:
         lines.append(f"{_paint('hint', 'note', color)}: {hint}")
-    for message, place_of_note in diagnostic.all_notes:
+    notes = diagnostic.all_notes
+    for message, place_of_note in notes[:_MOST_NOTES]:
         where = f" ({place_of_note})" if place_of_note else ""
-        lines.append(f"{_paint('note', 'note', color)}: {printable(message + where)}")
+        lines.append(f"{_paint('note', 'note', color)}: {_shown(message + where)}")
         if place_of_note:
             lines += _excerpt(place_of_note, "", color)
+    if len(notes) > _MOST_NOTES:
+        lines.append(f"{_paint('note', 'note', color)}: and {len(notes) - _MOST_NOTES:,} more notes")
     return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 def _excerpt(span: Span, hint: str, color: bool) -> list[str]:

@@ -46,8 +46,9 @@ PAGES: Final = (
         separated by commas.
         """, 'batch { sequence = 512 micro = 8 }', 'batch { sequence = 512, micro = 8 }'),
     CodePage("X120", "a file cannot be read", """
-        The spec, or a file that it includes, does not exist, is a folder, or may not be read. The path of an include
-        starts at the folder of the file that includes it.
+        The spec, or a file that it includes, does not exist, is not a regular file, or may not be read. The path of an
+        include starts at the folder of the file that includes it. A spec has, with all that it includes, at most 1 MiB
+        and 65,536 words and signs.
         """, 'include "no_such_file.xtrain"'),
     CodePage("X121", "a file is not UTF-8 text", """
         Specs are UTF-8, with or without byte-order mark. A file in another encoding has to be saved as UTF-8.

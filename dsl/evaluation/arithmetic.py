@@ -11,6 +11,7 @@ from ..syntax.numbers import number
 from .values import describe, is_number
 
 _LARGEST_BITS: Final = 1000
+_LONGEST_TEXT: Final = 2**20  # characters: twenty sums of a text with itself would take all memory
 Plain = int | float
 
 
@@ -25,6 +26,8 @@ class ArithmeticFailure(Exception):
 def binary(sign: str, left: Any, right: Any) -> Any:
     """`left sign right`. Raises ArithmeticFailure."""
     if sign == "+" and isinstance(left, str) and isinstance(right, str):
+        if len(left) + len(right) > _LONGEST_TEXT:
+            raise ArithmeticFailure("X307", "the result is too large")
         return left + right
     for side in (left, right):
         if not is_number(side) and not isinstance(side, Quantity):

@@ -7,15 +7,17 @@ from typing import Final
 
 from attrs import define, field
 
+from ...regular_files import read_regular
 from ..diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
 from ..diagnostics.fixes import without
 from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import certain, closest
 from ..syntax import tree as s
-from ..syntax.parser import parse_file
+from ..syntax.parser import MOST_TOKENS, parse_file
 from .evaluate import Definition, Names
 
 _DEEPEST: Final = 100  # files that include one another
+LARGEST: Final = 2**20  # bytes of a spec with all that it includes
 
 
 @define(eq=False)
@@ -59,6 +61,9 @@ def read_source(
         data = _read(path, place, diagnostics)
     if data is None:
         return None
+    if len(data) > LARGEST:
+        _unreadable(path, f"it is larger than {LARGEST:,} bytes", place, diagnostics)
+        return None
     try:
         return SourceText.from_bytes(path, data, order=order, included_at=place)
     except UnicodeDecodeError as error:
@@ -74,7 +79,7 @@ def _read(path: str, place: Span | None, diagnostics: Diagnostics) -> bytes | No
     """The bytes of a file. place: the `include` that names it, or None for the spec itself."""
     hint, fix = None, None
     try:
-        return Path(path).read_bytes()
+        return read_regular(path, LARGEST)
     except FileNotFoundError:
         reason, meant = "there is no such file", _neighbour(path)
         if meant is not None:
@@ -85,9 +90,20 @@ def _read(path: str, place: Span | None, diagnostics: Diagnostics) -> bytes | No
         reason = "no permission to read it"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "this is not a file path"
+    _unreadable(path, reason, place, diagnostics, hint, fix)
+    return None
+
+
+def _unreadable(
+    path: str,
+    reason: str,
+    place: Span | None,
+    diagnostics: Diagnostics,
+    hint: str | None = None,
+    fix: Fix | None = None,
+) -> None:
     shown = path if path.isprintable() else repr(path)
     diagnostics.error("X120", f"cannot read `{shown}`: {reason}", place, hint=hint, fix=fix)
-    return None
 
 
 def _neighbour(path: str) -> tuple[Path, bool] | None:
@@ -112,6 +128,7 @@ def _other_name(place: Span | None, meant: Path) -> Fix | None:
 class _IncludeReader:
     def __init__(self, reading: ReadStatements, diagnostics: Diagnostics, texts: Mapping[str, str]) -> None:
         self.reading, self.diagnostics, self.texts = reading, diagnostics, texts
+        self.bytes, self.tokens = LARGEST, MOST_TOKENS  # that may still be read
         self.seen: dict[str, Span | None] = {}
 
     def splice(self, path: str, place: Span | None, above: tuple[tuple[str, str], ...]) -> None:
@@ -123,10 +140,17 @@ class _IncludeReader:
         if source is None:
             self.reading.broken = self.reading.unread = True
             return
+        self.bytes -= len(source.text)
+        if self.bytes < 0:
+            reason = f"with it, the spec and all that it includes are larger than {LARGEST:,} bytes"
+            _unreadable(path, reason, place, self.diagnostics)
+            self.reading.broken = self.reading.unread = True
+            return
         self.reading.sources.append(source)
         names = Names(params=self.reading.params)
         self.reading.files.append(names)
-        file = parse_file(source, self.diagnostics)
+        file = parse_file(source, self.diagnostics, self.tokens)
+        self.tokens -= file.tokens
         self.reading.trees.append(file)
         self.reading.broken |= file.broken
         self.reading.unread |= file.unread

@@ -10,7 +10,6 @@ from .includes import ReadStatements
 from .sections import Label, Section, SectionEntry, Tree, TriggerSection
 from .values import Value, Word
 
-_DEEPEST = 50  # blocks inside blocks; the language has two levels, and a text without closing braces any number
 _STATEMENT_WORDS = {
     s.Include: "include", s.Use: "use", s.Let: "let", s.Param: "param", s.Every: "every", s.On: "on"
 }  # fmt: skip
@@ -82,11 +81,6 @@ class _Resolver:
             section.bare += [] if block.labels else [block.kind.span]
             return
         section.broken |= block.body.broken
-        if depth > _DEEPEST:
-            hint = "the language has only two levels of blocks"
-            self.diagnostics.error("X130", "blocks are nested too deeply", block.span, hint=hint)
-            section.broken = True
-            return
         written = self._written(section, block.span)
         for item in block.body.items:
             match item:

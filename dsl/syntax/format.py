@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import fields
 
-from ..diagnostics.diagnostic import Diagnostics, SpecErrors
+from ..diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SpecErrors
 from ..diagnostics.source import SourceText
 from .layout import layout_tokens
 from .lexer import tokenize
@@ -30,8 +30,11 @@ class FormatFault(Exception):
 
 def format_source(source: SourceText) -> str:
     """The text in the one style. Raises SpecErrors if it has syntax errors, and FormatFault rather than change it."""
-    diagnostics = Diagnostics()
-    before = parse_file(source, diagnostics)
+    diagnostics = Diagnostics(most=MOST_ERRORS)
+    try:
+        before = parse_file(source, diagnostics)
+    except EnoughErrors:
+        raise SpecErrors(diagnostics) from None
     if diagnostics.has_errors:
         raise SpecErrors(diagnostics)
     tokens = tokenize(source, diagnostics)

@@ -4,6 +4,8 @@ lark's LALR parser is fed token by token. At the first token of each item its st
 does not fit, the mistake is explained, the state is put back, and a `BROKEN` token takes the place of the whole item.
 """
 
+from typing import Final
+
 from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
@@ -12,18 +14,45 @@ from ..diagnostics.source import SourceText
 from .layout import layout_tokens
 from .lexer import CORRECTED, tokenize
 from .syntax_errors import explain
-from .tokens import SEPARATORS, Token
+from .tokens import CLOSERS, OPENERS, SEPARATORS, Token
 from .tree import Assign, Expression, File, Item
 from .tree_builder import grammar
 from .unexpected_token import Explanation
 
+MOST_TOKENS: Final = 2**16  # of a spec with all that it includes: a hundred times the longest written by hand
+DEEPEST: Final = 50  # blocks inside blocks; the language has two levels, and a text without closing braces any number
 
-def parse_file(source: SourceText, diagnostics: Diagnostics) -> File:
-    """The syntax tree of a whole text; items that cannot be read are `Broken` in it."""
-    tokens, repaired = layout_tokens(tokenize(source, diagnostics), source, diagnostics)
+
+def parse_file(source: SourceText, diagnostics: Diagnostics, most: int = MOST_TOKENS) -> File:
+    """The syntax tree of a whole text; items that cannot be read are `Broken` in it.
+
+    most: tokens; of a longer text, or one that is nested too deeply, nothing is read.
+    """
+    tokens = tokenize(source, diagnostics)
+    if _is_excessive(tokens, most, diagnostics):
+        return File(source, (), broken=True, unread=True, tokens=len(tokens))
+    count = len(tokens)
+    tokens, repaired = layout_tokens(tokens, source, diagnostics)
     swallowed = any(t.type == "ERROR" and t.end == len(source.text) for t in tokens)
     items = _Parse(tokens, diagnostics).run()
-    return File(source, items, broken=repaired or swallowed, unread=swallowed)
+    return File(source, items, broken=repaired or swallowed, unread=swallowed, tokens=count)
+
+
+def _is_excessive(tokens: list[Token], most: int, diagnostics: Diagnostics) -> bool:
+    """Whether reading a text would take time or memory without bounds, after reporting that."""
+    if len(tokens) > most:
+        message = f"the spec, with all that it includes, has more than {MOST_TOKENS:,} words and signs"
+        diagnostics.error("X120", message, tokens[most].span, hint="lists of this length belong in a file of their own")
+        return True
+    depth = 0
+    for token in tokens:
+        depth += (token.type in OPENERS) - (token.type in CLOSERS) if token.text in "{}" else 0
+        depth = max(depth, 0)
+        if depth > DEEPEST:
+            hint = "the language has only two levels of blocks"
+            diagnostics.error("X130", "blocks are nested too deeply", token.span, hint=hint)
+            return True
+    return False
 
 
 def parse_expression(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> Expression | None:

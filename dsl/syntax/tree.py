@@ -214,9 +214,11 @@ Item = Assign | Vary | Block | Let | Param | Include | Use | Every | On | Broken
 
 @frozen
 class File:
-    """A whole text. broken: brackets had to be guessed or a string ran to the end; unread: the latter."""
+    """A whole text. broken: brackets had to be guessed or a string ran to the end; unread: the latter, or nothing was
+    read. tokens: how many there are, comments and line ends among them."""
 
     source: SourceText = field(eq=False)
     items: tuple[Item, ...]
     broken: bool = field(default=False, eq=False)
     unread: bool = field(default=False, eq=False)
+    tokens: int = field(default=0, eq=False)

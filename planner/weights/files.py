@@ -22,7 +22,9 @@ SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
 MOST_DIMENSIONS: Final = 64  # as torch has it
-LONGEST_HEADER: Final = 100_000_000  # bytes, as the package safetensors has it
+# The largest published models have a thousandth of it in a file: what is longer only takes time and memory.
+LONGEST_HEADER: Final = 2**25  # bytes
+MOST_TENSORS: Final = 200_000  # of a file, or of an index
 # Bytes of an element; those of LOADED can be parameters.
 SIZES: Final = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -158,6 +160,8 @@ def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     if not isinstance(listed, dict) or not isinstance(listed.get("weight_map"), dict):
         raise WeightsUnreadable(f"{index.as_posix()} is no index: it has no `weight_map`")
     items = tuple(listed["weight_map"].items())
+    if len(items) > MOST_TENSORS:
+        raise WeightsUnreadable(*_too_many(index.as_posix(), len(items)))
     for tensor, name in items:
         ours = isinstance(name, str) and name.isprintable() and name.endswith(".safetensors") and "\\" not in name
         if not ours or Path(name).name != name:
@@ -166,6 +170,10 @@ def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     if not items:
         raise WeightsUnreadable(f"{index.as_posix()} names no tensor")
     return tuple(sorted({name for _, name in items})), items
+
+
+def _too_many(name: str, count: int) -> tuple[str, str]:
+    return f"{name} names {count:,} tensors, and at most {MOST_TENSORS:,} are read", "give the folder of another model"
 
 
 def _absent(path: Path) -> tuple[str, str]:
@@ -207,6 +215,8 @@ def _other_file(path: Path, first: bytes) -> tuple[str, str]:
 
 def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, StoredTensor]:
     name = path.as_posix()
+    if (count := header.count(b'"data_offsets"')) > MOST_TENSORS:
+        raise WeightsUnreadable(*_too_many(name, count))
     try:
         listed = STRICT.decode(header.decode())
     except (ValueError, RecursionError) as error:

@@ -202,6 +202,9 @@ FILES: dict[str, Damage] = {
     "a number that is too large": Damage(entry(shape=[10**41]), "X524", (ONE, "too large")),
     "a hundred thousand dimensions": Damage(entry(shape=[10**9] * 10**5), "X524", (ONE, QUERY)),
     "half a row": Damage(entry(shape=[32, 31.5]), "X524", (ONE, QUERY)),
+    "tensors without end": Damage(
+        header(lambda entries: b"{" + b'"data_offsets",' * 200_001), "X524", (ONE, "names 200,001 tensors")
+    ),
     "an entry that is none": Damage(header(lambda entries: entries.update({QUERY: 3})), "X524", (ONE, QUERY)),
     "an unknown format": Damage(entry(dtype="BF99"), "X524", (ONE, QUERY, "BF99")),
     "a format that is none": Damage(entry(dtype=["BF16"]), "X524", (ONE, QUERY)),
@@ -232,6 +235,9 @@ INDICES: dict[str, Damage] = {
         index(b'{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}'), "X524", (INDEX, "`a` is given twice")
     ),
     "nothing": Damage(index({}), "X524", (INDEX, "names no tensor")),
+    "tensors without end": Damage(
+        index({str(number): "a.safetensors" for number in range(200_001)}), "X524", (INDEX, "names 200,001 tensors")
+    ),
     "another folder": Damage(index({"a": "../a.safetensors"}), "X524", ("../a.safetensors", "no file of the folder")),
     "an absolute path": Damage(index({"a": "/etc/passwd.safetensors"}), "X524", ("/etc/passwd", "no file of the")),
     "a name with NUL": Damage(index({"a": "a\0.safetensors"}), "X524", ("`a`", "no file of the folder")),
