@@ -41,7 +41,7 @@ from ..files import durable
 from ..files.lines import JsonLinesFile
 from ..files.locks import LAUNCHER_LOCK, hold
 from ..outcome import EXIT_CODES
-from ..run_directory.ends import last_end
+from ..run_directory.ends import last_end, would_fail_again
 from .halving import decisions
 from .measuring import last_lines, measured, trained_steps
 from .suggesting import study_of, suggested
@@ -298,7 +298,7 @@ class SweepDriver:
         elif not self.stopping:
             tries = self._tries.get(trial.number, 0) + 1 if trained <= going.before else 0
             self._tries[trial.number] = tries
-            if tries > self.plan.retries:
+            if tries > self.plan.retries or would_fail_again(self._directory(trial)):
                 self._write(TrialFailedEvent(step=0, trial=trial.number, exit_code=code))
 
     def _measure_if_there(self, trial: TrialState, target: int | None) -> bool:

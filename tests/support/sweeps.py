@@ -18,6 +18,8 @@ from xtrain.planner.plan import Plan
 from xtrain.planner.sweep.compile_sweep import Trials, compile_sweep
 from xtrain.planner.sweep.sweep_plan import SweepPlan
 from xtrain.records.event import Event
+from xtrain.records.run_events import FailureEvent
+from xtrain.runtime.files.lines import JsonLinesFile
 from xtrain.runtime.sweep.driver import SweepDriver
 from xtrain.runtime.sweep.trial_launcher import TrialStart
 
@@ -72,6 +74,10 @@ class WrittenTrial:
         self.looks = 0
 
 
+def directory_of(found: Plan) -> Path:
+    return Path(found.workspace["root"]) / found.workspace["lineage"] / found.workspace["run"]
+
+
 @define
 class WrittenTrials:
     """A `TrialLauncher`. chance: of a trial to die without getting further; steps: all that were trained, by trial."""
@@ -92,7 +98,7 @@ class WrittenTrials:
         self.slots.append(slot)
         if self.random.random() < self.chance:
             return WrittenTrial(-9, looks)
-        directory = Path(found.workspace["root"]) / found.workspace["lineage"] / found.workspace["run"]
+        directory = directory_of(found)
         directory.mkdir(parents=True, exist_ok=True)
         metrics, events = directory / "metrics.jsonl", directory / "events.jsonl"
         before = len(metrics.read_text().splitlines()) if metrics.is_file() else 0
@@ -107,6 +113,22 @@ class WrittenTrials:
         with events.open("a") as file:
             file.write(json.dumps(end) + "\n")
         return WrittenTrial(0 if whole else 75, looks)
+
+
+@define
+class FailingTrials(WrittenTrials):
+    """A `TrialLauncher` whose trials all fail. agreed: over something that all ranks found alike."""
+
+    agreed: bool = False
+
+    def written(self, found: Plan, slot: int) -> WrittenTrial:
+        self.slots.append(slot)
+        lines = JsonLinesFile(directory_of(found) / "events.jsonl")
+        lines.write(
+            FailureEvent(step=3, rank=0, error="loss nan", exit_code=1, traceback="", agreed=self.agreed, lost=False)
+        )
+        lines.close()
+        return WrittenTrial(1, 0)
 
 
 class CachedTrials(Trials):

@@ -4,7 +4,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from sweeps import DiesAfter, Killed, WrittenTrials, driver, loss_of, write_spec
+from sweeps import DiesAfter, FailingTrials, Killed, WrittenTrials, driver, loss_of, write_spec
 
 from xtrain.cli import run_sweep
 from xtrain.cli.main import main
@@ -123,6 +123,15 @@ def test_a_trial_that_gets_no_further_fails_after_its_retries(tmp_path: Path):
     assert sweep.run() == "done"
     assert [each.status for each in sweep.state.trials.values()] == ["failed", "failed"]
     assert len(trials.slots) == 4 and sweep.state.best() is None
+
+
+@pytest.mark.parametrize(("agreed", "starts"), [(True, 1), (False, 3)])
+def test_a_trial_that_would_fail_again_is_started_once(tmp_path: Path, agreed: bool, starts: int):
+    """As one whose loss is not finite."""
+    trials = FailingTrials(Random(0), agreed=agreed)
+    sweep = driver(write_spec(tmp_path, "method random, trials = 1, retries = 2"), trials)
+    assert sweep.run() == "done"
+    assert [each.status for each in sweep.state.trials.values()] == ["failed"] and len(trials.slots) == starts
 
 
 def test_a_sweep_without_any_value_is_no_success(tmp_path: Path, monkeypatch, capsys):
