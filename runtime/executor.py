@@ -23,7 +23,7 @@ from .checkpoint.sources import starting_point, total_steps
 from .control.agreement import Agreement
 from .control.commands import Control
 from .control.inbox import Inbox
-from .control.signals import StopRequests
+from .control.signals import SECOND_INTERRUPT_SECONDS, StopRequests
 from .data.errors import DataError
 from .errors import EnvironmentFault
 from .execution.node_calls import NodeCalls
@@ -234,6 +234,8 @@ class Executor:
         watch: Watchdog | None = self.resources.get("watch")
         if watch is not None and lost_a_peer(error):
             watch.leave_if_condemned()
+        if lost_a_peer(error) and "sigint" in self.requests.received:
+            time.sleep(SECOND_INTERRUPT_SECONDS)  # which ends this rank too, without a word
         place, more = self._under_way or f"step {self.progress.step + 1}", ""
         self.nodes.call_failure_hooks(error)
         if out_of_memory.ran_out(error):

@@ -9,8 +9,12 @@ from types import FrameType
 
 from attrs import define, field
 
+from ...records.end_status import EndStatus
 from ..monitoring.failing import say
+from ..outcome import EXIT_CODES
 
+# Seconds within which the second Ctrl-C that has ended another rank comes to this one.
+SECOND_INTERRUPT_SECONDS = 0.5
 # A closed terminal asks for the same as SIGTERM.
 EVENTS = {
     signal.SIGTERM: "sigterm",
@@ -42,16 +46,30 @@ def end_at_once() -> None:
 def answer_at_once(answer: Callable[[int], None]) -> None:
     """Have a thread call `answer` with the first signal that comes before training. It does so too where the main
     thread waits for a rank that will never come, and runs no Python. Main thread only."""
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
     for number in stop_signals():
         signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    read_end = _numbers_of_signals()
 
     def wait() -> None:
         answer(os.read(read_end, 1)[0])
 
     threading.Thread(target=wait, name="signals before training", daemon=True).start()
+
+
+def _numbers_of_signals() -> int:
+    """Return a file descriptor from which a thread reads a byte for each signal as it comes, also of those that come
+    while the main thread waits for another rank. Main thread only."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    return read_end
+
+
+def _leave_on_second_interrupt(read_end: int) -> None:
+    interrupts = 0
+    while interrupts < 2:
+        interrupts += os.read(read_end, 1) == bytes([signal.SIGINT])
+    os._exit(EXIT_CODES[EndStatus.INTERRUPTED])  # a second Ctrl-C means now
 
 
 @define
@@ -71,7 +89,9 @@ class StopRequests:
     def listen(self) -> None:
         for number in stop_signals():
             signal.signal(number, self._on_signal)
-        signal.set_wakeup_fd(-1)  # those that came before were answered at once
+        threading.Thread(
+            target=_leave_on_second_interrupt, args=(_numbers_of_signals(),), name="second Ctrl-C", daemon=True
+        ).start()
 
     def hurry(self, event: str) -> None:
         """From now on the deadline runs: the run is to stop because of `event`. Only the first call counts."""
@@ -95,8 +115,6 @@ class StopRequests:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         event = EVENTS[signal.Signals(number)]
-        if "sigint" in self.received and event == "sigint":
-            os._exit(130)  # a second Ctrl-C means now
         self.received.append(event)
         self.hurry(event)
 

@@ -5,7 +5,8 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+
+from attrs import define
 
 from ..errors import EnvironmentFault
 
@@ -14,12 +15,36 @@ LAUNCHER_LOCK = ".launcher.lock"
 WORKER_LOCK = ".worker.lock"
 
 
-def hold(directory: Path, name: str) -> IO[str]:
+@define(eq=False)
+class HeldLock:
+    """A lock on a file, held until it is closed or nothing refers to it any more."""
+
+    _fd: int
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        """Release the lock; may be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> "HeldLock":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    __del__ = close
+
+
+def hold(directory: Path, name: str) -> HeldLock:
     """Lock a file of the run directory for as long as what is returned stays open.
 
     Raises EnvironmentFault if another process holds it.
     """
-    lock = (directory / name).open("a")
+    lock = HeldLock(os.open(directory / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666))
     # To see whether the run is live, `xtrain control` and dashboards, of which there may be many, hold it for a moment.
     for seconds in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.0):
         try:

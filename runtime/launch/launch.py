@@ -8,6 +8,7 @@ from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import Final
+from warnings import filterwarnings
 
 from attrs import field, frozen
 
@@ -105,6 +106,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
             over.append(True)
             return Ended(signal=notes.signal)
         try:
+            filterwarnings("ignore", "unclosed file .*std(out|err).log", ResourceWarning)  # torch's logs of ranks
             elastic_launch(config, command[0])(*command[1:])
         finally:
             over.append(True)

@@ -3,7 +3,6 @@
 import os
 import time
 from pathlib import Path
-from typing import IO
 
 from attrs import frozen
 
@@ -23,7 +22,7 @@ from ..checkpoint.sources import StartingPoint, check_left, find, left_to_train,
 from ..data.user_parts import parts_to_copy
 from ..errors import EnvironmentFault
 from ..files.lines import JsonLinesFile, trim_after
-from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
+from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK, HeldLock, hold
 from ..provenance import metadata
 from ..provenance.changed import find_changes
 from ..provenance.code import CodeUnread, CodeVersion, read_code
@@ -43,7 +42,7 @@ class RunDirectory:
 
     directory: Path
     attempt: str
-    lock: IO[str]
+    lock: HeldLock
     plan: Plan
     other: OtherRun | None = None
     changes: tuple[str, ...] = ()
@@ -87,7 +86,7 @@ def reopen(workspace: RunDirectory, plan: Plan) -> RunDirectory:
 
 
 def _open(
-    directory: Path, plan: Plan, resolved_spec: str, code: CodeVersion | CodeUnread | None, lock: IO[str] | None
+    directory: Path, plan: Plan, resolved_spec: str, code: CodeVersion | CodeUnread | None, lock: HeldLock | None
 ) -> RunDirectory:
     attempt = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
     if not directory.exists():
@@ -109,7 +108,7 @@ def _open(
             changes.refuse_if_unfit(directory)
         aside = set_aside(directory, attempt, plan) if start.anew else None
         if aside is not None:
-            lock = hold(directory, LAUNCHER_LOCK)
+            lock = hold(directory, LAUNCHER_LOCK)  # the other one is of the folder that has been moved
         contents = {**parts_to_copy(plan, directory), **metadata.describe(plan, resolved_spec, code, attempt, before)}
         for name in ("metadata", "ranks", "logs", "checkpoints"):
             (directory / name).mkdir(exist_ok=True)

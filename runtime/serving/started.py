@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from attrs import define, field
 
@@ -20,7 +20,7 @@ from ...regular_files import reason_of
 from ...server.engine import Capabilities, EngineLost
 from ..errors import EnvironmentFault
 from ..files import durable
-from ..files.locks import LAUNCHER_LOCK, hold
+from ..files.locks import LAUNCHER_LOCK, HeldLock, hold
 from ..launch.failure_cause import failures_in
 from ..run_directory.workspace import locate
 from .connection import Closed, Connection
@@ -41,7 +41,7 @@ class StartedRanks:
 
     plan: Plan
     directory: Path
-    _lock: IO[str]
+    _lock: HeldLock
     processes: list[subprocess.Popen[bytes]] = field(factory=list)
     _connection: Connection | None = None
     _begun: int = 0

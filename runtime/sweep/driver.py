@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Set
 from itertools import count
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from attrs import define, field
 
@@ -39,7 +39,7 @@ from ..control.asking import is_live
 from ..errors import EnvironmentFault
 from ..files import durable
 from ..files.lines import JsonLinesFile
-from ..files.locks import LAUNCHER_LOCK, hold
+from ..files.locks import LAUNCHER_LOCK, HeldLock, hold
 from ..outcome import EXIT_CODES
 from ..run_directory.ends import last_end, would_fail_again
 from .halving import decisions
@@ -78,7 +78,7 @@ class SweepDriver:
     stopping: bool = field(default=False, init=False)
     fault: str = field(default="", init=False)
     """What is wrong with the machine or the data, so that no trial can be trained; empty: nothing."""
-    _lock: IO[str] = field(init=False)
+    _lock: HeldLock = field(init=False)
     _lines: JsonLinesFile = field(init=False)
     _going: dict[int, _Going] = field(factory=dict, init=False)
     _tries: dict[int, int] = field(factory=dict, init=False)

@@ -48,3 +48,9 @@ def test_a_lock_says_since_when_it_is_taken(tmp_path: Path) -> None:
     begin = time.time()
     with hold(tmp_path, LAUNCHER_LOCK):
         assert begin - 0.01 <= (tmp_path / LAUNCHER_LOCK).stat().st_mtime <= time.time() + 0.01
+
+
+def test_a_lock_that_nothing_refers_to_is_released_without_a_warning(tmp_path: Path, recwarn) -> None:
+    hold(tmp_path, LAUNCHER_LOCK)
+    hold(tmp_path, LAUNCHER_LOCK).close()
+    assert not [*recwarn]

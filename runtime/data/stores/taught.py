@@ -7,7 +7,7 @@ Shapes: K tokens that the teacher holds most probable, the first most of all.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from attrs import asdict, define, frozen
@@ -17,7 +17,7 @@ from ....planner.canonical import DATA, digest
 from ....planner.weights.files import CONFIG, WeightsUnreadable, read_weight_files
 from ...errors import EnvironmentFault
 from ...files.durable import write
-from ...files.locks import hold
+from ...files.locks import HeldLock, hold
 from ..errors import DataError
 from .cache_folder import PARTIAL, STALE_SECONDS, publish, sweep
 from .digests import FileDigests, file_digest, remembering
@@ -145,7 +145,7 @@ class TaughtEntry:
         """In which it is made. Swept as others that are abandoned."""
         return self.cache / f"{PARTIAL}{self.key.name}"
 
-    def begin(self) -> IO[str]:
+    def begin(self) -> HeldLock:
         """Make its files, or go on with those that are there; what is returned is open for as long as nobody else is to
         write to them. Raises DataError where they cannot be written, or another process does that."""
         try:

@@ -1,7 +1,11 @@
 """The end of a run that was asked to stop: all who are told of it share what is left until its deadline."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +123,33 @@ def test_what_is_said_of_a_rank_that_does_not_leave(ended, answered, what):
     assert "did not exit within 0.05 s" in reports[0] and what in reports[0]
     requests._watchdog.join(30)  # type: ignore[union-attr]
     assert ended == [1]
+
+
+# A second Ctrl-C ------------------------------------------------------------------------------------------------------
+
+WAITS = """
+import hashlib, sys
+from xtrain.runtime.control.signals import StopRequests
+StopRequests(deadline_seconds=300.0, report=print).listen()
+print("listens", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # holds the main thread up as a collective does
+"""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(["SIGINT", "SIGINT"], 130), (["SIGTERM", "SIGINT", "SIGTERM"], None)])
+def test_a_second_interrupt_ends_a_rank_that_waits_for_another(sent, code):
+    """Python's own handlers would not run, and know of two signals as of one."""
+    process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"listens\n"
+        for name in sent:
+            process.send_signal(signal.Signals[name])
+            time.sleep(0.05)
+        if code is not None:
+            assert process.wait(30) == code
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+    finally:
+        process.kill()
+        process.communicate()
