@@ -15,8 +15,8 @@ from torch import Tensor
 from ...planner.units import bytes_text
 from ...runtime.errors import EnvironmentFault
 from ...runtime.state import Rank
-from ._deepspeed_pieces_torch import WeightsInPieces
 from ._deepspeed_settings import OFFLOADING
+from .deepspeed_pieces_torch import WeightsInPieces
 
 
 def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:

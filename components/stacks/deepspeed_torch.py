@@ -18,9 +18,9 @@ from ...runtime.parallelize.wrapped import WrappedModel
 from ...runtime.reporting.records import Records
 from ...runtime.state import Rank
 from ...runtime.training.local_optimizer import LocalOptimizer
-from ._deepspeed_files_torch import WeightsInFiles, check_room, drop_at_exit, in_folder_of_run
-from ._deepspeed_pieces_torch import EngineOptimizer, ExactPieces, PiecesOptimizer, WeightsInPieces
-from ._deepspeed_run import check_files
+from .deepspeed_files_torch import WeightsInFiles, check_room, drop_at_exit, in_folder_of_run
+from .deepspeed_pieces_torch import EngineOptimizer, ExactPieces, PiecesOptimizer, WeightsInPieces
+from .deepspeed_run import check_files
 
 FILE = "deepspeed.json"
 
