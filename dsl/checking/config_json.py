@@ -13,7 +13,7 @@ from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import did_you_mean
 from ..schema.model import FAMILIES, ModelFolder
-from ..schema.model_config import WholeModel
+from ..schema.model_config import USUAL, WholeModel, is_metadata
 from .hub_cache import names_repo
 from .strict_json import STRICT
 
@@ -158,9 +158,10 @@ def _part_of(
         return None
     part = _keys(source, source.text.index("{", entry.span.start))
     of_whole = {name: entries[name] for name in whole.replaces if name in entries}
-    understood = {"model_type", whole.part, *whole.replaces} | whole.harmless
+    understood = {"model_type", whole.part, *whole.replaces}
     for name, each in entries.items():
-        if name not in understood and each.value is not None:
+        usual = name in USUAL and USUAL[name](each.value)
+        if name not in understood and not usual and not is_metadata(name, whole.harmless) and each.value is not None:
             refuse_unknown(name, each, source, diagnostics)
     for name in whole.null:
         if name in part and part[name].value is not None:

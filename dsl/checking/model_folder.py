@@ -22,11 +22,13 @@ from ..schema.model_config import (
     ROPE_KEYS,
     ROPE_NEEDED,
     ROPE_WEIGHTS,
+    USUAL,
     ConfigKey,
     LocalRope,
     ModelConfig,
     Only,
     WrongKey,
+    is_metadata,
 )
 from ..schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
 from ..schema.setting import AUTO
@@ -150,9 +152,9 @@ class _Reading:
             self._local_rope(config.local_rope)
             understood.add(config.local_rope.key)
         for name, entry in self.entries.items():
-            if name in understood or name in config.harmless:
+            if name in understood or is_metadata(name, config.harmless):
                 continue
-            only = config.only.get(name)
+            only = config.only.get(name, USUAL.get(name))
             if only is not None and not only(entry.value):
                 self._refuse(name, entry, _wanted(only))
             elif only is None and entry.value is not None:

@@ -302,9 +302,43 @@ MIXED_KEYS: Final = (
     ConfigKey("dense_layers", "mlp_only_layers", default=[], null=[]),
     ConfigKey("ffn", "intermediate_size", when=has_dense_blocks),
 )
-# Names, versions, formats, tokens of generation, and what a forward gives back beside its logits.
-HARMLESS: Final = frozenset((
-    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id",
-    "max_position_embeddings", "model_type", "output_attentions", "output_hidden_states", "pad_token_id",
-    "pretraining_tp", "problem_type", "return_dict", "torch_dtype", "transformers_version", "use_cache",
-))  # fmt: skip
+# Settings of generation, which versions of transformers before 5 wrote into config.json: all of `GenerationConfig`, and
+# what only earlier ones have.
+_GENERATION: Final = frozenset(
+    """assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bad_words_ids
+    begin_suppress_tokens cache_config cache_implementation compile_config constraints continuous_batching_config
+    decoder_start_token_id disable_compile diversity_penalty do_sample dola_layers early_stopping
+    encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
+    force_words_ids forced_bos_token_id forced_decoder_ids forced_eos_token_id generation_config guidance_scale
+    is_assistant length_penalty low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens max_time
+    min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule
+    num_beam_groups num_beams num_return_sequences output_logits output_scores penalty_alpha prefill_chunk_size
+    prompt_lookup_num_tokens remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate
+    sequence_bias speculation_type stop_strings suppress_tokens target_lookbehind temperature token_healing top_h top_k
+    top_p typical_p use_mtp watermarking_config""".split()  # noqa: SIM905
+)
+# How the model is run, the task and tokenizer it was saved for, and who made the file.
+_METADATA: Final = frozenset(
+    """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _experts_implementation _flash_attn_2_enabled _from_model_config _name_or_path architectures attn_implementation
+    bos_token bos_token_id chunk_size_feed_forward dtype eos_token eos_token_id experts_implementation finetuning_task
+    gradient_checkpointing id2label is_decoder is_llama_config keys_to_ignore_at_inference label2id
+    max_position_embeddings max_seq_len max_seq_length max_sequence_length model_max_length model_name model_type
+    name_or_path num_labels output_attentions output_hidden_states output_past pad_token pad_token_id prefix
+    pretraining_tp problem_type processor_class return_dict sep_token_id seq_length task_specific_params
+    tf_legacy_loss tokenizer_class torch_dtype torchscript transformers.js_config transformers_version unk_token_id
+    use_bfloat16 use_cache use_flash_attention use_flash_attention_2 use_flash_attn""".split()  # noqa: SIM905
+)
+HARMLESS: Final = _GENERATION | _METADATA
+# Keys of any config with the values that change nothing.
+USUAL: Final[Mapping[str, Only]] = {
+    **dict.fromkeys(
+        ("add_cross_attention", "is_encoder_decoder", "rope_interleaved", "tie_encoder_decoder", "use_mrope"), OFF
+    ),
+    "pruned_heads": Only(({}, None)),
+}
+
+
+def is_metadata(name: str, harmless: frozenset[str]) -> bool:
+    """Whether a key changes nothing that a model computes. harmless: those of its family."""
+    return name in harmless or name.startswith("unsloth_")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import QUERY, Folder, safetensors, shapes
+from model_folders import CONFIG, QUERY, Folder, safetensors, shapes
 
 from xtrain.components.families.deepseek_v3 import DeepseekV3
 from xtrain.planner.architecture import buffers, parameters
@@ -386,6 +386,37 @@ def test_no_key_that_changes_the_model_is_passed_over(folder: Folder, name: str)
     folder.config(**changes)
     found = errors(folder.plan('"model" { weights = none }'))
     assert [(each, word in text) for each, text in found] == [(code, True)], found
+
+
+def test_keys_that_change_nothing_are_passed_over(folder: Folder):
+    """All that transformers has for any model and for generation, and what other programs leave in published files."""
+    transformers = pytest.importorskip("transformers")
+    kept = {"pruned_heads", "add_cross_attention", "rope_interleaved", "use_mrope", "tie_encoder_decoder"}
+    every = {**transformers.PreTrainedConfig().to_dict(), **transformers.GenerationConfig().to_dict()}
+    changes = {name: "anything" for name in every if name not in CONFIG and name != "is_encoder_decoder"}
+    changes |= dict.fromkeys(kept | {"is_encoder_decoder"}, False) | {"pruned_heads": {}}
+    others = (
+        "unsloth_fixed", "unsloth_version", "_attn_implementation_autoset", "max_sequence_length", "tokenizer_class",
+        "transformers.js_config", "is_llama_config", "_flash_attn_2_enabled", "finetuning_task", "torchscript",
+        "tf_legacy_loss", "task_specific_params", "unk_token_id", "forced_decoder_ids", "model_max_length",
+    )  # fmt: skip
+    changes |= dict.fromkeys(others, 0.7)
+    plain = folder.plan('"model" { weights = none }').plan
+    folder.config(**changes)
+    found = folder.plan('"model" { weights = none }')
+    assert found.plan is not None and plain is not None, errors(found)
+    assert found.plan.architecture == plain.architecture
+    for name, value in {
+        "is_encoder_decoder": True,
+        "rope_interleaved": True,
+        "pruned_heads": {"0": [1]},
+        "mup": 1,
+    }.items():
+        folder.config(**{name: value})
+        assert [(code, name in text) for code, text in errors(folder.plan('"model" { weights = none }'))] == [
+            ("X522", True)
+        ]
+        folder.config(**{name: None})
 
 
 GEMMA3: dict[str, Any] = {
