@@ -188,7 +188,8 @@ class TemplateUse:
         if unread := [argument for argument in self.arguments if not re.search(rf"\b{re.escape(argument)}\b", text)]:
             message = f"{self.who}: {name} does not read `{unread[0]}`, so that nothing would become of this argument"
             place = f"{self.path.rpartition('.')[0]}.template_arguments"
-            found.fail(self.rule, "X507", place, message, f"remove `{unread[0]}`, or write its name as the template does")
+            hint = f"remove `{unread[0]}`, or write its name as the template does"
+            found.fail(self.rule, "X507", place, message, hint)
             return
         try:
             whole = tokenizer_kind(tokenizer).whole(tokenizer)

@@ -34,7 +34,7 @@ ALL_ON = {
     "dataset": """dataset code { source = jsonl("a/*.jsonl"), holdout = 1% }
         dataset other { source = text("b/*.txt"), holdout = 100% }
         dataset chat {
-          source = huggingface("org/name"), messages = "messages", train_on = last, template = "chatml"
+          source = huggingface("org/name"), messages = "messages", train_on = last, template = "talk.jinja"
           tools = "tools", system = "system", message_train = "train", message_weight = "weight",
           template_arguments = { enable_thinking: false }, lost = error
         }
