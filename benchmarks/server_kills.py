@@ -5,8 +5,8 @@
 Two models are trained side by side, two passes a step, and saved every third step. At places drawn from the seed, up to
 50 ms behind the sending of a pass, an optim_step or a save, or up to 8 s, which may be while it starts, SIGKILL goes to
 the server, to a rank, or to all at once; the server is started again by the same command, a rank by the server. In the
-end losses, norms and weights are those of a server that nobody touched (fp64, relative 1e-10), the journal has every
-request accepted once and done once, and every checkpoint has the step of its name.
+end losses, norms and weights are those of a server that nobody touched (fp64, relative 1e-10), the store has every
+request once, each is done, and every checkpoint has the step of its name.
 
 The seed fixes what is hit and when it is aimed at; where a moment falls is a matter of the machine. Prints a JSON line
 for each kill and one for all; exit code 1 if anything was not as it must be.
@@ -33,8 +33,8 @@ from attrs import define, field
 
 from xtrain.client import Pending, RemoteModel, Server, TrainingRow
 from xtrain.runtime.serving.files import read_kept
+from xtrain.server.database import examine
 from xtrain.server.entries import Accepted, Done, decoded
-from xtrain.server.journal import RequestJournal
 from xtrain.server.store import Store
 
 SPEC: Final = """
@@ -204,27 +204,25 @@ def _save(model: RemoteModel, name: str, step: int) -> Pending[str]:
 
 def verify(folder: Path, steps: int, problems: list[str]) -> dict[str, dict[str, np.ndarray]]:
     """The tensors of the last checkpoint of each model. Every request must have been accepted once and done once."""
-    journal = RequestJournal(folder / "journal")
-    accepted, done = Counter[tuple[str, int]](), Counter[str]()
-    kinds: dict[str, str] = {}
-    for _, content in journal.frames():
+    accepted, done, damage = dict[str, Accepted](), set[str](), list[str]()
+    for _, content in examine(folder, damage):
         entry = decoded(content)
         if isinstance(entry, Accepted):
-            accepted[entry.queue, entry.seq] += 1
-            kinds[entry.id] = entry.kind
+            accepted[entry.id] = entry
         elif isinstance(entry, Done):
-            done[entry.id] += 1
+            done.add(entry.id)
             if entry.failed:
-                problems.append(f"{kinds[entry.id]} failed: {entry.body[:200]!r}")
-    journal.close()
-    if twice := [key for key, count in accepted.items() if count > 1]:
+                problems.append(f"{accepted[entry.id].kind} failed: {entry.body[:200]!r}")
+    problems += damage
+    keys = Counter((entry.queue, entry.seq) for entry in accepted.values())
+    if twice := [key for key, count in keys.items() if count > 1]:
         problems.append(f"accepted twice: {twice}")
-    if twice := [id for id, count in done.items() if count > 1]:
-        problems.append(f"done twice: {twice}")
-    stepped = sum(kinds[id] == "optim_step" for id in done)
-    if stepped != MODELS * steps:
-        problems.append(f"{stepped} steps in the journal; {MODELS * steps} were asked for")
+    if left := accepted.keys() - done:
+        problems.append(f"not done: {left}")
     store, last = Store(folder), dict[str, dict[str, np.ndarray]]()
+    requests = 3 * steps + steps // SAVE_EVERY + 1
+    if wrong := [model.next - 1 for model in store.state.models.values() if model.next - 1 != requests]:
+        problems.append(f"{wrong} requests of a model; {requests} were asked for")
     for one in store.state.checkpoints.values():
         if one.kind == "weights":
             kept = read_kept(store.weights(one.folder))

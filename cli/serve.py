@@ -25,6 +25,11 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("spec", metavar="SPEC", help="a .xtrain spec or a plan.json")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="where the store of the server is damaged, go on with what is whole, and set the rest aside",
+    )
     add_sets(parser)
     parser.set_defaults(run=run)
 
@@ -42,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
             compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, lambda plan: None)
             if not compiled.report_to(sys.stderr) or compiled.plan is None:
                 return 2
-            return _serve(compiled, compiled.plan)
+            return _serve(compiled, compiled.plan, repairs=arguments.repair)
     except Refused as refused:
         return refused.show()
 
 
-def _serve(compiled: "Compiled", plan: "Plan") -> int:
+def _serve(compiled: "Compiled", plan: "Plan", *, repairs: bool) -> int:
     """Raises Refused."""
     from ..planner.serving.graph import SETUP
     from ..runtime.launch.preflight import check_devices, check_one_machine, find_devices
@@ -71,6 +76,8 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
         started = StartedRanks.open(plan, compiled.resolved_text)
         folder = started.directory / "server"
         keys = keys or _made_key(plan.name, args["key"], folder / "key")
+        if repairs:
+            _repair(plan.name, folder)
         print(f"{plan.name}: starting {plan.mesh.world_size} rank(s) in {started.directory}", flush=True)
         return serve(
             StartedEngine.over(started),
@@ -82,6 +89,21 @@ def _serve(compiled: "Compiled", plan: "Plan") -> int:
         )
     except CannotServe as problem:
         raise Refused(3, f"xtrain serve: {problem}") from None
+
+
+def _repair(server: str, folder: Path) -> None:
+    """Raises CannotServe."""
+    from ..server.serving import CannotServe
+    from ..server.store import StoreInUse, repair
+
+    try:
+        damage = repair(folder)
+    except (StoreInUse, OSError) as error:
+        raise CannotServe(f"{folder} cannot be repaired: {error}") from error
+    for place in damage:
+        print(f"{server}: damaged: {place}", flush=True)
+    found = f"was repaired: what was there is in {folder / 'damaged'}" if damage else "is whole"
+    print(f"{server}: {folder} {found}", flush=True)
 
 
 def _check_serves(serves: bool) -> None:

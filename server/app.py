@@ -18,9 +18,9 @@ from starlette.routing import Route
 from . import views
 from .archive import tar_of
 from .bodies import body_of
+from .database import StoreFailed
 from .entries import Removed, SavedEntry
 from .gate import BASE, guard
-from .journal import JournalFailed
 from .keys import Keys
 from .kinds import JSON, Kind
 from .protobuf import Malformed
@@ -261,7 +261,7 @@ def app_of(server: TrainingServer, keys: Keys, hosts: Collection[str] = (), orig
         exception_handlers={
             Refusal: _refused,
             Malformed: _malformed,
-            JournalFailed: _ending,
+            StoreFailed: _ending,
             HTTPException: _no_path,
             Exception: _failed,
         },

@@ -1,14 +1,18 @@
-"""What the journal has: everything that exists on a server, what was asked of it, and what came of that.
+"""What the store has: everything that exists on a server, what was asked of it, and what came of that.
 
-Times are seconds since 1970 (UTC).
+Times are seconds since 1970 (UTC). Ids, paths and names of folders are checked when they are read.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from .engine import AdapterSettings
+
+Id = Annotated[str, Meta(pattern=r"\A[\w:./-]{1,400}\Z")]
+FolderName = Annotated[str, Meta(pattern=r"\A[\w-]{1,64}\Z")]
+SavedPath = Annotated[str, Meta(pattern=r"\Atinker://[\w:.-]+/(?:sampler_)?weights/[A-Za-z0-9][\w.-]{0,127}\Z")]
 
 
 class AdapterEntry(Struct, frozen=True):
@@ -28,7 +32,7 @@ class Session(Struct, tag=True):
     """A program that is connected. ended: the client has said so; nothing of it is kept in memory any more. heard:
     when its client has said its last word, or up to half a minute before."""
 
-    id: str
+    id: Id
     owner: str
     created: float
     sdk: str = ""
@@ -43,28 +47,30 @@ class ModelEntry(Struct, tag=True):
     """A model that is trained. next: the seq_id of the work that is to be done next; 0 is what creates the model.
 
     snapshot: folder with the state after `snapshot_seq`; work behind that is repeated when the model is restored.
-    damaged: why its state can no longer be relied on.
+    damaged: why its state can no longer be relied on. repeated: seq_ids of that work, as rows have it; while a server
+    runs, its `State` knows them.
     """
 
-    id: str
-    session: str
+    id: Id
+    session: Id
     owner: str
     base: str
     adapter: AdapterEntry | None
     created: float
     metadata: dict[str, str] | None = None
     next: int = 1
-    snapshot: str | None = None
+    snapshot: FolderName | None = None
     snapshot_seq: int = 0
     damaged: str | None = None
+    repeated: list[int] = []
 
 
 class SavedEntry(Struct, tag=True):
     """Weights that were saved by name. path: `tinker://MODEL/KIND/NAME`. folder: in that of the server."""
 
-    path: str
-    folder: str
-    model: str
+    path: SavedPath
+    folder: FolderName
+    model: Id
     owner: str
     kind: Literal["weights", "sampler_weights"]
     created: float
@@ -87,36 +93,43 @@ class SavedEntry(Struct, tag=True):
 class SamplerEntry(Struct, tag=True):
     """Weights that are sampled from, which never change. folder: None is the base model. path: of the checkpoint."""
 
-    id: str
-    session: str
+    id: Id
+    session: Id
     owner: str
     base: str
-    folder: str | None
-    path: str | None
+    folder: FolderName | None
+    path: SavedPath | None
     created: float
+
+
+class FolderEntry(Struct, tag=True):
+    """A folder of weights: bytes and CRC-32 of its files, by their paths in it."""
+
+    id: FolderName
+    files: dict[str, tuple[int, int]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(size for size, _ in self.files.values())
 
 
 class Removed(Struct, tag=True):
     """One of the above is no more."""
 
-    kind: Literal["Session", "ModelEntry", "SavedEntry", "SamplerEntry"]
+    kind: Literal["Session", "ModelEntry", "SavedEntry", "SamplerEntry", "FolderEntry"]
     id: str
 
 
-Change = Session | ModelEntry | SavedEntry | SamplerEntry | Removed
-
-
-class ChangedEntry(Struct, tag=True):
-    """Changes that no work has made; first in a rewritten journal everything that exists."""
-
-    changes: list[Change]
+Thing = Session | ModelEntry | SavedEntry | SamplerEntry | FolderEntry
+Change = Thing | Removed
 
 
 class Accepted(Struct, tag=True):
     """A request that will be executed once. queue and seq: its idempotency key. body: as it came; b"": not needed any
     more. seed: drawn for what the client gave none for."""
 
-    id: str
+    id: Id
     kind: str
     queue: str
     seq: int
@@ -129,20 +142,19 @@ class Accepted(Struct, tag=True):
 
 class Done(Struct, tag=True):
     """What came of a request. failed: it has changed nothing, or has dropped a gradient. media: of the body. changes:
-    what it has made. repeated: it has changed its model, and is done again when that is restored from a snapshot before
-    it. kept: False: the result is no longer there."""
+    what it has made, which has rows of its own. repeated: it has changed its model, and is done again when that is
+    restored from a snapshot before it."""
 
-    id: str
+    id: Id
     time: float
     failed: bool
     media: str
     body: bytes
     changes: list[Change] = []
     repeated: bool = False
-    kept: bool = True
 
 
-Entry = ChangedEntry | Accepted | Done
+Entry = Thing | Accepted | Done
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Entry)
@@ -153,5 +165,11 @@ def encoded(entry: Entry) -> bytes:
 
 
 def decoded(content: bytes) -> Entry:
-    """Raises msgspec.DecodeError for the entries of another version."""
+    """Raises msgspec.DecodeError for what is no entry, or has an id or a folder that cannot be."""
     return _DECODER.decode(content)
+
+
+def key_of(entry: Entry | Removed) -> str:
+    """Return the key of its row."""
+    kind = entry.kind if isinstance(entry, Removed) else type(entry).__name__
+    return f"{kind}/{entry.id}"

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from .database import StoreFailed
 from .engine import Engine, EngineLost, UserError
 from .entries import Accepted, Done
-from .journal import JournalFailed
 from .kinds import JSON, Kind, error_body, fail
 from .limits import ServerLimits
 from .models_in_memory import ModelsInMemory
@@ -54,7 +54,7 @@ class Execution:
     def _read(self, work: QueuedWork) -> None:
         """What an accepted request asks for. One that is no longer taken, as by a later version, ends with an error."""
         try:
-            work.request = self._kinds[work.entry.kind].read(work.entry.body)
+            work.request = self._kind(work.entry).read(work.entry.body)
         except (Refusal, Malformed) as error:
             fail(self.memory, work, UserError(f"this request is no longer taken: {error}"))
         work.entry.body = b""
@@ -130,7 +130,13 @@ class Execution:
             return works
 
     def _repeat(self, memory: ModelsInMemory, entry: Accepted) -> None:
-        self._kinds[entry.kind].repeat(entry, memory)
+        self._kind(entry).repeat(entry, memory)
+
+    def _kind(self, entry: Accepted) -> Kind:
+        """Raises Refusal for one that this version does not have."""
+        if entry.kind not in self._kinds:
+            raise Refusal(400, f"{entry.kind[:80]!r} is no kind of request")
+        return self._kinds[entry.kind]
 
     # a lost engine
 
@@ -139,7 +145,7 @@ class Execution:
         try:
             call()
             self._losses = 0
-        except JournalFailed:
+        except StoreFailed:
             raise
         except Exception as error:  # EngineLost, or a mistake in an engine: what it holds is not to be relied on
             self._lost(error)

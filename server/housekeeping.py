@@ -23,7 +23,6 @@ def keep_house(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float
         elif not memory.live(memory.model(id).session) and not _waits(store, id):
             memory.leave(id)
     memory.remove_unused()
-    store.rewrite_if_large()
 
 
 def _waits(store: Store, queue: str) -> bool:
@@ -61,17 +60,21 @@ def _fail(store: Store, works: list[QueuedWork], why: str, category: str = "serv
 def _drop_results(memory: ModelsInMemory) -> None:
     """Those that are too old; where there are too many, those that were fetched, the oldest first."""
     state, now, limits = memory.store.state, memory.store.clock(), memory.limits
-    fetched: list[tuple[float, QueuedWork]] = []
-    for work in list(state.works.values()):
-        if work.fetched is not None:
-            fetched.append((work.fetched, work))
-        elif work.result is not None and now - work.result.time > limits.unfetched:
-            state.drop(work)
-    fetched.sort(key=lambda each: each[0])
-    for place, (time, work) in enumerate(fetched):
-        many = len(fetched) - place > limits.answered or state.results > limits.results
-        if many or now - time > limits.fetched:
-            state.drop(work)
+    fetched = sorted(
+        (work for work in state.works.values() if work.fetched is not None), key=lambda work: work.fetched or 0.0
+    )
+    gone = [
+        work
+        for work in state.works.values()
+        if work.fetched is None and work.result is not None and now - work.result.time > limits.unfetched
+    ]
+    size = state.results - sum(work.result.size for work in gone if work.result is not None)
+    for place, work in enumerate(fetched):
+        many = len(fetched) - place > limits.answered or size > limits.results
+        if work.result is not None and (many or now - (work.fetched or 0.0) > limits.fetched):
+            gone.append(work)
+            size -= work.result.size
+    memory.store.drop(gone)
 
 
 def _remove_expired(memory: ModelsInMemory, started: float) -> None:

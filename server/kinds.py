@@ -18,7 +18,7 @@ JSON = "application/json"
 
 
 class Kind(ABC):
-    """A kind of request. name: its path under /api/v1, and what the journal calls it. media: that its body may have.
+    """A kind of request. name: its path under /api/v1, and what rows call it. media: that its body may have.
 
     ordered: requests of a model are executed in the order of their seq_ids, one at a time. together: how many requests
     of different models are executed at a time; 1: each for itself.

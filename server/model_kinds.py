@@ -73,6 +73,7 @@ class LoadWeightsKind(SingleKind):
             memory.engine.load(model.id, memory.store.weights(checkpoint.folder), optimizer=request.optimizer)
             model.snapshot, model.snapshot_seq = new_name(), work.entry.seq
             memory.engine.save(model.id, memory.store.weights(model.snapshot))
+            memory.store.seal(model.snapshot)
         except UserError:
             if work.entry.seq == 0:
                 memory.removed(model.id)

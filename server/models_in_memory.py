@@ -108,6 +108,7 @@ class ModelsInMemory:
         seq, folder = self.model(id).next - 1, new_name()
         try:
             self.engine.save(id, self.store.weights(folder))
+            self.store.seal(folder)
         except UserError as error:  # more is repeated then, and nothing is lost
             LOG.warning("no snapshot of %s: %s", id, error)
             return
@@ -126,9 +127,7 @@ class ModelsInMemory:
 
     def remove_unused(self) -> None:
         """Remove folders of weights that nothing refers to any more."""
-        for folder in self.store.unused_weights():
-            self.engine.forget(folder)
-            self.store.remove_weights(folder.name)
+        self.store.remove_unused(self.engine.forget)
 
     # restoring
 

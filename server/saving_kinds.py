@@ -1,7 +1,6 @@
 """`save_weights` and `save_weights_for_sampler`: weights in folders of their own, which never change."""
 
 import shutil
-from pathlib import Path
 from typing import Any, Literal
 
 from .engine import UserError
@@ -28,6 +27,7 @@ class SaveWeightsKind(SingleKind):
         memory.need(work.entry.queue)
         folder = new_name()
         memory.engine.save(work.entry.queue, memory.store.weights(folder))
+        memory.store.seal(folder)
         return {"path": path}, [_checkpoint(work, path, "weights", folder, memory)]
 
 
@@ -64,6 +64,7 @@ class SaveForSamplerKind(SingleKind):
         memory.need(work.entry.queue)
         folder = new_name()
         memory.engine.export(work.entry.queue, memory.store.weights(folder))
+        memory.store.seal(folder)
         return folder
 
 
@@ -105,11 +106,7 @@ def _checkpoint(
         created=now,
         base=model.base,
         adapter=model.adapter,
-        size=size_of(memory.store.weights(folder)),
+        size=memory.store.state.folders[folder].size,
         metadata=plain_text(request.user_metadata),
         expires=None if request.ttl_seconds is None else now + request.ttl_seconds,
     )
-
-
-def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

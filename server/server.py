@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from ..records.server_status import ServerStatus
+from .database import StoreFailed
 from .engine import Capabilities, Engine
 from .entries import Accepted, Done, ModelEntry, SamplerEntry, SavedEntry, Session
 from .execution import Execution
 from .housekeeping import keep_house
-from .journal import JournalFailed
 from .kinds import Kind
 from .limits import ServerLimits
 from .model_kinds import CreateModelKind, LoadWeightsKind
@@ -56,7 +56,7 @@ T = TypeVar("T", Session, ModelEntry, SavedEntry, SamplerEntry)
 class TrainingServer:
     """Takes requests of clients, in any thread; one thread of its own executes them.
 
-    folder: journal and weights. ended: called once when it can go on no longer, with the reason; None: it was stopped.
+    folder: of the store. ended: called once when it can go on no longer, with the reason; None: it was stopped.
     clock: seconds since 1970.
     """
 
@@ -76,7 +76,7 @@ class TrainingServer:
         self._released = self._stopped = False
         self._started = clock()
         self.monitor = ServerMonitor(folder, clock, self._started)
-        self.store = Store(folder, clock, self._disk_failed, self.monitor.finished)
+        self.store = Store(folder, clock, self._over, self.monitor.finished)
         sessions = self.store.state.sessions.items()
         self._beats = {id: max(one.created, one.heard) for id, one in sessions if not one.ended}
         try:
@@ -117,9 +117,6 @@ class TrainingServer:
             if late:
                 self.store.change(*late)
 
-    def _disk_failed(self, error: OSError) -> None:
-        self._over(f"the journal cannot be written: {error.strerror}")
-
     def _over(self, reason: str | None) -> None:
         if reason is not None and self.failure is None:
             self.failure = reason
@@ -143,7 +140,7 @@ class TrainingServer:
         self.drain()
         self.release()
         self._execution.stop()
-        with suppress(JournalFailed):
+        with suppress(StoreFailed):
             self._keep_beats(0.0)
         self._stopped = True
         self._status.close()
@@ -235,7 +232,7 @@ class TrainingServer:
 
     def accept(self, owner: str, kind: Kind, raw: bytes, request: Any) -> tuple[QueuedWork, dict[str, Any]]:
         """Take a request that is to be executed, or find the one that it repeats; and what is answered, once `lasting`
-        of the work is fulfilled. request: what `kind` has read. Raises Refusal and JournalFailed."""
+        of the work is fulfilled. request: what `kind` has read. Raises Refusal and StoreFailed."""
         queue, seq = kind.address(request)
         digest = hashlib.sha256(kind.name.encode() + b"\0" + raw).digest()
         state = self.store.state
@@ -301,7 +298,7 @@ class TrainingServer:
             raise Refusal(429, f"connected clients have {limits.models} models already", LATER)
 
     async def result(self, owner: str, id: str) -> Done | None:
-        """What came of a request; None: not yet, after `poll` seconds. It is read from the journal, however often."""
+        """What came of a request; None: not yet, after `poll` seconds. It is read from the store, however often."""
         work = self.store.state.works.get(id)
         unknown = Refusal(404, "there is no such request, or its result is no longer kept")
         if work is None or work.entry.owner != owner:
@@ -316,7 +313,7 @@ class TrainingServer:
         self._pollers.discard(woken)
         if not work.promise.done():
             return None
-        work.promise.result()  # raises JournalFailed where it never will last
+        work.promise.result()  # raises StoreFailed where it never will last
         if (found := await asyncio.to_thread(self.store.result, work)) is None:
             raise unknown
         work.fetched = work.fetched or self._clock()

@@ -17,7 +17,7 @@ from attrs import frozen
 from .engine import Engine, EngineLost
 from .keys import Keys
 from .limits import ServerLimits
-from .store import StoreInUse, StoreUnreadable
+from .store import StoreDamaged, StoreInUse
 
 LOG = logging.getLogger(__name__)
 
@@ -125,8 +125,11 @@ def serve(
         server = TrainingServer(engine, folder, limits, ended=ended)
     except EngineLost as error:
         raise CannotServe(f"what computes has not started: {error}") from error
-    except (StoreInUse, StoreUnreadable) as error:
+    except StoreInUse as error:
         raise CannotServe(f"{error}; it is left as it is") from error
+    except StoreDamaged as error:
+        hint = "`xtrain serve SPEC --repair` goes on with what is whole, and keeps the rest in its folder `damaged`"
+        raise CannotServe(f"{error}\nnothing was changed; {hint}") from error
     except OSError as error:
         raise CannotServe(f"{error.filename or folder} cannot be read and written: {error.strerror}") from error
     config = uvicorn.Config(

@@ -1,222 +1,298 @@
-"""State and journal as one: nothing changes without an entry, and entries are in the order of the changes."""
+"""What a server knows, in memory and in its database: nothing changes without rows, in the order of the changes.
 
+DIR/store.db        rows (`database.py`): things that exist, requests, results
+DIR/weights/ID      what an engine has saved or exported
+DIR/aside/TIME      weights that nothing referred to when the server was started at that time; kept for a week
+DIR/damaged/TIME    what was there when the store was repaired at that time; kept for ever
+"""
+
+import calendar
 import fcntl
-import logging
 import shutil
+import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from errno import EIO
 from pathlib import Path
 from typing import Final
 
-import msgspec
+from . import database, old_journal
+from .database import FILE, MARK, WAL, Database, StoreFailed, Then, examine, mend_head
+from .entries import Accepted, Change, Done, FolderEntry, Removed, decoded, encoded, key_of
+from .loading import check_weights, load, sealed
+from .state import QueuedWork, State, folder_of
 
-from .entries import Accepted, Change, ChangedEntry, Done, decoded, encoded
-from .journal import JournalFailed, RequestJournal, Then
-from .state import LASTS, QueuedWork, State
-
-LOG = logging.getLogger(__name__)
-
-# A journal is rewritten once it has grown to so many times what it was after the last time, and so many bytes.
-GROWTH: Final = 4
-LEAST: Final = 64 * 2**20
-
-# Bytes of what has come meanwhile, which are copied while nothing can be appended.
-REST: Final = 2**20
+ASIDE: Final = 7 * 86400.0  # seconds that weights are kept to which nothing has referred
+STAMP: Final = "%Y%m%dT%H%M%SZ"
+SHOWN: Final = 20  # places of damage in a message
 
 
 def fulfils(promise: "Future[None]", after: Callable[[], None] = lambda: None) -> Then:
-    """Fulfils a promise once a frame lasts; where it never will whoever waits gets JournalFailed."""
+    """Fulfils a promise once rows last; where they never will whoever waits gets StoreFailed."""
 
     def then(lasting: bool) -> None:
         if lasting:
             promise.set_result(None)
             after()
         else:
-            promise.set_exception(JournalFailed("the disk has refused a frame"))
+            promise.set_exception(StoreFailed("the disk has refused rows"))
 
     return then
-
-
-class StoreUnreadable(Exception):
-    """The folder has a journal that this version does not read."""
 
 
 class StoreInUse(Exception):
     """Another server has the folder."""
 
 
+class StoreDamaged(Exception):
+    """Something is not as it was written; every file is left as it is. damage: its places."""
+
+    def __init__(self, folder: Path, damage: list[str]) -> None:
+        more = f"\n  and {len(damage) - SHOWN} more" if len(damage) > SHOWN else ""
+        super().__init__(f"{folder} is damaged:\n  " + "\n  ".join(damage[:SHOWN]) + more)
+        self.damage = damage
+
+
 class Store:
     """What a server knows, and the folders of its weights. Its lock guards all of it; `changed` is for who waits.
     finished: is told of every request that is done.
 
-    folder/journal: entries. folder/weights/ID: what an engine has saved or exported.
+    Raises StoreInUse, StoreDamaged and OSError.
     """
 
     def __init__(
         self,
         folder: Path,
         clock: Callable[[], float] = time.time,
-        failed: Callable[[OSError], None] = lambda error: None,
+        failed: Callable[[str], None] = lambda reason: None,
         finished: Callable[[QueuedWork, Done], None] = lambda work, done: None,
     ) -> None:
         self.folder, self.clock, self._finished = folder, clock, finished
         self.changed = threading.Condition(threading.RLock())
-        self.state = State()
         self._weights = folder / "weights"
         self._weights.mkdir(parents=True, exist_ok=True)
-        self._lock = (folder / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise StoreInUse(f"another server has {folder}") from None
-        self._journal = RequestJournal(folder / "journal", failed)
-        for at, content in self._journal.frames():
-            try:
-                self.state.apply(decoded(content), at)
-            except msgspec.DecodeError as error:
-                self._journal.close()
-                raise StoreUnreadable(f"{folder / 'journal'}, byte {at}: {error}") from error
-        for work in self.state.works.values():
-            work.lasting = LASTS
-            if work.result is not None:
-                work.promise = LASTS
-                work.entry.body = b""
-        self._least = max(LEAST, GROWTH * self._journal.size)
-        self._closing = False
-        self._rewriting = threading.Thread(target=self._rewrite_or_say)
-        for unused in self.unused_weights():
-            self.remove_weights(unused.name)
+        self._left: set[str] = set()  # folders that were referred to, and may be no longer
+        with ExitStack() as held:
+            held.enter_context(holding(folder))
+            self.state = _opened(folder)
+            self._database = Database(folder, failed)
+            self._held = held.pop_all()
+        self._database.write({f"FolderEntry/{name}": None for name in self._set_aside("aside")})
 
     # folders of weights
 
     def weights(self, name: str) -> Path:
         return self._weights / name
 
-    def unused_weights(self) -> list[Path]:
-        """Folders that nothing refers to, and after a crash nothing will. None may be in the making."""
+    def seal(self, name: str) -> FolderEntry:
+        """Take a folder that was written, which is then referred to."""
+        entry = sealed(self.weights(name))
+        self.change(entry)
+        return entry
+
+    def remove_unused(self, forget: Callable[[Path], None]) -> None:
+        """Remove folders that a client has removed or a newer one has replaced, once that lasts, and what was set aside
+        a week ago. forget: called before. None may be in the making."""
         self.settle()
         with self.changed:
-            used = self.state.folders()
-        return [path for path in self._weights.iterdir() if path.name not in used]
+            gone = self._left - self.state.used_folders()
+            self._left.clear()
+            if gone:
+                self.change(*(Removed("FolderEntry", name) for name in gone))
+        for name in gone:
+            forget(self.weights(name))
+            shutil.rmtree(self.weights(name), ignore_errors=True)
+        for old in (self.folder / "aside").glob("*Z"):
+            with suppress(ValueError):
+                if self.clock() - _seconds(old.name) > ASIDE:
+                    shutil.rmtree(old, ignore_errors=True)
 
-    def remove_weights(self, name: str) -> None:
-        shutil.rmtree(self.weights(name), ignore_errors=True)
+    def _set_aside(self, to: str) -> list[str]:
+        """Move folders of weights that nothing refers to, and return the names of those that rows speak of."""
+        used = self.state.used_folders()
+        _move((path for path in self._weights.iterdir() if path.name not in used), self.folder / to, self.clock())
+        gone = self.state.folders.keys() - used
+        for name in gone:
+            del self.state.folders[name]
+        return list(gone)
 
     # changes
 
     def change(self, *changes: Change, then: Then | None = None) -> None:
         """Change what exists. then: called once that lasts."""
         with self.changed:
-            entry = ChangedEntry(list(changes))
-            at = self._journal.append(encoded(entry), then)
-            self.state.apply(entry, at)
+            self._database.write(self._changed(changes), then)
             self.changed.notify_all()
+
+    def _changed(self, changes: Iterable[Change]) -> dict[str, bytes | None]:
+        """Change the state; the rows that then are other ones."""
+        rows: dict[str, bytes | None] = {}
+        for change in changes:
+            before, history = self.state.table(change).get(change.id), self.state.history.get(change.id, {})
+            if (folder := folder_of(before)) is not None:
+                self._left.add(folder)
+            self.state.change(change)
+            for seq in history.keys() - self.state.history.get(change.id, {}).keys():
+                id = history[seq][0]
+                work = self.state.works.get(id)
+                rows[f"Accepted/{id}"] = None if work is None else encoded(work.entry)
+            rows[key_of(change)] = None if isinstance(change, Removed) else self.state.row_of(change)
+        return rows
 
     def accept(self, entry: Accepted, request: object) -> QueuedWork:
         """Take a request that is to be done."""
         with self.changed:
-            work = QueuedWork(entry, 0, request, size=len(entry.body))
-            work.at = self._journal.append(encoded(entry), fulfils(work.lasting, work.is_lasting))
-            entry.body = b""  # from here on it is read from the journal
+            work = QueuedWork(entry, request, size=len(entry.body))
+            self._database.write({key_of(entry): encoded(entry)}, fulfils(work.lasting, work.is_lasting))
+            entry.body = b""  # from here on it is read from the database
             self.state.accept(work)
             self.changed.notify_all()
             return work
 
     def finish(self, work: QueuedWork, done: Done) -> None:
-        """What came of a work. Its promise is fulfilled once that lasts."""
+        """Take what came of a work. Its promise is fulfilled once that lasts."""
         with self.changed:
-            at = self._journal.append(encoded(done), fulfils(work.promise, work.is_done))
-            self.state.finish(work, done, at)
+            rows = self._changed(done.changes)
+            self.state.finish(work, done)
+            done.changes = []
+            rows[key_of(done)] = encoded(done)
+            if not self.state.repeats(work.entry):
+                rows[key_of(work.entry)] = encoded(work.entry)  # without its body
+            if (model := self.state.models.get(work.entry.queue)) is not None:
+                rows[key_of(model)] = self.state.row_of(model)
+            self._database.write(rows, fulfils(work.promise, work.is_done))
             self._finished(work, done)
             work.measured = None
             self.changed.notify_all()
 
+    def drop(self, works: Iterable[QueuedWork]) -> None:
+        """Forget works whose results are no longer kept."""
+        with self.changed:
+            rows: dict[str, bytes | None] = {}
+            for work in works:
+                self.state.drop(work)
+                rows[f"Done/{work.id}"] = None
+                if not self.state.repeats(work.entry):
+                    rows[key_of(work.entry)] = None
+            if rows:
+                self._database.write(rows)
+
     def result(self, work: QueuedWork) -> Done | None:
-        """What came of a work whose promise is fulfilled, as the journal has it; None: it is no longer kept."""
-        with self.changed:  # a journal that is rewritten has it elsewhere
-            if self.state.works.get(work.id) is not work or work.result is None:
-                return None
-            entry = decoded(self._journal.read(work.result.at))
-        assert isinstance(entry, Done)
+        """Return what came of a work whose promise is fulfilled; None: it is no longer kept. Raises StoreFailed."""
+        content = self._database.read(f"Done/{work.id}")
+        entry = None if content is None else decoded(content)
+        assert entry is None or isinstance(entry, Done)
         return entry
 
     def done(self, model: str, seq: int) -> Accepted:
-        """A request that has changed a model since its snapshot, as the journal has it."""
-        with self.changed:  # as above
-            at, _ = self.state.history[model][seq]
-            entry = decoded(self._journal.read(at))
-        assert isinstance(entry, Accepted)
+        """Return a request that has changed a model since its snapshot. Raises StoreFailed."""
+        self.settle()
+        content = self._database.read(f"Accepted/{self.state.history[model][seq][0]}")
+        entry = None if content is None else decoded(content)
+        if not isinstance(entry, Accepted):
+            raise StoreFailed(f"request {seq} of {model} is missing")
         return entry
 
     def settle(self) -> None:
-        """Wait until all changes last."""
-        self._journal.settle()
-
-    # the size of the journal
-
-    def rewrite_if_large(self) -> None:
-        """Begin to, in a thread of its own, unless that is done already."""
-        if self._journal.size > self._least and not self._rewriting.is_alive():
-            self._rewriting = threading.Thread(target=self._rewrite_or_say, name="rewriting", daemon=True)
-            self._rewriting.start()
-
-    def _rewrite_or_say(self) -> None:
-        try:
-            self.rewrite()
-        except OSError as error:  # it goes on as it is, and is tried again when it is larger
-            LOG.warning("the journal cannot be rewritten: %s", error.strerror)
-        except JournalFailed:  # the server ends
-            return
-        self._least = max(LEAST, GROWTH * self._journal.size)
-
-    def rewrite(self) -> None:
-        """Leave out of the journal what is not needed any more.
-
-        Requests are taken and done meanwhile: what they append is copied as it is, and for the last of it alone they
-        wait. Raises OSError and JournalFailed; all is as it was then.
-        """
-        with self.changed:
-            end, entities = self._journal.size, encoded(self.state.entities())
-            waiting = {work.at for work in self.state.works.values() if work.result is None}
-            done = {work.at for work in self.state.works.values()} - waiting
-            repeated = {at for history in self.state.history.values() for at, _ in history.values()}
-        self._journal.settle()
-        moved: dict[int, int] = {}
-        with self._journal.successor() as new:
-            new.append(entities)
-            kept: dict[str, bool] = {}  # id: whether its result is
-            for at, content in self._journal.frames(end):
-                if self._closing:
-                    return
-                entry = decoded(content)
-                if isinstance(entry, Accepted) and at in waiting | repeated:
-                    kept[entry.id] = at in done | waiting
-                    moved[at] = new.append(content)
-                elif isinstance(entry, Accepted) and at in done:
-                    kept[entry.id], entry.body = True, b""
-                    moved[at] = new.append(encoded(entry))
-                elif isinstance(entry, Done) and entry.id in kept:
-                    entry.changes = []
-                    if not kept[entry.id]:
-                        entry.body, entry.kept = b"", False
-                    moved[at] = new.append(encoded(entry))
-            copied = end
-            while self._journal.size - copied > REST:
-                self._journal.settle()
-                copied = new.copy(copied)
-            with self.changed:
-                self._journal.settle()
-                new.copy(copied)
-                shift = new.size - self._journal.size
-                self._journal.follow(new)
-                self.state.moved(lambda at: moved[at] if at < end else at + shift)
+        """Wait until all changes last. Raises StoreFailed."""
+        self._database.settle()
 
     def close(self) -> None:
-        self._closing = True
-        if self._rewriting.is_alive():
-            self._rewriting.join()
-        self._journal.close()
-        self._lock.close()
+        self._database.close()
+        self._held.close()
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """The folder is held by no other server. Raises StoreInUse, and OSError for errors of the database."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreInUse(f"another server has {folder}") from None
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise OSError(EIO, str(error), str(folder / FILE)) from error
+
+
+def _opened(folder: Path) -> State:
+    """Return the state in a folder, which must be whole; the journal of an older version becomes a database."""
+    damage, state = list[str](), State()
+    old = folder / old_journal.FOLDER
+    if not (folder / FILE).exists():
+        if old.exists():
+            rows = old_journal.converted(folder, damage)
+            if not damage:
+                database.create(folder, rows)
+        elif not any((folder / name).exists() for name in (WAL, MARK)) and not any((folder / "weights").iterdir()):
+            return state
+    if not damage:
+        if old.exists():
+            old.rename(folder / old_journal.CONVERTED)
+        state = load(examine(folder, damage), damage)
+        check_weights(state, folder / "weights", damage)
+    if damage:
+        raise StoreDamaged(folder, damage)
+    return state
+
+
+def repair(folder: Path) -> list[str]:
+    """Make a damaged store one that can be opened, of all that is whole; return the places of damage, none where there
+    was none. What was there stays, in a folder of `damaged`. Raises StoreInUse and OSError."""
+    (folder / "weights").mkdir(parents=True, exist_ok=True)
+    with holding(folder):
+        try:
+            _opened(folder)
+        except StoreDamaged as error:
+            before = error.damage
+        else:
+            return []
+        now, damage, kept = time.time(), list[str](), dict[str, bytes]()
+        to = folder / "damaged" / _stamp(now)
+        (to / "reading").mkdir(parents=True)
+        for name in (FILE, WAL, MARK):
+            if (folder / name).exists():
+                shutil.copy2(folder / name, to)
+                shutil.copy2(folder / name, to / "reading")
+        if (folder / FILE).exists():
+            mend_head(to / "reading")
+            state = load(examine(to / "reading", damage), damage, kept)
+        elif (folder / old_journal.FOLDER).exists():
+            state = load(old_journal.converted(folder, damage).items(), damage, kept)
+        else:
+            state = State()
+        for name in state.used_folders() - state.folders.keys():
+            if (folder / "weights" / name).is_dir():  # as they are, since nothing says how they were
+                state.change(sealed(folder / "weights" / name))
+        check_weights(state, folder / "weights", damage)
+        used = state.used_folders()
+        tables = (state.sessions, state.models, state.checkpoints, state.samplers, state.folders)
+        things = [one for table in tables for one in table.values()]
+        rows = {key_of(one): state.row_of(one) for one in things if not isinstance(one, FolderEntry) or one.id in used}
+        needed = {f"Done/{id}" for id in state.works} | {f"Accepted/{id}" for id in state.works}
+        needed |= {f"Accepted/{id}" for history in state.history.values() for id, _ in history.values()}
+        database.create(folder, rows | {key: content for key, content in kept.items() if key in needed})
+        _move((path for path in (folder / "weights").iterdir() if path.name not in used), folder / "damaged", now)
+        if (folder / old_journal.FOLDER).exists():
+            (folder / old_journal.FOLDER).rename(to / old_journal.FOLDER)
+        shutil.rmtree(to / "reading")
+        return list(dict.fromkeys(before + damage))
+
+
+def _move(paths: Iterable[Path], to: Path, now: float) -> None:
+    """Put folders into a folder of this time."""
+    for path in list(paths):
+        (to / _stamp(now) / "weights").mkdir(parents=True, exist_ok=True)
+        path.rename(to / _stamp(now) / "weights" / path.name)
+
+
+def _stamp(seconds: float) -> str:
+    return time.strftime(STAMP, time.gmtime(seconds))
+
+
+def _seconds(stamp: str) -> float:
+    return float(calendar.timegm(time.strptime(stamp, STAMP)))

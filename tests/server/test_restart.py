@@ -1,13 +1,10 @@
-"""What a server promises survives it: power failures at any moment, lost engines, journals of all lengths."""
+"""What a server promises survives it: power failures at any moment, lost engines, restarts."""
 
-import gc
-import os
 import random
 import shutil
 import threading
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,15 +15,14 @@ from attrs import evolve
 from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row, samples
 
-from xtrain.server import journal
+from xtrain.server import database
+from xtrain.server.database import Database
 from xtrain.server.engine import Adam, AdapterSettings, Capabilities, EngineLost, Pass, PassResult, UserError
-from xtrain.server.entries import Accepted, Done, ModelEntry, Removed, SavedEntry
-from xtrain.server.journal import RequestJournal
+from xtrain.server.entries import Accepted
 from xtrain.server.keys import Keys
 from xtrain.server.limits import ServerLimits
 from xtrain.server.serving import Address, CannotServe, serve
-from xtrain.server.state import QueuedWork
-from xtrain.server.store import Store, StoreInUse
+from xtrain.server.store import Store
 
 LIMITS = ServerLimits(poll=5.0, snapshot_steps=5)
 
@@ -40,38 +36,31 @@ class Slow(NumpyEngine):
 
 
 class Disk:
-    """Knows how much of each journal lasts, and copies a folder as a power failure leaves it."""
+    """Copies a folder as a power failure leaves it: what a commit was told of is there, and of the next a torn part."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._synced: dict[int, int] = {}  # by inode
-        fsync = os.fsync
+        self._committing, commit = threading.Lock(), Database._commit
 
-        def watched(fd: int) -> None:
-            size = os.fstat(fd).st_size
-            fsync(fd)
-            self._synced[os.fstat(fd).st_ino] = size
+        def watched(store: Database, batch: Iterable[database.Rows]) -> None:
+            with self._committing:
+                commit(store, batch)
 
-        monkeypatch.setattr(journal.os, "fsync", watched)
+        monkeypatch.setattr(Database, "_commit", watched)
 
     def after_power_failure(self, store: Store, to: Path, rng: random.Random) -> Path:
-        """Of what was written and not made lasting a random part is there, and the end of that is not what was
-        written. Weights that are removed meanwhile may be missing."""
-        with store.changed:  # nothing new is referred to
-            return self._copied(store.folder, to, rng)
-
-    def _copied(self, folder: Path, to: Path, rng: random.Random) -> Path:
-        for name in ("journal", "weights"):
-            (to / name).mkdir(parents=True)
-        for path in (folder / "weights").iterdir():
-            with suppress(shutil.Error, FileNotFoundError):
-                shutil.copytree(path, to / "weights" / path.name)
-        for path in (folder / "journal").glob("journal-*"):
-            content = path.read_bytes()
-            lasting = self._synced.get(path.stat().st_ino, 0)
-            kept = bytearray(content[: lasting + rng.randint(0, max(0, len(content) - lasting))])
-            if len(kept) > lasting and rng.random() < 0.5:
-                kept[-1] ^= 255
-            (to / "journal" / path.name).write_bytes(kept)
+        """Weights that are removed meanwhile may be missing."""
+        with store.changed, self._committing:  # nothing new is referred to
+            (to / "weights").mkdir(parents=True)
+            for path in (store.folder / "weights").iterdir():
+                with suppress(shutil.Error, FileNotFoundError):
+                    shutil.copytree(path, to / "weights" / path.name)
+            for name in (database.FILE, database.WAL, database.MARK):
+                shutil.copy(store.folder / name, to)
+        if rng.random() < 0.5:
+            with (to / database.WAL).open("ab") as file:
+                file.write(rng.randbytes(rng.randrange(9000)))
+        if rng.random() < 0.5:  # it is not made lasting
+            (to / database.MARK).write_bytes(database._mark_of(0))
         return to
 
 
@@ -119,8 +108,6 @@ def test_power_failures_at_random_moments_change_nothing(tmp_path: Path, disk: D
                 asked.append((client, ask, ask()))
                 if rng.random() < 0.1:
                     power_failure()
-        if rng.random() < 0.2:
-            served.server.store.rewrite()
         if rng.random() < 0.5:
             served.later(0)  # weights that nothing refers to are removed
         for client, ask, promise in asked:
@@ -319,14 +306,15 @@ def test_what_is_taken_no_more_is_an_error_after_a_restart(tmp_path: Path) -> No
         client = served.model()
         client.train([row(1)])
     store = Store(tmp_path)
-    for seq, kind, body in ((3, "optim_step", b'{"model_id": 1}'), (4, "forward_backward", b"\xff")):
-        store.accept(Accepted(f"old {seq}", kind, client.id, seq, b"", "me", 1e9, 1, body), None)
+    old = (3, "optim_step", b'{"model_id": 1}'), (4, "forward_backward", b"\xff"), (5, "unknown", b"{}")
+    for seq, kind, body in old:
+        store.accept(Accepted(f"old-{seq}", kind, client.id, seq, b"", "me", 1e9, 1, body), None)
     store.close()
     with Served(tmp_path) as again:
-        for seq in (3, 4):
-            found = again.result(f"old {seq}")
+        for seq, _, _ in old:
+            found = again.result(f"old-{seq}")
             assert found["category"] == "user" and "this request is no longer taken" in found["error"]
-        Client(again, client.id, seq=4).train([row(1)])
+        Client(again, client.id, seq=5).train([row(1)])
 
 
 def test_a_request_that_always_ends_the_engine_is_an_error_of_the_server(tmp_path: Path) -> None:
@@ -432,292 +420,3 @@ def test_a_model_without_room_is_restored_later(tmp_path: Path) -> None:
         assert found["category"] == "server" and "no room for this model now: no memory" in found["error"]
         engine.full = False
         np.testing.assert_array_equal(client.logprobs([row(2)]), logprobs)
-
-
-def test_weights_are_removed_once_nothing_that_lasts_refers_to_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A power failure before that would leave a checkpoint without its weights."""
-    store, free, fsync = Store(tmp_path), threading.Event(), os.fsync
-    store.weights("a").mkdir()
-    store.change(SavedEntry("tinker://m/weights/n", "a", "m", "me", "weights", 0.0, "base", None, 0))
-    assert store.unused_weights() == []
-    monkeypatch.setattr(journal.os, "fsync", lambda fd: (free.wait(10), fsync(fd)))
-    store.change(Removed("SavedEntry", "tinker://m/weights/n"))
-    found: list[Path] = []
-    looking = threading.Thread(target=lambda: found.extend(store.unused_weights()))
-    looking.start()
-    looking.join(0.2)
-    assert looking.is_alive() and not found
-    free.set()
-    looking.join(10)
-    assert found == [store.weights("a")]
-    store.close()
-
-
-def accepted(model: str, seq: int, body: bytes = b"body") -> Accepted:
-    return Accepted(f"{model}/{seq}", "optim_step", model, seq, b"", "me", 0.0, 0, body)
-
-
-def stored(folder: Path, works: int) -> tuple[Store, list[QueuedWork]]:
-    """A store with a model that was changed by so many requests, all but the last of which are done."""
-    store = Store(folder)
-    store.change(ModelEntry("m", "s", "me", "base", None, 0.0))
-    found = [store.accept(accepted("m", seq, bytes([seq]) * seq), None) for seq in range(1, works + 1)]
-    for work in found[:-1]:
-        store.finish(work, Done(work.id, 0.0, False, "", b"result", repeated=True))
-    return store, found
-
-
-def test_a_request_is_read_from_the_journal_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow disk: the engine was lost right after a request was done whose frame is still to be written."""
-    store, _ = stored(tmp_path, 2)
-    store.settle()
-    free, write = threading.Event(), journal._write
-    monkeypatch.setattr(journal, "_write", lambda fd, content: (free.wait(10), write(fd, content)))
-    late = store.accept(accepted("m", 3, b"late"), None)
-    store.finish(late, Done(late.id, 0.0, False, "", b"", repeated=True))
-    found: list[bytes] = []
-    reading = threading.Thread(target=lambda: found.append(store.done("m", 3).body))
-    reading.start()
-    reading.join(0.2)
-    assert reading.is_alive()
-    free.set()
-    reading.join(10)
-    assert found == [b"late"]
-    store.close()
-
-
-def test_a_journal_is_not_rewritten_while_a_request_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was before it may be left out, and it is then elsewhere."""
-    store, works = stored(tmp_path, 3)
-    with store.changed:
-        store.state.drop(works[0])
-        del store.state.history["m"][1]
-    rewriting, read = threading.Thread(target=store.rewrite), store._journal.read
-
-    def meanwhile(at: int) -> bytes:
-        rewriting.start()
-        rewriting.join(0.2)
-        return read(at)
-
-    monkeypatch.setattr(store._journal, "read", meanwhile)
-    assert store.done("m", 2).body == b"\2\2"
-    rewriting.join(10)
-    monkeypatch.undo()
-    assert store.done("m", 2).body == b"\2\2"
-    store.close()
-
-
-def test_requests_are_taken_while_a_journal_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes meanwhile, what is done and what is dropped: all is as without, also after the next start."""
-    monkeypatch.setattr("xtrain.server.store.REST", 100)  # more comes than is copied under the lock
-    store, works = stored(tmp_path, 4)
-    with store.changed:  # what is left out moves all that is behind it
-        store.state.drop(works[0])
-        del store.state.history["m"][1]
-    begun, free, frames = threading.Event(), threading.Event(), store._journal.frames
-
-    def slow(end: int | None = None) -> Iterator[tuple[int, bytes]]:
-        begun.set()
-        assert free.wait(20)
-        yield from frames(end)
-
-    monkeypatch.setattr(store._journal, "frames", slow)
-    store._least = 0
-    store.rewrite_if_large()
-    assert begun.wait(20)
-    store.finish(works[3], Done(works[3].id, 0.0, False, "", b"fourth", repeated=True))
-    late = [store.accept(accepted("m", seq, bytes([seq]) * 60), None) for seq in (5, 6)]
-    store.finish(late[0], Done(late[0].id, 0.0, False, "", b"fifth", repeated=True))
-    with store.changed:
-        store.state.drop(works[1])
-    late[1].lasting.result(20)
-    free.set()
-    store._rewriting.join()
-    monkeypatch.undo()
-    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["journal-000002.bin"]
-    seventh = store.accept(accepted("m", 7, b"seventh"), None)
-
-    def check(store: Store, ids: set[str]) -> None:
-        state = store.state
-        assert ids <= set(state.works) and set(state.waiting) == {late[1].id, seventh.id}
-        bodies = {id: found.body for id in ids - set(state.waiting) if (found := store.result(state.works[id]))}
-        assert bodies == {"m/3": b"result", "m/4": b"fourth", "m/5": b"fifth"}
-        assert [store.done("m", seq).body for seq in (2, 3, 4, 5)] == [
-            bytes([seq]) * (60 if seq == 5 else seq) for seq in range(2, 6)
-        ]
-        assert state.models["m"].next == 6
-
-    ids = {work.id for work in (*works[2:], *late, seventh)}
-    check(store, ids)
-    store.close()
-    again = Store(tmp_path)
-    assert [work.entry.body for work in again.state.waiting.values()] == [b"\6" * 60, b"seventh"]
-    check(again, ids)
-    again.rewrite()
-    check(again, ids)
-    again.close()
-
-
-def test_a_store_is_closed_while_its_journal_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, _ = stored(tmp_path, 3)
-    begun, frames = threading.Event(), store._journal.frames
-
-    def slow(end: int | None = None) -> Iterator[tuple[int, bytes]]:
-        begun.set()
-        while not store._closing:
-            time.sleep(0.001)
-        yield from frames(end)
-
-    monkeypatch.setattr(store._journal, "frames", slow)
-    store._least = 0
-    store.rewrite_if_large()
-    assert begun.wait(20)
-    store.close()
-    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["journal-000001.bin"]
-    again = Store(tmp_path)
-    assert len(again.state.works) == 3
-    again.close()
-
-
-def test_what_is_done_takes_no_memory_for_its_result(tmp_path: Path) -> None:
-    """However large it is: it is read from the journal, as often as somebody asks."""
-    large = b"x" * 2**20
-    store, works = stored(tmp_path, 2)
-    tracemalloc.start()
-    try:
-        store.finish(works[1], Done(works[1].id, 0.0, False, "", large, repeated=True))
-        works[1].promise.result(20)
-        store.settle()
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 2**18
-        for _ in range(2):
-            found = store.result(works[1])
-            assert found is not None and found.body == large
-    finally:
-        tracemalloc.stop()
-    assert works[1].lasting is works[1].promise is works[0].promise  # no lock for each
-    store.close()
-
-
-def test_a_result_that_is_no_longer_kept_is_not_there_after_a_restart(tmp_path: Path) -> None:
-    store, works = stored(tmp_path, 3)
-    with store.changed:
-        store.state.drop(works[0])
-        store.rewrite()
-    store.close()
-    again = Store(tmp_path)
-    assert set(again.state.works) == {"m/2", "m/3"} and ("m", 1) not in again.state.keys
-    assert again.done("m", 1).body == b"\1" and again.state.results == len(b"result")
-    again.close()
-
-
-def test_a_journal_without_room_to_be_rewritten_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xtrain.server.store.LEAST", 1)
-    store, _ = stored(tmp_path, 3)
-    store.settle()
-    write = journal._write
-
-    def full(fd: int, content: bytes) -> None:
-        write(fd, content[:3])
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(journal, "_write", full)
-        store._least = 0
-        store.rewrite_if_large()
-        store._rewriting.join()
-    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["journal-000001.bin"]
-    assert store.done("m", 2).body == b"\2\2"
-    store.accept(accepted("m", 4), None)
-    store.close()
-    again = Store(tmp_path)
-    assert len(again.state.works) == 4
-    again.close()
-
-
-def test_a_folder_has_one_server(tmp_path: Path) -> None:
-    with Served(tmp_path), pytest.raises(StoreInUse):
-        Served(tmp_path)
-
-
-def test_a_disk_that_refuses_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is promised any more, and health says so."""
-    served = Served(tmp_path)
-    client = served.model()
-
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(journal.os, "fsync", full)
-    posted = served.call("POST", "session_heartbeat", json={"session_id": client.session})
-    assert posted.status_code == 200
-    with pytest.raises(AssertionError, match="503"):
-        for _ in range(20):
-            client.pass_([row(1)])
-    assert served.call("GET", "healthz").status_code == 503 and served.ended[0] is not None
-    monkeypatch.undo()
-    served.close()
-
-
-def test_a_journal_is_read_up_to_the_first_frame_that_is_not_whole(tmp_path: Path) -> None:
-    contents = [bytes([number]) * number for number in range(1, 30)]
-    one = RequestJournal(tmp_path)
-    positions = [one.append(content) for content in contents]
-    one.close()
-    (path,) = tmp_path.glob("journal-*")
-    whole = path.read_bytes()
-    for cut in range(0, len(whole), 7):
-        path.write_bytes(whole[:cut])
-        again = RequestJournal(tmp_path)
-        kept = [content for _, content in again.frames()]
-        end = [*positions, len(whole)]
-        assert kept == contents[: sum(position <= cut for position in end) - 1]
-        again.append(b"more")
-        again.close()
-        assert path.read_bytes().endswith(b"more")
-    for at in range(positions[-1], len(whole)):  # whatever is changed in the last frame: that one is dropped
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        again = RequestJournal(tmp_path)
-        assert [content for _, content in again.frames()] == contents[:-1]
-        again.close()
-    for zeros in (1, 7, 8, 9, 4096):  # as a power failure leaves them where a file has grown
-        path.write_bytes(whole + bytes(zeros))
-        again = RequestJournal(tmp_path)
-        assert [content for _, content in again.frames()] == contents
-        again.close()
-        assert path.read_bytes() == whole
-    assert not list(tmp_path.glob("*.damaged"))
-
-
-def test_a_journal_that_is_damaged_inside_is_kept_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one = RequestJournal(tmp_path)
-    positions = [one.append(bytes([number]) * 9) for number in range(1, 9)]
-    one.close()
-    (path,) = tmp_path.glob("journal-*")
-    content = bytearray(path.read_bytes())
-    content[positions[3] + 12] ^= 1
-    path.write_bytes(content)
-    again = RequestJournal(tmp_path)
-    assert len(list(again.frames())) == 3
-    again.close()
-    assert path.with_suffix(".damaged").read_bytes() == content
-    assert f"damaged at byte {positions[3]}" in caplog.text
-
-
-def test_a_journal_of_another_version_is_said_and_left_as_it_is(tmp_path: Path) -> None:
-    one = RequestJournal(tmp_path / "journal")
-    one.append(b"another version")
-    one.close()
-    (path,) = (tmp_path / "journal").iterdir()
-    before = path.read_bytes()
-    with pytest.raises(CannotServe, match=r"journal, byte 0: .*left as it is"):
-        serve(NumpyEngine(), tmp_path, Address(), Keys({"me": "tml-a"}))
-    assert path.read_bytes() == before
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "journal").write_text("in its place")
-    with pytest.raises(CannotServe, match="journal cannot be read and written"):
-        serve(NumpyEngine(), tmp_path, Address(), Keys({"me": "tml-a"}))
