@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api.runs import Run as Run
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .planner.blocks.norm import pre_norm as pre_norm
     from .planner.blocks.norm import sandwich_norm as sandwich_norm
     from .planner.serialise import PlanError as PlanError
-    from .runtime.data.collate.batch import IGNORE_INDEX as IGNORE_INDEX
     from .runtime.data.collate.batch import Microbatch as Microbatch
-    from .runtime.data.collate.collators import Sample as Sample
+    from .runtime.data.collate.samples import IGNORE_INDEX as IGNORE_INDEX
+    from .runtime.data.collate.samples import Sample as Sample
     from .runtime.data.part_decorators import action as action
     from .runtime.data.part_decorators import collator as collator
     from .runtime.data.part_decorators import evaluation_step as evaluation_step
@@ -77,9 +77,9 @@ _OFFERED = {
     "RunContext": "runtime.hooks.context",
     "StepContext": "runtime.hooks.bodies",
     "TrackerContext": "runtime.reporting.trackers",
-    "Sample": "runtime.data.collate.collators",
+    "Sample": "runtime.data.collate.samples",
     "Microbatch": "runtime.data.collate.batch",
-    "IGNORE_INDEX": "runtime.data.collate.batch",
+    "IGNORE_INDEX": "runtime.data.collate.samples",
     "rms_norm": "runtime.models.rms_norm",
     **dict.fromkeys(("at_least", "between", "positive", "not_negative", "proper_fraction"), "dsl.schema.setting"),
     "AttentionLayer": "planner.blocks.attention",

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser((asked,) if asked in VERBS else VERBS)
     parsed = parser.parse_args(arguments)
     if parsed.version:
-        from .. import __version__
+        from ..version import __version__
 
         print(f"xtrain {__version__}")
         return 0

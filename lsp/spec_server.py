@@ -13,10 +13,10 @@ from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 from pygls.uris import from_fs_path, to_fs_path
 
-from .. import __version__
 from ..dsl.diagnostics.diagnostic import Diagnostic
 from ..dsl.diagnostics.source import SourceText, Span
 from ..planner.plan import Plan
+from ..version import __version__
 from .analysis import Analysis, OpenSpecs
 from .fixes import Correction
 from .positions import Extent, Positions, TextPosition

@@ -24,9 +24,10 @@ from .model.inventory import count_parameters
 from .plan import Counted, ElasticWorld, Estimates, Hardware, Plan
 from .resolved import Resolved, resolve_formats
 from .rules.cost_rules import check_costs, check_failures
+from .rules.elastic import ValidatedSpec
 from .rules.rule_inputs import Verdicts
 from .rules.stack_rules import check_installed
-from .rules.validate import ValidatedSpec, validate
+from .rules.validate import validate
 from .schedule.arithmetic import Counts
 from .schedule.horizon import epoch_rows, waits
 from .schedule.mixing import trained_on

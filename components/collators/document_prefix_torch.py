@@ -8,7 +8,8 @@ from attrs import define, evolve
 
 from ...dsl.schema.collators import TOKEN_SAMPLES
 from ...planner.plan import Plan
-from ...runtime.data.collate.collators import Sample, Samples, Stage, numbered_in_rows
+from ...runtime.data.collate.collators import Stage, numbered_in_rows
+from ...runtime.data.collate.samples import Sample, Samples
 from ...runtime.data.packing.row_reader import UNKNOWN
 from ...runtime.ops import op
 

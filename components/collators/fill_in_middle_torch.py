@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...dsl.schema.collators import TOKEN_SAMPLES
 from ...planner.plan import Plan
-from ...runtime.data.collate.collators import Sample, Samples, Stage, numbered_in_rows
+from ...runtime.data.collate.collators import Stage, numbered_in_rows
+from ...runtime.data.collate.samples import Sample, Samples
 from ...runtime.data.documents.tokenizers import load_tokenizer
 from ...runtime.data.errors import DataError
 from ...runtime.data.packing.row_reader import UNKNOWN

@@ -1,7 +1,8 @@
 """`flatten`: rows as one list of samples."""
 
 from ...dsl.schema.collators import TENSOR_ROWS, TOKEN_SAMPLES
-from ...runtime.data.collate.collators import Sample, Samples, Stage, TensorRow
+from ...runtime.data.collate.collators import Stage, TensorRow
+from ...runtime.data.collate.samples import Sample, Samples
 from ...runtime.ops import op
 
 

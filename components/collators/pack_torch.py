@@ -13,8 +13,9 @@ from torch import Tensor
 from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
 from ...dsl.schema.losses import LATER, LATER_LABELS, WideColumn
 from ...dsl.schema.packings import PACKINGS
-from ...runtime.data.collate.batch import IGNORE_INDEX, Microbatch, whole_positions
-from ...runtime.data.collate.collators import PackStage, Sample, Samples, Stage, known_or_none, longest_padding, no_room
+from ...runtime.data.collate.batch import Microbatch, whole_positions
+from ...runtime.data.collate.collators import PackStage, Stage, known_or_none, longest_padding, no_room
+from ...runtime.data.collate.samples import IGNORE_INDEX, Sample, Samples
 from ...runtime.data.collate.units import Units
 from ...runtime.data.errors import DataError
 from ...runtime.data.packing.row_reader import UNKNOWN

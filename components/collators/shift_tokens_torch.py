@@ -6,8 +6,8 @@ import torch
 from attrs import evolve
 
 from ...dsl.schema.collators import LABELLED_SAMPLES, TOKEN_SAMPLES
-from ...runtime.data.collate.batch import IGNORE_INDEX
-from ...runtime.data.collate.collators import Sample, Samples, Stage
+from ...runtime.data.collate.collators import Stage
+from ...runtime.data.collate.samples import IGNORE_INDEX, Sample, Samples
 from ...runtime.data.errors import DataError
 from ...runtime.ops import op
 

@@ -20,8 +20,9 @@ from ...dsl.schema.collators import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_R
 from ...dsl.user_parts.kinds import GENERATOR
 from ...planner.plan import Plan
 from ...runtime.data.collate.batch import Microbatch
-from ...runtime.data.collate.collators import Sample, Samples, Stage, TensorRow
+from ...runtime.data.collate.collators import Stage, TensorRow
 from ...runtime.data.collate.microbatch_rows import join_rows, split_rows
+from ...runtime.data.collate.samples import Sample, Samples
 from ...runtime.data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
 from ...runtime.data.packing.row_reader import UNKNOWN, RawRow
 from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder

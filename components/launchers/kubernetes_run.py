@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Any, Final
 
-from ... import __version__
 from ...dsl.schema.launchers import Launcher
 from ...planner.serialise import dumps
 from ...planner.units import bytes_text
@@ -20,6 +19,7 @@ from ...runtime.errors import EnvironmentFault
 from ...runtime.launch.jobs import EndedJob, Job, QueueState
 from ...runtime.launch.outside_commands import answer_of
 from ...runtime.provenance.start import RESTART
+from ...version import __version__
 from .kubernetes import PLAN_MOUNT, SHARED_MOUNT
 
 MANIFEST: Final = "job.k8s.json"

@@ -1,18 +1,19 @@
 """What a conversion of a value knows of the setting it is for, and of its surroundings."""
 
 from collections.abc import Mapping as MappingOf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from attrs import field, frozen
 
 from ..diagnostics.diagnostic import Diagnostics
-from ..evaluation.evaluate import Definition
-from ..evaluation.values import FAILED, Failed, Value
+from ..evaluation.evaluate import Definition, Evaluator
+from ..evaluation.sections import Section
+from ..evaluation.values import Called, Value
+from ..schema.actions import Action
+from ..schema.component import Registry
 from ..schema.setting import Setting
-from .type_errors import TypeMismatch
-
-if TYPE_CHECKING:
-    from .user_parts import DeclaredParts
+from ..spec import Origin
+from .unknown_settings import UnknownSettings
 
 
 @frozen
@@ -36,6 +37,30 @@ class Context:
         return f"the {self.name} of `{self.kind}`" if self.is_label else f"`{self.name}`"
 
 
+class OwnPart(Protocol):
+    """A function of the user's own that a spec can name."""
+
+    used: bool
+
+    def convert(self, kinds: Registry, call: Called, value: Value, context: Context, around: "Converter") -> Any:
+        """See `part_calls.DeclaredPart`."""
+        ...
+
+
+class OwnParts(Protocol):
+    """The functions of the user's own, by name. unread: some could not be read."""
+
+    unread: bool
+
+    def __contains__(self, name: object, /) -> bool: ...
+
+    def __getitem__(self, name: str, /) -> OwnPart: ...
+
+    def of_kind(self, kind: str) -> list[str]: ...
+
+    def actions(self) -> MappingOf[str, type[Action]]: ...
+
+
 class Converter(Protocol):
     """What a conversion needs of its surroundings."""
 
@@ -46,18 +71,24 @@ class Converter(Protocol):
     def constants(self) -> MappingOf[str, Definition]: ...
 
     @property
-    def parts(self) -> "DeclaredParts": ...
+    def parts(self) -> OwnParts: ...
 
     def convert(self, annotation: Any, value: Value, context: Context) -> Any:
         """See `convert.convert`."""
         ...
 
 
-def report(wrong: TypeMismatch, around: Converter) -> Failed:
-    """Tell of a value that does not fit; what stands in for it."""
-    place = wrong.value
-    around.diagnostics.error(
-        wrong.code, wrong.message, place.span, hint=wrong.hint, notes=(*wrong.notes, *place.notes),
-        fix=wrong.fix if not place.via else None,  # the mistake stands where the name was defined
-    )  # fmt: skip
-    return FAILED
+class Builder(Converter, Protocol):
+    """What building a block needs of its surroundings."""
+
+    evaluator: Evaluator
+    origins: dict[str, Origin]
+    unknown: UnknownSettings
+
+    def block(self, block: type, section: Section, path: str) -> Any:
+        """See `structure.Structurer`."""
+        ...
+
+    def leave_out(self, path: str) -> list[Any]:
+        """See `structure.Structurer`."""
+        ...

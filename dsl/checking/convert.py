@@ -18,7 +18,7 @@ from ..schema.component import is_call
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, LARGEST, Auto, Setting
 from .calls import convert_call, convert_links
-from .context import Context, Converter, report
+from .context import Context, Converter
 from .dimensions import dimension
 from .type_errors import (
     TypeMismatch,
@@ -27,6 +27,7 @@ from .type_errors import (
     map_mismatch,
     mismatch,
     quantity_mismatch,
+    report,
     word_mismatch,
 )
 

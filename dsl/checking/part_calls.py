@@ -14,8 +14,8 @@ from ..schema.setting import Setting
 from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import Declared
 from ..user_parts.signatures import REQUIRED
-from .context import Context, Converter, report
-from .type_errors import TypeMismatch, joined, list_mismatch, map_mismatch
+from .context import Context, Converter
+from .type_errors import TypeMismatch, joined, list_mismatch, map_mismatch, report
 from .user_components import component_of
 
 

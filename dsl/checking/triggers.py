@@ -1,7 +1,7 @@
 """`every` and `on`: their period or event, and the actions they call."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -19,17 +19,12 @@ from ..schema.setting import settings_of
 from ..spec import Origin
 from ..syntax import tree as s
 from ..syntax.numbers import UNIT_WORDS, certain_unit, near_unit
-from .context import Context
+from .context import Builder, Context
 from .convert import convert
 from .unknown_settings import stand_in
 
-if TYPE_CHECKING:
-    from .structure import Structurer
 
-
-def structure_triggers(
-    triggers: list[TriggerSection], around: "Structurer"
-) -> tuple[tuple[Tick, ...], tuple[OnEvent, ...]]:
+def structure_triggers(triggers: list[TriggerSection], around: Builder) -> tuple[tuple[Tick, ...], tuple[OnEvent, ...]]:
     """All ticks and events that can be understood, and of those the actions; what is wrong is reported."""
     ticks: list[Tick] = []
     events: list[OnEvent] = []
@@ -43,7 +38,7 @@ def structure_triggers(
     return tuple(ticks), tuple(events)
 
 
-def _tick(trigger: TriggerSection, path: str, around: "Structurer") -> Tick | None:
+def _tick(trigger: TriggerSection, path: str, around: Builder) -> Tick | None:
     if _misspelt_unit(trigger, around):
         return None
     value, period = trigger.override, trigger.period
@@ -66,7 +61,7 @@ def _tick(trigger: TriggerSection, path: str, around: "Structurer") -> Tick | No
     return Tick(every=every, actions=actions)
 
 
-def _misspelt_unit(trigger: TriggerSection, around: "Structurer") -> bool:
+def _misspelt_unit(trigger: TriggerSection, around: Builder) -> bool:
     """`every 10 stpes log` reads as the action `stpes` with the label `log`; say what was meant."""
     name, section = trigger.actions[0]
     period = trigger.period
@@ -92,7 +87,7 @@ def _misspelt_unit(trigger: TriggerSection, around: "Structurer") -> bool:
     return True
 
 
-def _event(trigger: TriggerSection, path: str, around: "Structurer") -> OnEvent:
+def _event(trigger: TriggerSection, path: str, around: Builder) -> OnEvent:
     assert trigger.event is not None
     name = trigger.event
     around.origins[path] = Origin("text", attrs.evolve(trigger.span, end=name.span.end))
@@ -105,7 +100,7 @@ def _event(trigger: TriggerSection, path: str, around: "Structurer") -> OnEvent:
     return OnEvent(event="finish", actions=actions)  # the actions can be checked all the same
 
 
-def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection[str], around: "Structurer") -> bool:
+def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection[str], around: Builder) -> bool:
     """Whether a name is one of an event or action that there is; where it is not, that is reported."""
     if name.text in words:
         return True
@@ -121,7 +116,7 @@ def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection
     return False
 
 
-def _count(trigger: TriggerSection, name: s.Name, path: str, around: "Structurer") -> int | None:
+def _count(trigger: TriggerSection, name: s.Name, path: str, around: Builder) -> int | None:
     """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
     given = trigger.arguments
     if trigger.override is not None:
@@ -139,7 +134,7 @@ def _count(trigger: TriggerSection, name: s.Name, path: str, around: "Structurer
     return _number(around.evaluator.value(given[0].value, trigger.names), path, around)
 
 
-def _number(value: Value, path: str, around: "Structurer") -> int | None:
+def _number(value: Value, path: str, around: Builder) -> int | None:
     around.origins[f"{path}.count"] = Origin.of(value)
     attribute, meta = settings_of(OnEvent)["count"]
     count = convert(int, value, Context("n", "nan", OnEvent, meta), around)
@@ -149,7 +144,7 @@ def _number(value: Value, path: str, around: "Structurer") -> int | None:
     return count
 
 
-def _actions(trigger: TriggerSection, path: str, around: "Structurer") -> tuple[Any, ...]:
+def _actions(trigger: TriggerSection, path: str, around: Builder) -> tuple[Any, ...]:
     found: list[Any] = []
     for name, section in trigger.actions:
         place = f"{path}.actions.{len(found)}"
@@ -160,7 +155,7 @@ def _actions(trigger: TriggerSection, path: str, around: "Structurer") -> tuple[
     return tuple(found)
 
 
-def _action(name: s.Name, section: Section, path: str, names: Names, around: "Structurer") -> Any:
+def _action(name: s.Name, section: Section, path: str, names: Names, around: Builder) -> Any:
     known = around.parts.actions()
     if name.text not in (*known, *later.ACTIONS) and around.parts.unread:
         return FAILED  # it may be one of a module that could not be read, which is reported
@@ -185,7 +180,7 @@ def _action(name: s.Name, section: Section, path: str, names: Names, around: "St
     return FAILED if label is not None and f"{path}.{label.name}" in around.unknown.paths else action
 
 
-def _bracketed(name: s.Name, block: type[Action], section: Section, names: Names, around: "Structurer") -> bool:
+def _bracketed(name: s.Name, block: type[Action], section: Section, names: Names, around: Builder) -> bool:
     """Make the text in the brackets of `notify("…")` its label. False, with a report, if there is none, or if another
     action has brackets."""
     given, word, errors = section.arguments, name.text, around.diagnostics

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping as MappingOf
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from ..blocks import choices_of
 from ..diagnostics.diagnostic import Fix, Note
@@ -10,15 +10,13 @@ from ..diagnostics.fixes import renamed
 from ..diagnostics.source import SourceText
 from ..diagnostics.suggest import certain, closest
 from ..evaluation.evaluate import Definition
-from ..evaluation.values import Items, Value, Word, describe, is_number, show_number
+from ..evaluation.values import FAILED, Failed, Items, Value, Word, describe, is_number, show_number
 from ..interval import Interval
 from ..quantity import Quantity
 from ..schema import later
 from ..schema.setting import Auto
 from ..syntax.numbers import read_number
-
-if TYPE_CHECKING:
-    from .context import Context
+from .context import Context, Converter
 
 _WANTED: dict[Any, tuple[str, ...]] = {
     int: ("a whole number",), float: ("a number",), str: ("a string",), bool: ("`true`", "`false`"),
@@ -85,7 +83,7 @@ def joined(words: list[str], word: str = "or") -> str:
 
 
 def mismatch(
-    kind: type, annotation: Any, value: Value, context: "Context", constants: MappingOf[str, Definition]
+    kind: type, annotation: Any, value: Value, context: Context, constants: MappingOf[str, Definition]
 ) -> TypeMismatch:
     """For a setting that wants a number, a string or a truth value."""
     data, text = value.data, value.span.text
@@ -140,7 +138,7 @@ def _unknown_name(
     return TypeMismatch("X202", f"`{word.text}` is not defined", value, hint=hint, notes=notes, fix=fix)
 
 
-def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, context: "Context") -> TypeMismatch:
+def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, context: Context) -> TypeMismatch:
     plain = "is a plain number"
     if Quantity in get_args(annotation):
         plain += f" or {_units_wanted(context.meta.units)}"
@@ -167,7 +165,7 @@ def _is_numeral(text: str) -> bool:
     return token.type == "NUMBER" and token.end == len(stripped)
 
 
-def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") -> TypeMismatch:
+def list_mismatch(item: Any, annotation: Any, value: Value, context: Context) -> TypeMismatch:
     """For a setting that wants a list."""
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
     data = value.data
@@ -178,7 +176,7 @@ def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") 
     return TypeMismatch("X301", message, value, hint=f"write `[{value.span.text}]`" if fits else None, fix=fix)
 
 
-def interval_mismatch(annotation: Any, value: Value, context: "Context") -> TypeMismatch:
+def interval_mismatch(annotation: Any, value: Value, context: Context) -> TypeMismatch:
     """For a setting that wants a range."""
     data = value.data
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(data)}"
@@ -192,14 +190,14 @@ def interval_mismatch(annotation: Any, value: Value, context: "Context") -> Type
     return TypeMismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
 
 
-def map_mismatch(annotation: Any, value: Value, context: "Context") -> TypeMismatch:
+def map_mismatch(annotation: Any, value: Value, context: Context) -> TypeMismatch:
     """For a setting that wants a map."""
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
     hint = f"for instance `{context.name} = {context.meta.example}`" if context.meta.example else None
     return TypeMismatch("X301", message, value, hint=hint)
 
 
-def quantity_mismatch(value: Value, context: "Context") -> TypeMismatch:
+def quantity_mismatch(value: Value, context: Context) -> TypeMismatch:
     """For a setting that wants a quantity: a wrong unit, none at all, or no number."""
     data, units = value.data, context.meta.units
     must = f"{context.subject} must be {_units_wanted(units)}"
@@ -249,7 +247,7 @@ def _with_unit(amount: str, unit: str) -> str:
     return f"{amount} {({'seconds': 's', 'bytes': 'B'}).get(unit, unit)}"
 
 
-def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context") -> TypeMismatch:
+def word_mismatch(kind: Any, text: str | None, value: Value, context: Context) -> TypeMismatch:
     """For a setting that wants one of some fixed words."""
     choices = choices_of(kind)
     if text is None:
@@ -270,3 +268,13 @@ def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context")
     # A choice that begins with a digit is a word only in quotes, but for the one that the lexer knows.
     fix = Fix(value.span, sure if sure.isidentifier() or sure == "1f1b" else f'"{sure}"') if sure else None
     return TypeMismatch("X305", message, value, hint=f"did you mean `{meant}`?", notes=one_of, fix=fix)
+
+
+def report(wrong: TypeMismatch, around: Converter) -> Failed:
+    """Report a value that does not fit; return the stand-in for it."""
+    place = wrong.value
+    around.diagnostics.error(
+        wrong.code, wrong.message, place.span, hint=wrong.hint, notes=(*wrong.notes, *place.notes),
+        fix=wrong.fix if not place.via else None,  # the mistake stands where the name was defined
+    )  # fmt: skip
+    return FAILED

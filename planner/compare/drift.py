@@ -10,8 +10,8 @@ from typing import Final
 
 from attrs import evolve
 
-from ... import __version__
 from ...dsl.diagnostics.diagnostic import Diagnostics, Note
+from ...version import __version__
 from ..compile import Compiled
 from ..data.chain import own_modules
 from ..load import plan_from_spec, plan_from_text

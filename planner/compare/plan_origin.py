@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import evolve
 
-from ... import __version__
+from ...version import __version__
 from ..plan import Plan, PlanOrigin
 
 # The rooms that decide what a plan is and what it does; how it is shown or asked for does not.

@@ -235,7 +235,7 @@ def _again(stage: StageCosts) -> tuple[int, int]:
 
 def _taught(stage: StageCosts) -> tuple[int, int]:
     """Operations of the teacher's forward of one microbatch, head included: of products, of attention."""
-    teacher = stage.ends.teacher if stage.predicts else None
+    teacher = stage.teacher if stage.predicts else None
     return (0, 0) if teacher is None else _forward(teacher, predicts=True)
 
 

@@ -1,9 +1,8 @@
 """What the two ends of the model take: the embedding, and the last norm with the chunked loss or rewards behind it."""
 
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ..architecture import EMBEDDING
 from ..mesh.sharding import piece
@@ -11,9 +10,6 @@ from ..model.inventory import head_factors
 from ..resolved import Resolved
 from .local import Local
 from .op_trace import INDEX
-
-if TYPE_CHECKING:
-    from .stage_costs import StageCosts
 
 FP64 = 8
 IDS = 8  # bytes of the id of a token
@@ -32,7 +28,7 @@ class Ends:
     gradient that comes to it. product: operations of the head's product; again: the same, where the backward computes
     that a second time. keeps: what the last norm is given stays for its backward. further: the most alive in the
     forward and in the backward of the head of a module that predicts further tokens, beside what that head reads, or
-    what was left. teacher: a model that computes each microbatch before the head does.
+    what was left.
     """
 
     below: bool
@@ -51,12 +47,12 @@ class Ends:
     product: int = 0
     again: int = 0
     further: tuple[int, int] = (0, 0)
-    teacher: "StageCosts | None" = None
 
 
-def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) -> Ends:
+def ends_of(run: Resolved, local: Local, taught: tuple[int, int] | None = None) -> Ends:
     """The loss takes `chunk` bytes of logits at a time, as `runtime/models/loss.py` does, or where it looks across
-    tokens `token_statistics.py`, which leaves to the backward what logits are computed of. teacher: as it is alone."""
+    tokens `token_statistics.py`, which leaves to the backward what logits are computed of. taught: see
+    `StageCosts.taught`."""
     tp, sequence = run.size("tp"), run.spec.parallel.tp.sequence
     casts = local.width != local.exact
     hidden, stream, exact = local.whole, local.stream, local.between * local.dim * local.exact
@@ -99,8 +95,8 @@ def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) ->
         backward = max(second, weight + backward)
         again = product
     forward, computing = max(norm, stream + gathers, forward), 0
-    if teacher is not None:
-        computing, stays = _taught(teacher)
+    if taught is not None:
+        computing, stays = taught
         forward = max(computing, stays + forward)
     return Ends(
         below=below,
@@ -119,18 +115,7 @@ def ends_of(run: Resolved, local: Local, teacher: "StageCosts | None" = None) ->
         again=again,
         start=start,
         further=(max(gathers, chunk - (0 if gathers else hidden)), stream + gathers // 2 if gathers else 0),
-        teacher=teacher,
     )
-
-
-def _taught(teacher: "StageCosts") -> tuple[int, int]:
-    """The most alive while it computes a microbatch, and what is left of that for the head: its hidden states, and what
-    is gathered of its ends."""
-    local, root = teacher.local, 0 if teacher.root is None else teacher.root.whole
-    blocks = evolve(teacher, predicts=False).forward()
-    norm = local.stream + (2 * local.between * local.dim * local.exact if local.width != local.exact else 0)
-    gathers = 2 * local.whole if local.between < local.tokens else 0
-    return root + max(blocks.peak, local.stream + max(norm, gathers)), root + local.whole
 
 
 def _ends_of_rewards(

@@ -59,7 +59,8 @@ def stage_costs(run: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
         block = BlockCosts(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back, run.prefetch)
         blocks |= dict.fromkeys(kind.layers, block)
     teacher = None if run.teacher is None else stage_costs(run.teacher, cluster)[0][0]
-    ends, every, last = ends_of(run, local, teacher), run.spec.activation.every, len(run.pipeline.spans) - 1
+    taught = None if teacher is None else teacher.taught
+    ends, every, last = ends_of(run, local, taught), run.spec.activation.every, len(run.pipeline.spans) - 1
     found: dict[Hashable, MemoryChange] = {}
 
     def of_stage(pp: int, stage: int) -> StageCosts:
@@ -81,6 +82,7 @@ def stage_costs(run: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
             behind=stage - 1 in run.pipeline.owners[pp],
             alone=last == 0,
             further=run.architecture.mtp if stage == last else 0,
+            teacher=teacher,
         )
 
     return [[of_stage(pp, stage) for stage in stages] for pp, stages in enumerate(run.pipeline.owners)]

@@ -99,7 +99,8 @@ class StageCosts:
     once. embeds, predicts: it has an end of the model. What it takes from other stages, and gradients it takes, lie in
     buffers that stay. beside, behind: the next stage, or the one before, is on the same rank, and what is passed on
     takes the place of such a buffer. alone: there is no other stage. further: how many of the blocks, the last
-    ones, are modules behind the head that predict further tokens, each with the head behind it.
+    ones, are modules behind the head that predict further tokens, each with the head behind it. teacher: the stage of a
+    model that computes each microbatch before the head does.
     """
 
     stage: int
@@ -115,11 +116,22 @@ class StageCosts:
     behind: bool = False
     alone: bool = True
     further: int = 0
+    teacher: "StageCosts | None" = None
 
     @property
     def counts(self) -> Counter[tuple[BlockCosts, bool]]:
         """How many blocks of each kind there are, apart those that are computed again."""
         return Counter(self.blocks)
+
+    @property
+    def taught(self) -> tuple[int, int]:
+        """Bytes of a teacher: the most alive while it computes a microbatch, and what is left of that for the head of
+        the student: its hidden states, and what is gathered of its ends."""
+        local, root = self.local, 0 if self.root is None else self.root.whole
+        blocks = evolve(self, predicts=False).forward()
+        norm = local.stream + (2 * local.between * local.dim * local.exact if local.width != local.exact else 0)
+        gathers = 2 * local.whole if local.between < local.tokens else 0
+        return root + max(blocks.peak, local.stream + max(norm, gathers)), root + local.whole
 
     def _once(self, key: Hashable, simulate: Callable[[], MemoryChange]) -> MemoryChange:
         if key not in self.found:

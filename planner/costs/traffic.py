@@ -123,7 +123,7 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int)
 
 def _teacher(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
     """A teacher's forward of each microbatch."""
-    own, teacher = run.teacher, stage.ends.teacher
+    own, teacher = run.teacher, stage.teacher
     if own is None or teacher is None or not stage.predicts:
         return
     for (block, _), blocks in teacher.counts.items():

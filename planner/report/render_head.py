@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from textwrap import wrap
 
-from ... import __version__
 from ...dsl.schema.cluster import CLUSTERS
+from ...version import __version__
 from ..architecture import Architecture, LayerKind
 from ..costs.headroom import Verdict, headroom, no_times
 from ..graph.launcher_args import UnknownLauncher, launcher_of

@@ -7,19 +7,22 @@ the largest world in the range that works as the spec is written: they do not de
 
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from attrs import evolve, field, frozen
 
 from ...dsl.interval import Interval
 from ...dsl.schema.setting import AUTO, Auto
 from ...dsl.spec import Spec
-from ..plan import RefusedWorlds
+from ..graph.timeline import Schedule
+from ..mesh.layout import Layout
+from ..mesh.pipeline import StageAssignment
+from ..model.derive import Shape
+from ..plan import PlanPhase, RefusedWorlds
+from ..schedule.arithmetic import Arithmetic
 from ..units import plural
+from .live_teacher import FittedTeacher
 from .rule_inputs import Verdicts
-
-if TYPE_CHECKING:
-    from .validate import ValidatedSpec
 
 Validate = Callable[[Spec, int, Verdicts], "ValidatedSpec | None"]
 
@@ -43,6 +46,21 @@ class Elastic:
     worlds: "dict[int, ValidatedSpec]" = field(factory=dict)
     refused: tuple[RefusedWorlds, ...] = ()
     why_rows: str = ""
+
+
+@frozen
+class ValidatedSpec:
+    """What was derived from a spec that every rule lets pass."""
+
+    shape: Shape
+    layout: Layout
+    staging: StageAssignment
+    batch: Arithmetic
+    phases: tuple[PlanPhase, ...]
+    schedule: Schedule
+    elastic: Elastic
+    scorer: Shape | None = None
+    teacher: FittedTeacher | None = None
 
 
 def settle_worlds(spec: Spec, world: int | None, found: Verdicts, validate: Validate) -> Elastic:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ...dsl.diagnostics.diagnostic import Diagnostics
 from ...dsl.spec import Spec
@@ -13,15 +13,14 @@ from ..graph.averaging import check_average
 from ..graph.nonfinite import check_nan
 from ..graph.saving import check_backend, check_saving
 from ..graph.spans import check_profiles
-from ..graph.timeline import NOTHING_SCHEDULED, Schedule, check_ticks, fill_schedule
+from ..graph.timeline import NOTHING_SCHEDULED, check_ticks, fill_schedule
 from ..graph.trackers import check_trackers
-from ..mesh.layout import Layout, build_layout
-from ..mesh.pipeline import StageAssignment, assign_stages, check_microbatches
-from ..model.derive import Shape, derive_architecture
+from ..mesh.layout import build_layout
+from ..mesh.pipeline import assign_stages, check_microbatches
+from ..model.derive import derive_architecture
 from ..model.scorer import read_scorer
 from ..model.teacher import check_teacher
-from ..plan import PlanPhase
-from ..schedule.arithmetic import Arithmetic, Counts, derive_arithmetic
+from ..schedule.arithmetic import Counts, derive_arithmetic
 from ..schedule.learning_rate import check_schedule
 from ..schedule.mixing import build_phases
 from ..schedule.stops import check_events, check_stops
@@ -29,12 +28,12 @@ from ..serving.rules import check_server
 from ..serving.slots import architecture_with_slots, as_training, with_slots
 from .base_rules import check_base
 from .beginning import check_beginning, resumed_batch
-from .elastic import Elastic, settle_worlds
+from .elastic import Elastic, ValidatedSpec, settle_worlds
 from .fp8_rules import check_fp8
 from .further_rules import check_further
 from .idle_rules import check_idle, check_idle_accumulation
 from .launcher_rules import check_launcher
-from .live_teacher import FittedTeacher, fit_teacher
+from .live_teacher import fit_teacher
 from .module_rules import check_modules
 from .optimizer_rules import check_loss, check_optimizer
 from .phase_rules import check_phases
@@ -52,21 +51,6 @@ def check_spec(spec: Spec, world: int | None = None, unknown_settings: frozenset
     found = Verdicts(spec, unknown_settings)
     validate(spec, world, found)
     return found.diagnostics
-
-
-@frozen
-class ValidatedSpec:
-    """What was derived from a spec that every rule lets pass."""
-
-    shape: Shape
-    layout: Layout
-    staging: StageAssignment
-    batch: Arithmetic
-    phases: tuple[PlanPhase, ...]
-    schedule: Schedule
-    elastic: Elastic
-    scorer: Shape | None = None
-    teacher: FittedTeacher | None = None
 
 
 def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | None = None) -> ValidatedSpec | None:

@@ -7,7 +7,8 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ..data.collate.batch import IGNORE_INDEX, Microbatch
+from ..data.collate.batch import Microbatch
+from ..data.collate.samples import IGNORE_INDEX
 from ..data.documents.token_bytes import TokenBytes
 from ..data.loading.loader import EvalLoader
 from ..models.batch import ModelBatch

@@ -6,7 +6,8 @@ from itertools import pairwise
 import torch
 
 from ...planner.plan import Plan
-from ..data.collate.batch import IGNORE_INDEX, Microbatch
+from ..data.collate.batch import Microbatch
+from ..data.collate.samples import IGNORE_INDEX
 from ..data.look import SegmentInRow
 from ..data.packing.row_reader import RawRow
 from ..state import Rank

@@ -9,7 +9,8 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ..data.collate.batch import IGNORE_INDEX, Microbatch
+from ..data.collate.batch import Microbatch
+from ..data.collate.samples import IGNORE_INDEX
 from ..data.collate.units import Units
 from .cache import LayerCache
 from .document_layout import DocumentLayout

@@ -13,7 +13,7 @@ from ..state import Rank
 from .fused import Fusible
 from .loss import Head
 from .parts import ModelParts
-from .tasks import TaskRouting
+from .task_routing import TaskRouting
 from .transformer import StageSpan, Transformer
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "uint8": torch.uint8}

@@ -16,13 +16,13 @@ from torch import Tensor
 from ...dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from ..parallel.collectives import all_reduce
 from .head_product import HeadFactors, HeadProduct, product_of
-from .loss import IGNORE, Head, LossTerms, cap_logits, gathered, own_positions, scaled
+from .loss import IGNORE, Head, LossTerms, Objective, cap_logits, gathered, own_positions, scaled
 
 METRICS: Final = 2
 
 
 @frozen(kw_only=True)
-class Distillation:
+class Distillation(Objective):
     """What is minimised of each token: (1 − mix) · temperature² · divergence + mix · cross-entropy.
 
     form, beta: as `divergence` has them. Both distributions are of logits / temperature, with the factor of Hinton et

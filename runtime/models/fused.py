@@ -7,19 +7,26 @@ Shapes: … rows, D width; B rows, S positions, H heads, A width of a head, T = 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:
-    from .layers import Rotation
-
 # Numbers, 0.2 to 2 milliseconds, for which it is worth while to wake a thread: it has to take its core from one of
 # torch, which waits busily for the next product.
 LEAST_SHARE: Final = 1 << 20
+
+
+class Angles(Protocol):
+    """Cosine and sine of the angles of every position, [B, S, A]."""
+
+    @property
+    def cos(self) -> Tensor: ...
+
+    @property
+    def sin(self) -> Tensor: ...
 
 
 class Fusible(nn.Module):
@@ -51,12 +58,12 @@ def fused_norm_gradients(
     return grad_x if wanted[0] else None, _sum(grad_PD) if wanted[1] else None
 
 
-def turned(x_BSHA: Tensor, rotate: "Rotation") -> Tensor:
+def turned(x_BSHA: Tensor, rotate: Angles) -> Tensor:
     """Heads turned by their positions."""
     return _Turned.apply(x_BSHA, *_angles(rotate))  # pyright: ignore[reportReturnType]
 
 
-def normed_and_turned(x_BSHA: Tensor, weight_A: Tensor, eps: float, rotate: "Rotation") -> Tensor:
+def normed_and_turned(x_BSHA: Tensor, weight_A: Tensor, eps: float, rotate: Angles) -> Tensor:
     """The same of heads that are first divided by their root mean square and multiplied by a weight."""
     return _NormedAndTurned.apply(x_BSHA, weight_A, eps, *_angles(rotate))  # pyright: ignore[reportReturnType]
 
@@ -155,7 +162,7 @@ def _heads(x_BSHA: Tensor) -> Tensor:
     return x_BSHA.view(-1, *x_BSHA.shape[2:])
 
 
-def _angles(rotate: "Rotation") -> tuple[Tensor, Tensor]:
+def _angles(rotate: Angles) -> tuple[Tensor, Tensor]:
     """Cosine and sine, each [T, A]."""
     return _rows(rotate.cos), _rows(rotate.sin)
 

@@ -7,7 +7,7 @@ a `Term` of a few statistics of each token's logits, whose gradients are known i
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,6 @@ from ..parallel.axes import TensorAxis
 from ..parallel.collectives import all_gather, all_reduce
 from .head_product import HeadFactors, HeadProduct, product_of
 from .layers import first_row
-
-if TYPE_CHECKING:
-    from .distillation import Distillation
-    from .reward_losses import RewardTerm
-    from .unit_losses import UnitTerm
 
 IGNORE = -100
 
@@ -52,8 +47,16 @@ class TermValues(NamedTuple):
     metrics_MT: Tensor
 
 
+class Objective:
+    """Minimised instead of the cross-entropy: of each token (`Term`, `Distillation`), or of each unit."""
+
+    __slots__ = ()
+    metrics: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
 @frozen
-class Term:
+class Term(Objective):
     """What is minimised of each token instead of its cross-entropy.
 
     function: is given the log-probability of each label, [t] in at least fp32, and by name what it `reads` besides, of
@@ -98,7 +101,7 @@ class Head:
     z_weight: float
     chunk_bytes: int
     tensor: TensorAxis | None = None
-    term: "Term | UnitTerm | RewardTerm | Distillation | None" = None
+    term: Objective | None = None
     twice: bool = False
     cap: float | None = None
     temperature: float = 1.0

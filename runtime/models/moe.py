@@ -26,7 +26,8 @@ from .layers import Linear, SwiGLU
 from .quantised import QuantisedMatrix
 from .router import ExpertRouter, attach
 from .splitmix import splitmix64
-from .tasks import ExpertStacks, TaskExperts, TaskRouting
+from .task_routing import TaskRouting
+from .tasks import ExpertStacks, TaskExperts
 
 
 @frozen(eq=False)

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from ...dsl.schema.losses import further_metrics
 from ..parallel.axes import Axes
-from .distillation import Distillation
 from .layers import Linear
-from .loss import Term
+from .loss import Objective
 from .moe import Experts
 from .quantised import QuantisedMatrix
 from .reward_losses import RewardTerm
@@ -75,7 +74,7 @@ class ModelParts:
         """Whether its head gives logits, and so a cross-entropy; else one gives rewards."""
         return self.parts[0].arch.head == "vocabulary"
 
-    def minimise(self, term: Term | UnitTerm | RewardTerm | Distillation) -> None:
+    def minimise(self, term: Objective) -> None:
         """Make `term` the loss of each token, or of each sequence or pair."""
         for part in self.parts:
             part.head = evolve(part.head, term=term)

@@ -14,6 +14,7 @@ from ..data.collate.units import Units
 from ..parallel.axes import Axes
 from ..parallel.collectives import total
 from .batch import RowLosses
+from .loss import Objective
 
 
 @frozen(kw_only=True, eq=False)
@@ -26,7 +27,7 @@ class UnitRewards:
 
 
 @frozen
-class RewardTerm:
+class RewardTerm(Objective):
     """What is minimised of each sequence or pair.
 
     function: is given `UnitRewards`, and returns the loss of each unit [U], and beside it a dict of the `metrics`, each

@@ -8,7 +8,7 @@ Module names are those of Hugging Face's files, without the leading `model.`.
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from attrs import evolve, frozen
@@ -32,11 +32,20 @@ from .loss import Head, token_losses, whole_logits
 from .reward_losses import RewardTerm, reward_losses, rewards, row_losses
 from .tasks import TaskLinear
 from .unit_losses import UnitTerm, unit_losses
-from .whole_distillation import live_losses
+from .whole_distillation import Taught, live_losses
 from .zero_gradient import with_zero_gradient
 
-if TYPE_CHECKING:
-    from ..reference.live_teacher import LiveTeacher
+
+class Teacher(Protocol):
+    """A model on the same ranks whose distribution the head of the student is trained on."""
+
+    def taught(self, batch: ModelBatch, head: Head, width: int) -> Taught:
+        """Compute a microbatch. head: of the student. width: of its piece of the vocabulary."""
+        ...
+
+    def let_go(self) -> None:
+        """Free what has been gathered."""
+        ...
 
 
 @frozen
@@ -99,7 +108,7 @@ class Transformer(nn.Module):
         self.further_weight = 0.0
         self.noise: EmbeddingNoise | None = None
         self.temperature = 1.0  # of the distribution that losses are taken of in training
-        self.teacher: LiveTeacher | None = None
+        self.teacher: Teacher | None = None
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid

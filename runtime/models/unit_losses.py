@@ -17,7 +17,7 @@ from ..data.collate.units import Units
 from ..parallel.axes import Axes
 from ..parallel.collectives import total
 from .head_product import HeadFactors
-from .loss import IGNORE, Head, LossTerms
+from .loss import IGNORE, Head, LossTerms, Objective
 from .token_statistics import token_statistics
 
 
@@ -43,7 +43,7 @@ class UnitSums:
 
 
 @frozen
-class UnitTerm:
+class UnitTerm(Objective):
     """What is minimised of each sequence or pair.
 
     function: is given `UnitSums`, and returns the loss of each unit [U], and beside it, if there are `metrics`, a dict

@@ -8,8 +8,9 @@ import torch.distributed as dist
 from attrs import define, evolve, frozen
 
 from ...dsl.schema.losses import MISMATCHED, REF
-from ..data.collate.batch import IGNORE_INDEX, Microbatch
+from ..data.collate.batch import Microbatch
 from ..data.collate.collators import CollateChain
+from ..data.collate.samples import IGNORE_INDEX
 from ..data.packing.row_reader import RawRow, mismatched
 from ..data.packing.rows import Rows
 from ..input.feed import Feed

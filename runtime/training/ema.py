@@ -8,7 +8,7 @@ the weights a run begins with have no share in it. As a recursion, a_k = a_(k-1)
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from attrs import define, frozen
@@ -23,10 +23,15 @@ from ..parallel.tensor import local
 from ..parallelize.fsdp import reshard
 from ..state import Step, StepCall
 
-if TYPE_CHECKING:
-    from ..checkpoint.saver import Saver  # which holds an Ema itself
-
 Which = Literal["trained", "averaged"]
+
+
+class CopiesState(Protocol):
+    """A saver of checkpoints that copies the state of the model while training goes on."""
+
+    def await_copy(self) -> None:
+        """Return when the state may change again."""
+        ...
 
 
 @define(kw_only=True, eq=False)
@@ -113,7 +118,7 @@ class Weights:
     """What a model is looked at with: its trained weights, or the averages of `ema`."""
 
     ema: WeightAverages | None
-    saver: "Saver | None"
+    saver: "CopiesState | None"
 
     @contextmanager
     def in_place(self) -> Iterator[Which]:

@@ -10,8 +10,8 @@ from attrs import evolve
 from xtrain.components.collators.pack_torch import pack
 from xtrain.components.losses.bradley_terry_torch import ranked
 from xtrain.components.losses.regression_torch import squared
-from xtrain.runtime.data.collate.collators import Sample, Samples
 from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
+from xtrain.runtime.data.collate.samples import Sample, Samples
 from xtrain.runtime.data.collate.units import Units
 from xtrain.runtime.data.collate.zigzag import local_part
 from xtrain.runtime.models.reward_losses import reward_losses, rewards, row_losses

@@ -19,7 +19,7 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.dsl.schema.losses import LATER, LATER_LABELS
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.plan import Plan
-from xtrain.runtime.data.collate.collators import Sample, Samples
+from xtrain.runtime.data.collate.samples import Sample, Samples
 from xtrain.runtime.generation.trained import alone, whole_model
 from xtrain.runtime.models.batch import ModelBatch
 

@@ -18,8 +18,8 @@ from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.single_run import pack as pack_single
 from xtrain.components.rewards.exact_answer_torch import answer_in, equal, score
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.collate.batch import IGNORE_INDEX
 from xtrain.runtime.data.collate.collators import compose
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.generation.continuation import TextEnds
 from xtrain.runtime.generation.sampling import Sampling

@@ -13,7 +13,8 @@ from projects import records
 from rank_mutations import rebind
 
 from xtrain.planner.plan import Plan
-from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
 from xtrain.runtime.state import Step
 
 NAMES = ("valid_tokens", "tokens", "pairs", "laid_pairs", "positions")

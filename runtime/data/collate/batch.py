@@ -2,17 +2,11 @@
 
 # shapes: B rows of the microbatch, S positions of a row that this rank holds, T = B · whole positions of a row
 
-from typing import TYPE_CHECKING
-
 import torch
 from attrs import define, field
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .units import Units
-
-# Label of a position that no loss is taken at; torch's cross entropy leaves it out by default.
-IGNORE_INDEX = -100
+from .units import Units
 
 
 @define(kw_only=True, eq=False)
@@ -49,7 +43,7 @@ class Microbatch:
     columns: dict[str, Tensor] = field(factory=dict)
     """float32 or float64 [B, S] each: a number for the label at each position, of those that the loss reads. Of those
     with several numbers a label [B, S, width], int32 or float32."""
-    units: "Units | None" = None
+    units: Units | None = None
     """The sequences or pairs of whole rows; None where no loss asks for them."""
 
     @property

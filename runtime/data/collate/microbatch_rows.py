@@ -10,7 +10,8 @@ import torch
 from attrs import evolve, fields
 from torch import Tensor
 
-from .batch import IGNORE_INDEX, Microbatch
+from .batch import Microbatch
+from .samples import IGNORE_INDEX
 from .units import Units
 
 OF_ROWS: Final = tuple(each.name for each in fields(Microbatch) if each.name.endswith(("_B", "_BS")))

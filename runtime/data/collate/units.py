@@ -14,8 +14,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..errors import DataError
-from .batch import IGNORE_INDEX
-from .collators import Sample
+from .samples import IGNORE_INDEX, Sample
 
 # The sides of a unit, as samples say theirs.
 SIDES: Final = {"sequence": [0], "pair": [0, 1]}

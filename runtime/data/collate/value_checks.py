@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ....dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from ..packing.row_reader import RawRow
-from .batch import IGNORE_INDEX, Microbatch, whole_positions
-from .collators import Sample, TensorRow
+from .batch import Microbatch, whole_positions
+from .collators import TensorRow
 from .microbatch_rows import count_valid
+from .samples import IGNORE_INDEX, Sample
 
 
 class Wrong(Exception):

@@ -13,7 +13,8 @@ from attrs import evolve
 from torch import Tensor
 
 from ..errors import DataError
-from .batch import IGNORE_INDEX, Microbatch
+from .batch import Microbatch
+from .samples import IGNORE_INDEX
 
 
 def zigzag(lengths: Tensor, ring: int, rank: int) -> Tensor:

@@ -6,7 +6,7 @@ in Python: what they give is given here bit for bit.
 
 import numpy as np
 
-from ..collate.batch import IGNORE_INDEX
+from ..collate.samples import IGNORE_INDEX
 from ..jit import kernel
 
 

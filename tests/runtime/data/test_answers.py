@@ -13,7 +13,8 @@ from xtrain.components.collators.flatten_torch import flatten
 from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.runtime.data.collate.collators import Samples, compose
+from xtrain.runtime.data.collate.collators import compose
+from xtrain.runtime.data.collate.samples import Samples
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
 from xtrain.runtime.data.errors import DataError

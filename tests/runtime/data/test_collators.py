@@ -16,8 +16,9 @@ from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.dsl.schema.collators import TOKEN_SAMPLES
 from xtrain.planner.rules.topology import LONGEST_PADDING
-from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collate.collators import Samples, Stage, compose
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import Stage, compose
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX, Samples
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.packing.row_reader import UNKNOWN, RawRow
 

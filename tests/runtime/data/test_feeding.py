@@ -13,8 +13,9 @@ from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.planner.rules.topology import LONGEST_PADDING
-from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collate.batch import Microbatch
 from xtrain.runtime.data.collate.collators import CollateChain, Stage, compose, longest_padding
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.feeding import RowFeeder
 from xtrain.runtime.data.loading.laying import lay_rows

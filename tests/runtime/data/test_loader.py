@@ -18,8 +18,8 @@ from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.planner.plan import PlanPhase
-from xtrain.runtime.data.collate.batch import IGNORE_INDEX
 from xtrain.runtime.data.collate.collators import compose
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import EvalLoader, RowLoader

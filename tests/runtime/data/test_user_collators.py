@@ -19,9 +19,10 @@ from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.collators.user_part_torch import CollatorCalls
 from xtrain.dsl.schema import collators as links
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collate.batch import Microbatch
 from xtrain.runtime.data.collate.collators import Stage, compose
 from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
 from xtrain.runtime.data.loading.feeding import RowFeeder
 from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.data.packing.row_reader import PADDING, RawRow

@@ -11,8 +11,9 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collate.batch import Microbatch
 from xtrain.runtime.data.collate.collators import compose
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
 from xtrain.runtime.data.collate.zigzag import local_positions, zigzag
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.packing.row_reader import RawRow

@@ -21,7 +21,7 @@ from xtrain.planner.weights.files import read_weight_files
 from xtrain.planner.weights.fit import assign
 from xtrain.runtime.checkpoint.base_weights import BaseWeights
 from xtrain.runtime.checkpoint.stored_weights import WeightReader
-from xtrain.runtime.data.collate.collators import Sample, Samples
+from xtrain.runtime.data.collate.samples import Sample, Samples
 from xtrain.runtime.export.checkpoint import export_of
 from xtrain.runtime.generation.trained import alone, whole_model
 from xtrain.runtime.models.batch import ModelBatch

@@ -6,7 +6,7 @@ import pytest
 import torch
 from ranks import on_ranks
 
-from xtrain.runtime.data.collate.batch import IGNORE_INDEX
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
 from xtrain.runtime.models.batch import RowLosses
 from xtrain.runtime.state import Rank
 from xtrain.runtime.training.dataset_losses import DatasetLosses
