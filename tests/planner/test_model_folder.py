@@ -4,12 +4,14 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from model_folders import CONFIG, QUERY, Folder, safetensors, shapes
 
 from xtrain.components.families.deepseek_v3 import DeepseekV3
+from xtrain.dsl.schema.model import FAMILIES
 from xtrain.planner.architecture import buffers, parameters
 from xtrain.planner.blocks.latent_attention import LatentAttentionLayer
 from xtrain.planner.compile import Compiled
@@ -676,3 +678,31 @@ def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HUB_CACHE", "~nobody-of-this-name/cache")
     ((code, text),) = errors(folder.plan('hub("org/name")'))
     assert code == "X520" and "~nobody-of-this-name" in text
+
+
+NEXT = "model.layers.2."
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "further", "ignored"),
+    [
+        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", (), True),
+        ("llama", "model.layers.0.self_attn.q_proj.bias", (), False),
+        ("llama", f"{NEXT}mlp.up_proj.weight", (), False),
+        ("llama", "vision_tower.patch.weight", (), False),
+        ("gemma3", "vision_tower.patch.weight", (), True),
+        ("gemma3", "model.multi_modal_projector.weight", (), True),
+        ("gemma3", "model.vision_tower", (), False),
+        # Modules behind the two layers that predict further tokens; where the model has them, copies alone are left.
+        ("deepseek_v3", f"{NEXT}mlp.up_proj.weight", (), True),
+        ("deepseek_v3", "model.layers.1.mlp.up_proj.weight", (), False),
+        ("deepseek_v3", "model.layers.3.mlp.up_proj.weight", (), False),
+        ("deepseek_v3", f"{NEXT}mlp.up_proj.weight", (2,), False),
+        ("deepseek_v3", f"{NEXT}embed_tokens.weight", (2,), True),
+        ("deepseek_v3", f"{NEXT}shared_head.head.weight", (2,), True),
+    ],
+)
+def test_what_files_have_beside_a_model(family: str, name: str, further: tuple[int, ...], ignored: bool):
+    arch: Any = SimpleNamespace(layers=2, further_layers=further)
+    stored = FAMILIES[family].stored
+    assert stored is not None and stored.is_ignored(name, arch, {name, f"{NEXT}eh_proj.weight"}) == ignored

@@ -132,14 +132,15 @@ class CoveredLines:
         of_line = {test for at in _statement(text, line) for test in self.lines[path].get(names.get(at, ""), ())}
         tests = of_line or {test for found in self.lines[path].values() for test in found}
         tests |= self._naming(path)
-        breadth = self._breadth()
-        name, folder = Path(path).stem.removesuffix("_run").removesuffix("_torch"), f"tests/{Path(path).parent}/"
+        name = Path(path).stem.removesuffix("_run").removesuffix("_torch")
+        folders = Path("tests", path).parents
 
-        def distance(test: str) -> tuple[int, float]:
-            file = test.partition("::")[0]
-            near = file.endswith(f"/test_{name}.py"), file.startswith(folder), file.startswith(folder.split("/")[1], 6)
-            place = near.index(True) if any(near) else len(near) + file.startswith("tests/distributed")
-            return place, breadth.get(test, UNKNOWN_LINES) * (0.1 + self._took(test))
+        def distance(test: str) -> tuple[bool, int, float]:
+            """Tests of the same name first, then those in the nearest folder."""
+            file = Path(test.partition("::")[0])
+            near = sum(folder in file.parents for folder in folders)
+            breadth = self._breadth().get(test, UNKNOWN_LINES)
+            return file.stem != f"test_{name}", -near, breadth * (0.1 + self._took(test))
 
         return sorted(tests, key=distance)
 
