@@ -8,6 +8,7 @@ from .data_build import add_build, build
 from .data_show import add_show, show
 from .data_stats import add_stats, stats
 from .data_teach import add_teach, teach
+from .own_code import say_own_code
 
 EPILOG = """\
 examples:
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     `build` also ends with 130 and 75 if it was interrupted or stopped.
     """
-    from ..planner.load import plan_from_path
+    from ..planner.load import is_saved, plan_from_path
 
     compiled = plan_from_path(arguments.spec, arguments.sets)
     compiled.report_to(sys.stderr)
@@ -57,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..runtime.data.look import data_nodes
     from ..runtime.errors import EnvironmentFault
 
+    if is_saved(arguments.spec):
+        say_own_code(plan, arguments.spec)
     known = data_nodes(plan)
     if arguments.dataset is not None and arguments.dataset not in known:
         print(f"xtrain data: no dataset `{arguments.dataset}`; this plan reads {', '.join(known)}", file=sys.stderr)

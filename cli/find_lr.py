@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..records.paths import LR_SWEEP_FILE
+from ..regular_files import read_json
 from .arguments import above_zero, add_sets, ranks
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _show(directory: Path, *, as_json: bool) -> int:
     from ..tui.pages.lr_sweep_page import lr_sweep_page
 
     try:
-        found: dict[str, Any] = json.loads((directory / LR_SWEEP_FILE).read_bytes())
+        found: dict[str, Any] = read_json(directory / LR_SWEEP_FILE)
     except (OSError, ValueError):
         message = f"{directory} is no run of find-lr that has ended: it has no {LR_SWEEP_FILE}"
         print(f"xtrain find-lr: {message}", file=sys.stderr)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .own_code import say_own_code
+
 if TYPE_CHECKING:
     from ..runtime.generation.continuation import Continuation
 
@@ -64,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"xtrain generate: {problem}", file=sys.stderr)
         return 2
+    from ..planner.load import load_plan
     from ..planner.serialise import PlanError
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
@@ -79,6 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     try:
+        plan = load_plan(Path(arguments.run_directory) / "plan.json")
+        if plan.architecture.own:
+            say_own_code(plan, arguments.run_directory)
         trained = TrainedRun.load(Path(arguments.run_directory), arguments.device, arguments.checkpoint, arguments.task)
         chat = None if arguments.chat is None else trained.chat(arguments.chat, arguments.system)
         show = as_json(arguments.prompt) if arguments.json else as_text(arguments.prompt, whole=chat is None)

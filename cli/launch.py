@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .arguments import add_sets, ranks
 from .counting import counted
+from .own_code import say_own_code
 from .refused import Refused, refusals
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ def _plan(arguments: argparse.Namespace, sets: list[str], *, quiet: bool = False
     if compiled.plan.serves:
         raise Refused(2, "xtrain launch: the spec is that of a server; start it with `xtrain serve`")
     if is_saved(arguments.spec):
+        if not quiet:
+            say_own_code(compiled.plan, arguments.spec)
         return compiled.plan
     return evolve(signed(compiled.plan, sets, arguments.world), spec=str(Path(compiled.plan.spec).absolute()))
 

@@ -12,6 +12,7 @@ from ..dsl.diagnostics.diagnostic import Diagnostics
 from .arguments import add_node, add_sets, ranks
 from .counting import counted
 from .following import Following
+from .own_code import say_own_code
 from .refused import Refused, refusals
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
         sys.stderr.write(found.render(color=shows_color(sys.stderr)))
     if found.has_errors:
         raise _refused(found)
+    if not _is_said_by_a_rank(plan, arguments):
+        say_own_code(plan, arguments.spec)
     return compiled
 
 

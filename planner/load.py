@@ -3,7 +3,6 @@
 What makes and reads plans is imported when there is one: a spec is checked without.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from attrs import evolve
 
 from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 from ..dsl.load import Loaded, load_spec
+from ..regular_files import read_json
 from .findings import Findings
 from .rules.validate import check_spec
 
@@ -93,7 +93,7 @@ def load_plan(path: str | Path) -> "Plan":
     from .serialise import PlanError, from_json
 
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = read_json(path)
     except OSError as error:
         raise PlanError("X704", f"{path}: {error.strerror}", "give the path of a plan or a spec") from error
     except ValueError as error:

@@ -4,14 +4,16 @@ Only what the plan is gets read back; views are made of it again.
 """
 
 import json
+import re
 from fractions import Fraction
 from functools import cache
-from typing import Any
+from math import prod
+from typing import Any, Final
 
 from cattrs import Converter
-from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
+from ..dsl.schema.names import file_name
 from .architecture import Architecture, ParameterSpec
 from .identity import fingerprint
 from .mesh.mesh import AXES, EXPERT_AXES, build_mesh
@@ -43,6 +45,9 @@ from .plan import (
 # Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
 OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced", "made", "counted")
 
+
+MOST_RANKS: Final = 2**20
+_ID: Final = re.compile("[0-9a-f]{8,64}")
 
 # Fields that are written only where they say something: plans that were made before there were any keep their ids.
 LATER: dict[type, tuple[str, ...]] = {
@@ -258,20 +263,48 @@ def from_json(content: Any) -> Plan:
     if content["format"] != FORMAT:
         message = f"the plan has format {content['format']}, this version reads {FORMAT}"
         raise PlanError("X704", message, "plan the spec again")
-    try:
-        plan = _read(content)
-    except (*_UNREADABLE, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise PlanError("X704", f"the plan cannot be read: {error!r}", "plan the spec again") from error
     hint = "change the spec and plan it again"
-    if plan.id not in (plan_id(plan), plan_id(plan, with_reasons=True)):
+    try:
+        _check_names(content)
+        plan = _read(content)
+        ids = (plan_id(plan), plan_id(plan, with_reasons=True))
+        views = to_json(plan)
+    except Exception as error:  # whatever a value of the wrong kind leads to, in cattrs or here
+        raise PlanError("X704", f"the plan cannot be read: {_reason(error)}", "plan the spec again") from error
+    if plan.id not in ids:
         raise PlanError("X704", f"the content of the plan does not match its id {plan.id}", hint)
-    views = to_json(plan)
     if drifted := [key for key in VIEWS if content.get(key) != views[key]]:
         raise PlanError("X704", f"{', '.join(drifted)} of the plan do not match its content", hint)
     return plan
 
 
-_UNREADABLE = (BaseValidationError, ForbiddenExtraKeysError)
+def _check_names(content: dict[str, Any]) -> None:
+    """Raise ValueError unless what files and folders are named after are names, and sizes are in bounds: the id of a
+    plan only says that nobody changed it by accident."""
+    for key in ("id", "config_id"):
+        if not isinstance(content[key], str) or _ID.fullmatch(content[key]) is None:
+            raise ValueError(f"its `{key}` is no id")
+    workspace = content["workspace"]
+    named = {
+        "name": content["name"],
+        **{key: workspace[key] for key in ("lineage", "run") if workspace[key] is not None},
+    }
+    for key, name in named.items():
+        if not isinstance(name, str) or (problem := file_name(name)) is not None:
+            raise ValueError(f"its `{key}` {problem if isinstance(name, str) else 'is no name'}")
+    for key in ("spec", "spec_text"):
+        if not isinstance(content[key], str):
+            raise TypeError(f"its `{key}` is no text")
+    mesh = content["mesh"]
+    sizes = [*mesh["axes"].values(), *mesh["expert_axes"].values(), mesh["ranks_per_node"]]
+    if prod(map(int, mesh["axes"].values())) > MOST_RANKS or not all(0 < int(size) <= MOST_RANKS for size in sizes):
+        raise ValueError(f"it is for more than {MOST_RANKS:,} ranks, or for none")
+
+
+def _reason(error: Exception) -> str:
+    """One short line."""
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    return lines[0][:200]
 
 
 def _read(content: dict[str, Any]) -> Plan:

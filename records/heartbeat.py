@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Struct, ValidationError, convert, structs
 
+from ..regular_files import open_regular
 from .lines import object_of
 from .record import doc
 
@@ -52,6 +53,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
 def read_heartbeat(path: Path) -> Heartbeat | None:
     """What the line says; None where there is none, or not a whole one."""
     try:
-        return convert(object_of(path.read_bytes()[:WIDTH]), Heartbeat)
+        with open_regular(path) as file:
+            return convert(object_of(file.read(WIDTH)), Heartbeat)
     except (OSError, ValidationError):
         return None

@@ -12,6 +12,8 @@ from typing import Final
 
 from attrs import asdict, frozen
 
+from ..regular_files import read_json
+
 NAMES: Final = ("E", "A", "B", "alpha", "beta")
 FORM: Final = "L(N, D) = E + A / N^alpha + B / D^beta"
 SHARE: Final = 0.95
@@ -83,7 +85,7 @@ class ScalingLaw:
     def read(cls, path: Path) -> "ScalingLaw":
         """Raises LawError, also for a file that cannot be read."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             return cls(
                 metric=str(found["metric"]),
                 runs=int(found["runs"]),

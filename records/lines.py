@@ -14,6 +14,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from ..regular_files import open_regular
 from .record import AnyRecord, Record
 
 NON_FINITE: Final = frozenset({"nan", "inf", "-inf"})
@@ -112,7 +113,7 @@ def object_of(line: bytes) -> dict[str, Any] | None:
 def objects_since(path: Path, offset: int = 0) -> list[dict[str, Any]]:
     """The objects in a file from a byte on, the last of which may have no end of line yet; lines that are torn, as on a
     disk that was full, are left out. Empty where there is no file. Raises OSError."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), open_regular(path) as file:
         file.seek(offset)
         return objects(file.read())[0]
     return []

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..records.lines import objects
+from ..regular_files import open_regular
 
 # Most bytes parsed in one read: catching up with a long run stays bounded in memory.
 CHUNK_BYTES = 4 << 20
+LONGEST_LINE = 64 << 20  # bytes
 
 
 class Tail:
@@ -43,7 +45,7 @@ class Tail:
 
     def _read_lines(self) -> bytes:
         """Whole lines after the offset, at most `chunk_bytes` unless one line alone is longer."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             status = os.fstat(file.fileno())
             inode = (status.st_dev, status.st_ino)
             if status.st_size < self.offset or self._inode not in (None, inode):
@@ -53,9 +55,11 @@ class Tail:
             file.seek(self.offset)
             data = file.read(self.chunk_bytes)
             end = data.rfind(b"\n") + 1
-            while not end and (more := file.read(self.chunk_bytes)):
+            while not end and len(data) < LONGEST_LINE and (more := file.read(self.chunk_bytes)):
                 end = len(data) + more.rfind(b"\n") + 1 if b"\n" in more else 0
                 data += more
+            if not end and len(data) >= LONGEST_LINE:
+                end = len(data)  # no record: it is passed over as damaged
             self.behind = file.tell() < status.st_size
         self.offset += end
         return data[:end]

@@ -27,6 +27,13 @@ def own_modules(plan: Plan) -> dict[str, str]:
     return {call["module"]: call["digest"] for call in (family, *calls) if "module" in call and "digest" in call}
 
 
+def code_of(plan: Plan) -> tuple[str, ...]:
+    """What a plan runs of its author's: modules and shell commands, for people. Components of installed packages are
+    not among them."""
+    commands = (node.args["command"] for node in plan.nodes if isinstance(node.args.get("command"), str))
+    return (*own_modules(plan), *(f"`{command}`" for command in dict.fromkeys(commands)))
+
+
 def call_text(call: Mapping[str, Any]) -> str:
     """What is called of the user's own, by the arguments of a node: `warm of parts.py (1a2b3c4d), up = 0.5`."""
     given = "".join(f", {name} = {value}" for name, value in call["arguments"].items())

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from ...regular_files import read_regular
+
 Pointer = Literal["latest", "best", "model"]
 POINTERS: Final[tuple[Pointer, ...]] = get_args(Pointer)
 ALIAS: Final = ".pt"
@@ -41,7 +43,7 @@ def _file(path: Path) -> Found:
 
 
 def _pointed(pointer: Path) -> Found:
-    return _kind([pointer.read_text(encoding="utf-8", errors="replace").strip()]) if pointer.is_file() else "other"
+    return _kind([read_regular(pointer, 1000).decode(errors="replace").strip()]) if pointer.is_file() else "other"
 
 
 def _kind(names: list[str]) -> Found:

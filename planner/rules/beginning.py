@@ -6,7 +6,7 @@ from typing import Final
 from attrs import frozen
 
 from ...dsl.spec import Spec
-from ...regular_files import read_json
+from ...regular_files import read_json, read_regular
 from ..findings import Findings
 from ..graph.checkpoint_names import ALIAS, FOLDER, FULL, STATE, look_at
 from ..graph.saving import pretrained
@@ -35,7 +35,7 @@ def begins_at(path: Path) -> Beginning | None:
     try:
         for pointer in (path, path / "latest", path / "checkpoints" / "latest"):
             if pointer.name in NAMES and pointer.is_file():
-                path = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+                path = pointer.parent / read_regular(pointer, 1000).decode().strip()
                 match = FULL.fullmatch(path.name)
                 return Beginning(int(match[1]), _past(path)) if match else None
         match = FULL.fullmatch(path.name)

@@ -19,6 +19,7 @@ from typing import Any
 from attrs import frozen
 
 from ...planner.graph.checkpoint_names import ALIAS, EPOCH, FULL, POINTERS, WEIGHTS, Pointer
+from ...regular_files import read_regular
 from ..files.durable import PARTIAL, REMOVING, means
 from .sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
 
@@ -80,7 +81,7 @@ class CheckpointFolder:
     def named(self, pointer: Pointer = "latest") -> str:
         """The name in a pointer; empty where there is none."""
         try:
-            name = (self.root / pointer).read_text().strip()
+            name = read_regular(self.root / pointer, 1000).decode().strip()
         except (OSError, UnicodeDecodeError):
             return ""
         return name if FULL.fullmatch(name) or WEIGHTS.fullmatch(name) else ""

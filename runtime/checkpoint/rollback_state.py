@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from attrs import asdict, fields, frozen
 
+from ...regular_files import read_json
 from ..errors import ResumeRefused
 from ..files import durable
 from .layout import CheckpointEntry, CheckpointFolder
@@ -56,7 +57,7 @@ class RollbackState:
 def read_rollback(directory: Path) -> RollbackState | None:
     """The last one of a run; None where it has never gone back. Raises ResumeRefused where it is damaged."""
     try:
-        content = json.loads((directory / FILE).read_bytes())
+        content = read_json(directory / FILE)
         return RollbackState(
             **{each.name: content.pop(_KEYS.get(each.name, each.name)) for each in fields(RollbackState)}, **content
         )

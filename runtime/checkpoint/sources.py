@@ -14,6 +14,7 @@ from ...planner.graph.checkpoint_names import ALIAS, POINTERS, Pointer
 from ...planner.plan import Plan
 from ...planner.schedule.arithmetic import arithmetic_of
 from ...planner.schedule.step_sizes import past_of
+from ...regular_files import read_regular
 from ..errors import EnvironmentFault, NothingLeft, ResumeRefused
 from ..provenance.start import is_restart
 from .layout import CheckpointEntry, CheckpointFolder, entry_of, epoch_named
@@ -132,7 +133,7 @@ def check_left(plan: Plan, start: StartingPoint, directory: Path, steps: int | N
 def finished_step(directory: Path) -> int | None:
     """The step at which the run in a directory has ended with all that was to happen at its end; None if it has not."""
     try:
-        return int((directory / FINISHED).read_text())
+        return int(read_regular(directory / FINISHED, 100))
     except (OSError, ValueError):
         return None
 

@@ -15,6 +15,7 @@ from ...records.events import event_of
 from ...records.lines import object_of
 from ...records.paths import CONTROL_FOLDER, EVENTS_FILE
 from ...records.run_events import ControlEvent
+from ...regular_files import open_regular
 from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK
 
 # Between two looks for an answer.
@@ -28,7 +29,7 @@ class NotLive(Exception):
 def is_live(directory: Path, lock_name: str = WORKER_LOCK) -> bool:
     """Whether a rank, or what else holds the lock of that name, runs in a run's directory."""
     try:
-        lock = (directory / lock_name).open("r")
+        lock = open_regular(directory / lock_name)
     except OSError:
         return False
     with lock:
@@ -100,7 +101,7 @@ class Asked:
         command is taken back.
         """
         heard, rest, deadline = False, b"", time.monotonic() + patience
-        with (self.run / EVENTS_FILE).open("rb") as events:
+        with open_regular(self.run / EVENTS_FILE) as events:
             events.seek(self.offset)
             while True:
                 live = is_live(self.run)  # before the last look, so that nothing said meanwhile is missed

@@ -17,6 +17,7 @@ from ...planner.plan import Command
 from ...records.control import ControlRequest
 from ...records.control_words import ControlState, ControlWord
 from ...records.run_events import ControlEvent
+from ...regular_files import MOST_JSON, read_regular
 from ..reporting.records import Records
 from ..state import Progress
 
@@ -106,7 +107,7 @@ class Inbox:
     def _read(self, path: Path) -> Order | None:
         """The order in a file; None for a file that may still be being written. Raises Refused."""
         try:
-            status, text = path.stat(), path.read_bytes()
+            status, text = path.stat(), read_regular(path, MOST_JSON)
         except FileNotFoundError:
             return None  # taken back
         except OSError as error:
@@ -167,7 +168,7 @@ class Inbox:
     def _refuse(self, path: Path, reason: str) -> None:
         word = ""
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            word = msgspec.json.decode(path.read_bytes(), type=ControlRequest).command
+            word = msgspec.json.decode(read_regular(path, MOST_JSON), type=ControlRequest).command
         self.report(path.stem, word, ControlState.REFUSED, reason)
         self._remove(path)
 

@@ -10,6 +10,7 @@ from ...planner.plan import Plan
 from ...planner.units import bytes_text, count_text
 from ...records.lines import object_of
 from ...records.paths import METRICS_FILE
+from ...regular_files import open_regular
 
 # Nodes whose line in the plan says how a model was trained.
 HOW = (
@@ -94,7 +95,7 @@ def last_loss(directory: Path, state: Mapping[str, Any]) -> float | None:
     if isinstance(found, int | float):
         return found
     try:
-        with (directory / METRICS_FILE).open("rb") as file:
+        with open_regular(directory / METRICS_FILE) as file:
             for line in file:
                 record = object_of(line) or {}
                 if isinstance(at := record.get("step"), int) and at <= state["step"]:

@@ -1,6 +1,8 @@
 """Files of one JSON object a line: `JsonLinesFile` writes, `BackgroundLines` in a thread, `records_since` reads."""
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -11,6 +13,7 @@ from attrs import define, field
 from ...records.lines import as_object, json_line, line_of, object_of
 from ...records.metrics import RankMetrics, StepMetrics
 from ...records.record import Record
+from ...regular_files import open_regular
 from ..errors import EnvironmentFault
 from . import durable
 from .background_queue import ROOM, BackgroundQueue
@@ -47,6 +50,9 @@ class JsonLinesFile:
     def _opened(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # a pipe that nobody reads would block the run
+            os.close(fd)
+            raise OSError(errno.EINVAL, "it is not a regular file")
         size = os.fstat(fd).st_size
         if (end := _end_of_text(fd, size)) < size:
             os.ftruncate(fd, end)
@@ -177,7 +183,7 @@ def _size_of_rest(rest: dict[str, Any]) -> int:
 
 def last_step(path: Path) -> int:
     """The step of the last record of a file; 0 where there is none that is whole."""
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open_regular(path) as file:
         step = (object_of(_last_line(file)[1]) or {}).get("step")
         return step if isinstance(step, int) else 0
     return 0
@@ -190,7 +196,7 @@ def add_to_last(path: Path, metrics: StepMetrics) -> bool:
     `time` of the record stays. Whether there was such a record. Raises OSError.
     """
     rest = path.with_suffix(".tmp")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         begin, line = _last_line(file)
         record = object_of(line) or {}
         if record.get("step") != metrics.step or "time" not in record:

@@ -44,7 +44,9 @@ def hold(directory: Path, name: str) -> HeldLock:
 
     Raises EnvironmentFault if another process holds it.
     """
-    lock = HeldLock(os.open(directory / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    # Without O_NONBLOCK the opening of a pipe would wait for a reader.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    lock = HeldLock(os.open(directory / name, flags, 0o666))
     # To see whether the run is live, `xtrain control` and dashboards, of which there may be many, hold it for a moment.
     for seconds in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.0):
         try:

@@ -24,7 +24,7 @@ from ...dsl.schema.launchers import LAUNCHERS, Launcher
 from ...planner.graph.launcher_args import UnknownLauncher, launcher_args, launcher_from
 from ...planner.graph.replica_groups import groups_node
 from ...planner.plan import Plan
-from ...regular_files import reason_of
+from ...regular_files import read_json, reason_of
 from ..errors import EnvironmentFault
 from ..files import durable
 from ..ops import code_of
@@ -176,7 +176,7 @@ def job_folder(directory: Path) -> Path:
 def read_job(directory: Path) -> SubmittedJob | None:
     """The job that the run in a directory was given to; None where it was given to none, or that cannot be read."""
     try:
-        found = SubmittedJob(**json.loads((job_folder(directory) / JOB_FILE).read_bytes()))
+        found = SubmittedJob(**read_json(job_folder(directory) / JOB_FILE))
     except (OSError, ValueError, TypeError):
         return None
     launcher = found.launcher

@@ -4,13 +4,14 @@ Each rank has written `<rank>.collectives.json`: the last collectives it has ent
 and whether they have ended. Side by side they say which rank has not come to where the others wait.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
+
+from ...regular_files import read_json
 
 # What groups are for, by what they are called in torch, where that is not the name of an axis.
 MEANT: Final = {
@@ -63,7 +64,7 @@ def read_collectives(folder: Path, world: int, first: int = 0) -> dict[int, Rank
     found = {}
     for rank in range(first, first + world):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            content = json.loads((folder / f"{rank:05d}.collectives.json").read_bytes())
+            content = read_json(folder / f"{rank:05d}.collectives.json")
             entries = sorted(content["entries"], key=lambda entry: entry.get("time_created_ns", 0))
             named = content.get("groups", {}).items()
             groups = {name: tuple(first + each for each in ranks) for name, ranks in named}

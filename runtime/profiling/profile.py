@@ -4,7 +4,6 @@ All ranks go through it together, also those that record nothing, so that all ag
 goes wrong with it on a rank is told, and is no matter of the training.
 """
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from attrs import asdict, define, field, frozen
 
 from ...planner.units import plural
 from ...records.step_events import ProfileEvent
+from ...regular_files import read_json
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..reporting.records import Records
 from ..state import Progress, Rank
@@ -237,4 +237,4 @@ class Profile:
 def read_summaries(folder: Path) -> list[Summary]:
     """Those of all ranks, in their order. Raises what a disk or a file that holds something else raises."""
     paths = sorted(folder.glob("rank-*.summary.json"))
-    return [cattrs.structure(json.loads(path.read_text(encoding="utf-8")), Summary) for path in paths]
+    return [cattrs.structure(read_json(path), Summary) for path in paths]

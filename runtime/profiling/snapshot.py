@@ -4,7 +4,6 @@ On a GPU it can wait some steps, in which the allocator writes down what it give
 code: a pickle for pytorch.org/memory_viz.
 """
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 
 from ...planner.plan import Memory
 from ...records.step_events import MemorySnapshotEvent
+from ...regular_files import read_json
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..reporting.records import Records
@@ -149,6 +149,6 @@ class Snapshot:
         return size + write_json(file_of(folder, self.rank.rank, "json"), own)
 
     def _write_page(self, folder: Path, note: str) -> int:
-        ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
+        ranks = [read_json(path) for path in sorted(folder.glob("rank-*.json"))]
         text = snapshot_text(ranks, node=self.node, world=self.rank.world_size, note=note)
         return write_whole(folder / "summary.md", lambda beside: beside.write_text(text, encoding="utf-8"))

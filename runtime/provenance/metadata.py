@@ -28,6 +28,7 @@ from ...planner.compare.non_defaults import non_defaults
 from ...planner.compare.plan_origin import source_fingerprint
 from ...planner.plan import Plan
 from ...planner.serialise import PlanError, from_json, to_json
+from ...regular_files import read_json
 from ..files import durable
 from .code import CodeUnread, CodeVersion
 from .start import launcher_id
@@ -56,7 +57,7 @@ def read_before(directory: Path) -> Before | None:
     if not environment:
         return None
     try:
-        plan = from_json(json.loads((directory / "plan.json").read_bytes()))
+        plan = from_json(read_json(directory / "plan.json"))
     except (OSError, ValueError, PlanError):
         plan = None
     return Before(attempt=environment.get("attempt", "first"), environment=environment, plan=plan)
@@ -64,7 +65,7 @@ def read_before(directory: Path) -> Before | None:
 
 def _environment(directory: Path) -> dict[str, Any]:
     try:
-        found = json.loads((directory / ENVIRONMENT).read_bytes())
+        found = read_json(directory / ENVIRONMENT)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

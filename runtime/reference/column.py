@@ -12,6 +12,7 @@ import numpy as np
 from attrs import define, frozen
 
 from ...planner.canonical import DATA, digest
+from ...regular_files import read_json
 from ..data.errors import DataError
 from ..data.stores.cache_folder import make_folder, move_aside
 
@@ -38,7 +39,7 @@ class StoredColumn:
 def open_column(folder: Path, tokens: int, form: str) -> StoredColumn | None:
     """The column in `folder`; None if it is missing, unreadable, or not so many numbers of this format."""
     try:
-        meta = json.loads((folder / META).read_bytes())
+        meta = read_json(folder / META)
         numbers = np.asarray(np.memmap(folder / NUMBERS, dtype=DTYPES[form], mode="r"))
         intact = (
             (meta["format"], meta["numbers"], meta["tokens"]) == (FORMAT, form, tokens) == (FORMAT, form, len(numbers))

@@ -4,7 +4,6 @@ resume them.
 Ids are made of text, so that they do not depend on the machine: `data/a.txt` and `/home/me/data/a.txt` are two of them.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from ...planner.data.chain import own_modules
 from ...planner.plan import Plan
 from ...planner.schedule.step_sizes import past_of
 from ...planner.serialise import PlanError
+from ...regular_files import read_json
 from ..checkpoint.layout import CheckpointEntry, CheckpointFolder
 from ..provenance.metadata import ENVIRONMENT
 from .saved_plan import plan_in
@@ -123,7 +123,7 @@ def _beside(directory: Path) -> Iterator[tuple[CheckpointEntry, dict[str, Any], 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,6 +1,5 @@
 """The plan of a run, as its directory has it."""
 
-import json
 import socket
 import time
 from contextlib import suppress
@@ -9,6 +8,7 @@ from typing import Final
 
 from ...planner.plan import Plan
 from ...planner.serialise import PlanError, from_json
+from ...regular_files import read_json
 from ..errors import EnvironmentFault
 
 PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a new file late
@@ -16,7 +16,7 @@ PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a n
 
 def plan_in(directory: Path) -> Plan:
     """The plan that the launcher has left in a run directory. Raises OSError, ValueError, PlanError."""
-    return from_json(json.loads((directory / "plan.json").read_text()))
+    return from_json(read_json(directory / "plan.json"))
 
 
 def planned(directory: Path, plan_id: str, patience: float | None = None) -> Plan:

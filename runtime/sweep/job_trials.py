@@ -21,6 +21,7 @@ from ...planner.plan import Plan
 from ...planner.serialise import dumps
 from ...records.end_status import EndStatus
 from ...records.run_events import RunEndEvent
+from ...regular_files import read_json
 from ..errors import EnvironmentFault
 from ..files import durable
 from ..launch.jobs import (
@@ -135,7 +136,7 @@ class JobTrials:
         """Write down the jobs that a driver has submitted which was killed before it could write them down."""
         if not self._note.is_file():
             return
-        note = json.loads(self._note.read_bytes())
+        note = read_json(self._note)
         jobs = self.jobs([load_plan(Path(each)) for each in note["plans"]])
         self._noted(jobs, self._code.find_trials(jobs, note["name"]) or ())
 

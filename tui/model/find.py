@@ -15,6 +15,7 @@ from ...records.lines import object_of, read
 from ...records.metrics import StepMetrics
 from ...records.paths import EVENTS_FILE, METRICS_FILE
 from ...records.run_events import RunEndEvent
+from ...regular_files import open_regular
 from ..words import duration
 from .processes import is_folder
 
@@ -149,7 +150,7 @@ def _glance(run: Path, root: Path) -> FoundRun:
 def _last_object(path: Path, key: str) -> dict[str, Any]:
     """The last whole line of a file that holds an object with `key`."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _END_BYTES))
             block = file.read(_END_BYTES)

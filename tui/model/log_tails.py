@@ -13,6 +13,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from ...regular_files import open_regular
 from ..words import printable
 
 # Of each log the last so many bytes are looked at, of at most so many logs: those of failed ranks, then the newest.
@@ -95,7 +96,7 @@ class LogReader:
         if known is not None and known[0] == file.state:
             return known
         try:
-            with Path(file.path).open("rb") as log:
+            with open_regular(file.path) as log:
                 size = os.fstat(log.fileno()).st_size
                 block = os.pread(log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES))
         except OSError:

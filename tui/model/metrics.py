@@ -14,6 +14,7 @@ from pathlib import Path
 from attrs import frozen
 
 from ...records.lines import objects
+from ...regular_files import open_regular
 from ..words import number
 from .columns import Values
 from .series import Series
@@ -67,7 +68,7 @@ class Metrics:
         """Records that are new, in the order of the file; of a long file at first a sample and its end, and no more.
         Reads until `deadline` (`time.monotonic()`), and at least a little. Never raises because of the file."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 return self._read(file.fileno(), deadline)
         except OSError:
             return []  # not there yet, gone with its directory, or a file system that hiccups

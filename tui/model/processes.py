@@ -4,6 +4,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from ...regular_files import open_regular
+
 LOCKS = Path("/proc/locks")
 
 
@@ -44,7 +46,7 @@ def is_locked(path: Path, *, shared: bool) -> bool | None:
             return True
         if shared:
             return None
-        lock = path.open("rb")
+        lock = open_regular(path)
     except OSError:
         return None
     with lock:

@@ -17,6 +17,7 @@ from ...records.heartbeat import Heartbeat, read_heartbeat
 from ...records.lines import objects, read_all
 from ...records.metrics import RankMetrics
 from ...records.paths import heartbeat_path, rank_lines_path
+from ...regular_files import open_regular
 from .planned import Planned
 from .processes import is_running
 from .ranks import RING, OneRank, Pulse, Ranks
@@ -139,7 +140,7 @@ class RankReader:
     def _read_file(self, rank: int) -> None:
         file = self._files[rank]
         try:
-            with rank_lines_path(self._directory, rank).open("rb") as lines:
+            with open_regular(rank_lines_path(self._directory, rank)) as lines:
                 status = os.fstat(lines.fileno())
                 if status.st_ino != file.inode or status.st_size < file.offset:
                     file.inode, file.offset = status.st_ino, 0

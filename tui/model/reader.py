@@ -18,6 +18,7 @@ from ...records.server_status import SERVER_FILE, ServerStatus
 from ...records.start_events import HorizonEvent
 from ...records.sweep_events import SWEEP_FILE
 from ...records.sweep_state import SweepState
+from ...regular_files import MOST_JSON, read_regular
 from ..state import RunState, begun_again, reduce_all
 from ..tail import Tail
 from .alerts import AlertTracker
@@ -137,7 +138,7 @@ class RunReader:
             state = status.st_ino, status.st_size, status.st_mtime_ns
             if state == self._plan_state:
                 return
-            found = objects(path.read_bytes().replace(b"\n", b" "))[0]
+            found = objects(read_regular(path, MOST_JSON).replace(b"\n", b" "))[0]
         except OSError:
             return  # not there yet, or gone: what was planned is known
         plan = planned(found[0]) if found else None
@@ -151,7 +152,7 @@ class RunReader:
             status = path.stat()
             state = status.st_ino, status.st_mtime_ns
             if state != self._server_state:
-                self._server, self._server_state = _STATUS.decode(path.read_bytes()), state
+                self._server, self._server_state = _STATUS.decode(read_regular(path, MOST_JSON)), state
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return  # not there, or of another version: what was said is known
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ....planner.canonical import DATA, digest
+from ....regular_files import read_json
 from ..errors import DataError
 from ..stores.cache_folder import ATTEMPTS, make_folder
 from .rows import Rows
@@ -43,7 +44,7 @@ def cached_rows(folder: Path, pack: Callable[[], Rows]) -> Rows:
 def open_rows(folder: Path) -> Rows | None:
     """The rows in `folder`, or None if any part of them is missing, unreadable or not what was written."""
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
+        meta = read_json(folder / "meta.json")
         values: dict[str, Any] = {name: _mapped(folder / f"{name}.npy") for name in ARRAYS}
         values |= {name: int(meta[name]) for name in NUMBERS}
         rows = Rows(**values)
@@ -58,7 +59,7 @@ def open_rows(folder: Path) -> Rows | None:
 def num_rows(folder: Path) -> int | None:
     """How many rows there are in `folder`, without reading them; None if there are none, or of another format."""
     try:
-        if json.loads((folder / "meta.json").read_bytes())["format"] != FORMAT:
+        if read_json(folder / "meta.json")["format"] != FORMAT:
             return None
         return len(_mapped(folder / "row_offsets.npy")) - 1
     except (OSError, ValueError, KeyError, TypeError, EOFError):

@@ -1,6 +1,5 @@
 """The tokenised data set: one flat array of tokens, cached on disk under the hash of everything it depends on."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import Factory, define, evolve, field
 
+from ....regular_files import read_json
 from ..errors import DataError
 from ..records.bad_records import BadRecord, BadRecordReport
 from .digests import file_digest
@@ -122,7 +122,7 @@ def open_named(cache: Path, names: Sequence[str]) -> TokenStore | None:
 def open_store(directory: Path) -> TokenStore | None:
     """The store in `directory`, or None if any part of it is missing, unreadable or of the wrong size."""
     try:
-        meta = json.loads((directory / META).read_bytes())
+        meta = read_json(directory / META)
         count, dtype = int(meta["tokens"]), np.dtype(meta["dtype"])
         offsets = np.asarray(np.load(directory / OFFSETS, mmap_mode="r", allow_pickle=False))
         # A plain array over the mapping: slicing a memmap object costs several times as much.
@@ -171,7 +171,7 @@ def _mapped(path: Path, dtype: type = np.float32) -> np.ndarray:
 def damage(directory: Path, progress: Report | None = None) -> list[str]:
     """The names of the files in a store whose content has changed since it was written; reads all of them."""
     try:
-        digests = dict(json.loads((directory / META).read_bytes())["digests"])
+        digests = dict(read_json(directory / META)["digests"])
     except (OSError, ValueError, KeyError, TypeError):
         return [META]
     found = []

@@ -15,6 +15,7 @@ from attrs import asdict, define, frozen
 from ....dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from ....planner.canonical import DATA, digest
 from ....planner.weights.files import CONFIG, WeightsUnreadable, read_weight_files
+from ....regular_files import read_json
 from ...errors import EnvironmentFault
 from ...files.durable import write
 from ...files.locks import HeldLock, hold
@@ -101,7 +102,7 @@ def open_taught(cache: Path, key: TaughtKey, tokens: int) -> dict[str, np.ndarra
     folder = cache / key.name
     widths = {TEACHER_IDS: key.top, TEACHER_LOGPROBS: key.top + 1}
     try:
-        json.loads((folder / META).read_bytes())
+        read_json(folder / META)
         found = {name: np.asarray(np.memmap(folder / f"{name}.bin", dtype=COLUMNS[name], mode="r")) for name in COLUMNS}
         return {name: column.reshape(tokens, widths[name]) for name, column in found.items()}
     except (OSError, ValueError):
@@ -121,7 +122,7 @@ def missing(cache: Path, key: TaughtKey) -> str:
 
 def _covers(meta: Path) -> Mapping[str, Any] | None:
     try:
-        return json.loads(meta.read_bytes())["covers"]
+        return read_json(meta)["covers"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -197,7 +198,7 @@ class TaughtEntry:
     def _known(self) -> int:
         """Microbatches that are complete in what another process has left."""
         try:
-            found = json.loads((self.folder / PROGRESS).read_bytes())
+            found = read_json(self.folder / PROGRESS)
             fits = found["micro"] == self.micro and found["covers"] == asdict(self.key)
             sizes = {name: (self.folder / f"{name}.bin").stat().st_size for name in COLUMNS}
             whole = {name: self.tokens * self._widths[name] * np.dtype(COLUMNS[name]).itemsize for name in COLUMNS}

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from attrs import define, field, frozen
 
+from ....regular_files import read_json
 from ..stores.cache_folder import PARTIAL
 
 CLAIM = ".claim-"
@@ -130,7 +131,7 @@ class ClaimWatch:
 
     def _rival(self, name: str, path: Path) -> OtherClaim:
         try:
-            says = json.loads(path.read_bytes())
+            says = read_json(path)
             beat, process, builds = int(says["beat"]), says["process"], bool(says["builds"])
             builder = f"process {says['pid']} on {says['host']}"
         except FileNotFoundError:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from attrs import asdict, evolve, field, frozen
 
+from ....regular_files import read_json
 from ..records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
 from ..stores.cache_folder import sync_folder
 from ..stores.durable import GrowingFile, replace_file
@@ -70,7 +71,7 @@ class Journal:
 def read_journal(folder: Path, key: str) -> Journal | None:
     """The journal of an unfinished store; None if there is none that can be gone on from."""
     try:
-        values = json.loads((folder / JOURNAL).read_bytes())
+        values = read_json(folder / JOURNAL)
         journal = Journal(**values)
         return journal if journal.format == FORMAT and journal.key == key else None
     except (OSError, ValueError, TypeError):

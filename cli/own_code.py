@@ -1,0 +1,19 @@
+"""What a saved plan or a run directory executes of its author's, said before it does."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..planner.plan import Plan
+
+
+def say_own_code(plan: "Plan", path: "str | Path") -> None:
+    """Print a warning that names modules and commands; nothing where there are none. path: of the plan."""
+    from ..dsl.diagnostics.source import printable
+    from ..planner.data.chain import code_of
+
+    if found := code_of(plan):
+        said = f"warning: {path} runs code of its author: {', '.join(found)}; if you do not trust it, stop here"
+        print(printable(said), file=sys.stderr, flush=True)
