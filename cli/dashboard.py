@@ -16,6 +16,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from ..tui.board.terminal import Terminal
+from .safe_output import drawn_on
 
 if TYPE_CHECKING:
     from ..runtime.run_directory.workspace import RunDirectory
@@ -91,7 +92,14 @@ class Dashboard:
                 f"the dashboard is closed and the run continues; `xtrain watch {quote(str(path))}` opens it again",
                 flush=True,
             )
-        follow(self._directory, ui="console", offsets=self._offsets, finished=self._finished, quiet_until=time.time())
+        follow(
+            self._directory,
+            ui="console",
+            offsets=self._offsets,
+            finished=self._finished,
+            quiet_until=time.time(),
+            out=drawn_on(sys.stdout),
+        )
 
     def _stop_requested(self) -> bool:
         try:

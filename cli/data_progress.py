@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from .safe_output import drawn_on
+
 if TYPE_CHECKING:
     from ..runtime.data.stores.progress import DataProgress, Report
 
@@ -39,7 +41,7 @@ def _bar(name: str) -> "Iterator[Report]":
         TextColumn("{task.fields[dataset]}", table_column=Column(no_wrap=True, min_width=len(name))),
         BarColumn(16, table_column=Column(min_width=16)),
         TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-        console=Console(stderr=True),
+        console=Console(file=drawn_on(sys.stderr)),
         transient=True,
         # What goes to stdout must not be turned to where the bar is.
         redirect_stdout=False,

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .safe_output import drawn_on
+
 if TYPE_CHECKING:
     from ..dsl.diagnostics.diagnostic import Diagnostics
 
@@ -98,7 +100,7 @@ def _format(file: str, *, check: bool, diff: bool) -> int:
     elif check and changed:
         print(source.path)
     elif file == "-" and not (check or diff):
-        sys.stdout.write(after)
+        (sys.stdout if sys.stdout.isatty() else drawn_on(sys.stdout)).write(after)  # a file has it as it is
     elif changed and not (check or diff):
         return _write(file, after)
     return 1 if check and changed else 0

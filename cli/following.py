@@ -1,7 +1,10 @@
 """Showing a run from its files while this process is busy with running it."""
 
+import sys
 import threading
 from typing import TYPE_CHECKING
+
+from .safe_output import drawn_on
 
 if TYPE_CHECKING:
     from ..runtime.run_directory.workspace import RunDirectory
@@ -18,7 +21,8 @@ class Following:
         directory = workspace.directory
         self._finished = threading.Event()
         offsets = {name: size_of(directory / name) for name in (METRICS_FILE, EVENTS_FILE)}
-        options = {"ui": ui, "offsets": offsets, "finished": self._finished}
+        out = drawn_on(sys.stdout, ui)
+        options = {"ui": ui, "out": out, "offsets": offsets, "finished": self._finished}
         self._thread = threading.Thread(target=follow, args=(directory,), kwargs=options, daemon=True)
 
     def __enter__(self) -> None:

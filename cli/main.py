@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..regular_files import reason_of
+from .safe_output import harmless, safe_output
 
 VERBS = (
     "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
@@ -47,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 3
     try:
-        code = parsed.run(parsed)
+        with safe_output():
+            code = parsed.run(parsed)
         if not sys.stdout.closed:  # as the language server leaves it
             sys.stdout.flush()
         return code
@@ -94,7 +96,7 @@ def _drop_output(stream: TextIO | None = None) -> None:
 def _tell(message: str) -> None:
     """Say what is wrong, unless that cannot be written either: the exit code counts then."""
     try:
-        print(message, file=sys.stderr, flush=True)
+        print(harmless(message), file=sys.stderr, flush=True)
     except OSError:
         _drop_output(sys.stderr)
 

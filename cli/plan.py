@@ -11,6 +11,7 @@ from .counting import counted
 from .plan_alternatives import add_alternatives, show_alternatives, wants_alternatives
 from .plan_sweep import show_sweep
 from .plan_views import FORMATS, NotThere, json_text, view
+from .safe_output import drawn_on
 
 if TYPE_CHECKING:
     from ..planner.compile import Compiled
@@ -143,7 +144,7 @@ def _traced(plan: "Plan") -> "Plan | None":
         print(f"error: the plan cannot be traced: {problem}", file=sys.stderr)
         return None
     if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        print("\r\x1b[K", end="", file=drawn_on(sys.stderr), flush=True)
     return with_trace(plan, found)
 
 

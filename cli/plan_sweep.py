@@ -6,6 +6,7 @@ import sys
 
 from .counting import counted
 from .plan_views import is_given
+from .safe_output import drawn_on
 
 
 def show_sweep(arguments: argparse.Namespace) -> int | None:
@@ -44,4 +45,5 @@ def show_sweep(arguments: argparse.Namespace) -> int | None:
 def _progress(done: int, of: int) -> None:
     if sys.stderr.isatty():
         end = "\r\x1b[K" if done == of else ""
-        print(f"\rcompiling trial {done:,} of {of:,} … {end}", end="", file=sys.stderr, flush=True)
+        out = drawn_on(sys.stderr)
+        print(f"\rcompiling trial {done:,} of {of:,} … {end}", end="", file=out, flush=True)

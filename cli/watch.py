@@ -5,6 +5,8 @@ import sys
 import threading
 from pathlib import Path
 
+from .safe_output import drawn_on
+
 EPILOG = """\
 RUN is a run's directory, the beginning of its name, or a lineage or root of runs; without it the newest below runs/.
 The dashboard only reads files: closing it never touches training. Its keys are shown with ?.
@@ -76,5 +78,7 @@ def _follow(directory: Path, ui: str) -> int:
     from ..tui.model.run_watcher import RunWatcher
 
     watchman = RunWatcher(directory)
-    state = follow(directory, ui=choose_ui(ui, sys.stdout), finished=threading.Event(), why_over=watchman.why_over)
+    chosen = choose_ui(ui, sys.stdout)
+    out = drawn_on(sys.stdout, chosen)
+    state = follow(directory, ui=chosen, finished=threading.Event(), why_over=watchman.why_over, out=out)
     return 4 if state.end is None else 0

@@ -290,8 +290,8 @@ def _check_names(content: dict[str, Any]) -> None:
         **{key: workspace[key] for key in ("lineage", "run") if workspace[key] is not None},
     }
     for key, name in named.items():
-        if not isinstance(name, str) or (problem := file_name(name)) is not None:
-            raise ValueError(f"its `{key}` {problem if isinstance(name, str) else 'is no name'}")
+        if (problem := file_name(name) if isinstance(name, str) else "is no name") is not None:
+            raise ValueError(f"its `{key}` {problem}")
     for key in ("spec", "spec_text"):
         if not isinstance(content[key], str):
             raise TypeError(f"its `{key}` is no text")

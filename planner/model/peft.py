@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 
 from ...dsl.checking.strict_json import STRICT
 from ...dsl.schema.model import FAMILIES
+from ...regular_files import open_regular
 from ..architecture import HEAD, Architecture, ParameterSpec, parameters
 from ..weights.files import WeightFiles, WeightsUnreadable, read_file
 from ..weights.fit import Assignment, wrong_tensors
@@ -179,7 +180,7 @@ def _alike(files: WeightFiles, one: str, other: str) -> bool:
         return False
     try:
         paths = [Path(files.folder) / each.file for each in pair]
-        with paths[0].open("rb") as first, paths[1].open("rb") as second:
+        with open_regular(paths[0]) as first, open_regular(paths[1]) as second:
             for file, tensor in zip((first, second), pair, strict=True):
                 file.seek(tensor.start)
             for left in range(pair[0].bytes, 0, -LARGEST):
@@ -253,7 +254,7 @@ def _config(folder: str, own: frozenset[str]) -> tuple[dict[str, Any], dict[str,
     path = Path(folder) / PEFT_CONFIG
     name = path.as_posix()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
         what = f"{name} cannot be read: {error.strerror or error}"
