@@ -260,7 +260,10 @@ CONVERSATIONS = [
         [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
         [{**USER, "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
     ),
-    ([{"role": "assistant", "content": None, "tool_calls": [{}]}], [{"role": "assistant", "tool_calls": [{}]}]),
+    (
+        [{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}],
+        [{"role": "assistant", "tool_calls": [{"name": "f"}]}],
+    ),
     ([{**USER, "name": None, "at": 3}], [{**USER, "at": 3}]),
     ([{"role": "system", "content": ""}], [{"role": "system", "content": ""}]),
 ]
