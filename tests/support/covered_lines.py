@@ -135,12 +135,12 @@ class CoveredLines:
         name = Path(path).stem.removesuffix("_run").removesuffix("_torch")
         folders = Path("tests", path).parents
 
-        def distance(test: str) -> tuple[bool, int, float]:
-            """Tests of the same name first, then those in the nearest folder."""
+        def distance(test: str) -> tuple[bool, bool, int, float]:
+            """Tests that are known to execute the line first, then those of the same name, then the nearest folder."""
             file = Path(test.partition("::")[0])
             near = sum(folder in file.parents for folder in folders)
             breadth = self._breadth().get(test, UNKNOWN_LINES)
-            return file.stem != f"test_{name}", -near, breadth * (0.1 + self._took(test))
+            return test not in of_line, file.stem != f"test_{name}", -near, breadth * (0.1 + self._took(test))
 
         return sorted(tests, key=distance)
 
