@@ -52,7 +52,7 @@ def kind_of(tensors: dict[str, torch.Tensor]) -> str:
 def state_with(calls: list[str], **given: Any) -> FullState:
     plan = plan_from_spec(QUICKSTART).plan
     assert plan is not None
-    loader = SimpleNamespace(state=lambda step: {"step": step})
+    loader = SimpleNamespace(state=lambda step: {"step": step, "capacity": 2})
     options: dict[str, Any] = {
         "rank": SimpleNamespace(rank=0, data_rank=0, row_rank=0, replica=None, device=CPU),
         "model": None,
@@ -64,7 +64,7 @@ def state_with(calls: list[str], **given: Any) -> FullState:
             datasets={},
             epoch=lambda step: None,
             loader=loader,
-            resume=lambda state: calls.append("loader"),
+            resume=lambda state, past: calls.append("loader"),
         ),
         "progress": Noted(calls),
     }
