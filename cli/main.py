@@ -59,6 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
+        from ..runtime.launch.limits import exhausted
+
+        if (fault := exhausted(error)) is not None:
+            _tell(f"error[{fault.code}]: {fault}")
+            return 3
         if error.filename is not None:
             _tell(f"xtrain {parsed.verb}: {error.filename}: {reason_of(error)}")
             return 2

@@ -125,11 +125,14 @@ def _checked(found: "Compiled") -> "Plan":
 def _check_place(plan: "Plan") -> None:
     """Hold the ranks and devices of this machine against the plan; one rank of a machine does. Raises
     EnvironmentFault."""
-    from ..runtime.launch.preflight import check_devices, check_world, find_devices
+    from ..runtime.launch.limits import check_limits
+    from ..runtime.launch.preflight import check_devices, check_world, device_of, find_devices
     from ..runtime.launch.reaching import check_own_name
 
     here = os.environ.get("LOCAL_WORLD_SIZE")
     is_local_first = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
+    count = int(here) if here else 1
+    check_limits(plan, device_of(plan), count)
     if is_local_first:
         check_world(plan, int(os.environ["WORLD_SIZE"]), int(here) if here else None)
         if plan.launch["nodes"] > 1:

@@ -29,6 +29,7 @@ from .errors import EnvironmentFault
 from .execution.node_calls import NodeCalls
 from .execution.node_order import DueTicks, topological
 from .execution.training_loop import TrainingLoop
+from .launch.limits import exhausted
 from .monitoring.alert_actions import AlertActions
 from .monitoring.failing import lost_a_peer, report_deadline, report_failure
 from .monitoring.heartbeat import HeartbeatWriter
@@ -139,7 +140,11 @@ class Executor:
         except (NonFinite, NothingLearned, PlanMismatch) as error:
             self._report(error, trace=False)
         except BaseException as error:  # also CheckpointException, which is no Exception
-            self._report(error, trace=not lost_a_peer(error))
+            if (fault := exhausted(error)) is not None:
+                status = EndStatus.ENVIRONMENT
+                self._report(fault, exit_code=EXIT_CODES[status], trace=False)
+            else:
+                self._report(error, trace=not lost_a_peer(error))
         self.under_way.drop()
         self.poller.close()
         with suppress(EnvironmentFault):

@@ -492,6 +492,12 @@ PAGES: Final = (
         that are being written. It is compared with what the kernel has to give and with the limit of the job's control
         group, as a scheduler or a container sets it.
         """),
+    CodePage("X738", "a limit on open files or processes is too low", """
+        A rank opens a connection to each other rank of its groups, files of its data, pipes to its workers, and starts
+        threads; the limits of this user or container (`ulimit -n`, `ulimit -u`, pids of a control group) leave too few.
+        `xtrain run` and `xtrain doctor` compare them with what the plan needs, with room, and raise the soft limit of
+        open files up to the hard one. A limit that is met later, as other processes start, has this code too.
+        """),
     CodePage("W401", "a setting that changes nothing here", """
         Because of other settings this setting has no effect: for instance, it concerns an axis of size 1, gradient
         reduction where nothing is sharded, saving where nothing is saved, the width of a layer that the model does not

@@ -16,6 +16,7 @@ from ..data.documents.tokenizers import load_tokenizer
 from ..data.errors import DataError
 from ..data.loading.prepared import source_of
 from ..errors import EnvironmentFault
+from ..launch.limits import faults_of_limits, need_of
 from ..launch.preflight import Devices, check_devices, find_devices
 from ..provenance.code import read_code
 from ..reporting.packages import package_faults
@@ -40,6 +41,7 @@ def check_machine_facts(plan: Plan, machine: MachineFacts, disk: DiskFacts) -> l
         found += of_driver(machine)
     if devices is not None:
         found += of_devices(plan, devices)
+        found += of_limits(plan, machine, devices.kind)
         found += of_memory(plan, machine, devices.kind)
         found += of_shared_memory(plan, machine, devices.kind)
         found += of_compiler(plan, machine, devices.kind)
@@ -106,6 +108,13 @@ def of_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
             do="ask the scheduler for more memory, put fewer ranks on a machine (launch.ranks_per_node), or end what "
             "else runs there",
         )
+
+
+def of_limits(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
+    """Open files, processes and threads."""
+    need = need_of(plan, kind, plan.mesh.ranks_per_node)
+    for fault in faults_of_limits(need, machine.files, machine.tasks):
+        yield of_fault(EnvironmentFault("X738", fault))
 
 
 def of_shared_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:

@@ -7,6 +7,7 @@ from attrs import evolve
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault
 from ..launch.node_place import NodePlace
+from ..launch.preflight import device_of
 from ..launch.reaching import check_own_name
 from .checks import check_machine_facts, of_driver, of_fault, of_folder
 from .disk import look_at_disk
@@ -44,11 +45,3 @@ def examine_without_plan() -> list[Unfit]:
     machine = look_at_machine()
     found = (*of_driver(machine), *of_folder(look_at_disk(Path.cwd())))
     return [evolve(each, host=machine.host) for each in found]
-
-
-def device_of(plan: Plan) -> str:
-    """`cpu` or `cuda`, as ranks of this machine choose it."""
-    import torch
-
-    asked = plan.launch["device"]
-    return "cuda" if asked == "cuda" or (asked == "auto" and torch.cuda.is_available()) else "cpu"

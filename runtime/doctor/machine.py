@@ -11,6 +11,7 @@ from typing import Final
 
 from attrs import frozen
 
+from ..launch.limits import most_files, tasks_left
 from ..provenance.metadata import versions
 
 # The oldest driver that runs a CUDA release, by the first number of that release (NVIDIA, CUDA Toolkit release notes,
@@ -36,7 +37,8 @@ class MachineFacts:
     """host: its name. memory: bytes that processes may still take here, None where nobody knows. shared_memory: bytes
     of `/dev/shm`, None where there is none. driver: of NVIDIA's kernel module, None without one. cuda: the release that
     torch was built for, None for a build without. versions: of what computes. lacks: of what Triton compiles with, in
-    words; empty where all is there."""
+    words; empty where all is there. files: that a process may have open. tasks: processes and threads that this user
+    may still start; None without a limit."""
 
     host: str
     memory: int | None
@@ -45,6 +47,8 @@ class MachineFacts:
     cuda: str | None
     versions: Mapping[str, str]
     lacks: str = ""
+    files: int | None = None
+    tasks: int | None = None
 
 
 def look_at_machine(root: Path = Path("/")) -> MachineFacts:
@@ -59,6 +63,8 @@ def look_at_machine(root: Path = Path("/")) -> MachineFacts:
         cuda=torch.version.cuda,
         versions=versions(),
         lacks=_lacks(),
+        files=most_files(),
+        tasks=tasks_left(root),
     )
 
 

@@ -15,6 +15,7 @@ from ..data.loading.prepared import source_of
 from ..errors import EnvironmentFault
 from ..provenance.start import is_worker, rank_variables
 from ..reporting.packages import check_packages
+from .limits import check_limits
 
 # What a driver reports is a little below the data sheet, which a plan takes its figure from.
 REPORTED = 0.97
@@ -34,8 +35,10 @@ def check_machine(plan: Plan, local_ranks: int) -> list[str]:
 
     What the plan counts on and is otherwise here, without stopping it, comes back in words.
     """
+    devices = find_devices(plan, local_ranks)
+    check_limits(plan, devices.kind, local_ranks)
     check_packages(plan)
-    remarks = check_devices(plan, find_devices(plan, local_ranks))
+    remarks = check_devices(plan, devices)
     tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
     for node in plan.nodes:
         if node.op == "setup.data":
@@ -61,6 +64,14 @@ def find_devices(plan: Plan, local_ranks: int) -> Devices:
     devices = [torch.cuda.get_device_properties(index) for index in range(local_ranks)]
     least = min(devices, key=lambda device: device.total_memory)
     return Devices(kind="cuda", name=least.name, memory=least.total_memory)
+
+
+def device_of(plan: Plan) -> str:
+    """`cpu` or `cuda`, as ranks of this machine choose it."""
+    import torch
+
+    asked = plan.launch["device"]
+    return "cuda" if asked == "cuda" or (asked == "auto" and torch.cuda.is_available()) else "cpu"
 
 
 def check_devices(plan: Plan, here: Devices) -> list[str]:

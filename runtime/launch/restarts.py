@@ -26,6 +26,7 @@ from .failure_cause import FailureCause, exit_code_of, find_failure_cause
 from .first_node import OneNode
 from .launch import Ended, launch
 from .leftovers import end_leftovers
+from .limits import exhausted
 from .replica_groups import launch_groups
 from .stop_notes import StopNotes
 from .worlds import fewer_ranks
@@ -70,7 +71,10 @@ class RestartLoop:
             os.environ[RESTART] = str(self._starts_before + len(self.tries))
             try:
                 ended = self._launch()
-            except EnvironmentFault as fault:
+            except (EnvironmentFault, OSError, RuntimeError) as error:
+                fault = error if isinstance(error, EnvironmentFault) else exhausted(error)
+                if fault is None:
+                    raise
                 return self._end_with(fault, FailureCause(reason=str(fault), ranks=(), again=False, begun=False))
             self._notes.listen()
             said = events_since(events, begin)

@@ -95,12 +95,12 @@ def test_a_spec_with_mistakes_is_told_so(folder, capsys):
 
 
 def test_each_of_its_findings_is_planted_here():
-    """19 codes of docs/doctor.md, of which some are of several faults."""
+    """20 codes of docs/doctor.md, of which some are of several faults."""
     page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
     rows = re.findall(r"^\| ([XW0-9, ]+) \|", page, re.MULTILINE)
     said = {code for row in rows for code in row.split(", ")}
     planted = set(re.findall(r'"([XW]\d{3})"', Path(__file__).read_text())) - {"X999", "X203"}
-    assert said == planted and len(said) == 19
+    assert said == planted and len(said) == 20
 
 
 # one machine ----------------------------------------------------------------------------------------------------------
@@ -190,6 +190,21 @@ def test_locks_that_do_not_work(folder, capsys, monkeypatch, fault):
 
 def test_locks_that_work_are_seen_to():
     assert disk.fcntl is fcntl and disk.lock_fault(Path("/tmp")) == ""
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"files": 50}, "may have 50 files open"),
+        ({"tasks": 20}, "may start 20 more processes and threads"),
+        ({"files": 1024, "tasks": 4096}, None),
+        ({}, None),
+    ],
+)
+def test_limits_on_files_and_processes(folder, limits, says):
+    found = list(checks.of_limits(made(), evolve(HERE, **limits), "cpu"))
+    assert codes(found) == (["X738"] if says else [])
+    assert says is None or (says in found[0].what and "raise the limit" in found[0].do)
 
 
 def test_small_shared_memory(folder, monkeypatch):
