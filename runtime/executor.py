@@ -25,6 +25,7 @@ from .control.commands import Control
 from .control.inbox import Inbox
 from .control.signals import SECOND_INTERRUPT_SECONDS, StopRequests
 from .data.errors import DataError
+from .data.user_parts import PartFailed
 from .errors import EnvironmentFault
 from .execution.node_calls import NodeCalls
 from .execution.node_order import DueTicks, topological
@@ -134,6 +135,8 @@ class Executor:
             if status != EndStatus.COMPLETE:
                 self.nodes.call_hooks("at_end", status=status)
             self.under_way.cut_short("the run ends")
+        except PartFailed as error:  # no fault of the environment: a restart may get further
+            self._report(error, trace=bool(error.trace))
         except (EnvironmentFault, DataError) as error:
             status = EndStatus.ENVIRONMENT
             self._report(error, exit_code=EXIT_CODES[status], trace=False)

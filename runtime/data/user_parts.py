@@ -34,9 +34,13 @@ _ROOMS = tuple(Path(__file__).parents[2] / room for room in ("cli", "components"
 
 
 class PartFailed(DataError):
-    """The user's own code has raised, or gave something that it may not; diagnostic code X512."""
+    """The user's own code has raised, or gave something that it may not; diagnostic code X512.
+
+    trace: the traceback of what it has raised, from the user's own frames on; "" if it has not raised.
+    """
 
     code = "X512"
+    trace = ""
 
 
 class PartChanged(EnvironmentFault):
@@ -247,7 +251,9 @@ def failures_in(path: Path | None, doing: str) -> Iterator[None]:
         if first is not error:
             where, at = _place(first, path)
             cause = f", because of {_named(first)}" + (f" ({where}:{at})" if at is not None else "")
-        raise PartFailed(f"{doing}: {_named(error)}{cause}", path=file, line=line) from None
+        failed = PartFailed(f"{doing}: {_named(error)}{cause}", path=file, line=line)
+        failed.trace = _trace(error, path)
+        raise failed from None
 
 
 def _named(error: BaseException) -> str:
@@ -276,6 +282,15 @@ def _place(error: BaseException, path: Path | None) -> tuple[Path | None, int | 
     if not inside:
         return path, None
     return _near(Path(inside[-1].filename).absolute()), inside[-1].lineno
+
+
+def _trace(error: BaseException, path: Path | None) -> str:
+    """The traceback without the frames of xtrain that led to the user's code."""
+    frames = error.__traceback__
+    while frames is not None and not (path and _is_own(frames.tb_frame.f_code.co_filename, path)):
+        frames = frames.tb_next
+    lines = traceback.format_exception(type(error), error, frames) if frames else traceback.format_exception_only(error)
+    return "".join(lines)
 
 
 def _is_own(filename: str, path: Path) -> bool:

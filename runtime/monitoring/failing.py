@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from ...records.run_events import FailureEvent
 from ..data.errors import DataError
+from ..data.user_parts import PartFailed
 from ..errors import EnvironmentFault
 from ..ops import PlanMismatch
 from ..reporting.records import Records
@@ -26,17 +27,20 @@ def report_failure(
     more: str = "",
     quiet: bool = False,
 ) -> None:
-    """Report an error. place: what was under way; trace: whether its traceback tells anything; more: a line to be said
-    with its message; quiet: the first rank says what this one has reported.
+    """Report an error. place: what was under way; trace: whether its traceback tells anything, of the user's own code
+    the part from there on; more: a line to be said with its message; quiet: the first rank says what this one has
+    reported.
 
     `agreed` in the record: every rank finds the same, and so would another start. `lost`: the reason is another rank's.
     """
     lost = lost_a_peer(error)
-    text = "".join(traceback.format_exception(error))
+    own = isinstance(error, PartFailed)
+    text = error.trace if own else "".join(traceback.format_exception(error))
     message = str(error) or repr(error)
     if more:
         message, text = f"{message}\n{more}", f"{text}{more}\n"
     said = text if trace or lost else message  # of what is no surprise the message is enough
+    said = f"{text}{message}" if own else said
     if not quiet:
         say(said)
     if lost:

@@ -72,14 +72,40 @@ def test_every_place_is_called_in_its_order(tmp_path):
 def test_a_hook_is_called_at_a_failure(tmp_path):
     project = Project(tmp_path)
     text = '@hook("at_failure")\ndef last(c): open("said", "w").write(f"{c.step} {c.failure}")\n'
-    text += '@hook("after_step")\ndef breaks(c):\n    if c.step == 2:\n        raise ValueError("on purpose")\n'
+    text += '@hook("after_step")\ndef breaks(c):\n    if c.step == 2:\n        inner()\n'
+    text += 'def inner():\n    raise ValueError("on purpose")\n'
     (project.folder / "hooks.py").write_text(HEAD + text)
     (project.folder / "own.xtrain").write_text(SPEC + "hook last\nhook breaks\n")
     command = project.start("own.xtrain", "--ui", "plain")
     said = "".join(command.communicate(timeout=120))
-    assert command.returncode == 3
-    assert re.search(r"X512\] hooks\.py:8: hook `breaks`: ValueError: on purpose", said), said
+    assert command.returncode == 1
+    assert re.search(r"X512\] hooks\.py:10: hook `breaks`: ValueError: on purpose", said), said
+    (failure,) = failures(project)
+    lines = failure["traceback"].splitlines()
+    assert [line.rpartition(" ")[2] for line in lines if line.startswith("  File")] == ["breaks", "inner"]
+    assert lines[-1] == "ValueError: on purpose" and failure["exit_code"] == 1
+    logs = [path.read_text(encoding="utf-8") for path in project.folder.glob("runs/*/*/logs/**/*") if path.is_file()]
+    assert any(failure["traceback"] in log for log in logs)
     assert "on purpose" in (project.folder / "said").read_text()
+
+
+def failures(project):
+    (events,) = project.folder.glob("runs/*/*/events.jsonl")
+    records = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
+    return [record for record in records if record["event"] == "failure"]
+
+
+def test_a_run_restarts_after_an_exception_of_a_hook(tmp_path):
+    """Exit code 3 would mean that a restart fails in the same way."""
+    project = Project(tmp_path)
+    text = '@hook("after_step")\ndef once(c):\n    from pathlib import Path\n    if not Path("seen").exists():\n'
+    text += '        Path("seen").touch()\n        raise ValueError("on purpose")\n'
+    (project.folder / "hooks.py").write_text(HEAD + text)
+    (project.folder / "own.xtrain").write_text(SPEC + "hook once\nfault_tolerance { restarts = 1 }\n")
+    command = project.start("own.xtrain", "--ui", "plain")
+    said = "".join(command.communicate(timeout=120))
+    assert command.returncode == 0, said
+    assert [each["code"] for each in failures(project)] == ["X512"]
 
 
 @pytest.mark.parametrize(

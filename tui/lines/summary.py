@@ -112,6 +112,8 @@ def _traceback(state: RunState, width: int) -> RenderableType:
     shown: list[RenderableType] = []
     if hidden := max(0, len(lines) - MAX_TRACEBACK_LINES):
         shown.append(Text(f"… {plural(hidden, 'earlier line')} in events.jsonl", "dim"))
+    if first.traceback and first.code:  # of the user's own code: the place in one line
+        shown.append(Text(printable(cause(first)), overflow="fold"))
     if first.traceback:
         shown.append(Text("\n".join(lines[-MAX_TRACEBACK_LINES:]), overflow="fold"))
     else:
