@@ -68,8 +68,7 @@ def evaluate(
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
     loader = feed.evaluation(dataset, rows, rank, measures=objective is not None)
-    # A function of the user's own gives one loss for all tokens.
-    known_bytes = tokenizer.bytes_of if user is None else None
+    known_bytes = tokenizer.bytes_of
     first = rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0
     loss = LossMeasure(loader, rank.device, known_bytes, model, objective, counts_units=first)
     measure: Measure = ChoicesMeasure(loader, rank.device) if choices else loss
@@ -99,6 +98,8 @@ def evaluate(
                 batch.each = choices or known_bytes is not None
                 batch.measures = objective is not None
                 yield batch
+                if body is not None and rank.is_tp_first:
+                    loss.add_text(sums, batch)  # what its forward has left
 
         with weights.in_place() as which, model.with_adapter_of(task):
             if reference_point is not None and reference_point.estimated and objective is not None:

@@ -171,7 +171,7 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
     if args["pointwise"]["cpu"] == "fused" and device_kind(spec) != "cuda":
         does += "; on a CPU norms, rotations and SwiGLU are one pass each"
     if run.size("pp") > 1:
-        does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
+        does += f"; a rank builds its {_range_text(pipeline.blocks())}"
     does += ", with a head of rewards" if arch.head == "reward" else ""
     does += f", {run.formats.params}, on the meta device"
     return graph.add("setup", "setup.build_model", does, args=args, after=((after, "meshes"),))
@@ -216,8 +216,9 @@ def _further(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _range_text(counts: list[int]) -> str:
-    """`8`, or `7 to 8` where ranks differ."""
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    """`1 block`, or `7 to 8 blocks` where ranks differ."""
+    low, high = min(counts), max(counts)
+    return plural(low, "block") if low == high else f"{low} to {high} blocks"
 
 
 def _tasks(graph: Builder, run: Resolved, last: str) -> str:

@@ -105,8 +105,11 @@ def _wrong(actions: tuple[Action, ...]) -> tuple[str, str] | None:
     if any(action.saves for action in actions):
         message = "on nan has `checkpoint`: the weights may be damaged, and `latest` would name them"
         return message, f"remove `checkpoint`; the last good checkpoint stays the latest. {FORMS.capitalize()}"
-    if not _deciding(actions):
+    deciding = _deciding(actions)
+    if not deciding:
         return "on nan lacks skip, rollback or stop", FORMS
+    if other := next((action.kind for action in actions if action not in deciding), None):
+        return f"on nan has `{other}`, which does nothing about a bad step", f"remove `{other}`"
     if len(actions) > 1:
         return "on nan has exactly one of skip, rollback and stop; bad steps are reported in any case", FORMS
     return None

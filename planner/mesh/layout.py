@@ -132,7 +132,7 @@ def _solve_fsdp(
         if world % fixed or world < fixed:
             near = sorted({max(world // fixed, 1) * fixed, (world // fixed + 1) * fixed})
             options = " or ".join(f"{count}" for count in near)
-            message = f"the other axes need a multiple of {product} = {fixed} ranks, but {asked} is {world}"
+            message = f"the other axes need a multiple of {product} = {plural(fixed, 'rank')}, but {asked} is {world}"
             found.fail("mesh.world", "X401", "parallel", message, f"use {options} ranks, or change an axis")
             return None
         sizes["fsdp"] = world // fixed
@@ -149,14 +149,14 @@ def _solve_fsdp(
         reasons["world_size"] = f"the product of the axes: {product}"
     elif fixed != world:
         rest = fixed // sizes["fsdp"]
-        hint = f"use {fixed} ranks, or write `fsdp auto`"
+        hint = f"use {plural(fixed, 'rank')}, or write `fsdp auto`"
         if world % rest == 0:
-            hint = f"use {fixed} ranks, or write `fsdp {world // rest}`"
+            hint = f"use {plural(fixed, 'rank')}, or write `fsdp {world // rest}`"
         found.fail(
             "mesh.world",
             "X401",
             "parallel.fsdp.size",
-            f"the axes give {product} = {fixed} ranks, but {asked} is {world}",
+            f"the axes give {product} = {plural(fixed, 'rank')}, but {asked} is {world}",
             hint,
         )
         return None
@@ -189,19 +189,19 @@ def _machines(
         if fills and world != nodes * per_node:
             per_node = min(per_node, world)
             nodes = world // per_node
-            reasons["launch.nodes"] = f"{world} ranks / {per_node} a node"
+            reasons["launch.nodes"] = f"{plural(world, 'rank')} / {per_node} a node"
         if nodes * per_node != world:
             near = max(world // per_node, 1) * per_node
-            message = f"{world} ranks do not fill machines of {per_node} ranks"
+            message = f"{plural(world, 'rank')} do not fill machines of {plural(per_node, 'rank')}"
             found.fail("mesh.nodes", "X401", "launch.ranks_per_node", message, f"use {near} or {near + per_node} ranks")
             return None
     elif world % nodes:
-        message = f"{world} ranks cannot be spread evenly over {nodes} nodes"
+        message = f"{plural(world, 'rank')} cannot be spread evenly over {nodes} nodes"
         hint = f"use {largest_divisor(world, nodes)} nodes, or a multiple of {nodes} ranks"
         found.fail("mesh.nodes", "X401", "launch.nodes", message, hint)
         return None
     else:
         per_node = world // nodes
-        reasons["launch.ranks_per_node"] = f"{world} ranks / {plural(nodes, 'node')}"
+        reasons["launch.ranks_per_node"] = f"{plural(world, 'rank')} / {plural(nodes, 'node')}"
     found.passed("mesh.nodes", f"{world} = {plural(nodes, 'node')} · {plural(per_node, 'rank')}")
     return nodes, per_node

@@ -167,7 +167,7 @@ def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings)
     elif sequence % align:
         message = f"align {align} does not divide sequence {sequence}"
         others = nearest_multiples(sequence, lcm(align, chunks))
-        found.fail(rule, "X414", "collate", message, f"{hint}, or sequence {others}")
+        found.fail(rule, "X414", "collate", message, f"{hint}, or sequence {others}" if good else hint)
     elif align > LONGEST_PADDING:
         message = f"align {align} is longer than a segment of padding, {LONGEST_PADDING} positions"
         found.fail(rule, "X414", "collate", message, hint)

@@ -48,11 +48,17 @@ class LossMeasure:
     def add(self, sums: Tensor, batch: ModelBatch) -> None:
         assert batch.cross_entropy is not None
         sums[0] += batch.cross_entropy
-        if batch.losses_BS is not None:
-            sums[2:4] += self._of_text(batch)
+        self.add_text(sums, batch)
         if self.objective is not None:
             assert batch.recorded is not None
             sums[5:] += batch.recorded
+
+    def add_text(self, sums: Tensor, batch: ModelBatch) -> None:
+        """Add losses and bytes of a batch; NaN if its losses were asked for, and nothing has computed them."""
+        if batch.losses_BS is not None:
+            sums[2:4] += self._of_text(batch)
+        elif batch.each:
+            sums[3] = math.nan
 
     def _of_text(self, batch: ModelBatch) -> Tensor:
         """Losses and bytes of the labels that are text: special tokens stand for none."""
@@ -75,7 +81,7 @@ class LossMeasure:
         total, tokens, of_text, size, *more = sums.tolist()
         loss = _mean(total, tokens if self.model.predicts else more[0])
         metrics, facts = {"loss": loss}, {"loss": loss, "tokens": int(tokens)}
-        if size:
+        if size > 0:  # not NaN
             metrics["bits_per_byte"] = facts["bits_per_byte"] = of_text / size / math.log(2)
             facts["bytes"] = int(size)
         if self.objective is not None:

@@ -81,6 +81,11 @@ class HookCall:
                 raise self.part.failed(f"changed {what} {self.place}, and its declaration says {own}")
         self.record(given)
 
+    def _lr(self, step: Step) -> float:
+        """The learning rate of a step that has not set it yet; 0 before there is a schedule."""
+        schedule = self.resources.get("schedule")
+        return 0.0 if schedule is None or self.feed.batch is None else schedule(step.index)
+
     def context(self, step: Step, failure: BaseException | None = None, status: str = "") -> RunContext:
         """What the function gets to see."""
         progress = self.progress
@@ -96,7 +101,7 @@ class HookCall:
             loss=step.loss,
             objective=step.objective,
             grad_norm=step.grad_norm,
-            lr=step.lr,
+            lr=step.lr or (self._lr(step) if failure is None else 0.0),
             measured={name: value for name, (_, value) in progress.measured.items()},
             model=self.model,
             optimizer=self.optimizer,

@@ -22,8 +22,8 @@ class RunContext:
     steps before have seen. phase: name of the phase. rows: the microbatches of this rank, empty outside of a step,
     and on ranks that read none. valid_tokens: of the step on all ranks, 0 before they are counted. loss: mean over
     these, and grad_norm, before clipping: NaN until they have been summed over ranks, behind `after_backward`.
-    objective: mean of what was minimised; None until then, and where that is the cross-entropy. lr: of the step, 0
-    before it is set. measured: metric → value of the latest evaluations, as `eval/web/loss`.
+    objective: mean of what was minimised; None until then, and where that is the cross-entropy. lr: of the step, also
+    before the optimizer has it. measured: metric → value of the latest evaluations, as `eval/web/loss`.
     model: what this rank holds of the model: `named_parameters()`, with their names in the whole model, and `parts`.
     failure: what has ended the run, `at_failure` alone. status: how it has ended, `at_end` alone.
     resources: name → whatever else the nodes of the plan have made, which may change with the version.

@@ -122,6 +122,7 @@ def test_a_run_in_one_process_goes_on_exactly(train, alone):
 def test_a_body_that_does_what_the_built_in_one_does_changes_nothing(train, alone):
     found = train("body", "step=one_by_one", "evaluation_step=in_turn")
     assert found.curve == alone.curve and found.evals[-1]["loss"] == alone.evals[-1]["loss"]
+    assert found.evals[-1]["bits_per_byte"] == alone.evals[-1]["bits_per_byte"]
     halved = train("halved", "evaluation_step=in_turn", "evaluation_step.factor=0.5")
     assert halved.evals[-1]["loss"] == pytest.approx(alone.evals[-1]["loss"] / 2, rel=1e-12)
 

@@ -57,6 +57,7 @@ def test_it_shows_on_the_page(make_plan):
     [
         ("on nan checkpoint then stop", "`latest` would name them"),
         ("on nan log", "lacks skip, rollback or stop"),
+        ("on nan log then stop", "on nan has `log`, which does nothing about a bad step"),
         ("on nan skip then stop", "exactly one of"),
         ("on nan skip\non nan(3) rollback", "exactly one of"),
         ("on nan(1) skip", "no step would be skipped"),

@@ -39,7 +39,7 @@ def test_every_place_is_called_in_its_order(tmp_path):
     functions = [
         f'@hook("{place}")\ndef at_{place}(context, word="x"):\n'
         "    say(context)\n    objective = context.objective or 0\n"
-        '    return {"rows": len(context.rows), "step": context.step, "objective": objective}\n'
+        '    return {"rows": len(context.rows), "step": context.step, "objective": objective, "lr": context.lr}\n'
         for place in PLACES
     ]
     say = 'def say(c):\n    with open("said", "a") as file: print(c.place, c.step, c.phase, c.loss > 0, file=file)\n'
@@ -65,6 +65,8 @@ def test_every_place_is_called_in_its_order(tmp_path):
     records = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == [1, 2, 3, 4]
     assert [r["hook/at_after_step/step"] for r in records] == [1, 2, 3, 4]
+    for place in ("before_step", "after_backward", "after_optimizer"):  # also before the optimizer has it
+        assert [r[f"hook/at_{place}/lr"] for r in (records[1], records[3])] == [records[1]["lr"], records[3]["lr"]]
     assert all(r["hook/at_after_step/objective"] == r["objective"] for r in (records[1], records[3]))
     assert records[1]["hook/at_before_step/rows"] == 2 and records[1]["eval/made/loss"] and records[1]["loss"]
 
@@ -93,6 +95,28 @@ def failures(project):
     (events,) = project.folder.glob("runs/*/*/events.jsonl")
     records = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
     return [record for record in records if record["event"] == "failure"]
+
+
+def test_an_evaluation_step_of_the_users_own_keeps_bits_per_byte(tmp_path):
+    """If each batch has its forward before the next one is taken; of batches that are taken first nothing is known."""
+    found = {}
+    bodies = {"plain": "", "each": "for b in context.batches", "taken": "for b in list(context.batches)"}
+    for name, taken in bodies.items():
+        (tmp_path / name).mkdir()
+        project = Project(tmp_path / name)
+        own = "from xtrain import evaluation_step\n@evaluation_step\ndef body(context):\n"
+        own += f"    return sum(float(context.forward(b)) {taken})\n"
+        (project.folder / "own.py").write_text(own)
+        used = 'use "own.py"\nevaluation_step body\n' if taken else ""
+        spec = SPEC.replace('use "hooks.py"\n', used)
+        (project.folder / "own.xtrain").write_text(spec)
+        path = project.run("own.xtrain") / "events.jsonl"
+        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found[name] = next(event for event in events if event["event"] == "eval")
+    plain, each, taken = (found[name] for name in bodies)
+    assert plain["loss"] == each["loss"] == taken["loss"]
+    assert plain["bits_per_byte"] == each["bits_per_byte"] > 0 and plain["bytes"] == each["bytes"]
+    assert taken.get("bits_per_byte") is None
 
 
 def test_a_run_restarts_after_an_exception_of_a_hook(tmp_path):
