@@ -10,7 +10,7 @@ from .diagnostics.source import printable
 from .dimension import Dimension
 from .evaluation.values import quantity_text
 from .interval import Interval
-from .metric import Metric
+from .metric import Measured, Metric
 from .quantity import Quantity
 from .schema.actions import Action, OnEvent, Tick
 from .schema.component import Component, UserComponent
@@ -122,7 +122,7 @@ def value_text(value: Any) -> str:
             return str(value).lower()
         case int() | float():
             return repr(value)
-        case Metric() | Interval() | Dimension():
+        case Metric() | Measured() | Interval() | Dimension():
             return str(value)
         case str():
             return _string(value)

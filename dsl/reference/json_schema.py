@@ -13,7 +13,7 @@ import attrs
 from .. import blocks
 from ..dimension import Dimension
 from ..interval import Interval
-from ..metric import Metric
+from ..metric import Measured, Metric
 from ..quantity import UNITS, Quantity
 from ..schema import actions
 from ..schema.collators import LINKS, usual_chain
@@ -273,6 +273,8 @@ def _part(part: Any, meta: Setting) -> Schema:
         return {"type": "string", "pattern": r"^(\[.*\]|-?[0-9]+\.\.-?[0-9]+|(uniform|log)\(.*\))$"}
     if part is Metric:
         return {"type": "string", "pattern": r"^eval\..+\.(loss|objective)$"}
+    if part is Measured:
+        return {"type": "string", "pattern": r"^(eval|hook)\..+\.[A-Za-z0-9_/]+$"}
     plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]
     if isinstance(check, TextCheck):
         return {"type": plain, **({"pattern": check.pattern} if check.pattern and part is str else {})}

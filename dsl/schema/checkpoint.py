@@ -4,7 +4,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from ..metric import Metric
+from ..metric import Measured
 from .names import file_path
 from .setting import Role, at_least, setting
 
@@ -44,18 +44,29 @@ class Checkpoint:
         role=Role.CADENCE,
     )
     keep: int | None = setting(
-        "number of newest checkpoints to keep, besides the best; none: all",
+        "number of newest checkpoints to keep, and the best if it is not one of them; none: all",
         default=3,
         check=at_least(1),
         role=Role.CADENCE,
     )
-    best: Metric | None = setting(
-        "the checkpoint with the lowest value of this metric is the best", default=None, role=Role.CADENCE,
-        example="eval.web.loss",
+    best: Measured | None = setting(
+        "the checkpoint with the best value of this metric of an evaluation or a hook is the best", default=None,
+        role=Role.CADENCE, example="eval.web.loss",
     )  # fmt: skip
+    best_is: Literal["auto", "lowest", "highest"] = setting(
+        "the better value of `best`; auto: lowest of losses, highest of accuracies and rewards, unknown of others",
+        default="auto",
+        role=Role.CADENCE,
+        added=True,
+    )
     model: bool = setting(
         "also save the weights alone when the run has ended, for publishing", default=True, role=Role.CADENCE
     )
     failures: int | None = setting(
         "failed saves in a row after which the run ends; none: never", default=3, check=at_least(1), role=Role.EXECUTION
     )
+
+    @property
+    def best_is_highest(self) -> bool:
+        """Whether a higher value of `best` is better."""
+        return "highest" in (self.best_is, self.best.better if self.best and self.best_is == "auto" else None)

@@ -237,6 +237,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.checkpoint": {
         **{name: Rule(f"checkpoint.{name}", "none", _STAYS) for name in _SAVING},
         "copies": Rule("checkpoint.mode", "none", _STAYS),
+        "highest": Rule("checkpoint.best_is", "none", _STAYS),
     },
     "step.put_off_save": {},
     "step.await_copy": {},

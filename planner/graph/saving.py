@@ -20,7 +20,7 @@ from .nonfinite import on_nan
 from .timeline import Schedule, recurring
 
 # What a run that saves nothing does without.
-OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "model", "failures")
+OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "best_is", "model", "failures")
 
 
 def pretrained(spec: Spec) -> str | None:
@@ -128,7 +128,7 @@ def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> s
         "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
     ]
     if chosen.best is not None:
-        parts.append(f"and the one with the least {chosen.best}")
+        parts.append(f"and the one with the {'highest' if chosen.best_is_highest else 'least'} {chosen.best}")
     if chosen.backend == "file":
         parts.append("each of one file, which latest.pt, best.pt and model.pt name as well")
     if chosen.mode != "sync":
@@ -147,6 +147,7 @@ def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> s
         "overlap": "wait" if chosen.mode == "sync" else chosen.overlap,  # no save comes during another one
         "best": None if chosen.best is None else chosen.best.key,
         "failures": chosen.failures,
+        **({"highest": True} if chosen.best is not None and chosen.best_is_highest else {}),
     }
     return graph.add("setup", "setup.checkpoint", ", ".join(parts), args=args, axes=run.wide(*AXES), after=(last,))
 
@@ -172,21 +173,56 @@ def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findi
     if best is None or not spec.checkpoint.enabled:
         return
     rule, path = "checkpoint.best", "checkpoint.best"
+    if spec.checkpoint.best_is == "auto" and best.better is None:
+        message = f"nothing says whether a low or a high {best} is better"
+        found.fail(f"{rule}.direction", "X620", path, message, "add `best_is = highest`, or `lowest`")
+    if best.hook is not None:
+        _check_hook(spec, best.hook, found)
+        return
+    assert best.dataset is not None
     measures = [t for t in schedule.ticks if any(action.held_out() == best.dataset for action in t.actions)]
     if best.dataset not in spec.datasets:
         hint = did_you_mean(best.dataset, spec.datasets) or f"datasets: {', '.join(spec.datasets)}"
-        found.fail(rule, "X620", path, f"best uses the loss on {best.dataset}, and there is no such dataset", hint)
+        message = f"best uses {best.what} on {best.dataset}, and there is no such dataset"
+        found.fail(rule, "X620", path, message, hint)
     elif not measures:
         hint = f"add `every 500 steps eval {best.dataset}`"
         found.fail(rule, "X620", path, f"best uses {best}, and no tick evaluates it", hint)
-    elif best.what == "objective" and not is_measured(spec, best.dataset):
-        message = f"best uses {best}, and evaluations of {best.dataset} measure the loss alone"
-        found.fail(f"{rule}.objective", "X620", path, message, f"write `best = eval.{best.dataset}.loss`")
+    elif best.what not in (known := _measured(spec, best.dataset, measures)):
+        message = f"best uses {best}, and evaluations of {best.dataset} measure {', '.join(known)}"
+        other = did_you_mean(best.what, known) or f"write `best = eval.{best.dataset}.{known[0]}`"
+        found.fail(f"{rule}.objective", "X620", path, message, other)
     elif batch.steps is not None and not _meet(schedule, measures, best.dataset, batch):
         message = f"{best} is never evaluated in a step in which a checkpoint is saved, so no checkpoint is the best"
         found.warn(rule, "W602", path, message, f"evaluate {best.dataset} as often as checkpoints are saved")
     else:
         found.passed(rule, f"{best} is measured where checkpoints are saved")
+
+
+def _measured(spec: Spec, name: str, ticks: list[TickSpec]) -> list[str]:
+    """The metrics of the evaluations of a dataset; how many bytes its text has, the run knows."""
+    dataset, loss = spec.datasets[name], spec.loss
+    if dataset.choices is not None:
+        return ["loss", "acc", "acc_norm", "acc_bytes"]
+    answered = any(action.asks() is not None for tick in ticks for action in tick.actions if action.held_out() == name)
+    found = ["loss", *(["reward"] if answered else [])]
+    if spec.evaluation_step is not None:
+        return found
+    return [*found, "bits_per_byte", *(("objective", *loss.measured) if is_measured(spec, name) else ())]
+
+
+def _check_hook(spec: Spec, name: str, found: Findings) -> None:
+    """A hook whose metric decides is called before the save of the same step."""
+    rule = path = "checkpoint.best"
+    hook = spec.hooks.get(name)
+    if hook is None:
+        hint = did_you_mean(name, spec.hooks) or f"hooks: {', '.join(spec.hooks) or 'none'}"
+        found.fail(rule, "X620", path, f"best uses a metric of the hook {name}, and there is no such hook", hint)
+    elif (place := hook.declared["place"]) not in ("after_step", "after_evaluation"):
+        message = f"best uses a metric of the hook {name}, which is called {place}"
+        found.fail(rule, "X620", path, message, 'use a hook of "after_evaluation" or "after_step"')
+    else:
+        found.passed(rule, f"the hook {name} may measure it {place}")
 
 
 def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Arithmetic) -> bool:

@@ -177,6 +177,8 @@ def check_idle_saving(spec: Spec, found: Findings) -> None:
         _warn(spec, "checkpoint.overlap", "training waits for every save", "use mode async", found)
     elif chosen.mode == "async_pinned" and device_kind(spec) == "cpu":
         _warn(spec, "checkpoint.mode", "memory is page-locked for GPUs alone", "use mode async", found)
+    if chosen.enabled and chosen.best is None:
+        _warn(spec, "checkpoint.best_is", "no `best` is followed", "add `best = eval.DATASET.loss`", found)
 
 
 def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:

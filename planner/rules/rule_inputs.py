@@ -294,8 +294,11 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "checkpoint.backend": ("checkpoint.backend", "checkpoint.enabled", "{world}"),
     "checkpoint.from": ("checkpoint.from", "{steps}"),
     "checkpoint.from.stop_at": ("checkpoint.from", "launch.stop_at", "{steps}", "{tokens}"),
+    "checkpoint.best.direction": ("checkpoint.best", "checkpoint.best_is", "checkpoint.enabled"),
     "checkpoint.best": (
         "checkpoint.best",
+        "checkpoint.best_is",
+        "hook.*",
         "checkpoint.enabled",
         "dataset",
         "dataset.*.name",
@@ -307,6 +310,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "checkpoint.best.objective": (
         "checkpoint.best",
+        "every.*.actions",
         "dataset",
         "dataset.*",
         "loss.*",

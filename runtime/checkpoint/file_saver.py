@@ -99,11 +99,11 @@ class FileSaver(Saver):
             self._take(outcome, raises=raises)
 
     def _may_be_best(self, job: SaveJob) -> bool:
-        """Whether nothing that is saved or waits to be has measured less."""
+        """Whether nothing that is saved or waits to be has measured better."""
         value = job.state["metrics"].get(self.best)
         waiting = (queued.job.state["metrics"].get(self.best) for queued in self.queue.unfinished())
         known = [other for other in (self._best_before(job.final), *waiting) if other is not None]
-        return value is not None and all(value < other for other in known)
+        return value is not None and all(self.better(value, other) for other in known)
 
     def _room(self) -> int:
         """How many saves that must be kept may wait: for each a copy, besides those under way and the newest."""

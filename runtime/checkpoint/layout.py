@@ -105,13 +105,13 @@ class CheckpointFolder:
         return {name: tuple(p for p in POINTERS if names[p] == name) for name in names.values() if name}
 
     def old(self, keep: int, *, begun: CheckpointEntry | None = None) -> list[CheckpointEntry]:
-        """All but the newest `keep`; what `best` names is not counted, and what any pointer names is not among them.
+        """All but the newest `keep` and what any pointer names: what `best` names is kept, be it among the newest or in
+        addition to them.
 
         begun: what a run goes on from. Those of later steps, which it will save again, are not counted either: with
         them, one that the run would still have kept had it not been cut off would go.
         """
-        protected = self.protected()
-        counted = [entry for entry in self.entries() if "best" not in protected.get(entry.name, ())]
+        protected, counted = self.protected(), self.entries()
         if begun is not None:
             counted = [entry for entry in counted if entry.step <= begun.step]
         return [entry for entry in counted[:-keep] if entry.name not in protected and not self._aliased(entry)]
@@ -129,11 +129,12 @@ class CheckpointFolder:
         """Whether a file beside the pointers still is that of a checkpoint, because a crash came before the next."""
         return any(means(self.alias(pointer), entry.path / TENSORS) for pointer in POINTERS)
 
-    def least(self, metric: str, *, besides: str) -> CheckpointEntry | None:
-        """The full checkpoint, of all but one, that has measured the least of a metric; the oldest of equals."""
+    def best_of(self, metric: str, *, highest: bool, besides: str) -> CheckpointEntry | None:
+        """The full checkpoint, of all but one, that has measured the least of a metric, or the most if `highest`; the
+        oldest of equals."""
         found = [(value, entry) for entry in self.entries() if entry.name != besides
                  if (value := entry.state().get("metrics", {}).get(metric)) is not None]  # fmt: skip
-        return min(found, key=lambda each: each[0])[1] if found else None
+        return min(found, key=lambda each: -each[0] if highest else each[0])[1] if found else None
 
     def _named(self, pattern: re.Pattern[str]) -> list[CheckpointEntry]:
         found = [(path, pattern.fullmatch(path.name)) for path in self._paths()]

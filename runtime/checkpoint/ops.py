@@ -328,10 +328,11 @@ def prepare_saving(
     overlap: Overlap,
     best: str | None,
     failures: int | None,
+    highest: bool = False,
 ) -> Saver:
     """How this run saves, from here on; what it does not keep any more is removed."""
     start = begun.start
-    publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"), best)
+    publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"), best, highest)
     transaction = Transaction(publisher=publisher, collective=CollectiveErrors.of(rank), keep=keep, backend=backend)
     common: dict[str, Any] = {
         "state": begun.state,
@@ -339,6 +340,7 @@ def prepare_saving(
         "transaction": transaction,
         "overlap": overlap,
         "best": best,
+        "highest": highest,
         "failures": failures,
         "saved_step": start.step if start.own else None,
         "begun_from": begun_from(plan, start),

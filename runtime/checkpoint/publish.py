@@ -19,11 +19,12 @@ from .sidecar import TENSORS, write_sidecar
 class Publisher:
     """Writes into the folder of a run; one process at a time. All methods raise OSError.
 
-    best: the metric whose least value `best` follows, None where none is followed.
+    best: the metric whose least value `best` follows, the highest if `highest`; None where none is followed.
     """
 
     folder: CheckpointFolder
     best: str | None = None
+    highest: bool = False
 
     def sweep(self) -> None:
         """Remove what saves and removals that were cut off have left; nobody may be saving here."""
@@ -117,7 +118,9 @@ class Publisher:
         """What a pointer is to name instead."""
         if pointer == "latest":
             return next((entry for entry in reversed(self.folder.entries()) if entry.name != name), None)
-        return self.folder.least(self.best, besides=name) if pointer == "best" and self.best else None
+        if pointer != "best" or not self.best:
+            return None
+        return self.folder.best_of(self.best, highest=self.highest, besides=name)
 
 
 def partial_of(final: Path) -> Path:

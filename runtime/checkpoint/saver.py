@@ -39,10 +39,10 @@ class Saver:
     """Writes checkpoints of a run.
 
     overlap: what a save does that comes due while another is being written: wait for it, or come later. best: the
-    metric whose least value `best` follows, None without one. failures: how many saves in a row may fail, None for any
-    number. staging: None where saves are made at once. begun_from: where the run got its first state, if not from
-    itself. written_by: versions, and the state of the user's code. Methods without another word are collective, and all
-    ranks leave them alike.
+    metric whose least value `best` follows, or the highest if `highest`; None without one. failures: how many saves in
+    a row may fail, None for any number. staging: None where saves are made at once. begun_from: where the run got its
+    first state, if not from itself. written_by: versions, and the state of the user's code. Methods without another
+    word are collective, and all ranks leave them alike.
     """
 
     state: FullState
@@ -50,6 +50,7 @@ class Saver:
     transaction: Transaction
     overlap: Overlap
     best: str | None
+    highest: bool = False
     failures: int | None
     staging: HostCopy | None = None
     saved_step: int | None
@@ -59,6 +60,8 @@ class Saver:
     """Whether a save that is due now is made now, whatever is still being written; the same on all ranks."""
     writes: Callable[[], bool] = lambda: True
     """Whether these ranks save what is due: of several replica groups one does, for all have the same state."""
+    hooks: Callable[[str], None] = lambda place: None
+    """Calls the hooks of a place, before and after a save that is made."""
     put_off: str = ""
     """The node of a save that was due while another one was being written, and is still to be made."""
     _failed: int = 0
@@ -99,6 +102,7 @@ class Saver:
         self.saved_step = step
         if not self.writes():
             return
+        self.hooks("before_checkpoint")
         job = SaveJob(node, step, self.folder.path(step), self._described(), begin, files=self.state.files())
         tensors = self.state.tensors()
         if must or not self.beside:
@@ -107,8 +111,11 @@ class Saver:
                 self.saved_step = None
                 raise failure
             self._take(failure, raises=True)
+            if failure is not None:
+                return
         else:
             self._begin(job, tensors)
+        self.hooks("after_checkpoint")
 
     def _prepare(self, *, must: bool) -> None:
         """Before another save: the one that is being written has ended."""
@@ -179,7 +186,7 @@ class Saver:
             return False
         write_late_metrics(final, {metric: value})
         before = self._best_before(final)
-        if before is not None and value >= before:
+        if before is not None and not self.better(value, before):
             return False
         self.transaction.publisher.point("best", final.name)
         return True
@@ -275,13 +282,17 @@ class Saver:
         if value is None:
             return ("latest",)
         before = self._best_before(job.final)
-        return ("latest", "best") if before is None or value < before else ("latest",)
+        return ("latest", "best") if before is None or self.better(value, before) else ("latest",)
+
+    def better(self, value: float, before: float) -> bool:
+        """Whether one value of the metric of `best` is better than another."""
+        return value > before if self.highest else value < before
 
     def _best_before(self, final: Path) -> float | None:
         """What the checkpoint has measured that `best` names; where it is to make way for `final`, the next best."""
         entry = self.folder.pointed("best")
         if entry is not None and entry.path == final and self.best:
-            entry = self.folder.least(self.best, besides=entry.name)
+            entry = self.folder.best_of(self.best, highest=self.highest, besides=entry.name)
         return entry.state().get("metrics", {}).get(self.best) if entry else None
 
     def _described(self) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class NodeCalls:
     def _with_hooks(self, node_id: str, call: StepCall) -> StepCall:
         """The call of a node with the hooks before and after it."""
         around = [node for node in self._hooks if node_id in node.args.get("nodes", ())]
-        if not around:
+        action = action_of(self.plan.node(node_id).op)
+        if not around or (action is not None and action.saves):  # a save that is due need not be made: the saver knows
             return call
         before, after = (
             [self.call(node.id) for node in around if node.args["place"].startswith(word)]
@@ -65,10 +66,11 @@ class NodeCalls:
         return run
 
     def call_hooks(self, place: str, **details: Any) -> None:
-        """Call the hooks of a place that is beside no node."""
+        """Call the hooks of a place that no node alone decides about."""
         step = self.last_step or Step(index=max(0, self.progress.step - 1))
         for node in self._hooks:
             if node.args["place"] == place:
+                self.beat.at(node.id, lasting=True)
                 OPS["event.hook"].bind(node, {**self.resources, "node_id": node.id})()(step, **details)
 
     def call_failure_hooks(self, error: BaseException) -> None:

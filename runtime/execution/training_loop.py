@@ -61,6 +61,8 @@ class TrainingLoop:
         feed: Feed = self.nodes.resources["feed"]
         window: Window = self.nodes.resources["window"]
         begun = begun_from(self.plan, self.nodes.resources["begun"].start)
+        if (saver := self.nodes.resources.get("saver")) is not None:
+            saver.hooks = self.nodes.call_hooks
         total = feed.steps
         calls = [(node.id, self.nodes.call(node.id), node.op in LASTING) for node in self.order if node.kind == "step"]
         timeline = feed.timeline

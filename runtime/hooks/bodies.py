@@ -89,7 +89,7 @@ def user_body(
             )
         step.loss_sums = torch.stack(context._losses).sum(0)
         step.row_losses = context._rows
-        call.record(found)
+        call.record(found, step.index + 1)
 
     return run
 

@@ -79,7 +79,7 @@ class HookCall:
             if what != self.changes and before[number] != after[number]:
                 own = "that it changes " + (self.changes if self.changes != NOTHING else "nothing")
                 raise self.part.failed(f"changed {what} {self.place}, and its declaration says {own}")
-        self.record(given)
+        self.record(given, step.index + 1 if self.place in _UNDER_WAY else self.progress.step)
 
     def _lr(self, step: Step) -> float:
         """The learning rate of a step that has not set it yet; 0 before there is a schedule."""
@@ -112,10 +112,13 @@ class HookCall:
             resources=self.resources,
         )
 
-    def record(self, given: Any) -> None:
-        """What the function has returned, as metrics."""
+    def record(self, given: Any, at: int) -> None:
+        """What the function has returned, as metrics of the state after `at` steps."""
         if given is not None:
-            self.records.measured(self._metrics(given))
+            found = self._metrics(given)
+            self.records.measured(found)
+            # One that decides about the best checkpoint is of the state that is saved in this step.
+            self.progress.measured |= {name: (at, value) for name, value in found.items()}
 
     def _metrics(self, given: Any) -> dict[str, float]:
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):

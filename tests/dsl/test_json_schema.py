@@ -162,7 +162,7 @@ def test_a_weight_is_a_number_or_epochs(path, weight, fits):
         ("model/family", "llama"),  # which has no experts
         ("model/experts", ...),  # which mixtral needs
         ("scheduler/kind", "cosine"),  # which has no decay
-        ("scheduler/warmup", "10 tokens"),
+        ("scheduler/warmup", "10 s"),
         ("scheduler/warmup", 10),
         ("scheduler/warmup", "10"),
         ("experiment/budget", "20%"),

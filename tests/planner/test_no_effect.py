@@ -52,6 +52,7 @@ CASES = [
      "parallel.fsdp.prefetch"),
     ({}, "precision { fp8 { recipe = tensorwise } }", "precision.fp8.recipe"),
     ({"checkpoint": "checkpoint { mode = sync }"}, "checkpoint { overlap = latest }", "checkpoint.overlap"),
+    ({"checkpoint": "checkpoint { keep = 2 }"}, "checkpoint { best_is = highest }", "checkpoint.best_is"),
     ({"launch": CPU, "checkpoint": "checkpoint { mode = async }"}, "checkpoint { mode = async_pinned }",
      "checkpoint.mode"),
     ({"ft": "fault_tolerance { restarts = 2, elastic = 1..2 }", "batch": "batch { sequence = 64, rows = 4 }"},

@@ -2,6 +2,7 @@
 
 import pytest
 
+from xtrain.dsl.metric import Measured
 from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.rules.validate import check_spec
 from xtrain.planner.units import bytes_text
@@ -79,6 +80,9 @@ def test_of_two_beginnings_one_changes_nothing(compiled):
         (EVERY, "best = eval.coed.loss", "X620", ("there is no such dataset", "did you mean `code`?")),
         ("", "best = eval.code.loss", "X620", ("no tick evaluates it", "every 500 steps eval code")),
         ("every 9 steps eval code\nevery 20 steps checkpoint", "best = eval.code.loss", "W602", ("never evaluated",)),
+        (EVERY, "best = eval.code.acc", "X620", ("measure loss, bits_per_byte", "write `best = eval.code.loss`")),
+        (EVERY, "best = eval.code.lss, best_is = lowest", "X620", ("did you mean `loss`?",)),
+        (EVERY, "best = hook.quality.score, best_is = highest", "X620", ("there is no such hook", "hooks: none")),
         ("", "overlap = latest", "W401", ("overlap changes nothing",)),
         ("", "enabled = false, keep = 1", "W401", ("keep changes nothing",)),
     ],
@@ -105,6 +109,38 @@ def test_nothing_is_said_where_they_meet(compiled, every):
     found = compiled(every=every, checkpoint="checkpoint { best = eval.code.loss }")
     assert not list(found.diagnostics), found.diagnostics.render()
     assert found.plan.node("setup.checkpoint").args["best"] == "eval/code/loss"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "highest"),
+    [
+        ("best = eval.code.loss", "eval/code/loss", False),
+        ("best = eval.code.bits_per_byte", "eval/code/bits_per_byte", False),
+        ("best = eval.code.loss, best_is = highest", "eval/code/loss", True),
+    ],
+)
+def test_the_better_value_is_known_by_the_metric_or_said(make_plan, settings, key, highest):
+    node = make_plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}").node("setup.checkpoint")
+    assert (node.args["best"], node.args.get("highest", False)) == (key, highest)
+    assert f"the one with the {'highest' if highest else 'least'} eval.code" in node.does
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "better"),
+    [
+        ("eval.arc.acc", ("arc", None, "acc"), "highest"),
+        ("eval.a.b.loss", ("a.b", None, "loss"), "lowest"),
+        ("eval.prefs.rewards.accuracy", ("prefs", None, "rewards/accuracy"), "highest"),
+        ("eval.prefs.rewards/margin", ("prefs", None, "rewards/margin"), "highest"),
+        ("eval.prompts.reward", ("prompts", None, "reward"), "highest"),
+        ("eval.prompts.policy/kl", ("prompts", None, "policy/kl"), None),
+        ("hook.quality.reward", (None, "quality", "reward"), None),
+    ],
+)
+def test_a_metric_says_what_it_is_of_and_which_value_is_better(text, parts, better):
+    found = Measured.read(text)
+    assert found is not None and (found.dataset, found.hook, found.what) == parts and found.better == better
+    assert found.key == text.replace(".rewards.", "/rewards/").replace(".", "/").replace("a/b", "a.b")
 
 
 def done_in(plan, step: int) -> list[str]:

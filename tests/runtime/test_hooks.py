@@ -59,7 +59,7 @@ def test_every_place_is_called_in_its_order(tmp_path):
             expected += ["after_phase 2 train False", "before_phase 3 late False"]
         recurring = [*step, *(evaluated if number % 2 == 0 else ()), *saved]
         expected += [each.format(number, phase) for each in recurring]
-    expected += ["after_phase 4 late True", "before_checkpoint 4 late True", "after_checkpoint 4 late True"]
+    expected += ["after_phase 4 late True"]  # the end has nothing to save: the tick of the same step has
     expected += ["at_end 4 late True"]
     assert (project.folder / "said").read_text().splitlines() == expected
     records = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
@@ -224,3 +224,19 @@ def test_places_that_there_are_not(call):
     for arguments in (("between",), ("after_step", "gradients"), ("after_step", "everything")):
         with pytest.raises(ValueError, match=r"place|change"):
             hook(*arguments)
+
+
+def test_a_metric_of_a_hook_can_decide_about_the_best_checkpoint(tmp_path):
+    project = Project(tmp_path)
+    code = (
+        '@hook("after_evaluation")\ndef quality(c):\n    return {"score": {1: 0.1, 2: 0.9, 3: 0.3, 4: 0.9}[c.step]}\n'
+    )
+    (project.folder / "hooks.py").write_text(HEAD + code)
+    more = "checkpoint { keep = 1, best = hook.quality.score, best_is = highest }\nhook quality\n"
+    (project.folder / "own.xtrain").write_text(SPEC + more)
+    found = project.run("own.xtrain")
+    assert (found / "checkpoints/best").read_text().strip() == "ckpt-s000000000002"
+    assert sorted(path.name for path in (found / "checkpoints").glob("ckpt-s*")) == [
+        "ckpt-s000000000002",
+        "ckpt-s000000000004",
+    ]

@@ -83,7 +83,7 @@ class Makes:
             "written_by": {"code_id": "1a2b3c4d"},
             "records": Records.open(self.directory, 0),
             "transaction": Transaction(
-                publisher=Publisher(folder, options.get("best")),
+                publisher=Publisher(folder, options.get("best"), options.get("highest", False)),
                 collective=CollectiveErrors(0, 1, None),
                 keep=keep,
                 backend=self.backend,

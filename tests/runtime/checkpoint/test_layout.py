@@ -121,8 +121,8 @@ def test_a_save_that_was_cut_off_before_its_pointers_costs_no_older_one(folder):
     (folder.root / "latest").write_text("ckpt-s000000000019\n")
     assert Publisher(folder).retain(2, begun=folder.latest()) == []
     save(folder, 20, "best")
-    assert [path.name for path in Publisher(folder).retain(2)] == ["ckpt-s000000000016"]
-    assert steps(folder) == [18, 19, 20] and folder.named("best") == "ckpt-s000000000020"
+    assert [path.name for path in Publisher(folder).retain(2)] == ["ckpt-s000000000016", "ckpt-s000000000018"]
+    assert steps(folder) == [19, 20] and folder.named("best") == "ckpt-s000000000020"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_is_too_old(folder, steps, best, latest, begun, keep, removed):
     assert [int(path.name[-3:]) for path in Publisher(folder).retain(keep, begun=entry)] == removed
 
 
-def test_the_best_is_kept_and_takes_nobodys_place(folder):
+def test_the_best_is_kept_next_to_the_newest_or_as_one_of_them(folder):
     save(folder, 100, "best")
     for step in (200, 300, 400):
         save(folder, step)
@@ -153,7 +153,13 @@ def test_the_best_is_kept_and_takes_nobodys_place(folder):
     assert steps(folder) == [100, 300, 400]
     save(folder, 500, "best")
     Publisher(folder).retain(2)
-    assert steps(folder) == [300, 400, 500]  # the old best is as old as it is
+    assert steps(folder) == [400, 500]  # the old best is as old as it is, and the new one is among the newest
+    save(folder, 600)
+    Publisher(folder).retain(1)
+    assert steps(folder) == [500, 600]
+    save(folder, 700, "best")
+    Publisher(folder).retain(1)
+    assert steps(folder) == [700]
 
 
 def test_the_same_step_can_be_saved_again(folder):
@@ -170,7 +176,7 @@ def test_the_same_step_can_be_saved_again(folder):
 def everything(folder: CheckpointFolder, backend: Backend) -> None:
     """All that a writer does: a new step, the same one again, pointers, weights alone, retention."""
     save(folder, 30, "best", backend=backend)
-    Publisher(folder).retain(1)
+    Publisher(folder).retain(2)
     save(folder, 30, content=b"again", backend=backend)
     save_model(folder, 30, backend)
     Publisher(folder).retain(1)

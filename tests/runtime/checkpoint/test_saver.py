@@ -159,6 +159,23 @@ def test_the_best_is_the_least_that_was_measured_of_a_saved_state(make):
     assert [event.get("best") for event in events(again)][-1] == {METRIC: 1.5}
 
 
+def test_the_best_is_the_highest_where_that_is_better(make):
+    own = make(best=METRIC, highest=True, keep=2)
+    for value in (0.5, 0.75, 0.25, 0.6):
+        make.advance(own, value)
+        own.save("tick", must=False)
+    assert own.folder.named("best") == "ckpt-s000000000002" and list(values(own)) == [2, 3, 4]
+    make.advance(own, None)
+    own.save("tick", must=False)
+    own.progress.measured[METRIC] = (5, 0.9)
+    own.measured(METRIC)  # behind its save
+    assert own.folder.named("best") == "ckpt-s000000000005"
+    own.saved_step = None
+    own.progress.measured[METRIC] = (5, 0.1)
+    own.save("tick", must=False)  # anew: the next best takes its place
+    assert own.folder.named("best") in ("ckpt-s000000000002", "ckpt-s000000000004")
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_what_is_measured_behind_its_save_can_be_the_best_too(make, mode):
     """As on an event, or by hand: in a step in which both are due a plan measures first."""
