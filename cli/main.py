@@ -58,12 +58,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0  # the reader of a pipe has seen enough
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
-        from ..runtime.launch.limits import exhausted
+    except (OSError, OverflowError) as error:
+        from ..runtime.launch.limits import limit_fault
 
-        if (fault := exhausted(error)) is not None:
+        if (fault := limit_fault(error)) is not None:
             _tell(f"error[{fault.code}]: {fault}")
             return 3
+        if isinstance(error, OverflowError):
+            raise
         if error.filename is not None:
             _tell(f"xtrain {parsed.verb}: {error.filename}: {reason_of(error)}")
             return 2

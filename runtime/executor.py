@@ -30,7 +30,7 @@ from .errors import EnvironmentFault
 from .execution.node_calls import NodeCalls
 from .execution.node_order import DueTicks, topological
 from .execution.training_loop import TrainingLoop
-from .launch.limits import exhausted
+from .launch.limits import limit_fault
 from .monitoring.alert_actions import AlertActions
 from .monitoring.failing import lost_a_peer, report_deadline, report_failure
 from .monitoring.heartbeat import HeartbeatWriter
@@ -143,7 +143,7 @@ class Executor:
         except (NonFinite, NothingLearned, PlanMismatch) as error:
             self._report(error, trace=False)
         except BaseException as error:  # also CheckpointException, which is no Exception
-            if (fault := exhausted(error)) is not None:
+            if (fault := limit_fault(error)) is not None:
                 status = EndStatus.ENVIRONMENT
                 self._report(fault, exit_code=EXIT_CODES[status], trace=False)
             else:

@@ -498,6 +498,10 @@ PAGES: Final = (
         `xtrain run` and `xtrain doctor` compare them with what the plan needs, with room, and raise the soft limit of
         open files up to the hard one. A limit that is met later, as other processes start, has this code too.
         """),
+    CodePage("X739", "the clock of a machine is wrong", """
+        The clock is before 2020 or after 2200. Waits, records and times of files are computed with it, and numbers of
+        nanoseconds end in the year 2262. A clock that was set while a run trained has no effect on what it learns.
+        """),
     CodePage("W401", "a setting that changes nothing here", """
         Because of other settings this setting has no effect: for instance, it concerns an axis of size 1, gradient
         reduction where nothing is sharded, saving where nothing is saved, the width of a layer that the model does not

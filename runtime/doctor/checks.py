@@ -45,6 +45,7 @@ def check_machine_facts(plan: Plan, machine: MachineFacts, disk: DiskFacts) -> l
         found += of_memory(plan, machine, devices.kind)
         found += of_shared_memory(plan, machine, devices.kind)
         found += of_compiler(plan, machine, devices.kind)
+    found += of_clock(machine)
     found += of_packages(plan)
     found += of_data(plan)
     found += of_folder(disk)
@@ -115,6 +116,12 @@ def of_limits(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
     need = need_of(plan, kind, plan.mesh.ranks_per_node)
     for fault in faults_of_limits(need, machine.files, machine.tasks):
         yield of_fault(EnvironmentFault("X738", fault))
+
+
+def of_clock(machine: MachineFacts) -> Iterator[Unfit]:
+    """A clock that is wrong beyond what can be computed with."""
+    if machine.clock:
+        yield of_fault(EnvironmentFault("X739", machine.clock))
 
 
 def of_shared_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:

@@ -9,7 +9,7 @@ from ..errors import EnvironmentFault
 from ..launch.node_place import NodePlace
 from ..launch.preflight import device_of
 from ..launch.reaching import check_own_name
-from .checks import check_machine_facts, of_driver, of_fault, of_folder
+from .checks import check_machine_facts, of_clock, of_driver, of_fault, of_folder
 from .disk import look_at_disk
 from .machine import look_at_machine
 from .unfit import Unfit
@@ -43,5 +43,5 @@ def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
 def examine_without_plan() -> list[Unfit]:
     """Of this machine alone: what keeps any run from working here."""
     machine = look_at_machine()
-    found = (*of_driver(machine), *of_folder(look_at_disk(Path.cwd())))
+    found = (*of_driver(machine), *of_clock(machine), *of_folder(look_at_disk(Path.cwd())))
     return [evolve(each, host=machine.host) for each in found]

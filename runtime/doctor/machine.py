@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import frozen
 
-from ..launch.limits import most_files, tasks_left
+from ..launch.limits import clock_fault, most_files, tasks_left
 from ..provenance.metadata import versions
 
 # The oldest driver that runs a CUDA release, by the first number of that release (NVIDIA, CUDA Toolkit release notes,
@@ -38,7 +38,7 @@ class MachineFacts:
     of `/dev/shm`, None where there is none. driver: of NVIDIA's kernel module, None without one. cuda: the release that
     torch was built for, None for a build without. versions: of what computes. lacks: of what Triton compiles with, in
     words; empty where all is there. files: that a process may have open. tasks: processes and threads that this user
-    may still start; None without a limit."""
+    may still start; None without a limit. clock: what is wrong with it, empty if nothing is."""
 
     host: str
     memory: int | None
@@ -49,6 +49,7 @@ class MachineFacts:
     lacks: str = ""
     files: int | None = None
     tasks: int | None = None
+    clock: str = ""
 
 
 def look_at_machine(root: Path = Path("/")) -> MachineFacts:
@@ -65,6 +66,7 @@ def look_at_machine(root: Path = Path("/")) -> MachineFacts:
         lacks=_lacks(),
         files=most_files(),
         tasks=tasks_left(root),
+        clock=clock_fault(),
     )
 
 

@@ -1,10 +1,13 @@
-"""Limits of a machine on open files, processes and shared memory, against what the ranks of a plan need there."""
+"""Limits of a machine on open files, processes and shared memory, against what the ranks of a plan need there; and a
+clock that is wrong beyond what can be computed with."""
 
 import errno
 import os
 import re
 import resource
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +26,8 @@ _FILES_OF_PART: Final = 8
 _THREADS: Final = 32
 # Groups of all ranks: gloo's own, those of devices, of commands and of checkpoints.
 _GROUPS: Final = 4
+# Of clocks that may be right: those of machines without one start in 1970, and 64 bits of nanoseconds end in 2262.
+_YEARS: Final = range(2020, 2200)
 
 
 @frozen(kw_only=True)
@@ -120,8 +125,20 @@ def _text(path: Path) -> str:
         return ""
 
 
-def exhausted(error: BaseException) -> EnvironmentFault | None:
-    """Return the limit that an error of Python, torch or NCCL says was reached; None for another error."""
+def clock_fault() -> str:
+    """Return what is wrong with the clock of this machine, and what to do after a semicolon; empty if nothing is."""
+    year = None
+    with suppress(OverflowError, OSError):
+        year = time.gmtime().tm_year
+    if year is not None and year in _YEARS:
+        return ""
+    says = "a year that no number of nanoseconds reaches" if year is None else f"the year {year}"
+    return f"the clock of this machine says {says}, with which waits cannot be computed; set it (NTP, `timedatectl`)"
+
+
+def limit_fault(error: BaseException) -> EnvironmentFault | None:
+    """Return the limit that an error of Python, torch or NCCL says was met, or the wrong clock; None for another
+    error."""
     text, number = str(error), error.errno if isinstance(error, OSError) else None
     if isinstance(error, EnvironmentFault):
         return None
@@ -134,6 +151,9 @@ def exhausted(error: BaseException) -> EnvironmentFault | None:
     if starts or "can't start new thread" in text or "Resource temporarily unavailable" in text:
         message = "no more processes and threads may be started by this user, or in this container; raise the limit"
         return EnvironmentFault("X738", f"{message} (`ulimit -u`, `--pids-limit`), or lower launch.threads")
+    # Python's sleep and its times count nanoseconds in 64 bits.
+    if (isinstance(error, OverflowError) or number == errno.EINVAL) and (fault := clock_fault()):
+        return EnvironmentFault("X739", f"{fault}, and run the same command again: the run resumes")
     if "/dev/shm" in text:
         reason = text.strip().partition("\n")[0]
         return EnvironmentFault(

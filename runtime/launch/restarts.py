@@ -26,7 +26,7 @@ from .failure_cause import FailureCause, exit_code_of, find_failure_cause
 from .first_node import OneNode
 from .launch import Ended, launch
 from .leftovers import end_leftovers
-from .limits import exhausted
+from .limits import limit_fault
 from .replica_groups import launch_groups
 from .stop_notes import StopNotes
 from .worlds import fewer_ranks
@@ -71,8 +71,8 @@ class RestartLoop:
             os.environ[RESTART] = str(self._starts_before + len(self.tries))
             try:
                 ended = self._launch()
-            except (EnvironmentFault, OSError, RuntimeError) as error:
-                fault = error if isinstance(error, EnvironmentFault) else exhausted(error)
+            except (EnvironmentFault, OSError, RuntimeError, OverflowError) as error:
+                fault = error if isinstance(error, EnvironmentFault) else limit_fault(error)
                 if fault is None:
                     raise
                 return self._end_with(fault, FailureCause(reason=str(fault), ranks=(), again=False, begun=False))

@@ -95,12 +95,12 @@ def test_a_spec_with_mistakes_is_told_so(folder, capsys):
 
 
 def test_each_of_its_findings_is_planted_here():
-    """20 codes of docs/doctor.md, of which some are of several faults."""
+    """21 codes of docs/doctor.md, of which some are of several faults."""
     page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
     rows = re.findall(r"^\| ([XW0-9, ]+) \|", page, re.MULTILINE)
     said = {code for row in rows for code in row.split(", ")}
     planted = set(re.findall(r'"([XW]\d{3})"', Path(__file__).read_text())) - {"X999", "X203"}
-    assert said == planted and len(said) == 20
+    assert said == planted and len(said) == 21
 
 
 # one machine ----------------------------------------------------------------------------------------------------------
@@ -205,6 +205,13 @@ def test_limits_on_files_and_processes(folder, limits, says):
     found = list(checks.of_limits(made(), evolve(HERE, **limits), "cpu"))
     assert codes(found) == (["X738"] if says else [])
     assert says is None or (says in found[0].what and "raise the limit" in found[0].do)
+
+
+@pytest.mark.parametrize(("year", "found"), [(2026, []), (2340, ["X739"]), (1970, ["X739"])])
+def test_a_clock_that_is_wrong(monkeypatch, year, found):
+    monkeypatch.setattr("time.gmtime", lambda: time.struct_time((year, 1, 1, 0, 0, 0, 0, 1, 0)))
+    machine = look_at_machine()
+    assert codes(checks.of_clock(machine)) == found and (not found or f"the year {year}" in machine.clock)
 
 
 def test_small_shared_memory(folder, monkeypatch):

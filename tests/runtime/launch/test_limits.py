@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.launch import limits
-from xtrain.runtime.launch.limits import check_limits, exhausted, need_of, tasks_left
+from xtrain.runtime.launch.limits import check_limits, limit_fault, need_of, tasks_left
 
 EVER = resource.RLIM_INFINITY
 
@@ -100,8 +101,23 @@ def test_the_limit_of_a_user_counts_threads_and_is_none_for_root(monkeypatch, tm
     ],
 )
 def test_a_limit_that_is_met_is_named(error, code, says):
-    found = exhausted(error)
+    found = limit_fault(error)
     assert (found and found.code) == code and says in str(found)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EINVAL, "Invalid argument"), OverflowError("timestamp too large")])
+@pytest.mark.parametrize("year", [2340, 2026, None])
+def test_a_clock_that_was_set_is_named(monkeypatch, error, year):
+    """As torch's sleep between two looks at its ranks meets it."""
+
+    def now() -> time.struct_time:
+        if year is None:
+            raise OverflowError("timestamp too large to convert to C _PyTime_t")
+        return time.struct_time((year, 1, 1, 0, 0, 0, 0, 1, 0))
+
+    monkeypatch.setattr(time, "gmtime", now)
+    found = limit_fault(error)
+    assert (found and found.code) == (None if year == 2026 else "X739")
 
 
 @pytest.mark.parametrize("files", [16, 28])
