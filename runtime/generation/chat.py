@@ -1,10 +1,12 @@
 """What a user says, written out as the conversations that a model has learned from."""
 
 import re
+from functools import partial
 
 from attrs import frozen
 
 from ...planner.plan import Plan
+from ..data.documents.bounded import BeyondBounds, Bounded
 from ..data.documents.chat_template import Arguments, ChatTemplate, TemplateRefusal, reserved, unused
 from ..data.documents.chat_turns import Turns
 from ..data.documents.tokenizers import TextTokenizer
@@ -39,8 +41,8 @@ class Chat:
             if (spelt := self._reserved.search(message["content"])) is not None:
                 raise DataError(f"the {message['role']} says the special token {spelt[0]}")
         try:
-            text = self.template.render(messages, prompt=True)
-        except TemplateRefusal as refusal:
+            (text,) = Bounded(partial(self.template.render, prompt=True)).map([messages])
+        except (TemplateRefusal, BeyondBounds) as refusal:
             raise DataError(f"{self.template.origin}: {refusal}") from refusal
         ids = self.tokenizer.encode_rendered([text])[0].ids.tolist()
         begun = not self.tokenizer.has_bos or ids[:1] == [self.tokenizer.bos]
@@ -51,12 +53,16 @@ class Chat:
         """What the template writes behind an answer; "" where it writes nothing, or in ways that leave it open."""
         question: Message = {"role": "user", "content": "a"}
         (answer,) = unused([question], 1)
+        said: list[Message] = [question, {"role": "assistant", "content": answer}]
         try:
-            turns = Turns(self.template, [question, {"role": "assistant", "content": answer}], self._reserved)
-            spans = turns.spans()
-        except TemplateRefusal:
+            (turn,) = Bounded(self._said).map([said])
+        except (TemplateRefusal, BeyondBounds):
             return ""
-        return "".join(turns.text[start:end] for start, end in spans).partition(answer)[2].strip()
+        return turn.partition(answer)[2].strip()
+
+    def _said(self, messages: list[Message]) -> str:
+        turns = Turns(self.template, messages, self._reserved)
+        return "".join(turns.text[start:end] for start, end in turns.spans())
 
     @property
     def _reserved(self) -> re.Pattern[str]:

@@ -40,7 +40,20 @@ class _Generation(Extension):
         return [opens, nodes.Scope(body).set_lineno(line), closes]
 
 
-class _TracingCode(CodeGenerator):
+class _Code(CodeGenerator):
+    """Code that leaves constants to be computed when the template is rendered, which has bounds."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if isinstance(node, nodes.TemplateData):
+            return super()._output_child_to_const(node, frame, finalize)
+        raise nodes.Impossible
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    code_generator_class = _Code
+
+
+class _TracingCode(_Code):
     """Code that writes values, and concatenates them with `~`, by functions of the environment."""
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
@@ -79,7 +92,9 @@ class _TracingEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _environment(kind: type[ImmutableSandboxedEnvironment]) -> ImmutableSandboxedEnvironment:
-    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+    environment = kind(
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = TODAY.strftime
     return environment
@@ -88,7 +103,7 @@ def _environment(kind: type[ImmutableSandboxedEnvironment]) -> ImmutableSandboxe
 @lru_cache(maxsize=16)
 def compiled(text: str) -> jinja2.Template:
     """A template as transformers compiles it. Raises jinja2.TemplateSyntaxError."""
-    environment = _environment(ImmutableSandboxedEnvironment)
+    environment = _environment(_Environment)
     environment.filters["tojson"] = _to_json
     return environment.from_string(text)
 

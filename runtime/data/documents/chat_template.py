@@ -10,6 +10,7 @@ from attrs import frozen
 from jinja2.meta import find_undeclared_variables
 
 from ....planner.data.tokenizer_folder import markers
+from ....regular_files import read_regular
 from ..errors import DataError
 from ..records.records import Message
 from ..records.texts import strings
@@ -21,6 +22,8 @@ from .tokenizers import TextTokenizer
 # Names that reasoning goes by, the first is the one that most templates read. transformers copies it as done here
 # (`_alias_reasoning_fields` of 5.24).
 REASONING = ("reasoning_content", "thinking", "reasoning")
+LARGEST = 1 << 22
+"""Bytes of a template."""
 Arguments = tuple[tuple[str, Any], ...]
 TOOLS = -1
 """In place of the number of a message: the definitions of functions."""
@@ -85,8 +88,13 @@ class ChatTemplate:
     def __attrs_post_init__(self) -> None:
         try:
             compiled(self.text)
+            tracing(self.text)
         except jinja2.TemplateSyntaxError as error:
             raise DataError(f"no chat template: {error.message}", path=self.origin, line=error.lineno) from error
+        except RecursionError as error:
+            raise DataError("no chat template: nested too deep", path=self.origin) from error
+        except Exception as error:  # of Python's compiler, which has limits of its own
+            raise DataError(f"no chat template: {_reason(error)}", path=self.origin) from error
 
     @property
     def marks(self) -> bool:
@@ -143,8 +151,14 @@ def _written(template: jinja2.Template, variables: dict[str, Any]) -> list[str]:
         return list(template.generate(**variables))
     except RecursionError:
         raise TemplateRefusal("the template never ends") from None
+    except MemoryError:
+        raise
     except Exception as error:  # a template is a program: it may fail in any way
-        raise TemplateRefusal(f"the template refuses it: {error}") from error
+        raise TemplateRefusal(f"the template refuses it: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def _aliased(messages: list[Message]) -> list[Message]:
@@ -212,7 +226,7 @@ def load_template(name: str, tokenizer: TextTokenizer, base: Path, arguments: Ar
     else:
         path = base / name
         try:
-            text, origin = path.read_text(encoding="utf-8"), str(path)
+            text, origin = read_regular(path, LARGEST).decode(), str(path)
         except FileNotFoundError as error:
             remedy = f"Name a file, or one of: auto, {', '.join(TEMPLATES)}."
             raise DataError("no such chat template", path=path, remedy=remedy) from error

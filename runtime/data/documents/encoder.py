@@ -9,6 +9,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from ....dsl.schema.losses import WEIGHTS
+from ..errors import DataError
 from ..records.bad_records import BadRecord
 from ..records.records import (
     ChoiceQuestion,
@@ -20,7 +21,9 @@ from ..records.records import (
     SourceRecord,
     SyntheticRecord,
     TokenIds,
+    content_size,
 )
+from .bounded import BeyondBounds, Bounded
 from .chat_template import ChatTemplate, load_template
 from .chat_turns import Span
 from .chat_writer import ConversationWriter, WrittenConversation
@@ -85,7 +88,8 @@ class DocumentEncoder:
             self.template = load_template(
                 self.reads.template, tokenizer, base or Path.cwd(), self.reads.template_arguments
             )
-        self._writer = ConversationWriter(tokenizer, self.reads, self.template)
+        writer = ConversationWriter(tokenizer, self.reads, self.template)
+        self._written = Bounded(writer.written, _seconds_more)
 
     @property
     def vocab_size(self) -> int:
@@ -237,7 +241,7 @@ class DocumentEncoder:
         )
 
     def _conversations(self, conversations: Sequence[list[Message] | Conversation]) -> list[TokenDocument | str]:
-        written = [self._writer.written(each) for each in conversations]
+        written = self._rendered(conversations)
         good = [each for each in written if not isinstance(each, str)]
         placed = iter(self.tokenizer.encode_rendered([each.text for each in good]) if good else ())
         prompts = [each.prompt for each in good if each.prompt]
@@ -246,6 +250,15 @@ class DocumentEncoder:
             each if isinstance(each, str) else self._document(each, next(placed), next(begun) if each.prompt else None)
             for each in written
         ]
+
+    def _rendered(self, conversations: Sequence[list[Message] | Conversation]) -> list[WrittenConversation | str]:
+        """Raises DataError for a template that takes too much time or memory."""
+        try:
+            return self._written.map(conversations)
+        except BeyondBounds as problem:
+            path = None if self.template is None else self.template.origin
+            remedy = "Name another template; this one does not end, or makes texts of any length."
+            raise DataError(f"the template {problem} for one conversation", path=path, remedy=remedy) from problem
 
     def _document(self, written: WrittenConversation, placed: Placed, prompt: Placed | None) -> TokenDocument | str:
         text = written.text
@@ -288,6 +301,11 @@ class DocumentEncoder:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lexicon"}
+
+
+def _seconds_more(conversation: list[Message] | Conversation) -> float:
+    """Processor time that templates may take for the length of a conversation: a second for 200,000 characters."""
+    return content_size(conversation) / 200_000
 
 
 def _with_numbers(
