@@ -4,6 +4,7 @@ from .http import ServerRefused as ServerRefused
 from .http import ServerUnreachable as ServerUnreachable
 from .pending import Pending as Pending
 from .pending import RequestFailed as RequestFailed
+from .remote import CallUnanswered as CallUnanswered
 from .remote import RemoteModel as RemoteModel
 from .remote import RemoteSampler as RemoteSampler
 from .remote import Server as Server

@@ -12,22 +12,24 @@ from urllib.parse import urlsplit
 import msgspec
 
 BASE: Final = "/api/v1/"
-AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})  # statuses of what was not taken, and may be later
+AGAIN: Final = frozenset({408, 425, 429})  # statuses of what was not taken, and may be later; so are those from 500 on
+EMPTY: Final = 204
 REPLY: Final = 60.0  # seconds for an answer; the server holds a request for a result for less
 R = TypeVar("R")
 LONGEST_PAUSE: Final = 5.0  # seconds between two attempts
 
 
 class ServerRefused(Exception):
-    """The server has not taken a request, and would not take it if it came again. status: of HTTP."""
+    """The server has not taken a request, and would not take it if it came again. status: of HTTP. repeated: an attempt
+    before, of which nothing came back, may have been taken."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, repeated: bool = False) -> None:
         super().__init__(f"{message} (status {status})")
-        self.status = status
+        self.status, self.message, self.repeated = status, message, repeated
 
 
 class ServerUnreachable(Exception):
-    """No answer came in time. The same call again is the same request."""
+    """No whole answer came in time. Whether the request was taken is unknown."""
 
 
 class HttpClient:
@@ -40,14 +42,16 @@ class HttpClient:
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = parts.path.rstrip("/") + BASE
         self._headers = {} if key is None else {"X-API-Key": key}
-        self._patience = patience
+        self.patience = patience
         self._connections = threading.local()  # one for each thread that asks
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON of the answer; None where it is empty. Raises ServerRefused and ServerUnreachable."""
-        content = None if body is None else msgspec.json.encode(body)
-        raw = self._taken(method, path, content, HTTPResponse.read)
-        return msgspec.json.decode(raw) if raw else None
+        return self.send(method, path, None if body is None else msgspec.json.encode(body))
+
+    def send(self, method: str, path: str, content: bytes | None) -> Any:
+        """As `ask`, of a body that is JSON already."""
+        return self._taken(method, path, content, _answer)
 
     def download(self, path: str) -> Iterator[bytes]:
         """The pieces of a file. Raises ServerUnreachable where it ends too early."""
@@ -58,12 +62,12 @@ class HttpClient:
             if response.length:
                 raise HTTPException(f"{response.length} bytes are missing")
         except (OSError, HTTPException) as error:
-            self._connections.open = None
+            self._hang_up()
             raise ServerUnreachable(f"{self._host}:{self._port}: {type(error).__name__}: {error}") from error
 
     def _taken(self, method: str, path: str, content: bytes | None, read: Callable[[HTTPResponse], R]) -> R:
         """Send it until it is taken, and read the answer, which may break off."""
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self.patience
         for attempt in itertools.count():
             pause = min(0.1 * 2**attempt, LONGEST_PAUSE)
             try:
@@ -72,11 +76,11 @@ class HttpClient:
                     return read(response)
                 message = _message(response.read())
             except (OSError, HTTPException) as error:
-                self._connections.open = None
+                self._hang_up()
                 problem: Exception = ServerUnreachable(f"{self._host}:{self._port}: {type(error).__name__}: {error}")
             else:
-                if response.status not in AGAIN:
-                    raise ServerRefused(response.status, message)
+                if response.status not in AGAIN and response.status < 500:
+                    raise ServerRefused(response.status, message, repeated=attempt > 0)
                 problem = ServerUnreachable(f"{message} (status {response.status})")
                 after = response.headers.get("Retry-After", "")
                 pause = float(after) if after.isdigit() else pause
@@ -93,11 +97,28 @@ class HttpClient:
         connection.request(method, self._path + path, content, headers)
         return connection.getresponse()
 
+    def _hang_up(self) -> None:
+        """The next request has a new connection."""
+        if (connection := getattr(self._connections, "open", None)) is not None:
+            connection.close()
+        self._connections.open = None
+
     def _new_connection(self) -> HTTPConnection:
         if self._secure:
             context = ssl.create_default_context()
             return HTTPSConnection(self._host, self._port, timeout=REPLY, context=context)
         return HTTPConnection(self._host, self._port, timeout=REPLY)
+
+
+def _answer(response: HTTPResponse) -> Any:
+    """The JSON of an answer. One that is cut off where its length is not known is no JSON."""
+    raw = response.read()
+    if not raw and response.status == EMPTY:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise HTTPException("the answer is cut off, or not that of an xtrain server") from None
 
 
 def _message(raw: bytes) -> str:

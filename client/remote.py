@@ -1,17 +1,21 @@
 """A server, its models and its samplers, as a program sees them."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+import msgspec
 import numpy as np
+from attrs import frozen
 
-from .http import HttpClient, ServerRefused, ServerUnreachable
+from .http import LONGEST_PAUSE, HttpClient, ServerRefused, ServerUnreachable
 from .pending import Pending
 from .values import PassOutcome, TrainingRow, WrittenText, outcome, written
 
+TAR_END: Final = bytes(1024)
 HEARTBEAT: Final = 20.0  # seconds; without them the server frees the memory of models after some time
 LossOfLogprobs = Callable[[list[np.ndarray]], tuple[float, list[np.ndarray]]]
 """log-probabilities of the targets of each row, [T] → the loss, and its derivatives by each of them."""
@@ -33,6 +37,7 @@ class Server:
         self.max_rows: int = self.http.ask("POST", "client/config", {})["fwdbwd_max_chunk_len"]
         self.session: str = self.http.ask("POST", "create_session", {"display_name": name or None})["session_id"]
         self._models = self._samplers = 0
+        self._unmade: dict[tuple[str, bytes], int] = {}  # numbers of models of which nothing came back
         self._numbering = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -69,25 +74,26 @@ class Server:
         return self._made("load_weights", {"path": path, "optimizer": optimizer})
 
     def _made(self, request: str, body: dict[str, Any]) -> "RemoteModel":
+        call = (request, msgspec.json.encode(body))
         with self._numbering:
-            number, self._models = self._models, self._models + 1
-        promise = self.http.ask("POST", request, {"session_id": self.session, "model_seq_id": number, **body})
-        pending = Pending(self.http, [promise["request_id"]], lambda answers: answers[0]["model_id"])
-        return RemoteModel(self, pending.result())
+            number = self._unmade.pop(call, self._models)
+            self._models = max(self._models, number + 1)
+        try:
+            promise = self.http.ask("POST", request, {"session_id": self.session, "model_seq_id": number, **body})
+            pending = Pending(self.http, [promise["request_id"]], lambda answers: answers[0]["model_id"])
+            return RemoteModel(self, pending.result())
+        except ServerUnreachable:
+            self._unmade[call] = number  # the same call again makes the same model
+            raise
 
     def sampler(self, path: str | None = None) -> "RemoteSampler":
         """Writes texts with the weights that `save_for_sampler` has given; without a path with the model as it is."""
-        number = self.next_sampler()
+        with self._numbering:
+            number, self._samplers = self._samplers, self._samplers + 1
         weights = {"base_model": self.model_name} if path is None else {"model_path": path}
         body = {"session_id": self.session, "sampling_session_seq_id": number, **weights}
         found = self.http.ask("POST", "create_sampling_session", body)
         return RemoteSampler(self.http, found["sampling_session_id"])
-
-    def next_sampler(self) -> int:
-        """The number of a new sampler, which the server knows it by."""
-        with self._numbering:
-            self._samplers += 1
-            return self._samplers - 1
 
     # what was saved
 
@@ -95,13 +101,30 @@ class Server:
         return self.http.ask("GET", "checkpoints")["checkpoints"]
 
     def delete(self, path: str) -> None:
-        self.http.ask("DELETE", _of_checkpoint(path))
+        try:
+            self.http.ask("DELETE", _of_checkpoint(path))
+        except ServerRefused as error:
+            if not (error.status == 404 and error.repeated):  # that is what a repeated request finds
+                raise
 
     def download(self, path: str, file: Path) -> None:
-        """A checkpoint as a tar."""
-        with file.open("wb") as to:
-            for piece in self.http.download(_of_checkpoint(path) + "/archive"):
-                to.write(piece)
+        """A checkpoint as a tar. The file is there once all of it has come; where it is cut off it is begun anew."""
+        until, partial = time.monotonic() + self.http.patience, file.with_name(f"{file.name}.partial")
+        while True:
+            with partial.open("wb") as to:
+                tail = b""
+                try:
+                    for piece in self.http.download(_of_checkpoint(path) + "/archive"):
+                        to.write(piece)
+                        tail = (tail + piece)[-len(TAR_END) :]
+                    if tail != TAR_END:
+                        raise ServerUnreachable(f"the archive of {path} was cut off")
+                    break
+                except ServerUnreachable:
+                    if time.monotonic() > until:
+                        raise
+            time.sleep(LONGEST_PAUSE / 10)
+        partial.replace(file)
 
 
 def _of_checkpoint(path: str) -> str:
@@ -109,13 +132,22 @@ def _of_checkpoint(path: str) -> str:
     return f"training_runs/{run}/checkpoints/{kind}/{name}"
 
 
+class CallUnanswered(Exception):
+    """The call before had no answer, so its number may be used: `RemoteModel.repeat` comes first."""
+
+
 class RemoteModel:
     """A model that is trained. Its requests are done in the order in which they are made; none waits for the result of
-    another, so make them first and ask for results later."""
+    another, so make them first and ask for results later.
+
+    A call that had no answer (ServerUnreachable) may have been taken. `repeat` sends it again, and so does the same
+    call; any other before that raises CallUnanswered.
+    """
 
     def __init__(self, server: Server, id: str) -> None:
-        self._server, self._http, self.id = server, server.http, id
+        self._http, self._max_rows, self.id = server.http, server.max_rows, id
         self._seq = 0
+        self._unanswered: _Call | None = None
 
     def forward_backward(
         self, rows: Sequence[TrainingRow], loss: str = "cross_entropy", **settings: float
@@ -166,30 +198,68 @@ class RemoteModel:
 
     def sampler(self) -> "RemoteSampler":
         """Writes texts with the weights of now; no later step changes them."""
-        body = {"sampling_session_seq_id": self._server.next_sampler()}
-        pending = self._one("save_weights_for_sampler", body, lambda answer: answer["sampling_session_id"])
+        pending = self._one("save_weights_for_sampler", {}, lambda answer: answer["sampling_session_id"])
         return RemoteSampler(self._http, pending.result())
 
     def _pass(
         self, rows: Sequence[TrainingRow], loss: str, settings: Mapping[str, float], *, forward_only: bool
     ) -> Pending[PassOutcome]:
-        most, about = self._server.max_rows, {"loss": loss, "settings": settings, "forward_only": forward_only}
+        most, about = self._max_rows, {"loss": loss, "settings": settings, "forward_only": forward_only}
         parts = [rows[first : first + most] for first in range(0, max(1, len(rows)), most)]
         bodies = [{"rows": [row.body() for row in part], **about} for part in parts]
-        return Pending(self._http, self._post("forward_backward", bodies), outcome)
+        return self._post("forward_backward", bodies, outcome)
 
     def _one(self, request: str, body: dict[str, Any], read: Callable[[dict[str, Any]], Any]) -> Pending[Any]:
-        return Pending(self._http, self._post(request, [body]), lambda answers: read(answers[0]))
+        return self._post(request, [body], lambda answers: read(answers[0]))
 
-    def _post(self, request: str, bodies: Sequence[dict[str, Any]]) -> list[str]:
-        """The ids of requests that were taken. Only when all were are their numbers used up: a call that is made again,
-        as no answer came, is the same requests."""
+    def repeat(self) -> Pending[Any]:
+        """Send the last call again, which had no answer, with the same body: it is done once. Returns what that call
+        would have; raises what it may, and ValueError where all calls were answered."""
+        call = self._unanswered
+        if call is None:
+            raise ValueError(f"all calls of {self.id} were answered")
         ids = []
-        for number, body in enumerate(bodies, start=self._seq + 1):
-            numbered = {"model_id": self.id, "seq_id": number, **body}
-            ids.append(self._http.ask("POST", request, numbered)["request_id"])
-        self._seq += len(bodies)
-        return ids
+        try:
+            for body in call.bodies:
+                taken = self._http.send("POST", call.request, body)
+                ids.append(taken["request_id"])
+        except ServerUnreachable as error:
+            raise ServerUnreachable(f"{error}; `repeat()` of the model sends this {call.request} again") from error
+        except ServerRefused as error:
+            self._seq += len(ids)
+            self._unanswered = None
+            if ids:
+                message = f"part {len(ids) + 1} of {len(call.bodies)} of {call.request}; the parts before it were taken"
+                raise ServerRefused(error.status, f"{message}: {error.message}") from None
+            raise
+        self._seq += len(ids)
+        self._unanswered = None
+        return Pending(self._http, ids, call.read)
+
+    def _post(
+        self, request: str, bodies: Sequence[dict[str, Any]], read: Callable[[list[dict[str, Any]]], Any]
+    ) -> Pending[Any]:
+        numbered = (
+            {"model_id": self.id, "seq_id": number, **body} for number, body in enumerate(bodies, start=self._seq + 1)
+        )
+        call = _Call(request, tuple(map(msgspec.json.encode, numbered)), read)
+        before = self._unanswered
+        if before is not None and (before.request, before.bodies) != (call.request, call.bodies):
+            raise CallUnanswered(
+                f"the {before.request} before, with seq_id {self._seq + 1}, had no answer, and may have been done: "
+                "call `repeat()` of the model, which sends it again and gives its result, and then go on"
+            )
+        self._unanswered = call
+        return self.repeat()
+
+
+@frozen
+class _Call:
+    """A call of a model: its bodies, one for each part, and how to read the answers."""
+
+    request: str
+    bodies: tuple[bytes, ...]
+    read: Callable[[list[dict[str, Any]]], Any]
 
 
 class RemoteSampler:
@@ -221,6 +291,6 @@ class RemoteSampler:
             "num_samples": count,
             "format": "json",
         }
+        self._seq += 1  # also where no answer comes: what was drawn in vain changes nothing
         found = self._http.ask("POST", "asample", body)
-        self._seq += 1
         return Pending(self._http, [found["request_id"]], written)

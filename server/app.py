@@ -247,8 +247,8 @@ class Paths:
 
     async def _archive(self, request: Request) -> Response:
         found = self._server.checkpoint(_owner(request), _path(request))
-        files = tar_of(self._server.store.weights(found.folder), found.name)
-        return StreamingResponse(files, media_type="application/x-tar")
+        size, files = tar_of(self._server.store.weights(found.folder), found.name)
+        return StreamingResponse(files, headers={"Content-Length": str(size)}, media_type="application/x-tar")
 
     def _own(self, request: Request) -> SavedEntry:
         return self._server.owned(self._state.checkpoints, _path(request), _owner(request), "checkpoint")

@@ -9,16 +9,23 @@ PIECE: Final = 2**20
 BLOCK: Final = 512
 
 
-def tar_of(folder: Path, name: str) -> Iterator[bytes]:
-    """Its files under `name`, piece by piece. Links are left out."""
+def tar_of(folder: Path, name: str) -> tuple[int, Iterator[bytes]]:
+    """Return how many bytes it has, and its files under `name`, piece by piece. Links are left out."""
+    files: list[tuple[Path, bytes, int]] = []
     for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not path.is_file():
-            continue
-        with path.open("rb") as file:
+        if not path.is_symlink() and path.is_file():
             head = tarfile.TarInfo(f"{name}/{path.relative_to(folder).as_posix()}")
             head.size, head.mode = path.stat().st_size, 0o644
-            yield head.tobuf(tarfile.PAX_FORMAT)
+            files.append((path, head.tobuf(tarfile.PAX_FORMAT), head.size))
+    total = sum(len(head) + size + -size % BLOCK for _, head, size in files) + 2 * BLOCK
+    return total, _pieces(files)
+
+
+def _pieces(files: list[tuple[Path, bytes, int]]) -> Iterator[bytes]:
+    for path, head, size in files:
+        yield head
+        with path.open("rb") as file:
             while piece := file.read(PIECE):
                 yield piece
-            yield bytes(-head.size % BLOCK)
+        yield bytes(-size % BLOCK)
     yield bytes(2 * BLOCK)

@@ -52,7 +52,7 @@ class SaveForSamplerKind(SingleKind):
             return {"path": path}, [_checkpoint(work, path, "sampler_weights", folder, memory)]
         model = memory.model(work.entry.queue)
         number = request.sampling_session_seq_id
-        id = sampler_id(model.session, work.entry.seq if number is None else number, drawn=number is None)
+        id = f"{model.id}:sample:{work.entry.seq}" if number is None else sampler_id(model.session, number)
         if id in memory.store.state.samplers:
             raise UserError(f"sampling_session_seq_id {number} is used already")
         folder = self._export(work, memory)
@@ -68,9 +68,9 @@ class SaveForSamplerKind(SingleKind):
         return folder
 
 
-def sampler_id(session: str, number: int, *, drawn: bool = False) -> str:
-    """The id of a sampling session. drawn: the number is not the client's, and meets none of its own."""
-    return f"{session}:sample:{'s' if drawn else ''}{number}"
+def sampler_id(session: str, number: int) -> str:
+    """The id of a sampling session that a client has numbered."""
+    return f"{session}:sample:{number}"
 
 
 def _free_path(work: QueuedWork, kind: Literal["weights", "sampler_weights"], memory: ModelsInMemory) -> str:

@@ -1,12 +1,14 @@
 """`xtrain.client` against a server on this machine: what it sends, repeats and gives."""
 
+import itertools
 import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -14,7 +16,17 @@ import pytest
 from listening import KEY, listening
 from numpy_engine import NumpyEngine, logprobs
 
-from xtrain.client import IGNORED, RequestFailed, Server, ServerRefused, ServerUnreachable, TrainingRow
+from xtrain.client import (
+    IGNORED,
+    CallUnanswered,
+    Pending,
+    RemoteModel,
+    RequestFailed,
+    Server,
+    ServerRefused,
+    ServerUnreachable,
+    TrainingRow,
+)
 from xtrain.client.http import HttpClient
 from xtrain.server.limits import ServerLimits
 
@@ -198,36 +210,38 @@ def test_mistakes_are_told(server: Server, url: str) -> None:
 
 
 class Unreliable(BaseHTTPRequestHandler):
-    """Hands requests on; of five it loses the first before, the second behind the server, and of the third and fourth
-    the answer breaks off: behind its head, and in its middle."""
+    """Hands requests on. lost: what becomes of the next ones: they, or their answers, are lost, or answers break off
+    behind their head or in their middle. lengths: whether an answer says how long it is."""
 
     protocol_version = "HTTP/1.1"
-    target, count = "", 0
+    target, lengths = "", True
+    upstream: httpx.Client
+    lost: Iterator[str] = iter(())
     lock = threading.Lock()
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers.get("content-length", "0")))
         with self.lock:
-            Unreliable.count += 1
-            lost = Unreliable.count % 5
-        if lost == 1:
+            lost = next(Unreliable.lost, "")
+        if lost == "busy":
             return self._busy()
         headers = {name: self.headers[name] for name in ("x-api-key", "content-type") if name in self.headers}
-        found = httpx.request(self.command, self.target + self.path, content=content, headers=headers, timeout=60)
-        if lost == 2:
+        found = self.upstream.request(self.command, self.target + self.path, content=content, headers=headers)
+        if lost == "answer":
             self.close_connection = True
             return self.connection.close()
         self.send_response(found.status_code)
-        self.send_header("Content-Length", str(len(found.content)))
+        if self.lengths or found.status_code == 204:
+            self.send_header("Content-Length", str(len(found.content)))
+        else:
+            self.send_header("Connection", "close")
         self.end_headers()
-        if lost in (3, 4):
-            self.wfile.write(found.content[: (lost - 3) * len(found.content) // 2])
-            self.close_connection = True
-            return None
-        self.wfile.write(found.content)
+        size = {"content": 0, "half": len(found.content) // 2}.get(lost, len(found.content))
+        self.wfile.write(found.content[:size])
+        self.close_connection = bool(lost) or not self.lengths
         return None
 
-    do_GET = do_POST
+    do_GET = do_DELETE = do_POST
 
     def _busy(self) -> None:
         self.send_response(429)
@@ -239,26 +253,125 @@ class Unreliable(BaseHTTPRequestHandler):
         pass
 
 
-def test_lost_answers_and_busy_servers_change_nothing(
-    url: str, engine: NumpyEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("xtrain.client.http.LONGEST_PAUSE", 0.01)  # of every five requests four are sent again
-    Unreliable.target = url
-    between = ThreadingHTTPServer(("127.0.0.1", 0), Unreliable)
-    thread = threading.Thread(target=between.serve_forever)
+@pytest.fixture
+def between(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of something unreliable before the server."""
+    monkeypatch.setattr("xtrain.client.http.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("xtrain.client.remote.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(Unreliable, "target", url)
+    monkeypatch.setattr(Unreliable, "lost", iter(()))
+    Unreliable.upstream = httpx.Client(timeout=60, verify=False)
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Unreliable)
+    thread = threading.Thread(target=lambda: listener.serve_forever(0.01))
     thread.start()
-    try:
-        with Server(f"http://127.0.0.1:{between.server_port}", key=KEY) as server:
-            model = server.create_model(rank=4, seed=3)
-            for _ in range(3):
-                model.forward_backward([text(seed) for seed in range(4)])
-                assert model.optim_step(0.1).result()["grad_norm"] > 0
-            own = [call.partition(" ")[0] for call in engine.calls if call.endswith(model.id)]
-    finally:
-        between.shutdown()
-        between.server_close()
-        thread.join()
+    yield f"http://127.0.0.1:{listener.server_port}"
+    listener.shutdown()
+    listener.server_close()
+    Unreliable.upstream.close()
+    thread.join()
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_lost_answers_and_busy_servers_change_nothing(
+    between: str, engine: NumpyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: bool
+) -> None:
+    monkeypatch.setattr(Unreliable, "lengths", lengths)
+    monkeypatch.setattr(Unreliable, "lost", itertools.cycle(("busy", "answer", "content", "half", "")))
+    with Server(between, key=KEY) as server:
+        model = server.create_model(rank=4, seed=3)
+        for _ in range(3):
+            model.forward_backward([text(seed) for seed in range(4)])
+            assert model.optim_step(0.1).result()["grad_norm"] > 0
+        own = [call.partition(" ")[0] for call in engine.calls if call.endswith(model.id)]
+        path = model.save("one").result()
+        server.download(path, tmp_path / "one.tar")
+        with tarfile.open(tmp_path / "one.tar") as found:
+            assert found.getnames() == ["one/state.npz"]
+        server.delete(path)
+        assert server.checkpoints() == [] and not list(tmp_path.glob("*.partial"))
     assert own == ["create", *["forward_backward", "forward_backward", "optim_step"] * 3]
+
+
+CALLS: dict[str, Callable[[RemoteModel], Any]] = {
+    "forward_backward": lambda model: model.forward_backward([text(seed) for seed in range(7)]),
+    "forward": lambda model: model.forward([text(1)]),
+    "optim_step": lambda model: model.optim_step(0.1),
+    "save": lambda model: model.save("again"),
+    "save_for_sampler": lambda model: model.save_for_sampler("again"),
+    "sampler": lambda model: model.sampler(),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "again", "before"),
+    [*((name, "repeat", 0) for name in CALLS), *((name, "call", 0) for name in CALLS), ("forward_backward", "call", 2)],
+)
+def test_a_call_without_an_answer_is_repeated_before_any_other(
+    between: str, engine: NumpyEngine, name: str, again: str, before: int
+) -> None:
+    """before: of its parts, of which the first has three, so many have had an answer."""
+    with Server(between, key=KEY, patience=0) as server:
+        model, whole = server.create_model(rank=4, seed=3), server.create_model(rank=4, seed=3)
+        for one in (model, whole):
+            one.forward_backward([text(9)]).result()
+        Unreliable.lost = iter([""] * before + ["answer"])
+        with pytest.raises(ServerUnreachable, match=r"`repeat\(\)` of the model sends this"):
+            CALLS[name](model)
+        for other in CALLS:
+            if other != name:
+                with pytest.raises(CallUnanswered, match=r"with seq_id 2, had no answer.*`repeat\(\)`"):
+                    CALLS[other](model)
+        with pytest.raises(CallUnanswered):
+            model.forward_backward([text(8)])
+        Unreliable.lost = iter(["half"])
+        with pytest.raises(ServerUnreachable):
+            model.repeat()
+        pending = model.repeat() if again == "repeat" else CALLS[name](model)
+        if isinstance(pending, Pending):
+            pending.result()
+        with pytest.raises(ValueError, match="were answered"):
+            model.repeat()
+        CALLS[name](whole)
+        norms = [one.optim_step(0.1).result()["grad_norm"] for one in (model, whole)]
+        assert norms[0] == norms[1]
+        calls = [[call.partition(" ")[0] for call in engine.calls if call.endswith(one.id)] for one in (model, whole)]
+        assert calls[0] == calls[1], "nothing is done twice"
+
+
+def test_a_model_of_which_nothing_came_back_is_the_same_one(between: str, engine: NumpyEngine) -> None:
+    with Server(between, key=KEY, patience=0) as server:
+        for lost in (["answer"], ["", "half"]):  # of the request, and of its result
+            Unreliable.lost = iter(lost)
+            with pytest.raises(ServerUnreachable):
+                server.create_model(rank=4, seed=len(lost))
+        models = [server.create_model(rank=4, seed=seed) for seed in (2, 1, 3)]
+        assert [model.id.rpartition(":")[2] for model in models] == ["1", "0", "2"]
+        assert len([call for call in engine.calls if call.startswith("create")]) == 3
+
+
+def test_samples_go_on_after_one_without_an_answer(between: str) -> None:
+    with Server(between, key=KEY, patience=0) as server:
+        sampler = server.sampler()
+        Unreliable.lost = iter(["answer"])
+        with pytest.raises(ServerUnreachable):
+            sampler.sample([1], max_tokens=2, seed=1)
+        for seed in (2, 1):
+            assert len(sampler.sample([1], max_tokens=2, seed=seed).result()[0].tokens) == 2
+
+
+def test_parts_that_were_taken_before_one_was_refused_have_used_their_numbers(server: Server) -> None:
+    model = server.create_model(rank=4)
+    rows = [text(1), text(2), text(3), TrainingRow(tokens=[0.5], targets=[1])]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        ServerRefused, match=r"part 2 of 2 of forward_backward; the parts before it were taken: .*`int`"
+    ):
+        model.forward_backward(rows)
+    assert model.optim_step(0.1).result()["grad_norm"] > 0
+
+
+def test_two_models_of_a_session_have_samplers_at_the_same_place(server: Server) -> None:
+    models = [server.create_model(rank=4, seed=seed) for seed in range(2)]
+    assert len({model.sampler().id for model in models}) == 2
 
 
 def test_a_program_goes_on_when_its_server_is_started_again(tmp_path: Path) -> None:
