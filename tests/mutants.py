@@ -76,7 +76,7 @@ class Tester:
         path = ROOT / planted.path
         text = path.read_bytes()
         ranked = self.covered.tests_of(planted.path, text, planted.fault.line)
-        budget, done = self.seconds / 4, 0
+        budget, done = self.seconds / 3, 0
         while True:
             tests = [test for test in ranked if test not in self.broken]
             chosen = self.covered.within(tests, budget)[done:]
@@ -90,10 +90,11 @@ class Tester:
             if failed is None:
                 return Verdict("out of time", " ".join(chosen[:3]))
             if failed:
-                if failed in self.sound or not self._run([failed] if failed in chosen else chosen):
+                again = [failed] if "::" in failed else chosen
+                if failed in self.sound or not self._run(again):
                     self.sound.add(failed)
                     return Verdict("caught", failed)
-                self.broken |= {failed} if failed in chosen else set(chosen)
+                self.broken |= {failed} if "::" in failed else set(chosen)
             elif budget == self.seconds:
                 return Verdict("survived")
             else:
@@ -104,7 +105,7 @@ class Tester:
         here, there = os.pipe()
         child = os.fork()
         if not child:
-            _in_child(tests, there)
+            _in_child([*tests, *(f"--deselect={test}" for test in self.broken)], there)
         os.close(there)
         limit = time.monotonic() + 90 + 4 * self.seconds
         while os.waitpid(child, os.WNOHANG) == (0, 0):
@@ -137,8 +138,8 @@ def _in_child(tests: list[str], there: int) -> None:
     for stream in range(3):
         os.dup2(quiet, stream)
     first = FirstFailure()
-    options = ["-x", "-q", "-n0", f"--timeout={PATIENCE}", "--no-header", "-p", "no:terminalreporter"]
-    code = pytest.main([*options[:-2], *tests], plugins=[first])
+    options = ["-x", "-q", "-n0", f"--timeout={PATIENCE}"]
+    code = pytest.main([*options, *tests], plugins=[first])
     os.write(there, json.dumps(first.found or ("" if code == 0 else "(all)")).encode())
     os.close(there)
     os._exit(0)
