@@ -1,6 +1,7 @@
 """In which order a checkpoint is put back, and that random numbers go on."""
 
 import random
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,3 +128,20 @@ def test_streams_begin_by_seed_step_and_rows():
         streams.begin(*key)
         found.append(tuple(random_numbers()))
     assert len(set(found)) == 4 and found[0] == found[-1]
+
+
+def test_what_a_checkpoint_says_of_its_run_has_its_names(calls):
+    """Files of runs are read by other commands, and by later versions."""
+    state = state_with(calls, base={"digest": "d"})
+    state.progress.step, state.progress.tokens = 4, 8
+    state.progress.measured |= {"now": (4, 2.5), "before": (3, 1.0), "none": (4, float("nan"))}
+    said = state.described()
+    names = "buffers ema loader metrics model nonfinite optimizer params rng step steps tensors time tokens world_size"
+    assert said.keys() == {*names.split(), "plan_id", "config_id", "base_content"}
+    expected = {
+        "step": 4, "tokens": 8, "steps": 9, "metrics": {"now": 2.5}, "world_size": 1, "ema": {"updates": 7},
+        "plan_id": state.plan.id, "config_id": state.plan.config_id, "loader": {"step": 4, "capacity": 2},
+        "base_content": {"digest": "d"}, "optimizer": "adamw", "params": "fp32", "buffers": {},
+    }  # fmt: skip
+    assert {name: said[name] for name in expected} == expected
+    assert abs(said["time"] - time.time()) < 60 and said["tensors"]["norm.weight"] == [128]
