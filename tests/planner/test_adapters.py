@@ -270,10 +270,11 @@ LAST_OUTPUTS = adapted('rank = 4, targets = ["o_proj", "mlp.down_proj"], layers 
 HEAD = 'adapter lora { rank = 4, alpha = 8, targets = ["all_linear", "lm_head"] }'
 FEW = [
     (Topology(model="moe", note="outputs of experts of one block"), EXPERT_OUTPUTS),
-    (Topology(tp=2, note="dora"), DORA),
+    (Topology(tp=2, note="dora, dropout"), DORA_DROPOUT),
     (Topology(pp=2, sets=SCHEDULES["zero_bubble"], note="queries, zero_bubble"), QUERIES),
 ]
 MORE = [
+    (Topology(tp=2, note="dora"), DORA),
     (Topology(fsdp=2, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(fsdp=2, note="dropout"), DROPOUT),
     (Topology(fsdp=2, ep=2, model="moe", note="outputs of experts of one block"), EXPERT_OUTPUTS),
@@ -301,7 +302,6 @@ MORE = [
         Topology(tp=2, ep=2, model="moe", sets=("activation.mode=selective",), note="dora, experts, selective"),
         DORA_EXPERTS,
     ),
-    (Topology(tp=2, note="dora, dropout"), DORA_DROPOUT),
     (Topology(fsdp=2, ep=2, model="moe", note="dora, dropout, experts"), DORA_DROPOUT_EXPERTS),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dora, dropout, selective"), DORA_DROPOUT),
     (Topology(ring=2, note="dropout"), DROPOUT),

@@ -335,6 +335,19 @@ def test_a_lock_that_another_process_has_is_no_leftover(tmp_path, monkeypatch):
     with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(EnvironmentFault):
+        with pytest.raises(EnvironmentFault) as refused:
             end_leftovers(tmp_path)
+        assert refused.value.code == "X707"
         holder.kill()
+
+
+def test_a_process_that_does_not_exit_is_named(tmp_path, monkeypatch):
+    """One that waits for its disk hears no signal."""
+    from xtrain.runtime.launch import leftovers
+
+    monkeypatch.setattr(leftovers, "PATIENCE", 0.0)
+    monkeypatch.setattr(leftovers, "ranks_of", lambda directory, launcher: [17, 23])
+    monkeypatch.setattr("os.kill", lambda pid, number: None)
+    with pytest.raises(EnvironmentFault, match="do not exit: 17, 23; it is not safe to continue") as refused:
+        end_leftovers(tmp_path)
+    assert refused.value.code == "X707"
