@@ -127,8 +127,9 @@ def _of_node(node: ast.AST, source) -> Iterator[tuple[str, list[ast.AST], str]]:
         case ast.Call(args=[first, second, *_]) if not isinstance(first, ast.Starred) and not isinstance(
             second, ast.Starred
         ):
-            yield "swapped", [first, second], f"{source(second)}, {source(first)}"
-            if source(node.func) in ("min", "max"):
+            if source(node.func) not in ("min", "max"):
+                yield "swapped", [first, second], f"{source(second)}, {source(first)}"
+            else:
                 yield "one of two ignored", [node], source(first)
                 yield "one of two ignored", [node], source(second)
         case ast.Call(args=[only], keywords=[]) if source(node.func) in UNWRAPPED and not isinstance(

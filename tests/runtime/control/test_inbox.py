@@ -329,8 +329,10 @@ def test_every_rank_carries_out_the_command_that_the_first_one_took(run, content
     run.inbox.look()
     said = [clocks.ask(first=control.inbox is not None) for control, clocks, _ in ranks]
     for control, clocks, called in ranks:
+        control.paused = True
         clocks.answer([sum(answers) for answers in zip(*said, strict=True)])
         control.hear()
         assert control.busy and control.obey(None) == stops and called == nodes and not control.busy
+        assert control.paused == (content["command"] != "resume")
     name = f"{content['command']} {content.get('arg', '')}".strip()
     assert run.said() == [("a", name, "accepted", ""), ("a", name, "done", "")]
