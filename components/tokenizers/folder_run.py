@@ -1,9 +1,11 @@
 """A `tokenizer.json`, by the package `tokenizers`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +13,16 @@ import numpy as np
 
 from ...planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template
 from ...planner.data.vocabulary import AddedToken, find_special_tokens, read_side_files
+from ...runtime.data.documents.bounded import BeyondBounds, Bounded
 from ...runtime.data.documents.long_texts import PIECE, joined
 from ...runtime.data.documents.token_bytes import TokenBytes, token_bytes
 from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
 from ...runtime.data.errors import DataError
 
+MOST_GROWTH: Final = 64
+"""Characters that a normalizer may make of one."""
+# Runs of every character of ASCII, which patterns with nested repetitions are slow on.
+PROBES: Final = tuple(f"{chr(code) * 62}{end}" for code in range(32, 127) for end in ("", " !"))
 VERSION: Final = 2  # raise it whenever the same text would give other ids
 
 
@@ -38,18 +45,30 @@ class HuggingFaceTokenizer:
             raise DataError(
                 "no such tokenizer", path=path, remedy="Give a folder holding `tokenizer.json`, or the file itself."
             )
-        self._content = path.read_bytes()
+        self._path, self._content = path, path.read_bytes()
         self._added: tuple[AddedToken, ...] = ()
         try:
-            before = _backend(self._content, ()).get_added_tokens_decoder()
-            side = read_side_files(path.parent, json.loads(self._content))
+            described = json.loads(self._content)
+            if (growth := _growth(described.get("normalizer"))) > MOST_GROWTH:
+                message = f"its normalizer makes up to {growth:,} characters of one, and {MOST_GROWTH} are allowed"
+                raise DataError(message, path=path, remedy="Use the tokenizer.json of a published model.")
+            with self._panics():
+                before = _backend(self._content, ()).get_added_tokens_decoder()
+            side = read_side_files(path.parent, described)
             self._added = side.added
             self._backend = _backend(self._content, self._added)
+            Bounded(self._probe).map(PROBES)
             vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
             special = find_special_tokens(path.parent, side, vocabulary)
             self.chat_template = find_chat_template(path.parent)
         except TokenizerUnreadable as problem:
             raise DataError(problem.message, path=problem.path, remedy=problem.remedy) from problem
+        except BeyondBounds as problem:
+            raise DataError(f"the tokenizer {problem} for 64 characters", path=path) from problem
+        except DataError:
+            raise
+        except RecursionError as error:
+            raise DataError("not a tokenizer: nested too deep", path=path) from error
         except Exception as error:  # the package raises bare Exception
             raise DataError(f"not a tokenizer: {error}", path=path) from error
         self.name = str(directory)
@@ -105,19 +124,39 @@ class HuggingFaceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` of each text, over all cores unless TOKENIZERS_PARALLELISM says otherwise."""
         short = [text for text in texts if len(text) <= PIECE]
-        encodings = iter(self._backend.encode_batch_fast(short, add_special_tokens=False) if short else ())
+        with self._panics():
+            encodings = iter(self._backend.encode_batch_fast(short, add_special_tokens=False) if short else ())
         return [
             np.asarray(next(encodings).ids, dtype=np.uint32) if len(text) <= PIECE else joined(text, self._placed)
             for text in texts
         ]
 
     def _placed(self, text: str) -> Placed:
-        return _placed(self._backend.encode(text, add_special_tokens=False))
+        with self._panics():
+            return _placed(self._backend.encode(text, add_special_tokens=False))
+
+    def _probe(self, text: str) -> None:
+        with self._panics():
+            self._backend.encode(text)
+
+    @contextmanager
+    def _panics(self) -> Iterator[None]:
+        """Raise DataError where the package panics: it is no Exception that it raises then."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            message = f"the tokenizer fails on a text: {next(iter(str(error).splitlines()), 'panic')}"
+            raise DataError(message, path=self._path, remedy="Use the tokenizer.json of a published model.") from None
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; special tokens and ids beyond the vocabulary are left out."""
         known = [int(token) for token in ids if 0 <= token < self.vocab_size and token not in (self.bos, self.eos)]
-        return self._backend.decode(known, skip_special_tokens=True)
+        with self._panics():
+            return self._backend.decode(known, skip_special_tokens=True)
 
     def piece(self, token: int) -> str:
         """As `tokenizer.json` writes it; `⟨7⟩` for an id that it does not have."""
@@ -125,12 +164,26 @@ class HuggingFaceTokenizer:
 
     def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
         """Ids, uint32, and places of the tokens of rendered conversations."""
-        return [_placed(each) for each in self._rendered_backend.encode_batch(list(texts), add_special_tokens=False)]
+        with self._panics():
+            encodings = self._rendered_backend.encode_batch(list(texts), add_special_tokens=False)
+        return list(map(_placed, encodings))
 
 
 def _placed(encoding: Any) -> Placed:
     places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     return Placed(ids=np.asarray(encoding.ids, dtype=np.uint32), starts=places[:, 0], ends=places[:, 1])
+
+
+def _growth(normalizer: Any) -> int:
+    """Characters that replacements make of one at most, where no pattern matches the empty text."""
+    if not isinstance(normalizer, dict):
+        return 1
+    if normalizer.get("type") == "Sequence":
+        return prod(map(_growth, normalizer.get("normalizers") or ()))
+    if normalizer.get("type") != "Replace":
+        return 1
+    pattern = normalizer.get("pattern") or {}
+    return max(1, -(-len(normalizer.get("content") or "") // max(1, len(pattern.get("String", "")))))
 
 
 def _backend(content: bytes, added: Sequence[AddedToken]) -> Any:
