@@ -113,13 +113,14 @@ class Turns:
         written = before and _traced(self.template, self.messages[:index], before, prompt=True)
         if not before or not written or not habits.prompts:
             return self._after_header(place, first)
-        tail = before
-        if written.segments:
-            tail = before[written.segments[-1].stop :]
-            places = self._places_of(written.segments[-1])
-            place = max((place for place in places if place <= first), default=place)
+        tail = before[written.segments[-1].stop :] if written.segments else before
         if self.text.startswith(tail, place):
             return place + len(tail)
+        common = place + _common(tail, self.text[place:first])
+        names = [s for s in self._segments if self._message(s) == index and common <= s.start < first]
+        if names:  # in the header
+            rest = tail[common - place :]
+            return names[-1].stop + (len(rest) if self.text.startswith(rest, names[-1].stop) else 0)
         common = self._shared(tail, written, place, first)
         if habits.header not in self.text[place:first] and self.text[place:common].strip():
             return common

@@ -59,6 +59,7 @@ LOSSES: dict[str, tuple[list[Any], tuple[str, ...]]] = {
                            ("assistant content",)),
     "a key that no template reads": ([{**Q, "mood": "sad"}, A], ("user mood",)),
     "a name of a call": ([Q, said("assistant", tool_calls=[CALL]), said("tool", "no", name="rain"), A], ()),
+    "the same under two names": ([Q, said("assistant", "No.", reasoning_content="Hm", summary="Hm")], ()),
     "keys of training": ([Q, {**A, "weight": 1}], ()),
 }  # fmt: skip
 
@@ -94,6 +95,18 @@ def test_what_is_lost_as_a_whole_makes_a_bad_record(case: str, tmp_path: Path):
     assert isinstance(found, TokenDocument) and found.lost == (reason.rpartition("write the ")[2],)
 
 
+def test_what_a_template_writes_itself_or_changes_is_not_lost(tmp_path: Path):
+    rewritten = """{%- for m in messages -%}{%- set said = m.content.split('</think>')[-1].lstrip() -%}
+    {%- set thought = m.content.split('</think>')[0].split('<think>')[-1].strip() if '<think>' in m.content else '' -%}
+    {{- m.role + ': ' + ('<think>\n' + thought + '\n</think>\n\n' if thought else '') + said + ';' -}}{%- endfor -%}"""
+    found = encoded([Q, said("assistant", "<think>\nHm\n</think>\n\nNo.")], rewritten, tmp_path)
+    assert isinstance(found, TokenDocument) and found.lost == ()
+    changed = "{%- for m in messages -%}{{- m.role + ': ' + m.content | urlencode + ';' -}}{%- endfor -%}"
+    found = encoded([said("user", "é?"), said("assistant", "ü ö")], changed, tmp_path)
+    assert isinstance(found, TokenDocument) and found.lost == () and found.trained is not None
+    assert "%C3%BC" in ByteTokenizer().decode(found.ids[found.trained])
+
+
 def test_tools_that_are_lost_as_a_whole_or_in_part(tmp_path: Path):
     found = encoded([Q, A], PARTIAL, tmp_path, [TOOL])
     assert isinstance(found, TokenDocument) and found.lost == ("part of tools",)
@@ -108,8 +121,16 @@ def test_an_end_of_turn_outside_of_the_marks_is_reported(tmp_path: Path):
     found = encoded([Q, A], marked, tmp_path)
     assert isinstance(found, TokenDocument) and found.lost == ("<|e|> outside of {% generation %}",)
     whole = MARKED.replace("{% endgeneration %}<|e|>", "<|e|>{% endgeneration %}")
-    found = encoded([Q, A], whole, tmp_path)
-    assert isinstance(found, TokenDocument) and found.lost == ()
+    for text in (whole, whole + "{{ eos_token }}"):  # as Phi-3 has it after its own end
+        found = encoded([Q, A], text, tmp_path)
+        assert isinstance(found, TokenDocument) and found.lost == ()
+
+
+def test_a_mark_without_text_of_the_message_belongs_to_the_turn_before(tmp_path: Path):
+    apart = MARKED.replace("{% endgeneration %}<|e|>", "{% endgeneration %}{% generation %}<|e|>{% endgeneration %}")
+    found = encoded([Q, A, Q, said("assistant", "Yes.")], apart.replace("<|{{", "<|{{"), tmp_path, train_on="last")
+    assert isinstance(found, TokenDocument) and found.trained is not None
+    assert ByteTokenizer().decode(found.ids[found.trained]) == "Yes.<|e|>"
 
 
 def test_forms_of_contents_and_arguments_are_tried(tmp_path: Path):

@@ -17,6 +17,10 @@ FOLDER = Path(__file__).parent / "chat_templates"
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))}
 
 
+# The header stands after results too, where no prompt asks for it.
+TEMPLATES["inside again"] = TEMPLATES["inside"].replace("if not (role == 'model' and ns.before == 'result')", "if true")
+
+
 def template(name: str, shape: Shape) -> ChatTemplate:
     return ChatTemplate(text=TEMPLATES[name], origin=name, bos_token="<s>", eos_token="</s>", tools=shape.tools)
 
@@ -53,6 +57,11 @@ PLACED = {
     "<|turn>user\nasktwo<turn|>\n<|turn>model\n«answerthree<turn|>»\n",
     ("inside", "a call last"): 'askone<turn|>\n<|turn>model\n«<|call>call:weather{city:<|"|>Lisbon<|"|>}<call|>»'
     "<|result>",
+    ("inside again", "text and a call"): 'askone<turn|>\n<|turn>model\n«<|call>call:weather{city:<|"|>Lisbon<|"|>}'
+    '<call|>»<|result>result:weather{value:<|"|>sunnyresult<|"|>}<result|>«answerone<turn|>»\n<|turn>model\n«answertwo<turn|>»\n'
+    "<|turn>user\nasktwo<turn|>\n<|turn>model\n«answerthree<turn|>»\n",
+    ("inside again", "a call"): 'askone<turn|>\n<|turn>model\n«<|call>call:weather{city:<|"|>Lisbon<|"|>}<call|>»'
+    '<|result>result:weather{value:<|"|>sunnyresult<|"|>}<result|><|turn>model\n«answerone<turn|>»\n',
     ("channels", "a call"): "askone<|end|><|start|>assistant« to=weather<|message|>"
     '{"city": "Lisbon"}<|call|>»<|start|>weather to=assistant<|message|>"sunnyresult"<|end|>'
     "<|start|>assistant«<|channel|>final<|message|>answerone<|return|>»",

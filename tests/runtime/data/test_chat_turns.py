@@ -130,14 +130,72 @@ CASES = [
 ]
 
 
+def written(start: str, user: str, answer: str, end: str, prompt: str, *, after: str = "") -> str:
+    """A template of what stands before all messages, a question, an answer, after both, in a prompt, and at the end."""
+    return (
+        f"{start}{{%- for m in messages -%}}{{%- if m.role == 'user' -%}}{user}{{%- else -%}}{answer}{{%- endif -%}}"
+        f"{end}{{%- endfor -%}}{{%- if add_generation_prompt -%}}{prompt}{{%- else -%}}{after}{{%- endif -%}}"
+    )
+
+
+Q = "{{- '<|u|>' + m.content -}}"
+FOUR = talk("a", "b", "c", "d")
+CASES += [
+    # An end in the piece of the answer that is no token, and another one in the last turn.
+    (
+        written("", Q, "{{- '<|a|>' + m.content + (' fin' if loop.last else ' more') -}}", "", "{{- '<|a|>' -}}"),
+        FOUR, "<|u|>a<|a|>«b more»<|u|>c<|a|>«d fin»",
+    ),
+    # An end whose first piece all turns have.
+    (
+        written("", Q, "{{- '<|a|>' + m.content + ' (so)' -}}", "{{- ' (1)' if loop.last else ' (2)' -}}",
+                "{{- '<|a|>' -}}"),
+        FOUR, "<|u|>a (2)<|a|>«b (so)» (2)<|u|>c (2)<|a|>«d (so) (1)»",
+    ),
+    # Nothing ends an answer, and the next turn begins with bos.
+    (
+        written("", "{{- bos_token + 'Q: ' + m.content -}}", "{{- ' A: ' + m.content -}}", "", "{{- ' A: ' -}}"),
+        FOUR, "<s>Q: a A: «b»<s>Q: c A: «d»",
+    ),
+    # The prompt begins a thought, which the template closes at once.
+    (
+        written("", Q, "{{- '<|a|>\n<think></think>' + m.content + '<|e|>' -}}", "", "{{- '<|a|>\n<think>\n' -}}"),
+        FOUR, "<|u|>a<|a|>\n<think>«</think>b<|e|>»<|u|>c<|a|>\n<think>«</think>d<|e|>»",
+    ),
+    # A system by default, which the prompt of no message does not have.
+    (
+        written("{{- '<|s|>kind<|e|>' if messages and messages[0].role != 'system' -}}", Q,
+                "{{- '<|a|>' + m.content -}}", "{{- '<|e|>' -}}", "{{- '<|a|>' -}}"),
+        talk("assistant:b", "user:c"), "<|s|>kind<|e|><|a|>«b<|e|>»<|u|>c<|e|>",
+    ),
+    # Headers with names.
+    (
+        written("", Q, "{{- '<|a|>' + (' ' + m.name if m.name else '') + '\n' + m.content -}}", "{{- '<|e|>' -}}",
+                "{{- '<|a|>\n' -}}"),
+        [*talk("a"), {"role": "assistant", "name": "bob", "content": "b"}, *talk("c", "d")],
+        "<|u|>a<|e|><|a|> bob\n«b<|e|>»<|u|>c<|e|><|a|>\n«d<|e|>»",
+    ),
+    # Answers of functions in the message of the assistant.
+    (
+        written("", Q, "{{- '<|a|><|c|>' + m.tool_calls[0].name -}}"
+                "{{- '<|r|>' + m.tool_responses[0].response + '<|/r|>' -}}{{- m.content -}}",
+                "{{- '<|e|>' -}}", "{{- '<|a|>' -}}"),
+        [*talk("a"), {"role": "assistant", "content": "b", "tool_calls": [{"name": "f"}],
+                      "tool_responses": [{"response": "42"}]}],
+        "<|u|>a<|e|><|a|>«<|c|>f»<|r|>42<|/r|>«b<|e|>»",
+    ),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("text", "messages", "expected"), CASES)
 def test_turns_are_found_in_what_the_template_writes(text: str, messages: list[Message], expected: str):
     assert marked(text, messages) == expected
-    written = marked(text, messages, last=True)
-    assert written.count("«") == 1
-    assert (
-        written == expected[: expected.rindex("«")].replace("«", "").replace("»", "") + expected[expected.rindex("«") :]
-    )
+    said = [m for m in messages if m["role"] == "assistant"]
+    if len(said) > 1 or expected.count("«") == 1:
+        start = expected.rindex("«")
+        assert (
+            marked(text, messages, last=True) == expected[:start].replace("«", "").replace("»", "") + expected[start:]
+        )
 
 
 def test_a_marked_template_is_taken_at_its_word():
