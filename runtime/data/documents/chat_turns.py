@@ -257,12 +257,10 @@ class Turns:
 
         If that is not all of it, it ends where a piece of the template, a special token, a tag or a line does.
         """
-        assert self.trace is not None
         common = _common(tail, self.text[place:limit])
         if common == len(tail):
             return place + common
-        ends = {piece - place for piece in self.trace.pieces}
-        ends |= {found.end() for pattern in (self._reserved, _BOUNDS) for found in pattern.finditer(tail)}
+        ends = {found.end() for pattern in (self._reserved, _BOUNDS) for found in pattern.finditer(tail)}
         if written is not None:
             ends |= {piece - (len(written.text) - len(tail)) for piece in written.pieces}
         return place + max((end for end in ends if 0 <= end <= common), default=0)

@@ -50,6 +50,8 @@ PLACED = {
     ("no_end", "text and a call"): "askone<|assistant|>«\n<think></think>\nanswerone<call>weather<key>city</key>"
     "<value>Lisbon</value></call><|observation|>»<result>sunnyresult</result><|assistant|>«\n<think></think>\n"
     "answertwo<|user|>»\nasktwo<|assistant|>«\n<think></think>\nanswerthree»",
+    ("no_end", "two answers"): "askone<|assistant|>«\n<think></think>\nanswerone»<|assistant|>«\n<think></think>\n"
+    "answertwo<|user|>»\nasktwo<|assistant|>«\n<think></think>\nanswerthree»",
     ("inside", "a call"): 'askone<turn|>\n<|turn>model\n«<|call>call:weather{city:<|"|>Lisbon<|"|>}<call|>»'
     '<|result>result:weather{value:<|"|>sunnyresult<|"|>}<result|>«answerone<turn|>»\n',
     ("inside", "text and a call"): 'askone<turn|>\n<|turn>model\n«<|call>call:weather{city:<|"|>Lisbon<|"|>}<call|>»'

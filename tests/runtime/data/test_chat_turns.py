@@ -162,11 +162,16 @@ CASES += [
         written("", Q, "{{- '<|a|>\n<think></think>' + m.content + '<|e|>' -}}", "", "{{- '<|a|>\n<think>\n' -}}"),
         FOUR, "<|u|>a<|a|>\n<think>«</think>b<|e|>»<|u|>c<|a|>\n<think>«</think>d<|e|>»",
     ),
+    # The prompt begins a thought that the template leaves out.
+    (
+        written("", Q, "{{- '<|a|>\n' + m.content + '<|e|>' -}}", "", "{{- '<|a|>\nSo:\n' -}}"),
+        FOUR, "<|u|>a<|a|>\n«b<|e|>»<|u|>c<|a|>\n«d<|e|>»",
+    ),
     # A system by default, which the prompt of no message does not have.
     (
-        written("{{- '<|s|>kind<|e|>' if messages and messages[0].role != 'system' -}}", Q,
-                "{{- '<|a|>' + m.content -}}", "{{- '<|e|>' -}}", "{{- '<|a|>' -}}"),
-        talk("assistant:b", "user:c"), "<|s|>kind<|e|><|a|>«b<|e|>»<|u|>c<|e|>",
+        written("{{- '<|o|>s\nkind<|e|>' if messages and messages[0].role != 'system' -}}", Q,
+                "{{- '<|o|>a\n' + m.content -}}", "{{- '<|e|>' -}}", "{{- '<|o|>a\n' -}}"),
+        talk("assistant:b", "user:c"), "<|o|>s\nkind<|e|><|o|>a\n«b<|e|>»<|u|>c<|e|>",
     ),
     # Headers with names.
     (
