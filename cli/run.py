@@ -197,7 +197,27 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
         raise _refused(found)
     if not _is_said_by_a_rank(plan, arguments):
         say_own_code(plan, arguments.spec)
-    return compiled
+    return evolve(compiled, directory=_lies_in(plan, arguments))
+
+
+def _lies_in(plan: "Plan", arguments: argparse.Namespace) -> "Path | None":
+    """The run directory that a saved plan lies in, as a copy of another one; None where it is the one that it names, or
+    lies anywhere else."""
+    from pathlib import Path
+
+    from ..runtime.provenance.code import read_code
+    from ..runtime.provenance.metadata import ENVIRONMENT
+    from ..runtime.run_directory.workspace import locate
+
+    folder = Path(arguments.spec).resolve().parent
+    if not (folder / ENVIRONMENT).is_file():
+        return None
+    named = locate(plan, read_code(Path(plan.spec).resolve().parent))
+    if named.resolve() == folder:
+        return None
+    if not _is_said_by_a_rank(plan, arguments):
+        print(f"note: the plan lies in the run directory {folder}, which is used instead of {named}", file=sys.stderr)
+    return folder
 
 
 def _run_node(plan: "Plan", place: "NodePlace") -> int:
@@ -257,7 +277,7 @@ def _run_launcher(
     code = EXIT_CODES[EndStatus.ENVIRONMENT]
     try:
         _remark(check_machine(plan, plan.mesh.ranks_per_node))
-        workspace = open_workspace(plan, compiled.resolved_text)
+        workspace = open_workspace(plan, compiled.resolved_text, compiled.directory)
         _print_notes(workspace)
         opened(workspace.directory)
         if ui in ("console", "plain"):

@@ -56,7 +56,7 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
         found = compiled()
         with refusals():
             plan = _checked(found)
-            workspace = _opened(plan, found.resolved_text)
+            workspace = _opened(plan, found.resolved_text, found.directory)
     except Refused as refused:
         code = refused.show()
         write_cause(str(refused))
@@ -142,7 +142,7 @@ def _check_place(plan: "Plan") -> None:
             print(f"warning[W707]: {remark}", file=sys.stderr)
 
 
-def _opened(plan: "Plan", text: str) -> "RunDirectory":
+def _opened(plan: "Plan", text: str, directory: Path | None) -> "RunDirectory":
     """The run directory. Whether this start goes on from an earlier one of the same launcher is decided here, for all
     ranks: agents count the starts of their own ranks, each for itself."""
     from ..runtime.provenance.code import read_code
@@ -150,11 +150,11 @@ def _opened(plan: "Plan", text: str) -> "RunDirectory":
     from ..runtime.provenance.start import RESTART, is_restart, launcher_id
     from ..runtime.run_directory.workspace import locate, open_workspace
 
-    directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
+    directory = directory or locate(plan, read_code(Path(plan.spec).resolve().parent))
     counted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
     again = is_restart() or counted or launcher_before(directory) == launcher_id()
     os.environ[RESTART] = str(int(again))
-    return open_workspace(plan, text)
+    return open_workspace(plan, text, directory)
 
 
 class First:

@@ -1,6 +1,7 @@
 """`compile_plan`: a typed spec and a number of ranks into a `Plan`, or all the reasons why there is none."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 from attrs import evolve, frozen
@@ -38,10 +39,14 @@ from .serving.graph import build_server
 
 @frozen
 class Compiled:
-    """A plan, or None with at least one error among the diagnostics. Warnings can stand beside a plan."""
+    """A plan, or None with at least one error among the diagnostics. Warnings can stand beside a plan.
+
+    directory: the run directory that a saved plan lies in, which is then that of the run.
+    """
 
     plan: Plan | None
     diagnostics: Diagnostics
+    directory: Path | None = None
 
     @property
     def resolved_text(self) -> str:

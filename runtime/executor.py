@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import Store
 from ..planner.graph.alerts import ALERTS
 from ..planner.plan import Node, Plan
 from ..planner.schedule.arithmetic import arithmetic_of
+from ..records.control_words import ControlWord
 from ..records.end_status import EndStatus
 from ..records.run_events import RunEndEvent
 from ..records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
@@ -35,6 +36,7 @@ from .monitoring.alert_actions import AlertActions
 from .monitoring.failing import lost_a_peer, report_deadline, report_failure
 from .monitoring.heartbeat import HeartbeatWriter
 from .monitoring.memory import forget_peak
+from .monitoring.moved import DirectoryWatch
 from .monitoring.notify import Notifier
 from .monitoring.poller import Poller
 from .monitoring.watch import Watchdog
@@ -150,6 +152,10 @@ class Executor:
                 self._report(error, trace=not lost_a_peer(error))
         self.under_way.drop()
         self.poller.close()
+        if (watch := self.resources.get("directory_watch")) is not None:
+            with suppress(OSError, EnvironmentFault):
+                watch.look()
+            watch.close()
         with suppress(EnvironmentFault):
             self.records.flush(self.progress.step)  # of a failure between two steps
         with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
@@ -193,6 +199,10 @@ class Executor:
                 inbox.sweep(self._begun)
             self.control.inbox = inbox
             self.poller.looks["commands"] = lambda: inbox.look() if self.records.speaks else None
+            self.resources["directory_watch"] = watch = DirectoryWatch(
+                self.records.directory, self.plan, self.records, self._warn, self._stop
+            )
+            self.poller.looks["the run directory"] = watch.look
         load_ops()
         for node in self._order:
             if node.kind in ("setup", "collate"):
@@ -262,6 +272,12 @@ class Executor:
 
     def _report_deadline(self, message: str) -> None:
         report_deadline(self.records, message, step=self.progress.step)
+
+    def _stop(self, reason: str) -> None:
+        """Save and stop as soon as all ranks have heard of it."""
+        self.loop.reason = self.loop.reason or reason
+        assert self.control.inbox is not None
+        self.control.inbox.ask("moved", ControlWord.STOP)
 
     def _warn(self, message: str) -> None:
         self.records.warn(message, step=self.progress.step)

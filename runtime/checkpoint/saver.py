@@ -62,6 +62,8 @@ class Saver:
     """Whether these ranks save what is due: of several replica groups one does, for all have the same state."""
     hooks: Callable[[str], None] = lambda place: None
     """Calls the hooks of a place, before and after a save that is made."""
+    look: Callable[[], None] = lambda: None
+    """Finds out, on the first rank, whether the folder of the run is where it was."""
     put_off: str = ""
     """The node of a save that was due while another one was being written, and is still to be made."""
     _failed: int = 0
@@ -102,6 +104,8 @@ class Saver:
         self.saved_step = step
         if not self.writes():
             return
+        with suppress(OSError):  # a save there fails, and says why
+            self.look()
         self.hooks("before_checkpoint")
         job = SaveJob(node, step, self.folder.path(step), self._described(), begin, files=self.state.files())
         tensors = self.state.tensors()

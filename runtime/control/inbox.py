@@ -79,6 +79,10 @@ class Inbox:
                     self._remove(path)
                     self._orders.append(order)
 
+    def ask(self, id: str, word: str) -> None:
+        """Give an order of the run's own. Raises CommandRefused."""
+        self._orders.append(self._understood(id, word, None))
+
     def take(self) -> Order | None:
         """The next order, if there is one."""
         return self._orders.popleft() if self._orders else None

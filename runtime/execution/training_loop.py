@@ -63,6 +63,8 @@ class TrainingLoop:
         begun = begun_from(self.plan, self.nodes.resources["begun"].start)
         if (saver := self.nodes.resources.get("saver")) is not None:
             saver.hooks = self.nodes.call_hooks
+            if (watch := self.nodes.resources.get("directory_watch")) is not None:
+                saver.look = watch.look
         total = feed.steps
         calls = [(node.id, self.nodes.call(node.id), node.op in LASTING) for node in self.order if node.kind == "step"]
         timeline = feed.timeline

@@ -188,6 +188,12 @@ class Records:
         superseded = self.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
         trim_after(self.metrics.lines.path, step, superseded)
 
+    def reopen(self) -> None:
+        """Write on under the names of the files, whatever became of those that are open."""
+        self.writer.settle(EVENT_SECONDS)
+        for lines in (self.metrics.lines, self.events, self.own.lines):
+            lines.close()
+
     def attempts(self) -> int:
         """How often this run has been started before."""
         if not self.events.path.exists():

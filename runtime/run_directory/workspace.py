@@ -66,14 +66,14 @@ def locate(plan: Plan, code: CodeVersion | CodeUnread | None) -> Path:
     return directory if own is not None or found is None else found.path.parents[1]
 
 
-def open_workspace(plan: Plan, resolved_spec: str) -> RunDirectory:
-    """Make the run directory ready for another attempt.
+def open_workspace(plan: Plan, resolved_spec: str, directory: Path | None = None) -> RunDirectory:
+    """Make the run directory ready for another attempt. directory: None for where the plan says.
 
     Records of steps that will be computed again are moved to `logs/`; a run that is not to be resumed moves aside as a
     whole. Raises EnvironmentFault if the directory cannot be written or another process is running in it.
     """
     code = read_code(Path(plan.spec).resolve().parent)
-    return _open(locate(plan, code), plan, resolved_spec, code, None)
+    return _open(directory or locate(plan, code), plan, resolved_spec, code, None)
 
 
 def reopen(workspace: RunDirectory, plan: Plan) -> RunDirectory:
@@ -126,7 +126,7 @@ def _open(
         raise EnvironmentFault(
             "X706", f"the run directory {directory} cannot be written: {reason_of(error)}"
         ) from error
-    named = plan.workspace["run"] is not None
+    named = plan.workspace["run"] is not None or directory != locate(plan, code)
     code_id = code.code_id if isinstance(code, CodeVersion) else None
     other = None if start.own or start.anew or named else other_run(directory, plan, code_id)
     shown = plan if past is None else resumed_plan(plan, past, start.step)[0]
