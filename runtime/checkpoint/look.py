@@ -5,6 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
+from ..files.locks import hold_for_reading
 from .layout import CheckpointEntry, CheckpointFolder, entry_of, size_bytes
 from .sidecar import total_bytes
 
@@ -67,11 +68,13 @@ def below(path: Path, *, content: bool = False) -> list[SeenCheckpoint]:
     """All checkpoints below a path, by run and step; a checkpoint itself is the only one. content: read all of each."""
     if entry := entry_of(path):
         return [_seen(entry, CheckpointFolder(path.parent), content)]
-    return [
-        _seen(entry, folder, content)
-        for folder in folders(path)
-        for entry in sorted((*folder.published(), *folder.models()), key=lambda entry: (entry.step, not entry.is_full))
-    ]
+    found = []
+    for folder in folders(path):
+        for entry in sorted((*folder.published(), *folder.models()), key=lambda each: (each.step, not each.is_full)):
+            if (held := hold_for_reading(entry.path)) is not None:  # else the run has removed it
+                found.append(_seen(entry, folder, content))
+                held.close()
+    return found
 
 
 def _seen(entry: CheckpointEntry, folder: CheckpointFolder, content: bool) -> SeenCheckpoint:

@@ -48,7 +48,7 @@ from .model_folder import planned_adapter, planned_files
 from .publish import Publisher
 from .rollback_state import finish_rollback
 from .saver import Mode, Overlap, Saver
-from .sources import StartingPoint, begun_from, find, starting_point
+from .sources import HeldCheckpoints, StartingPoint, begun_from, find, starting_point
 from .staging import HostCopy
 from .stored_weights import WeightReader
 from .transaction import Transaction
@@ -76,8 +76,8 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
     here too."""
     if not anew and not _begins(plan, records):
         return
-    entry = find(Path(path), weights=True)
-    collective = CollectiveErrors.of(rank)
+    collective, held = CollectiveErrors.of(rank), HeldCheckpoints()
+    entry = collective.first(lambda: held.find(lambda: find(Path(path), weights=True)))
     check_origin(plan, entry)
     if flaw := flaw_of(entry, collective, content=True):
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
@@ -93,6 +93,7 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
     read_tensors(tensors, entry.path, collective)
     if plain:
         collective.all(lambda: store_all(plain, WholeTensors(entry.path), before))
+    held.close()
     records.event(PretrainedEvent(step=0, path=str(entry.path), of_step=entry.step, weights=which))
 
 
@@ -252,7 +253,8 @@ def resume(
         return Beginning(StartingPoint(entry=None, own=False, anew=False), state)
     collective = CollectiveErrors.of(rank)
     collective.first(lambda: finish_rollback(records.directory))
-    start = collective.first(lambda: starting_point(plan, records.directory))
+    held = HeldCheckpoints()
+    start = collective.first(lambda: held.find_start(plan, records.directory))
     if start.own:
         start = _newest_intact(start, collective, records, content=verify == "content")
     elif start.entry is not None and (flaw := flaw_of(start.entry, collective, content=verify == "content")):
@@ -262,6 +264,7 @@ def resume(
     check_model(plan, start.entry)
     check_base(start.entry, base)
     restored = state.restore(start.entry, collective)
+    held.close()
     if start.own and (record := start.entry.state().get("record")):
         records.go_on_with(record, start.step)
     _report(restored, state, start, records)

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from ...planner.graph.checkpoint_names import POINTERS, Pointer
 from ..files import durable
+from ..files.locks import unless_read
 from .layout import CheckpointEntry, CheckpointFolder
 from .sidecar import TENSORS, write_sidecar
 
@@ -89,15 +90,20 @@ class Publisher:
     def retain(self, keep: int | None, *, begun: CheckpointEntry | None = None) -> list[Path]:
         """Remove what `CheckpointFolder.old` says (None: nothing of it), and weights that `model` has left behind.
 
-        begun: the checkpoint that a run goes on from, which is left alone. Returns what was removed.
+        begun: the checkpoint that a run goes on from, which is left alone. One that another process reads, as to export
+        it, is left for the next call. Returns what was removed.
         """
         old = self.folder.old(keep, begun=begun) if keep is not None else []
         old = [entry for entry in old if begun is None or entry.name != begun.name]
         if model := self.folder.named("model"):
             old += [entry for entry in self.folder.models() if entry.name != model]
+        removed = []
         for entry in old:
-            self.remove(entry.path)
-        return [entry.path for entry in old]
+            with unless_read(entry.path) as unread:
+                if unread:
+                    self.remove(entry.path)
+                    removed.append(entry.path)
+        return removed
 
     def remove(self, path: Path) -> None:
         durable.clear(durable.set_aside(path))

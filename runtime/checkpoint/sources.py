@@ -5,10 +5,11 @@ somewhere goes on from its own checkpoints after a stop: they began there too. S
 a failure, whatever `checkpoint.resume` says: what is there was made by this very start of the run.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from ...planner.graph.checkpoint_names import ALIAS, POINTERS, Pointer
 from ...planner.plan import Plan
@@ -16,6 +17,7 @@ from ...planner.schedule.arithmetic import arithmetic_of
 from ...planner.schedule.step_sizes import past_of
 from ...regular_files import read_regular
 from ..errors import EnvironmentFault, NothingLeft, ResumeRefused
+from ..files.locks import HeldLock, hold_for_reading
 from ..provenance.start import is_restart
 from .layout import CheckpointEntry, CheckpointFolder, entry_of, epoch_named
 
@@ -149,6 +151,10 @@ def begun_from(plan: Plan, start: StartingPoint) -> dict[str, Any] | None:
     return {"from": named, "place": place, "path": str(start.entry.path.resolve()), "step": start.entry.step}
 
 
+# How often a checkpoint is looked for, of a run that removes old ones meanwhile.
+_SEARCHES: Final = 3
+
+
 def find(path: Path, *, weights: bool = False) -> CheckpointEntry:
     """The checkpoint that a path means: itself, a pointer to it, `epoch-2` in a folder of checkpoints or in a run, the
     latest of either.
@@ -166,6 +172,50 @@ def find(path: Path, *, weights: bool = False) -> CheckpointEntry:
     if flaws := entry.flaws():
         raise EnvironmentFault("X720", f"the checkpoint {entry.path} is damaged: {flaws[0]}")
     return entry
+
+
+def find_to_read(find_now: Callable[[], CheckpointEntry]) -> tuple[CheckpointEntry, HeldLock]:
+    """Find a checkpoint, and keep its run from removing it while what comes with it stays open.
+
+    find_now: as `find` or `find_named`; called again if the checkpoint is removed meanwhile. Raises EnvironmentFault.
+    """
+    left = _SEARCHES
+    while True:
+        left -= 1
+        try:
+            entry = find_now()
+        except EnvironmentFault as fault:
+            # It may have been removed while it was looked at; the pointers name another one then.
+            if fault.code != "X720" or not left:
+                raise
+            continue
+        if (lock := hold_for_reading(entry.path)) is not None:
+            return entry, lock
+
+
+@define(eq=False)
+class HeldCheckpoints:
+    """Checkpoints that their runs do not remove until they have been read."""
+
+    _locks: list[HeldLock] = field(factory=list)
+
+    def find(self, find_now: Callable[[], CheckpointEntry]) -> CheckpointEntry:
+        """Find a checkpoint as `find_to_read` does, and hold it."""
+        entry, lock = find_to_read(find_now)
+        self._locks.append(lock)
+        return entry
+
+    def find_start(self, plan: Plan, directory: Path) -> StartingPoint:
+        """Return the starting point of a run, and hold its checkpoint."""
+        while (start := starting_point(plan, directory)).entry is not None:
+            if (lock := hold_for_reading(start.entry.path)) is not None:  # else another run has removed it
+                self._locks.append(lock)
+                break
+        return start
+
+    def close(self) -> None:
+        for lock in self._locks:
+            lock.close()
 
 
 def find_named(directory: Path, name: str) -> CheckpointEntry:

@@ -32,6 +32,7 @@ from ..checkpoint.model_folder import planned_adapter
 from ..checkpoint.whole_tensors import WholeTensors
 from ..errors import ExportFailed
 from ..files import durable
+from ..files.locks import HeldLock
 from ..models.adapted import written
 from ..training.ema import Which
 from .export import CARD, FORMATS, SMALL_BYTES, Exported, check_room, formats_of
@@ -55,6 +56,7 @@ class AdapterExport:
     state: dict[str, Any]
     dtype: str | None
     names: Mapping[str, str] = field(factory=dict)
+    held: HeldLock | None = None
 
     def write(self, to: Path, report: Report) -> Exported:
         """Write the folder `to`. Raises EnvironmentFault, and then there is none."""

@@ -7,8 +7,9 @@ from ..checkpoint.chosen_weights import averaged_flaw, prefix, published
 from ..checkpoint.layout import CheckpointEntry
 from ..checkpoint.model_check import check_weights
 from ..checkpoint.sidecar import flaws
-from ..checkpoint.sources import find, find_named
+from ..checkpoint.sources import find, find_named, find_to_read
 from ..errors import EnvironmentFault, ExportFailed
+from ..files.locks import HeldLock
 from ..provenance.metadata import started_in
 from ..training.ema import Which
 from .adapter import AdapterExport, check_adapter_exportable
@@ -36,7 +37,7 @@ def export_of(
     """
     check_exportable(plan, dequantise=dequantise, merges=merges)
     own = plan_of(plan, task) if merges else plan
-    entry, weights = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
+    entry, weights, held = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
     # The paths of a run are relative to where it was started, not to where it is exported.
     base = started_in(directory)
     return Export(
@@ -51,6 +52,7 @@ def export_of(
         most=most,
         dequantise=dequantise,
         merging=Merging(own, base, entry, stored_names(plan, task)) if merges else None,
+        held=held,
     )
 
 
@@ -66,7 +68,7 @@ def adapter_export_of(
     """The export of the adapter of a run's checkpoint, the rest as of `export_of`."""
     own = plan_of(plan, task)
     check_adapter_exportable(own)
-    entry, weights = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
+    entry, weights, held = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
     return AdapterExport(
         plan=own,
         run=directory,
@@ -77,25 +79,28 @@ def adapter_export_of(
         state={**entry.state(), "step": entry.step},
         dtype=dtype,
         names=stored_names(plan, task),
+        held=held,
     )
 
 
 def chosen(
     plan: Plan, directory: Path, *, checkpoint: str | None, averaged: bool | None
-) -> tuple[CheckpointEntry, Which]:
-    """A checkpoint of a run, and which of its weights are taken.
+) -> tuple[CheckpointEntry, Which, HeldLock]:
+    """Return a checkpoint of a run, which of its weights are taken, and what keeps the run from removing it.
 
     checkpoint: as `find_named` takes it, None: the weights of the finished run, else the latest state. averaged: its
     averaged weights, None: those that the run publishes. Raises EnvironmentFault.
     """
     if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
         raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
-    entry = find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
+    entry, held = find_to_read(
+        lambda: find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
+    )
     check_weights(plan, entry)
     if averaged is not None and (flaw := averaged_flaw(entry, averaged=averaged)):
         other = "; another checkpoint of the run may have them, see `xtrain checkpoint show`" if entry.is_full else ""
         raise ExportFailed(f"{entry.name} {flaw}{other}")
-    return entry, published(entry) if averaged is None else "averaged" if averaged else "trained"
+    return entry, published(entry) if averaged is None else "averaged" if averaged else "trained", held
 
 
 def check_sound(tensors: Path) -> None:

@@ -40,6 +40,7 @@ from ..data.documents.chat_template import load_template
 from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import ExportFailed
 from ..files import durable
+from ..files.locks import HeldLock
 from ..generation.chat import Chat, planned_arguments
 from ..generation.continuation import TextEnds
 from ..generation.trained import planned_template
@@ -85,7 +86,7 @@ class Export:
     prefix: of the names of the weights in it; weights: which these are. state: what the checkpoint says of itself.
     dtype: number format, None: as `_formats` says. most: bytes of a file with weights. dequantise: matrices that the
     base stores have the values of their codes. merging: puts the adapter of the checkpoint into the matrices of the
-    model under it; None for a checkpoint of a whole model.
+    model under it; None for a checkpoint of a whole model. held: keeps the run from removing the checkpoint.
     """
 
     plan: Plan
@@ -99,6 +100,7 @@ class Export:
     most: int
     dequantise: bool = False
     merging: Merging | None = None
+    held: HeldLock | None = None
 
     def write(self, to: Path, report: Report) -> Exported:
         """Write the folder `to`. Raises EnvironmentFault or DataError, and then there is none."""

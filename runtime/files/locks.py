@@ -3,7 +3,8 @@
 import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attrs import define
@@ -37,6 +38,37 @@ class HeldLock:
         self.close()
 
     __del__ = close
+
+
+def hold_for_reading(folder: Path) -> HeldLock | None:
+    """Keep `unless_read` off a folder for as long as what is returned stays open; None if the folder is not there.
+
+    Where the file system has no locks on folders, the folder is read all the same.
+    """
+    try:
+        lock = HeldLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return None
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(lock.fileno()), folder.stat()):
+            return lock
+    return None  # it was removed before it was locked
+
+
+@contextmanager
+def unless_read(folder: Path) -> Iterator[bool]:
+    """Yield False if a process holds a folder for reading; else nobody begins to before the block ends."""
+    with HeldLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # no locks: readers notice that the folder is gone
+            pass
+        yield True
 
 
 def hold(directory: Path, name: str) -> HeldLock:

@@ -19,7 +19,7 @@ from ..checkpoint.chosen_weights import evaluated, prefix
 from ..checkpoint.layout import CheckpointEntry
 from ..checkpoint.model_check import check_weights
 from ..checkpoint.residual import leave_residual
-from ..checkpoint.sources import find, find_named
+from ..checkpoint.sources import find, find_named, find_to_read
 from ..data.documents.chat_template import load_template
 from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import EnvironmentFault
@@ -51,7 +51,9 @@ class TrainedRun:
         another model, and PlanError for a plan that cannot be read."""
         if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
             raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
-        entry = find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
+        entry, held = find_to_read(
+            lambda: find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
+        )
         plan = load_plan(directory / "plan.json")
         if plan.architecture.head == "reward":
             raise EnvironmentFault("X442", f"{NO_TEXTS[0]}: nothing can be generated")
@@ -67,6 +69,7 @@ class TrainedRun:
         folder = started_in(directory)
         _read_base(plan, model, entry, folder, chosen)
         read_tensors(saved_tensors(model, plan, prefix(entry, evaluated(entry))), entry.path)
+        held.close()
         if any(node.op == "setup.residual" for node in plan.nodes):
             leave_residual(plan, model, rank, folder)
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], folder)

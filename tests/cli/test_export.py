@@ -7,6 +7,8 @@ from small_runs import drawn, make_run, plan_of, save
 
 from xtrain.cli.export import file_size
 from xtrain.cli.main import main
+from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.publish import Publisher
 
 
 @pytest.fixture
@@ -23,6 +25,19 @@ def test_an_export_says_what_it_has_written(run: Path, tmp_path: Path, capsys):
     assert f"exported to {tmp_path / 'out'}: 21 tensors, " in said.out and " of bf16 in 3 files, read back" in said.out
     assert "ckpt-s000000000020: step 20, trained weights" in said.err
     assert (tmp_path / "out" / "model-00003-of-00003.safetensors").exists()
+
+
+@pytest.mark.parametrize("options", [["--checkpoint", "latest"], []])
+def test_a_run_that_saves_and_removes_meanwhile_leaves_what_is_exported(run: Path, tmp_path, monkeypatch, options):
+    plan, folder = plan_of(), CheckpointFolder(run / "checkpoints")
+
+    def check_sound(tensors: Path) -> None:
+        save(plan, run, drawn(plan), step=30)
+        assert Publisher(folder).retain(1) == []
+
+    monkeypatch.setattr("xtrain.runtime.export.checkpoint.check_sound", check_sound)
+    assert main(["export", str(run), "--to", str(tmp_path / "out"), *options]) == 0
+    assert [path.name for path in Publisher(folder).retain(1)] == ["ckpt-s000000000020"]
 
 
 @pytest.mark.parametrize(

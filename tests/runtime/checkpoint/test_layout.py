@@ -1,5 +1,7 @@
 """The folder of checkpoints: what is published, what pointers mean after any crash, what is kept."""
 
+import errno
+import fcntl
 import json
 from pathlib import Path
 
@@ -9,10 +11,13 @@ from small_checkpoints import save, save_model
 
 from xtrain.planner.graph.checkpoint_names import POINTERS
 from xtrain.runtime.checkpoint.backend import Backend
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
 from xtrain.runtime.checkpoint.publish import Publisher
 from xtrain.runtime.checkpoint.sidecar import TENSORS, flaws
+from xtrain.runtime.checkpoint.sources import find, find_to_read
+from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.files import durable
+from xtrain.runtime.files.locks import hold_for_reading
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +115,47 @@ def test_retention_keeps_the_newest_and_whatever_latest_names(folder):
     assert [p.name for p in Publisher(folder).retain(2)] == ["ckpt-s000000000002"]
     assert steps(folder) == [1, 3, 4]
     assert Publisher(folder).retain(None) == []
+
+
+def test_retention_leaves_what_another_process_reads_for_the_next_time(folder):
+    for step in (1, 2, 3):
+        save(folder, step)
+    with hold_for_reading(folder.path(1)), hold_for_reading(folder.path(1)):
+        assert [path.name for path in Publisher(folder).retain(1)] == ["ckpt-s000000000002"]
+        assert folder.entries()[0].flaws(content=True) == []
+    assert [path.name for path in Publisher(folder).retain(1)] == ["ckpt-s000000000001"]
+    assert hold_for_reading(folder.path(1)) is None
+
+
+def test_what_is_removed_between_being_found_and_held_is_followed_by_the_newest(folder):
+    save(folder, 1)
+    found: list[int] = []
+
+    def find_latest() -> CheckpointEntry:
+        entry = find(folder.root)
+        found.append(entry.step)
+        if len(found) < 3:
+            save(folder, entry.step + 1)
+            Publisher(folder).retain(1)
+        return entry
+
+    entry, held = find_to_read(find_latest)
+    assert found == [1, 2, 3] and entry.step == 3
+    save(folder, 4)
+    assert Publisher(folder).retain(1) == [] and held.close() is None
+    with pytest.raises(EnvironmentFault, match="there is no"):
+        find_to_read(lambda: find(folder.path(1)))
+
+
+def test_a_file_system_without_locks_on_folders_is_read_and_cleared_all_the_same(folder, monkeypatch):
+    def refuse(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for step in (1, 2):
+        save(folder, step)
+    assert hold_for_reading(folder.path(1)) is not None
+    assert [path.name for path in Publisher(folder).retain(1)] == ["ckpt-s000000000001"]
 
 
 def test_a_save_that_was_cut_off_before_its_pointers_costs_no_older_one(folder):
