@@ -19,6 +19,7 @@ from errno import EIO
 from pathlib import Path
 from typing import Final
 
+from ..dsl.diagnostics.source import printable
 from . import database, old_journal
 from .database import FILE, MARK, WAL, Database, StoreFailed, Then, examine, mend_head
 from .entries import Accepted, Change, Done, FolderEntry, Removed, decoded, encoded, key_of
@@ -51,9 +52,9 @@ class StoreDamaged(Exception):
     """Something is not as it was written; every file is left as it is. damage: its places."""
 
     def __init__(self, folder: Path, damage: list[str]) -> None:
+        self.damage = [printable(place) for place in damage]  # keys of rows may have anything in them
         more = f"\n  and {len(damage) - SHOWN} more" if len(damage) > SHOWN else ""
-        super().__init__(f"{folder} is damaged:\n  " + "\n  ".join(damage[:SHOWN]) + more)
-        self.damage = damage
+        super().__init__(f"{folder} is damaged:\n  " + "\n  ".join(self.damage[:SHOWN]) + more)
 
 
 class Store:
@@ -280,7 +281,7 @@ def repair(folder: Path) -> list[str]:
         if (folder / old_journal.FOLDER).exists():
             (folder / old_journal.FOLDER).rename(to / old_journal.FOLDER)
         shutil.rmtree(to / "reading")
-        return list(dict.fromkeys(before + damage))
+        return list(dict.fromkeys([*before, *map(printable, damage)]))
 
 
 def _move(paths: Iterable[Path], to: Path, now: float) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
+from xtrain.cli.refused import Refused
+from xtrain.cli.serve import _made_key, _repair
+from xtrain.server.store import Store
 
 SPEC = Path(__file__).parents[2] / "specs" / "serve_cpu.xtrain"
 
@@ -39,3 +42,24 @@ def test_a_key_that_is_not_set_is_said(
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     status, error = said(capsys, tmp_path, str(SPEC), "--set", 'serve.key="NO_SUCH_KEY"')
     assert status == 3 and "error[X709]" in error
+
+
+def test_a_key_that_is_made_is_printed_and_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "server" / "key"
+    keys = [_made_key("a", "XTRAIN_KEY", path) for _ in range(2)]
+    (key,) = keys[0].of.values()
+    assert keys[1].of == keys[0].of
+    assert capsys.readouterr().out == f"a: clients show the key {key} ({path}); set XTRAIN_KEY for another\n" * 2
+    path.write_text("")
+    with pytest.raises(Refused, match="it is empty; remove the file, and a new key is made, or set XTRAIN_KEY"):
+        _made_key("a", "XTRAIN_KEY", path)
+
+
+def test_what_is_repaired_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    _repair("a", tmp_path)
+    assert capsys.readouterr().out == f"a: {tmp_path} is whole\n"
+    (tmp_path / "store.db").unlink()
+    _repair("a", tmp_path)
+    kept = f"a: {tmp_path} was repaired: what was there is in {tmp_path / 'damaged'}\n"
+    assert capsys.readouterr().out == f"a: damaged: store.db is missing\n{kept}"

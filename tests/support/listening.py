@@ -1,7 +1,7 @@
 """A training server that listens on a free port of this machine, in a thread of this process."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,10 +17,18 @@ KEY = "tml-test"
 
 
 @contextmanager
-def listening(engine: Engine, folder: Path, limits: ServerLimits | None = None, port: int = 0) -> Iterator[str]:
-    """Its URL; it takes the key KEY, and is stopped at the end."""
+def listening(
+    engine: Engine,
+    folder: Path,
+    limits: ServerLimits | None = None,
+    port: int = 0,
+    keys: Keys | None = None,
+    origins: Sequence[str] = (),
+) -> Iterator[str]:
+    """Its URL; it takes the key KEY unless there are others, and is stopped at the end."""
     server = TrainingServer(engine, folder, limits or ServerLimits(poll=2.0))
-    config = uvicorn.Config(app_of(server, Keys({"me": KEY})), port=port, log_config=None, lifespan="off")
+    app = app_of(server, keys or Keys({"me": KEY}), origins=origins)
+    config = uvicorn.Config(app, port=port, log_config=None, lifespan="off")
     listener, ready = uvicorn.Server(config), threading.Event()
     began = listener.startup
 
