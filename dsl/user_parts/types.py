@@ -43,12 +43,12 @@ def expression(text: str) -> ast.expr | None:
     return found if nested_too_deeply(found) is None else None
 
 
-def nested_too_deeply(node: ast.AST) -> ast.AST | None:
-    """The outermost expression, or the statement, below `node` that is nested more deeply than may be read."""
+def nested_too_deeply(node: ast.AST, most: int = _DEEPEST) -> ast.AST | None:
+    """Return the outermost expression, or the statement, below `node` that has more than `most` levels."""
     waiting = [(node, node, 0)]
     while waiting:
         each, outermost, depth = waiting.pop()
-        if depth > _DEEPEST:
+        if depth > most:
             return outermost
         inside = isinstance(each, ast.expr)
         waiting += [(child, outermost if inside else child, depth + 1) for child in ast.iter_child_nodes(each)]

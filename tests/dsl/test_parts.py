@@ -179,6 +179,7 @@ DECLARED = [
     ("def f(:\n", "X222", "not Python", "def f(:"),
     (f"x = 1\ny = {'-' * 9000}x\n", "X222", "nested too deeply", "y = "),
     (f"x = 1\ny = ({' + '.join(5000 * ['x'])}\n + x)\n", "X222", "nested too deeply", "y = "),
+    (f"x = 1\ny = ({' + '.join(2200 * ['x'])}\n + x)\n", "X222", "nested too deeply", "y = "),
     (f"@source\ndef f(a={'-' * 200}1): ...", "X223", "nested too deeply", "def f"),
     (f"@source\ndef f(a: {'|'.join(200 * ['int'])} = 1): ...", "X223", "nested too deeply", "def f"),
     ("x = 1\n\0", "X222", "not Python", None),
