@@ -1,9 +1,10 @@
 """Which characters of a conversation the assistant said: what a model is to write itself, end of turn included."""
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -14,6 +15,8 @@ Span = tuple[int, int]
 # Where a header, or the end of a turn, may be cut.
 _BOUNDS = re.compile(r"<[^<>\s]+>|\n")
 REMEDY = "mark what the assistant says in the template with {% generation %} and {% endgeneration %}"
+# So many turns that look alike are placed one by one.
+ALIKE = 4
 # Fields of messages of the assistant with what functions have answered (Gemma 4), and with what is written in headers.
 _ANSWERS = frozenset({"tool_responses"})
 _HEADERS = frozenset({"name", "tool_call_id"})
@@ -40,6 +43,13 @@ class Turns:
         self._first: dict[tuple[int, int], int] = {}
         for segment in self._segments:
             self._first.setdefault((segment.source, segment.place), segment.start)
+        self._starts = [segment.start for segment in self._segments]
+        self._own: dict[int, list[SourceSegment]] = {}
+        for segment in self._segments:
+            index = self._message(segment)
+            if self._is_own(index, segment) and self._field(segment) not in _HEADERS:
+                self._own.setdefault(index, []).append(segment)
+        self._alike: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
 
     @property
     def spoken(self) -> list[int]:
@@ -85,6 +95,43 @@ class Turns:
     # What follows is for templates without marks.
 
     def _turn(self, index: int) -> list[Span]:
+        own = self._own.get(index, [])
+        if self.trace is not None and not own:
+            return []  # nothing of it is written
+        if self.trace is None or (surroundings := self._surroundings(index, own)) is None:
+            return self._compared(index, own)
+        # Each comparison writes beginnings of the conversation: of long ones, only the first of many turns that look
+        # alike are compared.
+        alike = self._alike.setdefault(surroundings, [])
+        if len(alike) < ALIKE or len(set(alike)) > 1:
+            spans = self._compared(index, own)
+            found = (own[0].start - spans[0][0], spans[0][1] - own[-1].stop) if len(spans) == 1 else (-1, -1)
+            alike.append(found if min(found) >= 0 else (-1, -len(alike)))
+            return spans
+        before, behind = alike[0]
+        return [(own[0].start - before, own[-1].stop + behind)]
+
+    def _surroundings(self, index: int, own: list[SourceSegment]) -> tuple[Any, ...] | None:
+        """What tells the place of a turn from others: the text around it, and which fields the messages there have.
+        None if anything else is written between its first and last character."""
+        assert self.trace is not None
+        first, last = bisect_left(self._starts, own[0].start), bisect_left(self._starts, own[-1].start)
+        if last - first + 1 != len(own):
+            return None
+        before = self._segments[first - 1].stop if first else 0
+        behind = self._segments[last + 1].start if last + 1 < len(self._segments) else len(self.text)
+        near = self.messages[max(index - 1, 0) : index + 2]
+        kinds = tuple((message["role"], *message) for message in near)
+        return (
+            self.text[before : own[0].start],
+            self.text[own[-1].stop : behind],
+            kinds,
+            self._field(own[0]),
+            index == 0,
+        )
+
+    def _compared(self, index: int, own: list[SourceSegment]) -> list[Span]:
+        """The turn, by what is written of the conversation before and up to it."""
         before = _attempt(self.template, self.messages[:index], prompt=True)
         after = _attempt(self.template, self.messages[: index + 1])
         if self.trace is None:
@@ -93,9 +140,6 @@ class Turns:
                 place = f"where message {index + 1} begins or ends in the template is ambiguous"
                 raise TemplateRefusal(f"{place}; {REMEDY}")
             return [(len(before), len(after.rstrip()))]
-        own = [s for s in self._segments if self._is_own(index, s) and self._field(s) not in _HEADERS]
-        if not own:
-            return []  # nothing of it is written
         start = self._start(index, before, own)
         return self._without_answers(index, start, self._end(index, after, start, own))
 

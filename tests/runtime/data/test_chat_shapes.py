@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conversation_shapes import SHAPES, Shape, word_faults
@@ -84,6 +85,29 @@ PLACED = {
 @pytest.mark.parametrize(("name", "label"), PLACED)
 def test_turns_are_where_the_model_writes(name: str, label: str):
     assert marked(name, label) == PLACED[name, label]
+
+
+@pytest.mark.parametrize("name", ["history", "brackets", "inside", "recipients", "no_end"])
+def test_turns_of_long_conversations_are_placed_without_writing_each_beginning(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    shapes = [SHAPES[label].messages for label in ("two turns", "two calls in a row", "text and a call", "a call")]
+    shape = Shape([message for number in range(40) for message in shapes[number % 4]])
+    written = 0
+
+    def render(self: ChatTemplate, messages: list[Any], *, prompt: bool = False) -> str:
+        nonlocal written
+        written += 1
+        return whole(self, messages, prompt=prompt)
+
+    whole = ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    reserved = re.compile(r"<[|]?[a-zA-Z]+[|]?>|</s>|\[/?[A-Z]+\]")
+    found, few = Turns(template(name, shape), shape.messages, reserved).spans(), written
+    monkeypatch.setattr("xtrain.runtime.data.documents.chat_turns.ALIKE", 10**9)
+    each = Turns(template(name, shape), shape.messages, reserved)
+    assert found == each.spans() and len(found) >= len(each.spoken)
+    assert few < 100 <= len(each.spoken) < written - few
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
