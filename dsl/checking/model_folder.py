@@ -38,6 +38,7 @@ from .hub_cache import SnapshotMissing, find_snapshot
 # Settings that may differ from the file: what is learned from here on, and how weights are drawn.
 FREE: Final = ("loss", "elsewhere")
 ROPE: Final = ("rope_parameters", "rope_scaling")
+MORE_ROWS: Final = {"vocab": "; `vocab = tokenizer` adds rows for further ids of the tokenizer"}
 
 
 def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
@@ -363,12 +364,14 @@ class _Reading:
         if written is None or written.value.data is AUTO:
             section.entries[name] = SectionEntry(span, theirs)
             return
+        if setting == "vocab" and written.value.data == Word("tokenizer"):  # the planner knows how many ids that has
+            return
         if self.family.resuming.get(setting.replace(".", "_")) in FREE or _agree(written.value, theirs):
             return
         says = f"`{key}` of {self.source.path} is" if entry is not None else f"with {self.source.path} it is"
         self.diagnostics.error(
             "X523", f"`{name}` is {written.value.span.text}, and {says} {json.dumps(value)}",
-            written.value.span, hint="leave it out: the file says it",
+            written.value.span, hint="leave it out: the file says it" + MORE_ROWS.get(setting, ""),
             notes=((f"a {self._model} has {json.dumps(value)}", span), *written.value.notes),
         )  # fmt: skip
         section.entries[name] = SectionEntry(span, theirs)

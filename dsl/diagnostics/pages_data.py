@@ -27,7 +27,8 @@ PAGES: Final = (
         embedding; give `model.vocab` to plan without the tokenizer.
         """, 'tokenizer "no/such/folder"', "tokenizer bytes"),
     CodePage("X506", "the vocabulary is smaller than the tokenizer", """
-        Every token id needs a row of the embedding.
+        Every token id needs a row of the embedding. A model in a folder gets them by `vocab = tokenizer`; new rows of
+        the embedding and the head begin as the mean of the others.
         """, "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6, vocab = 100 }",
         "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6 }"),
     CodePage("X507", "data that cannot be used as given", """

@@ -90,7 +90,7 @@ class Model(Component):
     kv_heads: int | Auto
     head_dim: int | Auto
     ffn: int | Auto
-    vocab: int | Auto
+    vocab: int | Literal["tokenizer"] | Auto
     tie_embeddings: bool
     attention: Literal["auto", "documents", "blocks", "flex", "mask"]
     experts: int = 0  # of families without
@@ -188,7 +188,12 @@ class TransformerSettings(Model):
     ffn: int | Auto = setting(
         "width of the feed-forward layer; auto: 8/3 dim rounded up to a multiple of 64", default=AUTO, check=at_least(1)
     )
-    vocab: int | Auto = setting("vocabulary size; auto: that of the tokenizer", default=AUTO, check=at_least(2))
+    vocab: int | Literal["tokenizer"] | Auto = setting(
+        "vocabulary size; auto: that of the tokenizer, of a model in a folder that of its config.json; tokenizer: a "
+        "model in a folder gets a row for every id of the tokenizer, new rows begin as the mean of the others",
+        default=AUTO,
+        check=at_least(2),
+    )
     rope_theta: float = setting("base of the RoPE frequencies", default=10_000.0, check=positive)
     rope: Rope = setting("scaling of rotary positions to a longer context", default=Rope(), added=True)
     norm_eps: float = setting("epsilon inside RMSNorm", default=1e-6, check=positive)

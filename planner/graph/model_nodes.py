@@ -17,7 +17,7 @@ from ..pointwise_kernels import pointwise_kernels
 from ..resolved import Resolved, resolve_save
 from ..units import BYTES, bytes_text, count_text, plural
 from ..weights.files import LOADED
-from ..weights.fit import draws_head
+from ..weights.fit import draws_head, stored_rows
 from .builder import Builder
 from .saving import add_base, add_pretrained
 from .shard_nodes import add_pipeline
@@ -133,6 +133,9 @@ def _weights(graph: Builder, run: Resolved, last: str) -> str:
     # A plan is the same wherever the cache of a machine lies, in which ranks find the snapshot again.
     where = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": folder.path}
     args = {**where, "digest": files.digest}
+    if (new := run.architecture.vocab - stored_rows(run.architecture, files)) > 0:
+        does += f"; {plural(new, 'row')} of embedding and head that they do not have begin as the mean of the others"
+        args["grows"] = True
     return _head(graph, run, graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),)))
 
 

@@ -1,9 +1,11 @@
 """`model` of a spec → `Architecture`: every number of the model resolved, with the reason for those nobody wrote."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from attrs import evolve, field, frozen
 
+from ...dsl.checking.model_folder import settings_in_folder
 from ...dsl.schema.adapters import Adapter, TaskAdapters
 from ...dsl.schema.setting import Auto, settings_of
 from ...dsl.schema.tokenizers import tokenizer_kind
@@ -20,6 +22,9 @@ from .groups import check_groups
 from .peft import PeftFolder
 from .reference import check_reference
 from .tasks import alone, check_tasks
+
+GROWS: Final = "tokenizer"
+"""`vocab` of a model in a folder that gets rows for all ids of the tokenizer."""
 
 
 @frozen
@@ -121,7 +126,7 @@ def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightF
         found.fail(rule, "X524", path, str(problem), problem.hint)
         return None
     try:
-        assign(architecture, files)
+        assign(architecture, files, grows=spec.model.vocab == GROWS)
     except ValueError as problem:
         message = f"the weights of {spec.model.folder} are not those of the model: {problem}"
         hint = "take weights and config.json of one model"
@@ -197,11 +202,11 @@ def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
         size = tokenizer_kind(source).size(source)
     except TokenizerUnreadable as problem:
         missing = isinstance(problem, TokenizerMissing)
-        if isinstance(vocab, Auto) or not missing:
+        if not isinstance(vocab, int) or not missing:
             hint = "correct the path, write `tokenizer bytes`, or give `vocab` in `model` to plan without the tokenizer"
             hint = hint if missing else problem.remedy or "give the folder of a tokenizer, or write `tokenizer bytes`"
             found.fail("data.tokenizer", "X505", "tokenizer", f"tokenizer cannot be read: {problem}", hint)
-            return 2 if isinstance(vocab, Auto) else vocab
+            return vocab if isinstance(vocab, int) else 2
         found.warn(
             "data.tokenizer",
             "W505",
@@ -211,12 +216,32 @@ def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
         )
         return vocab
     found.passed("data.tokenizer", f"`{source}` has {size:,} ids")
-    if isinstance(vocab, Auto):
+    if vocab == GROWS and spec.model.folder is not None:
+        return _grown(spec, size, reasons, found)
+    if not isinstance(vocab, int):
         reasons["model.vocab"] = f"the size of tokenizer `{source}`"
         return size
     if vocab < size:
         message = f"vocab {vocab} is smaller than the {size} ids of the tokenizer"
-        found.fail("data.vocab", "X506", "model.vocab", message, f"use vocab {size}, or leave it auto")
+        hint = f"use vocab {size}, or leave it auto"
+        if spec.model.folder is not None:
+            hint = f"write `vocab = tokenizer` in `model`, which adds {size - vocab} rows to the embedding and the head"
+        found.fail("data.vocab", "X506", "model.vocab", message, hint)
     else:
         found.passed("data.vocab", f"vocab {vocab:,} holds the {size:,} ids of the tokenizer")
     return vocab
+
+
+def _grown(spec: Spec, size: int, reasons: dict[str, str], found: Findings) -> int:
+    """The vocabulary of a model in a folder that gets a row for each id of the tokenizer that it has none for."""
+    assert spec.model.folder is not None
+    stored = settings_in_folder(spec.model.folder.path)[0].get("vocab", size)
+    new = max(0, size - stored)
+    reasons["model.vocab"] = f"{stored:,} rows of {spec.model.folder}, and {new:,} for further ids of the tokenizer"
+    if new and spec.is_adapted:
+        message = f"`vocab = tokenizer` adds {new:,} rows, which an adapter leaves as they begin"
+        hint = "train the whole model, or export it once with the rows added and put the adapter on that"
+        found.fail("data.vocab", "X506", "model.vocab", message, hint)
+    else:
+        found.passed("data.vocab", f"{stored:,} rows and {new:,} new ones hold the {size:,} ids of the tokenizer")
+    return max(size, stored)

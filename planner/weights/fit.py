@@ -9,6 +9,8 @@ from ..architecture import Architecture, buffers, parameters
 from .files import LOADED, WeightFiles
 from .stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, SCORE_WEIGHT, StoredPart
 
+EMBEDDING_STORED = f"model.{EMBEDDING_WEIGHT}"
+
 
 def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
     """Whether the folder has a head of rewards."""
@@ -30,12 +32,23 @@ class Assignment:
     twin: str = ""
 
 
-def assign(arch: Architecture, files: WeightFiles) -> Assignment:
+def stored_rows(arch: Architecture, files: WeightFiles) -> int:
+    """How many rows of a model's embedding a folder has; all of them where it has no embedding."""
+    names = FAMILIES[arch.family].stored
+    stored = files.tensors.get(names.own_names(files.tensors).get(EMBEDDING_STORED, ""))
+    return min(arch.vocab, stored.shape[0]) if stored is not None and stored.shape else arch.vocab
+
+
+def assign(arch: Architecture, files: WeightFiles, *, grows: bool = False) -> Assignment:
     """Where every parameter is read that files of the family have. Raises ValueError, whose text names what is wrong,
-    if the folder does not fit."""
+    if the folder does not fit.
+
+    grows: the embedding and head of the model may have more rows than those of the files.
+    """
     names = FAMILIES[arch.family].stored
     assert names is not None, f"{arch.family} has no files"
     arch = names.stored_part(arch)
+    arch = evolve(arch, vocab=stored_rows(arch, files)) if grows else arch
     own = names.own_names(files.tensors)
     found: dict[str, tuple[StoredPart, ...]] = {}
     missing: list[str] = []

@@ -15,7 +15,7 @@ def check_folder(plan: Plan) -> None:
     try:
         for node in plan.nodes:
             if node.op == "setup.read_weights":
-                planned_files(**node.args)
+                planned_files(**{name: value for name, value in node.args.items() if name != "grows"})
             elif node.op == "setup.scorer":
                 planned_scorer(**node.args)
             elif node.op == "setup.read_teacher":

@@ -110,9 +110,10 @@ def read_weights(
     repo: str = "",
     revision: str = "",
     anew: bool = False,
+    grows: bool = False,
 ) -> None:
     """Read this rank's pieces of the weights in a model's folder; a run that goes on reads its checkpoint instead, but
-    where they are wanted `anew`.
+    where they are wanted `anew`. grows: rows that its embedding and head do not have begin as the mean of the others.
 
     Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
     """
@@ -121,7 +122,7 @@ def read_weights(
 
     def files() -> tuple[WeightFiles, Assignment]:
         found = planned_files(digest, folder, repo, revision)
-        return found, assign(plan.architecture, found)
+        return found, assign(plan.architecture, found, grows=grows)
 
     read_files(files, folder or repo, model, rank, records, beat)
 

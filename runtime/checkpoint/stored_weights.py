@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from ...planner.plan import Plan
 from ...planner.weights.files import SIZES, StoredTensor, WeightFiles
 from ...planner.weights.fit import Assignment, assign
-from ...planner.weights.stored import EMBEDDING_WEIGHT, StoredPart
+from ...planner.weights.stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, StoredPart
 from ..models.build import DTYPES
 from ..models.tensors import own_indices
 
@@ -100,6 +100,13 @@ class WeightReader:
         assert {piece.shape for piece in pieces} == {pieces[0].shape}
         if pieces[0].numel() == 0:
             return
+        stored = self.assignment.parts[name][0]
+        if name in (EMBEDDING_WEIGHT, HEAD_WEIGHT) and (own := int((indices[0] < stored.shape[0]).sum())) < len(
+            indices[0]
+        ):
+            (piece,) = pieces
+            self._grow(stored, piece[own:], indices[1])
+            pieces, indices = [piece[:own]], [indices[0][:own], indices[1]]
         for parts in zip(*(self.assignment.parts[each] for each in parameters), strict=True):
             if (expert := parts[0].expert) is not None:
                 if expert in (mine := indices[0].tolist()):
@@ -115,6 +122,14 @@ class WeightReader:
                 if not torch.equal(piece[place].cpu(), chunk[..., 0].to(piece.dtype)):
                     message = f"{self._path(twin.file)}: `{self.assignment.twin}` differs from the embedding, to which "
                     raise OSError(f"{message}config.json ties it")
+
+    def _grow(self, part: StoredPart, new: Tensor, columns: Tensor) -> None:
+        """Fill rows [r, c] that files do not have with the mean of those that they have, summed in fp64."""
+        stored = self.files.tensors[part.name]
+        sums = torch.zeros(len(columns), dtype=torch.float64)
+        for (_, place), chunk in self._chunks(part.name, stored, torch.arange(part.shape[0]), columns, 0):
+            sums[place] += chunk[..., 0].double().sum(0)
+        self._put((sums / part.shape[0]).expand(new.shape), new, part.name, stored)
 
     def _read_parts(
         self, parts: Sequence[StoredPart], pieces: Sequence[Tensor], indices: list[Tensor], matrix: int = 0

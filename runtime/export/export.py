@@ -185,7 +185,7 @@ class Export:
             return lambda parameter, number: FORMATS["fp32"] if parameter.name in beside else one
         try:
             files: WeightFiles = read_weight_files(str(origin))
-            parts = assign(self._arch, files).parts
+            parts = assign(self._arch, files, grows=True).parts
         except (WeightsUnreadable, ValueError) as problem:
             message = f"the run has read its weights from {origin}, and their number formats are not known any more"
             raise ExportFailed(f"{message} ({problem}); say which one to write, as --dtype bf16") from problem

@@ -230,6 +230,32 @@ def test_a_layout_reads_and_computes_what_one_process_does(
         assert read == 4 * sum(own) + sum(4 * prod(shape) for shape in shapes.values())
 
 
+@pytest.mark.parametrize("name", ["plain", "wide heads, tied"])
+@pytest.mark.parametrize("layout", [TP, FSDP, pytest.param(PP, marks=pytest.mark.matrix)], ids=("tp", "fsdp", "pp"))
+def test_rows_that_a_folder_does_not_have_begin_as_the_mean_of_the_others(
+    desk: Desk, name: str, layout: tuple[str, ...]
+):
+    folder = desk.folder / f"grown {name} {layout}"
+    reference = make("qwen3", name, folder)
+    reference.resize_token_embeddings(251, mean_resizing=False)
+    reference.save_pretrained(folder)
+    reference = reference.double()
+    means = [
+        each.weight.mean(0).detach() for each in (reference.get_input_embeddings(), reference.get_output_embeddings())
+    ]
+    reference.resize_token_embeddings(258, mean_resizing=False)
+    for each, mean in zip((reference.get_input_embeddings(), reference.get_output_embeddings()), means, strict=True):
+        each.weight.data[251:] = mean
+    label = f"grown_{name[:4]}_{layout[0][9:11]}"
+    more = {"params": "fp64", "settings": "vocab = tokenizer"}
+    alone = desk.run(folder, f"{label}_alone", **more)
+    loss, theirs = gradients(reference, alone.rows)
+    check(alone, loss, theirs, 1e-5)
+    cut = desk.run(folder, f"{label}_cut", *layout, **more)
+    check(cut, alone.loss, alone.gradients, 1e-10)
+    assert {len(value) for key, value in alone.gradients.items() if "embed_tokens" in key or "lm_head" in key} == {258}
+
+
 def read_bytes(seen: Seen) -> list[int]:
     """What each rank has read."""
     (event,) = (each for each in events(seen.outcome.directory, "weights") if each["rank_bytes"])

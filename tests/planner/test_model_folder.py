@@ -421,6 +421,32 @@ def test_keys_that_change_nothing_are_passed_over(folder: Folder):
         folder.config(**{name: None})
 
 
+def test_a_folder_with_fewer_rows_than_the_tokenizer_has_ids_gets_more(folder: Folder):
+    folder.config(vocab_size=200)
+    folder.weights(safetensors(shapes({**CONFIG, "vocab_size": 200})))
+    ((code, text),) = errors(folder.plan())
+    assert code == "X506" and "write `vocab = tokenizer` in `model`, which adds 58 rows" in text
+    ((code, text), _) = errors(folder.plan('"model" { vocab = 258 }'))
+    assert code == "X523" and "`vocab = tokenizer` adds rows" in text
+    plan = folder.plan('"model" { vocab = tokenizer }').plan
+    assert plan is not None and plan.architecture.vocab == 258
+    node = plan.node("setup.read_weights")
+    assert node.args["grows"] and "58 rows of embedding and head that they do not have" in node.does
+    (why,) = (entry.how for entry in plan.provenance if entry.path == "model.vocab")
+    assert why == "200 rows of model, and 58 for further ids of the tokenizer"
+    ((code, text),) = errors(folder.plan('"model" { vocab = tokenizer }', more="adapter lora { rank = 2 }"))
+    assert code == "X506" and "adds 58 rows, which an adapter leaves as they begin" in text
+
+
+@pytest.mark.parametrize("vocab", [258, 264])
+def test_a_folder_with_enough_rows_keeps_them(folder: Folder, vocab: int):
+    folder.config(vocab_size=vocab)
+    folder.weights(safetensors(shapes({**CONFIG, "vocab_size": vocab})))
+    plain, grown = (folder.plan(f'"model" {more}').plan for more in ("", "{ vocab = tokenizer }"))
+    assert plain is not None and grown is not None
+    assert plain.architecture == grown.architecture and "grows" not in grown.node("setup.read_weights").args
+
+
 GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_act": None, "rope_theta": None,
     "rope_scaling": None, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9,
