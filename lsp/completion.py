@@ -103,10 +103,12 @@ class _Completion:
 
     def _items(self) -> Iterator[Suggestion]:
         if self.scope.block is None and not self.scope.path:
-            for name in blocks.KINDS:
-                page = page_of(name, blocks.KINDS[name])
-                yield self._one(name, "block", detail=page.summary if page else "", doc=page_text(page) if page else "")
-            for name in ("let", "param", "include", "use", "every", "on"):
+            for name in (*blocks.KINDS, "every", "on"):
+                kind, text = ("block", name) if name in blocks.KINDS else ("statement", f"{name} ")
+                page = page_of(name, blocks.KINDS.get(name))
+                summary, about = (page.summary, page_text(page)) if page else ("", "")
+                yield self._one(name, kind, text, detail=summary, doc=about)
+            for name in ("let", "param", "include", "use"):
                 yield self._one(name, "statement", f"{name} ", detail=word_line("statement", name))
             yield self._one("collate", "setting", "collate = ", detail=word_line("statement", "collate"))
             return

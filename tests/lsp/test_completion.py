@@ -137,6 +137,15 @@ def test_what_must_be_given_comes_first():
     assert first == sorted(n for n, (_, meta) in settings_of(Model).items() if n in ("dim", "layers", "heads"))
 
 
+def test_what_is_offered_is_explained():
+    for text in ("|", "model qwen3 {\n  |", "checkpoint { |", "every 10 steps |", "dataset x { source = |"):
+        found = offered(text, rest="")
+        assert found and all(each.detail or each.doc for each in found)
+    blocks_offered = {each.label: each for each in offered("|", rest="") if each.kind == "block"}
+    assert blocks_offered.keys() == blocks.KINDS.keys()
+    assert all(each.detail and name in each.doc for name, each in blocks_offered.items())
+
+
 def test_every_setting_of_every_block_is_offered():
     for kind, block in blocks.KINDS.items():
         label = blocks.label_of(block)
