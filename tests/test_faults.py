@@ -27,7 +27,7 @@ from faults import faults
         ("x = a.sum(d)", {"x = a"}),
         ("x['rows']", {"x['rowx']"}),
         ("x = 'a text for people'", set()),
-        ("x = f(help='rows')", set()),
+        ("x = f(help='rows', strict=True)", set()),
         ("x: 'Text' = a", set()),
         ("__all__ = ['a']", set()),
         ("é = 'x'; a < b", {"é = 'y'; a < b", "é = 'x'; a <= b"}),

@@ -579,3 +579,41 @@ def test_a_long_reason_why_memory_does_not_fit_takes_two_lines(make_plan, monkey
     first = next(n for n, line in enumerate(lines) if line.startswith("  memory  does not fit: "))
     assert " ".join(" ".join(lines[first : first + 2]).split()) == f"memory does not fit: {text}"
     assert max(map(len, lines)) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("launcher", "says"),
+    [
+        ("", "none"),
+        ("launcher slurm {}", "launcher slurm: the usual partition, up to 100 requeues"),
+        (
+            'launcher slurm { partition = "gpu", time = 4 h, requeues = 1 }',
+            "launcher slurm: partition gpu, 4.00 h, up to 1 requeue",
+        ),
+        ("launcher slurm { requeues = 0 }", "launcher slurm: the usual partition, not put back into the queue"),
+        (
+            'launcher kubernetes { image = "i", volumes = ["v:/work"], manifest = job }',
+            "launcher kubernetes: job, image i, not started again",
+        ),
+        (
+            'launcher kubernetes { image = "i", volumes = ["v:/work"], restarts = 2, queue = "q" }',
+            "launcher kubernetes: jobset, image i, queue q, up to 2 restarts",
+        ),
+    ],
+)
+def test_where_the_machines_come_from(make_plan, launcher, says):
+    assert render_head.launcher_text(make_plan(more=launcher)) == says
+
+
+@pytest.mark.parametrize(
+    ("every", "says"),
+    [
+        # Of 12 steps checkpoints in 2, 3, 4, 6, 8, 9, 10 and 12.
+        ("every 2 steps checkpoint\nevery 3 steps checkpoint", "in all checkpoint 8"),
+        ("every 2 steps checkpoint\nevery 4 steps eval code", ""),
+    ],
+)
+def test_what_two_ticks_do_in_all(make_plan, every, says):
+    plan = make_plan(every=every, experiment="experiment tiny { budget = 12 steps }")
+    found = [line for line in render(plan, full=True).splitlines() if "in all" in line]
+    assert bool(found) == bool(says) and says in " ".join(found)

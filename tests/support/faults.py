@@ -15,7 +15,8 @@ BOUNDARIES = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 NEGATED = {ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is"}
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "+"}
 KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
-TEXTS = {"doc", "help", "hint", "why", "description", "metavar", "message"}  # arguments that people read
+# Arguments that people read, and those that guard or hurry without a result of their own.
+TEXTS = {"doc", "help", "hint", "why", "description", "metavar", "message", "strict", "flush"}
 UNWRAPPED = {"min", "max", "sorted", "abs", "round", "sum", "any", "all", "set", "reversed", "dedent", "deepcopy"}
 
 
