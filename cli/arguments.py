@@ -1,7 +1,11 @@
 """Arguments that several verbs take alike."""
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
+
+RUN_HELP = "a run, a lineage or root of runs (the newest run in it), or a run id or its beginning"
 
 
 def add_sets(parser: argparse.ArgumentParser) -> None:
@@ -58,3 +62,21 @@ def _index(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"`{text}` is not the number of a machine; use 0 or more")
     return int(text)
+
+
+def run_named(text: str | Path) -> Path | None:
+    """The run that a path, a lineage, a root of runs or a run id means, as `xtrain watch` takes it; None without one.
+
+    Says which run it is on stderr, unless the path is that of the run.
+    """
+    from ..dsl.diagnostics.source import printable
+    from ..tui.model.find import NoRun, run_at
+
+    try:
+        found = run_at(str(text))
+    except NoRun as error:
+        print(printable(f"{error}; `xtrain runs` lists runs"), file=sys.stderr)
+        return None
+    if found != Path(text):
+        print(printable(f"run {found}"), file=sys.stderr)
+    return found

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import number_of
+from .arguments import number_of, run_named
 from .convert import add_convert
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
     from ..runtime.checkpoint.look import below, folders
 
+    if not arguments.path.exists():  # a run by its id, or by a lineage below `runs`
+        arguments.path = run_named(arguments.path) or arguments.path
     path: Path = arguments.path
     if not folders(path) and not below(path):
         print(f"xtrain checkpoint: there is no checkpoint below {path}", file=sys.stderr)

@@ -33,7 +33,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("a", metavar="A", help="a spec (*.xtrain), a saved plan (*.json) or a run directory")
+    parser.add_argument(
+        "a", metavar="A", help="a spec (*.xtrain), a saved plan (*.json) or a run as `xtrain watch` has it"
+    )
     parser.add_argument("b", metavar="B", nargs="?", help="the same; A with --set and --world unless given")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what a spec asks for")
     add_sets(parser)
@@ -49,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..planner.compare.diff_sides import going_on, open_sides, run_command
     from ..planner.report.render_diff import render_diff
 
-    paths = [arguments.a] if arguments.b is None else [arguments.a, arguments.b]
+    paths = [_place(given) for given in (arguments.a, arguments.b) if given is not None]
     a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)
     if a is None or b is None:
         errors = Diagnostics()  # warnings of two specs that are nearly alike would only stand there twice
@@ -69,6 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
         names, steps = (a.name, b.name), (a.step, b.step)
         sys.stdout.write(render_diff(found, names, lines, steps=steps, color=shows_color(sys.stdout)))
     return 1 if arguments.exit_code and found.differ else 0
+
+
+def _place(given: str) -> str:
+    """A lineage, a root of runs or a run id as the path of the run that it means; anything else as it is."""
+    from ..tui.model.find import NoRun, run_at
+
+    try:
+        if given.endswith((".xtrain", ".json")) or Path(given).is_file():
+            return given
+        return str(run_at(given))
+    except (NoRun, OSError):  # as of a name that no file can have
+        return given
 
 
 def _with_step(side: "Side") -> "Side":

@@ -8,6 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import RUN_HELP, run_named
+
 if TYPE_CHECKING:
     from ..runtime.export.export import Exported
     from ..runtime.export.weights import Report
@@ -54,7 +56,7 @@ def add_task(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which checkpoint is written, where and how."""
-    parser.add_argument("run_directory", metavar="RUN", type=Path, help="a run directory")
+    parser.add_argument("run_directory", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to write")
     parser.add_argument(
         "--checkpoint",
@@ -103,9 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
 def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, merges: bool = False) -> int:
     """Write the folder that a command line asks for; exit status, as the help says. adapter: that alone; merges: with
     the adapter put into the model."""
-    directory: Path = arguments.run_directory
-    if not (directory / "plan.json").is_file():
-        print(f"xtrain {verb}: {directory} is not a run directory: it has no plan.json", file=sys.stderr)
+    directory = run_named(arguments.run_directory)
+    if directory is None:
         return 2
     from ..planner.load import load_plan
     from ..planner.serialise import PlanError

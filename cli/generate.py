@@ -5,9 +5,9 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import RUN_HELP, run_named
 from .own_code import say_own_code
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def add_parser(subparsers) -> None:
         "prompts.",
         epilog="example: xtrain generate runs/quickstart/<run> --prompt 'def ' --tokens 200",
     )
-    parser.add_argument("run_directory", metavar="RUN", help="a run directory")
+    parser.add_argument("run_directory", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--prompt", action="append", required=True, help="text to continue; may be given again")
     parser.add_argument(
         "--checkpoint",
@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"xtrain generate: {problem}", file=sys.stderr)
         return 2
+    if (directory := run_named(arguments.run_directory)) is None:
+        return 2
     from ..planner.load import load_plan
     from ..planner.serialise import PlanError
     from ..runtime.data.errors import DataError
@@ -82,10 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     try:
-        plan = load_plan(Path(arguments.run_directory) / "plan.json")
+        plan = load_plan(directory / "plan.json")
         if plan.architecture.own:
-            say_own_code(plan, arguments.run_directory)
-        trained = TrainedRun.load(Path(arguments.run_directory), arguments.device, arguments.checkpoint, arguments.task)
+            say_own_code(plan, str(directory))
+        trained = TrainedRun.load(directory, arguments.device, arguments.checkpoint, arguments.task)
         chat = None if arguments.chat is None else trained.chat(arguments.chat, arguments.system)
         show = as_json(arguments.prompt) if arguments.json else as_text(arguments.prompt, whole=chat is None)
         trained.continue_texts(arguments.prompt, arguments.tokens, sampling, arguments.stop, chat, show)
@@ -142,6 +144,4 @@ def _problem(arguments: argparse.Namespace) -> str | None:
         return "--system is of conversations: give --chat too"
     if not 0 < arguments.top_p <= 1:
         return "--top-p must lie above 0 and at most at 1"
-    if not (Path(arguments.run_directory) / "plan.json").is_file():
-        return f"{arguments.run_directory} is not a run directory: it has no plan.json"
     return None

@@ -19,11 +19,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "runs",
         help="list runs: how far they are, and the state of their jobs",
-        description="List the runs below ROOT, the newest first: how they ended or how far they are, and what Slurm, "
-        "Kubernetes or this machine says of the job that `xtrain launch` has given each to.",
+        description="List the runs below ROOT, the newest first: running, finished, failed, stopped or lost, how far "
+        "they are, and what Slurm, Kubernetes or this machine says of the job that `xtrain launch` has given each to.",
         epilog="example: xtrain runs runs/quickstart --json",
     )
-    parser.add_argument("root", metavar="ROOT", nargs="?", type=Path, default=Path("runs"), help="default: runs")
+    parser.add_argument(
+        "root",
+        metavar="ROOT",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        help="a root or lineage of runs, or a run by its id (default: runs)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, one object a run")
     parser.set_defaults(run=run)
 
@@ -32,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 they are listed, 3 there are none."""
     from ..tui.model.find import runs_below
 
-    root: Path = arguments.root.absolute()
+    root: Path = _root(arguments.root).absolute()
     found = {each.directory: each for each in runs_below(root)}
     waiting = [each for each in _submitted(root) if each not in found]
     directories = [*waiting, *found]
@@ -48,6 +55,20 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _print(rows)
     return 0
+
+
+def _root(path: Path) -> Path:
+    """A root or lineage as it is, and a lineage or run by its name below `runs`."""
+    from ..tui.model.find import ROOT, NoRun, run_at
+
+    if path.exists() or path.name != str(path):
+        return path
+    if (Path(ROOT) / path).is_dir():
+        return Path(ROOT) / path
+    try:
+        return run_at(str(path))
+    except NoRun:
+        return path
 
 
 def _submitted(root: Path) -> list[Path]:
@@ -97,16 +118,15 @@ def jobs_of(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, Q
 
 
 def _status(run: "FoundRun | None", state: "QueueState | None") -> str:
-    """How it ended by its own records. Of one that has not said so: whether its job waits, trains or is gone. Of a job
-    that is there nobody says whether it begins or ends. state: None where it has no job, or nobody can be asked."""
+    """One of `running`, `finished`, `failed`, `stopped` and `lost`; with what its job says, if that waits, has not
+    begun or is over. state: None if it has no job, or nobody can be asked."""
     waits, over = (state is None or state.waits), (state is not None and state.over)
     if run is None:
         return "waiting" if waits else "never begun" if over else "not begun"
-    if run.status:
-        return f"{run.status}, waiting" if state is not None and waits else run.status
     if state is None:
-        return "not ended"
-    return "lost" if over else "not ended, waiting" if waits else "training"
+        return run.state
+    word = run.ended or ("lost" if over or waits else "running")
+    return f"{word}, waiting" if waits else word
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

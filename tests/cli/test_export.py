@@ -57,8 +57,8 @@ def test_what_cannot_be_exported(run: Path, tmp_path: Path, options: list[str], 
 
 
 def test_what_is_no_run_and_a_run_without_a_checkpoint(run: Path, tmp_path: Path, capsys):
-    assert main(["export", str(tmp_path), "--to", str(tmp_path / "out")]) == 2
-    assert "is not a run directory" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "other"), "--to", str(tmp_path / "out")]) == 2
+    assert "there is no run at" in capsys.readouterr().err
     (run / "checkpoints").rename(tmp_path / "elsewhere")
     assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 3
     assert "error[X708]" in capsys.readouterr().err
@@ -72,3 +72,30 @@ def test_a_size_is_a_number_of_bytes(run: Path, tmp_path: Path, capsys):
             main(["export", str(run), "--to", str(tmp_path / "out"), *wrong])
         assert exit.value.code == 2
     assert "`5 apples` is not a size; write 5GB or 500MB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["runs", "runs/tiny", "tiny", "ab12", "runs/tiny/ab12cd34"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "{}", "--to", "out"],
+        ["generate", "{}", "--prompt", "a", "--tokens", "1"],
+        ["merge", "{}", "--to", "out"],
+        ["diff", "{}", "{}"],
+        ["checkpoint", "ls", "{}"],
+        ["runs", "{}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_verb_takes_a_run_as_watch_does(tmp_path: Path, monkeypatch, capsys, command, named):
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of()
+    directory = make_run(plan, tmp_path / "runs" / "tiny" / "ab12cd34", tmp_path)
+    save(plan, directory, drawn(plan))
+    code = main([word.format(named) for word in command])
+    said = capsys.readouterr()
+    assert "there is no" not in said.err and "cannot be read" not in said.err
+    if command[0] == "merge":
+        assert "adapter" in said.err  # it found the run, which has none
+    else:
+        assert code == 0, said

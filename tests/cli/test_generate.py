@@ -37,7 +37,7 @@ def test_a_checkpoint_that_is_not_there(run, which, said, capsys):
 
 def test_no_run_and_no_checkpoint_yet(run, tmp_path, capsys):
     assert main(["generate", str(tmp_path / "nowhere"), "--prompt", "a"]) == 2
-    assert "is not a run directory" in capsys.readouterr().err
+    assert "there is no run at" in capsys.readouterr().err
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
     assert main(["generate", str(run), "--prompt", "a"]) == 3
     assert "has no checkpoint yet" in capsys.readouterr().err

@@ -26,6 +26,7 @@ from xtrain.cli.main import main
 from xtrain.planner.graph.launcher_args import launcher_args, launcher_of
 from xtrain.planner.load import plan_from_path
 from xtrain.planner.rules import stack_rules
+from xtrain.runtime.files.locks import LAUNCHER_LOCK, hold
 from xtrain.runtime.launch.jobs import job_folder, read_job
 
 SPECS = sorted(path.name for path in LAUNCHES.glob("*.xtrain"))
@@ -527,13 +528,13 @@ ENDED = {"event": "run_end", "time": 9.0, "step": 7, "status": "stopped", "exit_
         ([], "PENDING Priority", "waiting"),
         ([], "RUNNING None", "not begun"),
         ([], "", "never begun"),
-        ([STARTED], "RUNNING None", "training"),
+        ([STARTED], "RUNNING None", "running"),
         ([STARTED], "", "lost"),
-        ([STARTED], "PENDING BeginTime", "not ended, waiting"),  # its machine was lost
+        ([STARTED], "PENDING BeginTime", "lost, waiting"),  # its machine was lost
         ([STARTED, ENDED], "PENDING BeginTime", "stopped, waiting"),
         ([STARTED, ENDED], "COMPLETING None", "stopped"),
         ([STARTED, ENDED], "", "stopped"),
-        ([STARTED, ENDED, STARTED], "RUNNING None", "training"),
+        ([STARTED, ENDED, STARTED], "RUNNING None", "running"),
     ],
 )
 def test_what_a_run_and_its_job_say_together(monkeypatch, tmp_path, capsys, events, queue, status):
@@ -561,6 +562,34 @@ def test_a_run_without_a_job(tmp_path, monkeypatch, capsys):
     assert main(["launch", "--cancel", "runs/x/y"]) == 3
     assert "no run runs/x/y was given to a job" in capsys.readouterr().err
     assert main(["runs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("last", "locked", "status"),
+    [
+        ({**ENDED, "status": "done"}, False, "finished"),
+        ({**ENDED, "status": "complete"}, False, "finished"),
+        ({**ENDED, "status": "environment"}, False, "failed"),
+        ({**ENDED, "status": "interrupted"}, False, "stopped"),
+        (STARTED, True, "running"),
+        (ENDED, True, "running"),  # started again
+        (STARTED, False, "lost"),
+        ({"event": "failure", "time": 9.0, "rank": 0, "error": "x", "exit_code": 1}, False, "failed"),
+    ],
+)
+def test_the_state_of_a_run_of_this_machine(tmp_path, monkeypatch, capsys, last, locked, status):
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "runs" / "tiny" / "ab12cd34"
+    directory.mkdir(parents=True)
+    (directory / "plan.json").write_text("{}")
+    (directory / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (STARTED, last)))
+    (directory / ".launcher.lock").touch()
+    lock = hold(directory, LAUNCHER_LOCK) if locked else None
+    for named in ([], ["tiny"], ["ab12"], ["runs/tiny"]):  # as `xtrain watch` takes it
+        assert main(["runs", *named, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["status"] == status
+    if lock is not None:
+        lock.close()
 
 
 if __name__ == "__main__":

@@ -10,15 +10,26 @@ from typing import Any
 
 from attrs import frozen
 
+from ...records.end_status import EndStatus
 from ...records.events import event_of
 from ...records.lines import object_of, read
 from ...records.metrics import StepMetrics
 from ...records.paths import EVENTS_FILE, METRICS_FILE
-from ...records.run_events import RunEndEvent
+from ...records.run_events import FailureEvent, RunEndEvent
 from ...regular_files import open_regular
 from ..words import duration
-from .processes import is_folder
+from .life import LAUNCHER_LOCK, QUIET_SECONDS, WORKER_LOCK
+from .processes import is_folder, is_locked, is_shared
 
+# How a run ended, in the words of a list of runs.
+ENDED = {
+    EndStatus.DONE: "finished",
+    EndStatus.COMPLETE: "finished",
+    EndStatus.FAILED: "failed",
+    EndStatus.ENVIRONMENT: "failed",
+    EndStatus.STOPPED: "stopped",
+    EndStatus.INTERRUPTED: "stopped",
+}
 # Where runs lie unless a spec says otherwise.
 ROOT = "runs"
 
@@ -79,7 +90,8 @@ _END_BYTES = 16 << 10
 @frozen(kw_only=True)
 class FoundRun:
     """A run as its files say at a glance. name: its path below the folder that was searched; time: of its newest
-    record, seconds since 1970; status: how it ended, empty where it has not said so."""
+    record, seconds since 1970; status: how it ended, empty where it has not said so; failed: it has reported a failure
+    last."""
 
     directory: Path
     name: str
@@ -87,6 +99,29 @@ class FoundRun:
     loss: float | None
     status: str
     time: float | None
+    failed: bool = False
+
+    @property
+    def state(self) -> str:
+        """One of `running`, `finished`, `failed`, `stopped`, `lost`: how it ended by its records. Without an end, a
+        lock of its processes says that it is running; where locks do not tell, a record of the last two minutes."""
+        launched, locked = (self._is_locked(name) for name in (LAUNCHER_LOCK, WORKER_LOCK))
+        if launched:
+            return "running"
+        if self.ended:
+            return self.ended
+        if launched is None and locked is None:
+            quiet = self.time is None or time.time() - self.time > QUIET_SECONDS
+            return "running" if not quiet else "failed" if self.failed else "lost"
+        return "running" if locked else "failed" if self.failed else "lost"
+
+    @property
+    def ended(self) -> str:
+        """How it ended by its records: `finished`, `failed` or `stopped`; "" if it has not ended."""
+        return next((word for status, word in ENDED.items() if status == self.status), self.status)
+
+    def _is_locked(self, name: str) -> bool | None:
+        return is_locked(self.directory / name, shared=is_shared(self.directory))
 
     def age(self, now: float) -> str:
         """`6m48s ago`."""
@@ -143,6 +178,7 @@ def _glance(run: Path, root: Path) -> FoundRun:
         step=end.step if end else logged.step,
         loss=logged.loss,
         status=end.status if end else "",
+        failed=isinstance(said, FailureEvent),
         time=max(times, default=None),
     )
 
