@@ -83,7 +83,7 @@ def start(
         _stop_at_once()
         return found
 
-    os.environ[BEGAN] = str(time.time())  # also for the ranks
+    os.environ[BEGAN] = str(time.monotonic())  # also for the ranks
     if is_worker():
         from ..runtime.launch.parent import die_with_launcher
         from .started import is_first, join, lead, say_who

@@ -89,9 +89,9 @@ class Limits:
     """What the first rank looks for besides signals. Numbers stand for events where all ranks hear of them."""
 
     def __init__(self, time_limit_seconds: float | None, stop_file: str | None) -> None:
-        began = float(os.environ.get(BEGAN, time.time()))
+        began = float(os.environ.get(BEGAN, time.monotonic()))
         self._seconds = time_limit_seconds
-        self._end = None if time_limit_seconds is None else time.monotonic() + began + time_limit_seconds - time.time()
+        self._end = None if time_limit_seconds is None else began + time_limit_seconds
         self._file = None if stop_file is None else Path(stop_file)
         self.passed = 3 if self._is_there() else 0
         """1: the time is over; 2: the file is there; 3: it was there from the start; 0: none of them."""

@@ -22,13 +22,14 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 
 from ...planner.plan import Plan
 from ...planner.units import plural
 from ...records.end_status import EndStatus
 from ..errors import EnvironmentFault
 from ..outcome import EXIT_CODES
+from ..provenance.start import BEGAN
 from .leftovers import rank_command
 from .node_place import ARRIVAL, LOOPBACK, NodePlace
 from .reaching import reach, words
@@ -43,6 +44,8 @@ END: Final = 20.0
 PAUSE: Final = 0.1
 # Under which the store has the id of the plan, and what another machine says that has another one.
 PLAN, OTHER_PLAN = "plan", "other plan"
+# Under which another machine is told the seconds since the command began.
+ELAPSED: Final = "elapsed"
 
 
 class RankProcess(Protocol):
@@ -213,7 +216,10 @@ class FirstNode(OneNode):
         if index == self.place.index:
             return given.process()
         self._starts += 1
-        self._nodes[index].tell(start=self._starts, **asdict(given))
+        environment = dict(given.environment)
+        if (began := environment.pop(BEGAN, None)) is not None:  # the other machine's monotonic clock is another
+            environment[ELAPSED] = str(time.monotonic() - float(began))
+        self._nodes[index].tell(start=self._starts, **asdict(evolve(given, environment=environment)))
         return _OtherRank(self._nodes[index], self._starts)
 
     def gone_with(self, process: RankProcess) -> int | None:

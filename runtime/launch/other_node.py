@@ -20,9 +20,10 @@ from ..control.signals import stop_signals
 from ..data.errors import DataError
 from ..errors import EnvironmentFault
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
+from ..provenance.start import BEGAN
 from ..run_directory.saved_plan import PATIENCE as SHOWS
 from ..run_directory.saved_plan import planned
-from .first_node import END, LOST, OTHER_PLAN, PAUSE, PLAN, RankStart, Said, place_of
+from .first_node import ELAPSED, END, LOST, OTHER_PLAN, PAUSE, PLAN, RankStart, Said, place_of
 from .node_place import ARRIVAL, NodePlace
 from .parent import OTHERS_GO_ON
 from .reaching import reach, words
@@ -121,6 +122,8 @@ class _Follower:
             return
         given = RankStart(**{each.name: told[each.name] for each in fields(RankStart)})
         given.environment[OTHERS_GO_ON] = "1"
+        if (elapsed := given.environment.pop(ELAPSED, None)) is not None:
+            given.environment[BEGAN] = str(time.monotonic() - float(elapsed))
         self._to_start[told["start"]] = given, time.monotonic() + SHOWS
 
     def _start_ranks(self) -> None:

@@ -12,7 +12,7 @@ from ..errors import EnvironmentFault
 # Tells the ranks how often they have been started again, and a command how often its job has started before. What
 # torch's agent says of that, another machine's may contradict.
 RESTART = "XTRAIN_RESTART"
-# When the command began, in seconds since 1970: `launch.time_limit` counts from there.
+# When the command began, by the monotonic clock of this machine: `launch.time_limit` counts from there.
 BEGAN = "XTRAIN_BEGAN"
 # By which another launcher makes a process a rank.
 RANK_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -133,7 +133,7 @@ def test_stop_after_counts_the_steps_of_each_start(lab, unbroken):
 @SLOW
 def test_a_time_limit_counts_from_the_command_and_stops_the_run(lab, unbroken):
     more = "launch { time_limit = 4 h }"
-    directory = stopped(lab, "time-limit", more, environment={"XTRAIN_BEGAN": "0"})
+    directory = stopped(lab, "time-limit", more, environment={"XTRAIN_BEGAN": "-1e9"})
     assert end(directory) == ("stopped", 75, 0) and not (directory / "metrics.jsonl").exists()
     (said,) = events(directory, "stop")
     assert said["name"] == "time_limit" and said["reason"] == "launch.time_limit of 14400 s is over"

@@ -15,8 +15,10 @@ from made_records import event
 from xtrain.records.event import Event
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.control import signals
+from xtrain.runtime.control.agreement import Limits
 from xtrain.runtime.control.signals import StopRequests
 from xtrain.runtime.monitoring.notify import Message, Notifier
+from xtrain.runtime.provenance.start import BEGAN
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.reporting.sink import RecordSink
 from xtrain.runtime.shutdown import drain, report_end
@@ -153,3 +155,18 @@ def test_a_second_interrupt_ends_a_rank_that_waits_for_another(sent, code):
     finally:
         process.kill()
         process.communicate()
+
+
+# The time limit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ago", "passed"), [(5.0, 0), (11.0, 1), (None, 0)])
+@pytest.mark.parametrize("jump", [-4e7, 0.0, 4e7])
+def test_a_clock_that_is_set_changes_no_time_limit(monkeypatch, ago, passed, jump):
+    if ago is None:
+        monkeypatch.delenv(BEGAN, raising=False)
+    else:
+        monkeypatch.setenv(BEGAN, str(time.monotonic() - ago))
+    now = time.time() + jump
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert Limits(10.0, None).passed == passed

@@ -20,6 +20,7 @@ from xtrain.runtime.launch.first_node import FirstNode, RankProcess, RankStart
 from xtrain.runtime.launch.node_place import NodePlace
 from xtrain.runtime.launch.other_node import follow_first_node
 from xtrain.runtime.launch.replica_groups import _Launcher
+from xtrain.runtime.provenance.start import BEGAN
 
 WAITS = 15.0
 ENDLESS = "cd {}; trap 'touch saved; exit 0' TERM; touch ready; for i in {{1..1500}}; do sleep 0.02; done"
@@ -149,6 +150,18 @@ def test_signals_reach_ranks_and_kills_end_them(first, tmp_path):
         assert asked.poll() == 9 and not ended(first, killed)
         killed.send_signal(signal.SIGKILL)
         assert killed.wait() == -signal.SIGKILL
+
+
+def test_the_time_since_the_command_began_is_told_by_no_clock(first, tmp_path):
+    """Clocks of machines differ, and may be set meanwhile; `launch.time_limit` counts by the monotonic one."""
+    with machine(first.place, tmp_path):
+        wait(lambda: there(first))
+        given = script(tmp_path, f"echo $XTRAIN_BEGAN > {tmp_path}/began; exit 0")
+        given.environment[BEGAN] = str(time.monotonic() - 5000)
+        rank = first.start(1, given)
+        wait(lambda: ended(first, rank))
+    assert time.monotonic() - float((tmp_path / "began").read_text()) == pytest.approx(5000, abs=60)
+    assert BEGAN in given.environment
 
 
 def test_a_signal_to_the_other_machine_is_told_to_the_first(first, tmp_path):
