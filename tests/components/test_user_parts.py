@@ -9,6 +9,8 @@ from torch import nn
 from xtrain.components.optimizers.user_part_torch import build_user_optimizer
 from xtrain.components.schedules.user_part_torch import build_user_schedule
 from xtrain.dsl.user_parts.files import find_module, module_digest
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.step_sizes import StepSizes
 from xtrain.runtime.data.user_parts import PartChanged, PartFailed
 
 HEAD = "import torch\nfrom xtrain import optimizer, schedule\n"
@@ -105,9 +107,9 @@ def test_changed_code_is_refused(call, tmp_path):
         built(given)
 
 
-def rates(call, text, steps=4, scale=1.0, **arguments):
+def rates(call, text, steps=4, scale=1.0, batch=None, **arguments):
     user, plan = call("f", f"@schedule\n{text}\n", **arguments)
-    feed = SimpleNamespace(steps=steps, phases=[SimpleNamespace(first=0, lr_scale=scale)])
+    feed = SimpleNamespace(steps=steps, phases=[SimpleNamespace(first=0, lr_scale=scale)], batch=batch)
     return build_user_schedule(plan, feed, 0.5, steps, user)
 
 
@@ -115,6 +117,14 @@ def test_a_schedule_gives_a_factor_of_the_peak(call):
     rate = rates(call, "def f(step, total, up=1): return up * (total - step) / total", up=2)
     assert [rate(index) for index in range(4)] == [1.0, 0.75, 0.5, 0.25]
     assert rates(call, "def f(s, t): return torch.tensor(1.0)")(3) == 0.5
+
+
+def test_a_schedule_of_step_by_total_is_continuous_where_the_batch_changes(call):
+    """16 rows of one token: 8 steps of 2 up to step 4, then of 4."""
+    batch = Arithmetic(micro=4, accumulate=1, rows=4, sequence=1, budget_tokens=16).resumed(StepSizes(2), 4, 8)
+    assert batch.steps == 6
+    rate = rates(call, "def f(step, total): return 2 * (step + 1) / total", steps=6, batch=batch)
+    assert [rate(index) for index in (4, 5)] == [0.75, 1.0]
 
 
 @pytest.mark.parametrize(
