@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 ROOMS = ("api", "cli", "client", "components", "dsl", "lsp", "planner", "records", "runtime", "server", "tui")
 FOLDER = "XTRAIN_COVERED"  # environment variable: where data and notes are written
-# Tests of whole outputs: they execute much, and notice most of it. They follow the first few of the others.
-WHOLE = ("tests/planner/test_golden.py::test_a_plan_is_as_it_was_looked_at", "tests/dsl/test_gallery.py::test_gallery")
-FEW = 6
+# Tests of all that a room says, which notice most of what changes it. They follow the first few of the others.
+PLANS = ("tests/planner/test_golden.py::test_a_plan_is_as_it_was_looked_at",)
+TEXTS = ("tests/dsl/test_gallery.py::test_gallery", "tests/dsl/test_docs.py::test_the_reference_is_current")
+WHOLE = {"dsl": (*TEXTS, *PLANS), "planner": (*PLANS, TEXTS[0]), "components": (*PLANS, *TEXTS)}
+FEW = 3
 FILE_SECONDS = 0.5  # to collect one more file
 AT_ONCE = 10  # files recorded before the map is saved
 UNKNOWN_LINES = 1000
@@ -145,13 +147,9 @@ class CoveredLines:
             breadth = self._breadth().get(test, UNKNOWN_LINES)
             return test not in of_line, file.stem != f"test_{name}", -near, breadth * (0.1 + self._took(test))
 
-        ranked = sorted(tests, key=distance)
-        whole = [test for test in ranked if test in WHOLE]
-        return (
-            [test for test in ranked[:FEW] if test not in WHOLE]
-            + whole
-            + [test for test in ranked[FEW:] if test not in WHOLE]
-        )
+        whole = WHOLE.get(Path(path).parts[0], ())
+        ranked = sorted(tests.difference(whole), key=distance)
+        return [*ranked[:FEW], *whole, *ranked[FEW:]]
 
     def within(self, tests: list[str], budget: float) -> list[str]:
         """Return as many of the tests as take so many seconds together, at least one."""
