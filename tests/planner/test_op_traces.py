@@ -1,9 +1,12 @@
 """What blocks keep and take, against sums worked out by hand."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
+from xtrain.planner.costs.block_trace import TP
+from xtrain.planner.costs.block_trace import _multiply_meanwhile as multiply_meanwhile
 from xtrain.planner.costs.frozen_trace import without_frozen
 from xtrain.planner.costs.memory_simulator import Handling, Recompute, backward, bytes_for_backward, forward, second_run
 from xtrain.planner.costs.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
@@ -134,3 +137,22 @@ def test_a_unit_is_gathered_exchanged_and_let_go():
     assert later.net == -50 + 11
     added = backward(chain(), unit, None, Handling(sums="keep", again=True), behind=unit, ahead=unit)
     assert added.net == -50
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_what_tp_sends_travels_beside_the_product_that_takes_or_makes_it(gathers: bool):
+    """Of the operations behind a gather, and of those before a sum, the nearest that multiplies by parameters."""
+    there, back = ("all_gather", "reduce_scatter") if gathers else ("reduce_scatter", "all_gather")
+    sent = SimpleNamespace(
+        calls=(CollectiveCall("tp", there, TP, 8),), back_calls=(CollectiveCall("tp", back, TP, 8),), flops=0,
+        parameters=(),
+    )  # fmt: skip
+    alone = SimpleNamespace(calls=(CollectiveCall("tp", "all_reduce", TP, 8),), back_calls=(), flops=0, parameters=())
+
+    def product(flops: int, parameters: tuple[str, ...] = ("w",)) -> SimpleNamespace:
+        return SimpleNamespace(calls=(), back_calls=(), flops=flops, parameters=parameters)
+
+    ops = [product(3), product(5), product(7, ()), sent, alone, product(11, ()), product(13), product(17)]
+    multiply_meanwhile(SimpleNamespace(ops=ops))  # pyright: ignore[reportArgumentType]
+    assert [call.meanwhile for call in (*sent.calls, *sent.back_calls)] == [13 if gathers else 5] * 2
+    assert [call.meanwhile for call in alone.calls] == [0]

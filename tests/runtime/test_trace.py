@@ -1,5 +1,6 @@
 """A trace sees what a rank holds and sends, and leaves no trace itself."""
 
+import gc
 import pkgutil
 from functools import cache
 from importlib import import_module
@@ -334,3 +335,15 @@ def test_averages_are_as_planned_and_change_nothing_else(tmp_path, params):
         assert ours.memory.averages == planned.memory.averages == width * ours.memory.parameters
         assert evolve(ours.memory, averages=0) == theirs.memory
         assert ours.traffic == theirs.traffic
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was_after_a_trace(enabled):
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with program._cycles_kept():
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()

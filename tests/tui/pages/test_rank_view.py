@@ -7,9 +7,12 @@ import pytest
 from attrs import evolve
 from made_boards import a_beat, a_board, small_plan, some_ranks, started
 
+from xtrain.records.lines import read
+from xtrain.records.metrics import RankMetrics
 from xtrain.tui.board.plain_signs import in_ascii
 from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned
+from xtrain.tui.pages.rank_detail import _memory_now as memory_now
 from xtrain.tui.pages.rank_facts import RankFactRows, RankFacts
 from xtrain.tui.pages.rank_figures import COMMUNICATION, DATA, FIGURES, MEMORY, PROGRESS, STEP, WORK
 from xtrain.tui.pages.rank_keys import (
@@ -328,3 +331,17 @@ def test_of_few_ranks_cells_are_wide_and_name_them(width: int) -> None:
     few = facts(small_plan({"fsdp": 2}), step_seconds={1: 0.9})
     shown = text(page(few, RankView(), width, 20))
     assert "███ rank 1    900 ms" in shown and "··· rank 0    500 ms" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (None, []),
+        ({}, []),
+        ({"resident_bytes": 2**20}, ["1.0 MiB resident"]),
+        ({"allocated_bytes": 2**31, "reserved_bytes": 2**32}, ["2.0 GiB allocated", "4.0 GiB reserved"]),
+        ({"resident_bytes": 2**20, "retries": 1200}, ["1.0 MiB resident", "1,200 allocation retries"]),
+    ],
+)
+def test_the_memory_of_a_rank_is_what_its_newest_line_says(line: dict[str, int] | None, says: list[str]) -> None:
+    assert memory_now(None if line is None else read(RankMetrics, {"step": 1, **line})) == says
