@@ -40,8 +40,9 @@ def read_regular(path: Path | str, most: int) -> bytes:
     """Return the content of a file of at most `most` bytes. Raises OSError, also for what is not a regular file and
     for a larger one."""
     with open_regular(path) as file:
-        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else b""
-        if len(content) > most or os.fstat(file.fileno()).st_size > most:
+        large = os.fstat(file.fileno()).st_size > most
+        content = b"" if large else file.read()
+        if large or len(content) > most:
             raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
     return content
 

@@ -127,7 +127,8 @@ def _contents(each: "SeenCheckpoint") -> str:
     average = each.state.get("ema")
     if not average:
         return "the full state" if each.entry.is_full else "weights alone"
-    of = f"{average['updates']:,} updates of decay {average['decay']:g}"
+    decay = average.get("decay")
+    of = f"{average['updates']:,} updates" + ("" if decay is None else f" of decay {decay:g}")
     return f"the full state, with an average of {of}" if each.entry.is_full else f"averaged weights alone: {of}"
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .arguments import RUN_HELP, run_named
@@ -84,9 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     try:
-        plan = load_plan(directory / "plan.json")
-        if plan.architecture.own:
-            say_own_code(plan, str(directory))
+        with suppress(PlanError):  # said after what is wrong with the checkpoint
+            plan = load_plan(directory / "plan.json")
+            if plan.architecture.own:
+                say_own_code(plan, str(directory))
         trained = TrainedRun.load(directory, arguments.device, arguments.checkpoint, arguments.task)
         chat = None if arguments.chat is None else trained.chat(arguments.chat, arguments.system)
         show = as_json(arguments.prompt) if arguments.json else as_text(arguments.prompt, whole=chat is None)

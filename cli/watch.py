@@ -5,6 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
+from ..records.paths import EVENTS_FILE, METRICS_FILE
 from .safe_output import drawn_on
 
 EPILOG = """\
@@ -59,6 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         hint = "`xtrain run SPEC` makes one, and `xtrain runs` shows those whose jobs wait"
         print(f"xtrain watch: {why or f'{error}; {hint}'}", file=sys.stderr)
         return 3
+    for name in (EVENTS_FILE, METRICS_FILE):
+        if (directory / name).exists() and not (directory / name).is_file():
+            print(f"xtrain watch: {directory / name} is not a regular file, so it is not read", file=sys.stderr)
+            return 3
     if arguments.ui != "tui":
         return _follow(directory, arguments.ui)
     if reason := why_not():

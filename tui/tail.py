@@ -58,8 +58,10 @@ class Tail:
             while not end and len(data) < LONGEST_LINE and (more := file.read(self.chunk_bytes)):
                 end = len(data) + more.rfind(b"\n") + 1 if b"\n" in more else 0
                 data += more
-            if not end and len(data) >= LONGEST_LINE:
-                end = len(data)  # no record: it is passed over as damaged
+            if not end and len(data) >= LONGEST_LINE:  # no record, nor what follows, which may be without end
+                self.offset, self.behind = status.st_size, False
+                self.damaged += 1
+                return b""
             self.behind = file.tell() < status.st_size
         self.offset += end
         return data[:end]

@@ -6,6 +6,7 @@ and goes on with what was meant; else it leaves an `ERROR` token, and the parser
 """
 
 import re
+import sys
 from typing import Final
 
 from ..diagnostics.diagnostic import Diagnostics, Fix
@@ -44,9 +45,12 @@ _ESCAPE: Final = re.compile(r"\\(?:u\{([0-9A-Fa-f]*)\}|(.))", re.DOTALL)
 _ESCAPES: Final = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
 
 
-def tokenize(source: SourceText, diagnostics: Diagnostics, start: int = 0, end: int | None = None) -> list[Token]:
-    """The tokens between two offsets, comments (`COMMENT`) and every line end (`_NEWLINE`) among them."""
-    return _Lexer(source, diagnostics, start, len(source.text) if end is None else end).run()
+def tokenize(
+    source: SourceText, diagnostics: Diagnostics, start: int = 0, end: int | None = None, most: int = sys.maxsize
+) -> list[Token]:
+    """The tokens between two offsets, comments (`COMMENT`) and every line end (`_NEWLINE`) among them; of a text that
+    has more than `most`, the first `most` and one more."""
+    return _Lexer(source, diagnostics, start, len(source.text) if end is None else end).run(most)
 
 
 class _Lexer:
@@ -55,8 +59,8 @@ class _Lexer:
         self.at, self.end = start, end
         self.tokens: list[Token] = []
 
-    def run(self) -> list[Token]:
-        while self.at < self.end:
+    def run(self, most: int) -> list[Token]:
+        while self.at < self.end and len(self.tokens) <= most:
             match = _WORDS.match(self.text, self.at, self.end)
             assert match is not None  # the last alternative takes any character
             kind = match.lastgroup

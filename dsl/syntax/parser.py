@@ -28,7 +28,7 @@ def parse_file(source: SourceText, diagnostics: Diagnostics, most: int = MOST_TO
 
     most: tokens; of a longer text, or one that is nested too deeply, nothing is read.
     """
-    tokens = tokenize(source, diagnostics)
+    tokens = tokenize(source, diagnostics, most=most)
     if _is_excessive(tokens, most, diagnostics):
         return File(source, (), broken=True, unread=True, tokens=len(tokens))
     count = len(tokens)

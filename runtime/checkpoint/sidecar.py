@@ -6,7 +6,9 @@ Written last: a folder without it, or with one that does not fit its files, is n
 import json
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ...planner.canonical import SEAL, digest
 from ...planner.graph.checkpoint_names import STATE
@@ -21,6 +23,44 @@ TENSORS = "state.pt"
 FORMAT = 2
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class _Average(msgspec.Struct):
+    updates: Count
+    decay: float | None = None
+
+
+class _BegunFrom(msgspec.Struct):
+    path: str
+    step: Count
+
+
+class _Stored(msgspec.Struct):
+    """Kinds of the values of a sidecar that are shown or computed with, each of which may be left out."""
+
+    step: Count = 0
+    tokens: Count = 0
+    metrics: dict[str, float] = {}
+    time: Seconds | None = None
+    plan_id: str | None = None
+    config_id: str | None = None
+    world_size: Count = 0
+    steps: Count | None = None
+    epoch: float | None = None
+    epoch_ended: Count | None = None
+    ema: _Average | None = None
+    begun_from: _BegunFrom | None = None
+    made_by: dict[str, str] | None = None
+    model: dict[str, Any] | None = None
+    tensors: dict[str, list[Count]] | list[str] | None = None
+    params: str | None = None
+    nonfinite: dict[str, Any] | None = None
+    record: dict[str, Any] | None = None
+    files: dict[str, Any] = {}
+
+
 def write_sidecar(folder: Path, state: dict[str, Any], checksums: dict[str, str]) -> None:
     """Seal a folder in which everything else has been written. `checksums`: of every file in it. Raises OSError."""
     files = {name: {"bytes": (folder / name).stat().st_size, "checksum": sum} for name, sum in checksums.items()}
@@ -33,6 +73,10 @@ def read_sidecar(folder: Path) -> dict[str, Any]:
     content = read_json(folder / STATE)
     if not isinstance(content, dict):
         raise ValueError("not an object")
+    try:
+        msgspec.convert(content, _Stored)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
     return content
 
 
@@ -47,7 +91,8 @@ def read_late_metrics(folder: Path) -> dict[str, float]:
         found = read_json(folder / LATE_METRICS)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    numbers = isinstance(found, dict) and all(isinstance(value, int | float) for value in found.values())
+    return found if numbers else {}
 
 
 def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)) -> list[str]:

@@ -1,6 +1,7 @@
 """Reading a file that another process is writing."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -135,3 +136,20 @@ def test_what_is_left_of_a_file_that_was_cut_is_not_read_again(tmp_path: Path, o
     assert [record.step for record in feed.read()] == [2, 3]
     add(path, lines((4, 5.0)))
     assert [record.step for record in feed.read()] == [4], "a clock set back hides nothing"
+
+
+def test_a_line_without_end_is_passed_over_with_what_follows(tmp_path, monkeypatch):
+    monkeypatch.setattr("xtrain.tui.tail.LONGEST_LINE", 1000)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + bytes(10_000))
+    tail = Tail(path, chunk_bytes=100)
+    assert tail.read() == [{"a": 1}]
+    assert tail.read() == [] and tail.damaged == 1 and not tail.behind and tail.offset == 10_009
+    with path.open("ab") as file:
+        file.write(b'\n{"a": 2}\n')
+    assert tail.read() == [{"a": 2}]
+
+
+def test_only_a_regular_file_is_read(tmp_path):
+    os.mkfifo(tmp_path / "events.jsonl")
+    assert Tail(tmp_path / "events.jsonl").read() == []
