@@ -150,7 +150,7 @@ class _IncludeReader:
         names = Names(params=self.reading.params)
         self.reading.files.append(names)
         file = parse_file(source, self.diagnostics, self.tokens)
-        self.tokens -= file.tokens
+        self.tokens = max(0, self.tokens - file.tokens)
         self.reading.trees.append(file)
         self.reading.broken |= file.broken
         self.reading.unread |= file.unread

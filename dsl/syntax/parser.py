@@ -42,7 +42,7 @@ def _is_excessive(tokens: list[Token], most: int, diagnostics: Diagnostics) -> b
     """Whether reading a text would take time or memory without bounds, after reporting that."""
     if len(tokens) > most:
         message = f"the spec, with all that it includes, has more than {MOST_TOKENS:,} words and signs"
-        diagnostics.error("X120", message, tokens[most].span, hint="lists of this length belong in a file of their own")
+        diagnostics.error("X120", message, tokens[-1].span, hint="lists of this length belong in a file of their own")
         return True
     depth = 0
     for token in tokens:
