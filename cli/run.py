@@ -281,7 +281,7 @@ def _run_launcher(
         _print_notes(workspace)
         opened(workspace.directory)
         if ui in ("console", "plain"):
-            print(render_summary(workspace.plan), flush=True)
+            print(render_summary(workspace.plan, said=tuple(compiled.diagnostics)), flush=True)
         with Dashboard(workspace) if opens else Following(workspace, ui):
             code = RestartLoop(plan=plan, workspace=workspace, machines=machines).run()
     finally:
@@ -291,6 +291,15 @@ def _run_launcher(
 
 def _print_notes(workspace: "RunDirectory") -> None:
     """Say what is not as it was when the run was last started, what had to make way, and where the run was last."""
+    from ..runtime.checkpoint.sources import finished_step
+
+    step, total = finished_step(workspace.directory), workspace.plan.timeline.steps
+    if step is not None and total is not None and step >= total:
+        print(
+            f"note: this run has finished: step {step:,} of {total:,} is done, and nothing is trained; a larger "
+            "experiment.budget continues it",
+            file=sys.stderr,
+        )
     if workspace.aside:
         print(f"note: {workspace.aside.text()}", file=sys.stderr)
     if workspace.unread:

@@ -6,12 +6,15 @@ in which one explains the next.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Final
 
+from attrs import evolve
+
+from ...dsl.diagnostics.diagnostic import Diagnostic
 from ..graph.launcher_args import restarts_of
-from ..plan import ElasticWorld, Plan
+from ..plan import Check, ElasticWorld, Plan
 from ..schedule.horizon import as_known
 from ..units import bytes_text, count_text, plural, seconds_text
 from .render_data import show_data
@@ -167,8 +170,11 @@ def _page(plan: Plan, detail: Detail, color: bool) -> Page:
     return page
 
 
-def render_summary(plan: Plan, *, color: bool = False) -> str:
-    """A few lines for the start of a run: what is trained, on what, how long, and whatever there is to warn of."""
+def render_summary(plan: Plan, *, said: Collection[Diagnostic] = (), color: bool = False) -> str:
+    """A few lines for the start of a run: what is trained, on what, how long, and whatever there is to warn of.
+
+    said: diagnostics that have been printed, which are not repeated.
+    """
     plan = as_known(plan)
     page = Page(color=color)
     show_header(page, plan, short=True)
@@ -181,5 +187,9 @@ def render_summary(plan: Plan, *, color: bool = False) -> str:
         f"{bytes_text(max(each.memory.states for each in estimates.classes))} of model states a rank",
     ]
     page.wrapped(" · ".join(part for part in parts if part), first="", rest="")
-    show_warnings(page, plan)
+    show_warnings(page, evolve(plan, checks=tuple(check for check in plan.checks if not _is_among(check, said))))
     return str(page)
+
+
+def _is_among(check: Check, said: Collection[Diagnostic]) -> bool:
+    return any(each.code == check.code and check.evidence.startswith(each.message) for each in said)

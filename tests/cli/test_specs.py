@@ -7,9 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import xtrain
+
+from xtrain.cli.run import _print_notes
+from xtrain.runtime.checkpoint.sources import FINISHED
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
@@ -59,3 +63,12 @@ def test_a_wrong_command_line_is_exit_code_two(arguments, tmp_path):
 def test_the_exit_code_is_that_of_the_process(tmp_path):
     done = started("run", "no.xtrain", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("finished", "said"), [(None, False), (2, False), (3, True)])
+def test_a_finished_run_says_so_before_its_set_up(tmp_path, capsys, finished, said):
+    if finished is not None:
+        (tmp_path / FINISHED).write_text(str(finished))
+    plan = SimpleNamespace(timeline=SimpleNamespace(steps=3))
+    _print_notes(SimpleNamespace(directory=tmp_path, plan=plan, aside=None, unread="", changes=(), other=None))
+    assert ("note: this run has finished: step 3 of 3 is done" in capsys.readouterr().err) == said

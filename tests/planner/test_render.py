@@ -617,3 +617,10 @@ def test_what_two_ticks_do_in_all(make_plan, every, says):
     plan = make_plan(every=every, experiment="experiment tiny { budget = 12 steps }")
     found = [line for line in render(plan, full=True).splitlines() if "in all" in line]
     assert bool(found) == bool(says) and says in " ".join(found)
+
+
+def test_what_was_said_is_not_repeated_at_the_start_of_a_run(compiled):
+    found = compiled(every="every 90 epochs log\nevery 9000000 steps checkpoint")
+    warned = [each for each in found.diagnostics if each.code == "W601"]
+    assert warned and "W601" in render_summary(found.plan)
+    assert "W601" not in render_summary(found.plan, said=tuple(found.diagnostics))
