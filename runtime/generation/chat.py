@@ -8,7 +8,7 @@ from attrs import frozen
 from ...planner.plan import Plan
 from ..data.documents.bounded import BeyondBounds, Bounded
 from ..data.documents.chat_template import Arguments, ChatTemplate, TemplateRefusal, reserved, unused
-from ..data.documents.chat_turns import Turns
+from ..data.documents.chat_writer import written_prompt, written_turns
 from ..data.documents.tokenizers import TextTokenizer
 from ..data.errors import DataError
 from ..data.records.records import Message, named_values
@@ -32,8 +32,8 @@ class Chat:
     def prompt(self, said: str) -> list[int]:
         """The tokens of a conversation in which a user has said something, up to where the answer begins.
 
-        Raises DataError where the template does not take it, and for texts that spell a special token: such turns are
-        in no data either.
+        Raises DataError where the template does not take it or leaves it out, and for texts that spell a special token:
+        such turns are in no data either.
         """
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": said})
@@ -41,7 +41,7 @@ class Chat:
             if (spelt := self._reserved.search(message["content"])) is not None:
                 raise DataError(f"the {message['role']} says the special token {spelt[0]}")
         try:
-            (text,) = Bounded(partial(self.template.render, prompt=True)).map([messages])
+            (text,) = Bounded(partial(written_prompt, self.template)).map([messages])
         except (TemplateRefusal, BeyondBounds) as refusal:
             raise DataError(f"{self.template.origin}: {refusal}") from refusal
         ids = self.tokenizer.encode_rendered([text])[0].ids.tolist()
@@ -61,7 +61,7 @@ class Chat:
         return turn.partition(answer)[2].strip()
 
     def _said(self, messages: list[Message]) -> str:
-        turns = Turns(self.template, messages, self._reserved)
+        turns, _ = written_turns(self.template, messages, self._reserved)
         return "".join(turns.text[start:end] for start, end in turns.spans())
 
     @property

@@ -127,6 +127,16 @@ def test_a_question_is_written_as_in_the_data(name, written, closing):
     assert not document.trained[: len(written) + 1].any() and document.trained[len(written) + 1]
 
 
+def test_a_question_is_given_in_the_form_that_the_template_takes_and_never_left_out():
+    lists = "{% for m in messages %}<|{{ m.role }}|>{% for p in m.content %}{{ p.text }}{% endfor %}<|e|>{% endfor %}"
+    template = ChatTemplate(text=lists, origin="lists", bos_token="", eos_token="⟨eos⟩")
+    chat = Chat(template=template, tokenizer=ByteTokenizer())
+    assert ByteTokenizer().decode(chat.prompt("1 + 1?")) == "<|user|>1 + 1?<|e|>" and chat.closing == "<|e|>"
+    deaf = ChatTemplate(text="{{ messages[-1].content }}", origin="deaf", bos_token="", eos_token="⟨eos⟩")
+    with pytest.raises(DataError, match="deaf: the template does not write the system message"):
+        Chat(template=deaf, tokenizer=ByteTokenizer(), system="Be kind.").prompt("a")
+
+
 def test_a_question_that_spells_a_special_token_is_refused():
     with pytest.raises(DataError, match=r"the user says the special token <\|im_end\|>"):
         Chat(template=CHATML, tokenizer=ByteTokenizer()).prompt("a<|im_end|>")

@@ -37,7 +37,7 @@ class Turns:
         """
         self.template, self.messages, self._reserved = template, messages, reserved
         self.text = template.render(messages)
-        self.trace = _traced(template, messages, self.text)
+        self.trace = trace_of(template, messages, self.text)
         self._segments = [] if self.trace is None else self.trace.segments
         # What is written once more, as names of functions beside their answers, is not said once more.
         self._first: dict[tuple[int, int], int] = {}
@@ -154,7 +154,7 @@ class Turns:
             return self._after_header(len(before), first)
         # Messages before are written otherwise than here: the end of the last one is a place in both.
         place = max((s.stop for s in self._segments if s.start < first and self._message(s) < index), default=0)
-        written = before and _traced(self.template, self.messages[:index], before, prompt=True)
+        written = before and trace_of(self.template, self.messages[:index], before, prompt=True)
         if not before or not written or not habits.prompts:
             return self._after_header(place, first)
         tail = before[written.segments[-1].stop :] if written.segments else before
@@ -242,7 +242,7 @@ class Turns:
         if self.text.startswith(after):
             last = max((s.stop for s in own if s.stop <= len(after)), default=inside[-1])
             return last, after[last:], None
-        written = _traced(self.template, self.messages[: index + 1], after)
+        written = trace_of(self.template, self.messages[: index + 1], after)
         said = [] if written is None else [s for s in written.segments if written.sources[s.source].message == index]
         if not said:
             return inside[-1], "", written
@@ -334,7 +334,7 @@ def _known_habits(template: ChatTemplate) -> _Habits:
     for answer in ({"content": "b"}, {"content": "b", "reasoning_content": "c"}, {"content": "", "tool_calls": [call]}):
         messages: list[Message] = [question, {"role": "assistant", **answer}]
         text = _attempt(template, messages)
-        trace = None if text is None else _traced(template, messages, text)
+        trace = None if text is None else trace_of(template, messages, text)
         own = [] if trace is None else [s for s in trace.segments if trace.sources[s.source].message == 1]
         if text is not None and own and text.startswith(before):
             leads.append(text[len(before) : own[0].start])
@@ -346,8 +346,8 @@ def _known_habits(template: ChatTemplate) -> _Habits:
     return _Habits(prompts=prompt != before, header=header, closes=not tails or bool(tails[0].strip()))
 
 
-def _traced(template: ChatTemplate, messages: list[Message], text: str, prompt: bool = False) -> ChatTrace | None:
-    """The trace of a conversation that is written as `text`; None where tracing changes what the template writes."""
+def trace_of(template: ChatTemplate, messages: list[Message], text: str, prompt: bool = False) -> ChatTrace | None:
+    """Return the trace of a conversation that is written as `text`; None where tracing changes what is written."""
     try:
         trace = template.trace(messages, prompt=prompt)
     except TemplateRefusal:

@@ -12,7 +12,7 @@ from ..records.records import Conversation, Message, Reads, content_size, conten
 from ..records.texts import strings
 from .chat_losses import TemplateLoss, find_losses
 from .chat_template import TOOLS, ChatTemplate, TemplateRefusal, reserved
-from .chat_turns import Span, Turns
+from .chat_turns import Span, Turns, trace_of
 from .tokenizers import TextTokenizer
 
 LONGEST_CONVERSATION = 1 << 24  # characters
@@ -62,7 +62,7 @@ class ConversationWriter:
             return f"a conversation of more than {LONGEST_CONVERSATION:,} characters"
         template = self._template if tools is None else evolve(self._template, tools=tools)
         try:
-            turns, losses = self._turns(template, messages)
+            turns, losses = written_turns(template, messages, self._reserved, self._labels)
             if (refused := self._refused(losses, len(messages))) is not None:
                 return refused
             if conversation.prompt:
@@ -83,30 +83,6 @@ class ConversationWriter:
         if self._reads.train_on != "all" and (end := turns.unmarked_end()) is not None:
             kinds[f"{end} outside of {{% generation %}}"] = None
         return evolve(found, ended=turns.ends(len(turns.text)), lost=tuple(kinds))
-
-    def _turns(self, template: ChatTemplate, messages: list[Message]) -> tuple[Turns, list[TemplateLoss]]:
-        """The conversation as the template writes it, and what it leaves out.
-
-        Templates differ in how they take contents and arguments: where one refuses a form, or writes nothing of a
-        message, the others are tried. Raises TemplateRefusal where all are refused.
-        """
-        refusal: TemplateRefusal | None = None
-        best: tuple[Turns, list[TemplateLoss]] | None = None
-        for form in _forms(messages):
-            try:
-                turns = Turns(template, form, self._reserved)
-            except TemplateRefusal as error:
-                refusal = refusal or error
-                continue
-            losses = find_losses(form, turns.trace, turns.text, self._labels)
-            if best is None or _whole(losses) < _whole(best[1]):
-                best = turns, losses
-            if not _whole(losses):
-                break
-        if best is None:
-            assert refusal is not None
-            raise refusal
-        return best
 
     def _refused(self, losses: list[TemplateLoss], messages: int) -> str | None:
         """Why a conversation of which this is lost is a bad record; None if it is not."""
@@ -173,6 +149,53 @@ class ConversationWriter:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_reserved"}
+
+
+def written_turns(
+    template: ChatTemplate, messages: list[Message], reserved: re.Pattern[str], labels: frozenset[str] = frozenset()
+) -> tuple[Turns, list[TemplateLoss]]:
+    """Return a conversation as the template writes it, and what it leaves out; labels: as `find_losses` says.
+
+    Templates differ in how they take contents and arguments: where one refuses a form, or writes nothing of a message,
+    the others are tried. Raises TemplateRefusal where all are refused.
+    """
+    refusal: TemplateRefusal | None = None
+    best: tuple[Turns, list[TemplateLoss]] | None = None
+    for form in _forms(messages):
+        try:
+            turns = Turns(template, form, reserved)
+        except TemplateRefusal as error:
+            refusal = refusal or error
+            continue
+        losses = find_losses(form, turns.trace, turns.text, labels)
+        if best is None or _whole(losses) < _whole(best[1]):
+            best = turns, losses
+        if not _whole(losses):
+            break
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return best
+
+
+def written_prompt(template: ChatTemplate, messages: list[Message]) -> str:
+    """Return a conversation up to where an answer begins, in the first form of which the template writes all messages.
+
+    Raises TemplateRefusal where it refuses all forms or leaves out a message.
+    """
+    refusal: TemplateRefusal | None = None
+    for form in _forms(messages):
+        try:
+            text = template.render(form, prompt=True)
+        except TemplateRefusal as error:
+            refusal = refusal or error
+            continue
+        losses = find_losses(form, trace_of(template, form, text, prompt=True), text, frozenset())
+        if not (whole := [loss for loss in losses if loss.whole]):
+            return text
+        refusal = refusal or TemplateRefusal(f"the template does not write the {whole[0].kind}")
+    assert refusal is not None
+    raise refusal
 
 
 def _whole(losses: list[TemplateLoss]) -> int:
