@@ -1,5 +1,6 @@
 """`FileSource`: what sources have in common that read files, named by patterns."""
 
+import os
 from collections.abc import Callable, Mapping
 from glob import iglob
 from pathlib import Path
@@ -67,10 +68,15 @@ class FileSource(Source):
 def _matches(pattern: str) -> bool:
     try:
         # Path.glob refuses absolute patterns.
-        return next(iglob(pattern, recursive=True), None) is not None or Path(pattern).is_file()  # noqa: PTH207
+        return next(iglob(pattern, recursive=True), None) is not None or _is_file(pattern)  # noqa: PTH207
     except ValueError:  # a zero byte, which no path has
         return False
 
 
+def _is_file(name: str) -> bool:
+    """Return True for a name with the signs of a pattern that a file really has; Path.is_file raises for long ones."""
+    return os.path.isfile(name)  # noqa: PTH113
+
+
 def _has_file(pattern: str) -> bool:
-    return Path(pattern).is_file() or any(not Path(name).is_dir() for name in iglob(pattern, recursive=True))  # noqa: PTH207
+    return _is_file(pattern) or any(not Path(name).is_dir() for name in iglob(pattern, recursive=True))  # noqa: PTH207

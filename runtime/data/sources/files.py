@@ -1,5 +1,6 @@
 """The files that the patterns of a source match."""
 
+import os
 from collections.abc import Callable
 from glob import glob
 from pathlib import Path
@@ -28,7 +29,7 @@ def _match(pattern: str, base: Path, folder: Callable[[Path], bool] | None) -> l
     if not files and paths:
         remedy = f"Name the files in it, for example `{pattern.rstrip('/')}/*`."
         raise DataError(f"pattern matches a folder, not a file: {base / pattern}", remedy=remedy)
-    if not files and (base / pattern).is_file():
+    if not files and os.path.isfile(base / pattern):  # noqa: PTH113  is_file raises for names that are too long
         return [base / pattern]  # a name with the signs of a pattern
     if not files:
         written = "; a `[` that belongs to a name is written `[[]`" if "[" in pattern else ""
