@@ -23,6 +23,7 @@ from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.mesh.mesh import AXES
 from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.arithmetic import arithmetic_of
 from xtrain.planner.schedule.learning_curve import learning_rate
 from xtrain.runtime.data.collate.batch import Microbatch
 from xtrain.runtime.data.collate.collators import Stage
@@ -169,8 +170,9 @@ def test_a_curriculum_is_read_to_the_step_however_it_is_read(plan, loader, monke
     """Four phases over three datasets: the mix of each phase, its first batch, and its rate of learning."""
     monkeypatch.setattr(reading_processes, "ReaderProcess", FakeReader)
     feed = Feed(
-        loader=loader, collate=loader.collate, micro=loader.micro, steps=60, datasets={}, phases=plan.timeline.phases
-    )
+        loader=loader, collate=loader.collate, micro=loader.micro, steps=60, datasets={}, phases=plan.timeline.phases,
+        batch=arithmetic_of(plan),
+    )  # fmt: skip
     feed.ahead = ahead_of(feed, plan, RANK, cast(Any, None), prefetch, workers)
     assert (feed.ahead is None) == (prefetch == 0)
     seen = {name: np.zeros(3, dtype=np.int64) for name in FIRST}
@@ -188,7 +190,7 @@ def test_a_curriculum_is_read_to_the_step_however_it_is_read(plan, loader, monke
     assert sum(map(sum, seen.values())) == 60 * 4
 
     args = {"kind": "wsd", "lr": 0.1, "warmup": {"steps": 3}, "decay": {"steps": 20}, "shape": "linear", "steps": 60}
-    plain, scaled = learning_rate(args | {"floor": 0.0}, 60), build_schedule(feed, floor=0.0, **args)
+    plain, scaled = learning_rate(args | {"floor": 0.0}, arithmetic_of(plan)), build_schedule(feed, floor=0.0, **args)
     for name, first in FIRST.items():
         scale = {"words": 0.5, "even": 0.1}.get(name, 1.0)
         assert scaled(first) == plain(first) * scale
