@@ -128,7 +128,7 @@ def value_text(value: Any) -> str:
             return _string(value)
         case Quantity():
             return quantity_text(value)
-        case tuple():
+        case tuple() | list():
             return f"[{', '.join(value_text(item) for item in value)}]"
         case dict():
             entries = [f"{_label(name)}: {value_text(item)}" for name, item in value.items()]
