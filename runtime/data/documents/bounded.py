@@ -46,12 +46,9 @@ class Bounded(Generic[Asked, Given]):
         assert self._connection is not None
         try:
             self._connection.send(items)
-            found = []
-            for _ in items:
-                failed, value = self._connection.recv()
-                if failed:
-                    raise value
-                found.append(value)
+            failure, found = self._connection.recv()
+            if failure is not None:
+                raise failure
         except (EOFError, ConnectionError):
             raise BeyondBounds(self._end()) from None
         except BaseException:
@@ -120,22 +117,24 @@ def _serve(connection: Connection, function: Callable[[Any], Any], more: Callabl
     resource.setrlimit(resource.RLIMIT_AS, (begun + MEMORY, most))
     try:
         while True:
-            for answer in _answers(connection.recv(), function, more):
-                connection.send(answer)
+            connection.send(_answer(connection.recv(), function, more))
     except (EOFError, ConnectionError):
         os._exit(0)
 
 
-def _answers(
+def _answer(
     items: Iterable[Any], function: Callable[[Any], Any], more: Callable[[Any], float] | None
-) -> Iterable[tuple[bool, Any]]:
-    for item in items:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS + (more(item) if more is not None else 0.0))
-        try:
-            answer = False, function(item)
-        except MemoryError:
-            answer = True, BeyondBounds(f"takes more than {MEMORY >> 20} MiB of memory")
-        except Exception as error:
-            answer = True, error
+) -> tuple[Exception | None, list[Any]]:
+    """What ended the calls, if anything did, and what they have given."""
+    found = []
+    try:
+        for item in items:
+            signal.setitimer(signal.ITIMER_PROF, SECONDS + (more(item) if more is not None else 0.0))
+            found.append(function(item))
+    except MemoryError:
+        return BeyondBounds(f"takes more than {MEMORY >> 20} MiB of memory"), []
+    except Exception as error:
+        return error, []
+    finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        yield answer
+    return None, found
