@@ -30,7 +30,13 @@ FOLDER = "XTRAIN_COVERED"  # environment variable: where data and notes are writ
 # Tests of all that a room says, which notice most of what changes it. They follow the first few of the others.
 PLANS = ("tests/planner/test_golden.py::test_a_plan_is_as_it_was_looked_at",)
 TEXTS = ("tests/dsl/test_gallery.py::test_gallery", "tests/dsl/test_docs.py::test_the_reference_is_current")
-WHOLE = {"dsl": (*TEXTS, *PLANS), "planner": (*PLANS, TEXTS[0]), "components": (*PLANS, *TEXTS)}
+RUNS = ("tests/test_quickstart.py",)
+WHOLE = {
+    "dsl": (*TEXTS, *PLANS),
+    "planner": (*PLANS, TEXTS[0]),
+    "components": (*PLANS, *TEXTS, *RUNS),
+    "runtime": RUNS,
+}
 FEW = 3
 FILE_SECONDS = 0.5  # to collect one more file
 AT_ONCE = 10  # files recorded before the map is saved
