@@ -22,6 +22,7 @@ MARK: Final = "confirmed"
 COMMITS: Final = "commits"  # key of the row with the number of commits
 VERSION: Final = 1
 PAGE: Final = 4096
+LOCKED: Final = 60.0  # seconds to wait for somebody else who looks at the file
 WAL_KEPT: Final = 64 * 2**20  # bytes of a -wal that stay when all of it is in the file
 
 _SCHEMA: Final = (
@@ -243,7 +244,7 @@ def _scan(connection: sqlite3.Connection, damage: list[str]) -> Iterator[tuple[i
 
 def _connect(path: Path) -> sqlite3.Connection:
     """Where every commit lasts once it returns."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=LOCKED, isolation_level=None, check_same_thread=False)
     kept = f"journal_size_limit = {WAL_KEPT}"
     for pragma in (f"page_size = {PAGE}", "journal_mode = WAL", "synchronous = FULL", kept):
         connection.execute(f"PRAGMA {pragma}")

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from .engine import Array, Candidates, PassResult, SampleResult
 from .messages import DatumRow, ForwardBackward
-from .requests import Finite, Id, Seq, Text, Token, read_json
+from .requests import MOST_NUMBERS, Finite, Id, Seq, Text, Token, read_json
 
 OPENS: Final = b"{"  # what a JSON body begins with, and no message of Protocol Buffers here (it would be a group)
 
@@ -39,7 +39,7 @@ class PassBody(Struct):
 
 def read_json_pass(raw: bytes) -> ForwardBackward:
     """The request in a body. Raises Refusal; whether it can be done is not looked at."""
-    body = read_json(raw, PassBody)
+    body = read_json(raw, PassBody, MOST_NUMBERS)
     return ForwardBackward(
         model_id=body.model_id,
         seq_id=body.seq_id,

@@ -4,6 +4,7 @@ import hmac
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
@@ -56,11 +57,14 @@ class Keys:
             partial = path.with_suffix(".partial")
             partial.unlink(missing_ok=True)
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(f"tml-{secrets.token_hex(24)}\n")  # the SDK sends keys that begin with `tml-` alone
+                file.write(f"{_checked(secrets.token_hex(20))}\n")
                 file.flush()
                 os.fsync(file.fileno())
             partial.rename(path)
-        return cls({OWNER: cls.read(path.read_text("ascii", "replace")).of[OWNER]})
+        key = path.read_text("ascii", "replace").strip()
+        if key != _checked(key[4:44]):
+            raise ValueError("it is not as it was written")
+        return cls({OWNER: key})
 
     def owner(self, given: bytes) -> str | None:
         """Return whose key it is. All keys are compared in full, so that the time says nothing of them."""
@@ -69,3 +73,8 @@ class Keys:
             if hmac.compare_digest(given, key.encode()):
                 found = owner
         return found
+
+
+def _checked(digits: str) -> str:
+    """A key of 40 digits and their CRC-32. The SDK sends keys that begin with `tml-` alone."""
+    return f"tml-{digits}{zlib.crc32(digits.encode()):08x}"

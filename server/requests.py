@@ -7,7 +7,7 @@ read loosely.
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,8 +22,9 @@ MOST_SINGLE: Final = 3e38  # what computes in float32 has nothing above
 MOST_METADATA: Final = 2**16  # bytes; it is kept as long as what it belongs to
 MOST_NESTING: Final = 32  # of it; what is written as text is gone through once for each level, on the stack
 MOST_STOPS: Final = 64  # each of which is looked for at every token
-MOST_VALUES: Final = 2**23  # of a body: numbers of rows come to five for each of 2²⁰ tokens
-MOST_CONTAINERS: Final = 2**20
+MOST_VALUES: Final = 2**21  # of a body: a prompt may have 2²⁰ tokens
+MOST_NUMBERS: Final = 2**23  # of one with rows, which come to five for each of 2²⁰ tokens
+CONTAINERS: Final = 8  # values of which one may be a list or an object
 MOST_NOTHING: Final = 16  # bytes of a value that asks for nothing
 
 Id = Annotated[str, Meta(max_length=256)]
@@ -183,10 +184,11 @@ _NOTHING: Final = (None, False, 0, "", [], {})
 R = TypeVar("R", bound=Struct)
 
 
-def read_json(raw: bytes, kind: type[R]) -> R:
-    """Read the request in a body. Raises Refusal 422, which names the field and never has its value."""
-    if raw.count(b",") > MOST_VALUES or raw.count(b"[") + raw.count(b"{") > MOST_CONTAINERS:
-        raise Refusal(422, f"the body has more than {MOST_VALUES} values, or {MOST_CONTAINERS} lists and objects")
+def read_json(raw: bytes, kind: type[R], most: int = MOST_VALUES) -> R:
+    """Read the request in a body. most: values that it may have. Raises Refusal 422, which names the field and has
+    nothing of its value."""
+    if raw.count(b",") > most or raw.count(b"[") + raw.count(b"{") > most // CONTAINERS:
+        raise Refusal(422, f"the body has more than {most} values, or {most // CONTAINERS} lists and objects")
     try:
         _check_fields(raw or b"{}", kind, "")
         return msgspec.json.decode(raw or b"{}", type=kind)
@@ -205,7 +207,7 @@ def _check_fields(raw: bytes | msgspec.Raw, kind: type[Struct], where: str) -> N
             small = len(content) <= MOST_NOTHING
             if kind not in _LOOSE and not (small and msgspec.json.decode(value) in _NOTHING):
                 raise Refusal(422, f"field {_shown(where + name)} is not known here")
-        elif Any in _types_in(known[name]):
+        elif Any in (types := _types_in(known[name])) or any(get_origin(each) is dict for each in types):
             _check_free(where + name, value)
         elif content[:1] == b"{" and (inner := _struct_in(known[name])) is not None:
             _check_fields(value, inner, f"{where}{name}.")

@@ -145,6 +145,8 @@ class TrainingServer:
         self._stopped = True
         self._status.close()
         self._engine.close()
+        with suppress(StoreFailed):
+            self.store.remove_unused(lambda folder: None)
         self.store.close()
 
     # sessions
