@@ -10,10 +10,11 @@ import zstandard
 from server_client import KEY, Served
 
 from xtrain.server.bodies import unpacked
+from xtrain.server.json_wire import read_json_pass
 from xtrain.server.keys import OWNER, Keys
 from xtrain.server.limits import ServerLimits
 from xtrain.server.refusal import Refusal
-from xtrain.server.requests import CreateSession, OptimStep, read_json
+from xtrain.server.requests import CreateSession, OptimStep, SampleBody, read_json
 
 PAGE = "https://lab.example"
 
@@ -133,6 +134,14 @@ def test_values_of_any_shape_are_counted_before_they_are_read(body: bytes) -> No
     with pytest.raises(Refusal) as refused:
         read_json(body, OptimStep if b"unknown" in body else CreateSession)
     assert refused.value.status == 422 and time.process_time() - began < 2
+
+
+def test_lists_and_objects_are_counted() -> None:
+    for kind in (b"{}", b"[]"):
+        with pytest.raises(Refusal, match="more than 2097152 values, or 262144 lists and objects"):
+            read_json(b'{"prompt": {"chunks": [%s{}]}}' % ((kind + b",") * 2**18), SampleBody)
+    with pytest.raises(Refusal, match="more than 8388608 values"):
+        read_json_pass(b'{"rows": [%s1]}' % (b"1," * 2**23))
 
 
 # sessions
