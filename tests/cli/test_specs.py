@@ -72,3 +72,19 @@ def test_a_finished_run_says_so_before_its_set_up(tmp_path, capsys, finished, sa
     plan = SimpleNamespace(timeline=SimpleNamespace(steps=3))
     _print_notes(SimpleNamespace(directory=tmp_path, plan=plan, aside=None, unread="", changes=(), other=None))
     assert ("note: this run has finished: step 3 of 3 is done" in capsys.readouterr().err) == said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check", "plan", "schema", "run", "launch --on slurm", "data show", "data build", "find-lr", "doctor",
+        "diff specs/quickstart.xtrain", "fmt --check", "serve",
+    ],
+)  # fmt: skip
+def test_a_spec_with_a_mistake_is_refused_by_every_verb(command: str, tmp_path: Path):
+    spec, served = tmp_path / "wrong.xtrain", command == "serve"
+    text = (ROOT / "specs" / ("serve_cpu.xtrain" if served else "quickstart.xtrain")).read_text()
+    spec.write_text(text.replace("seed = 7", "seed = 7 stepz") if served else text.replace("300 steps", "300 stepz"))
+    found = xtrain(*command.split(), spec)
+    assert found.returncode == 2 and found.stdout == ""
+    assert "X107" in found.stderr and "`stepz` is not a unit" in found.stderr

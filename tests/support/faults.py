@@ -16,7 +16,7 @@ NEGATED = {ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in", ast
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "+"}
 KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 # Arguments that people read, and those that guard or hurry without a result of their own.
-TEXTS = {"doc", "help", "hint", "why", "description", "metavar", "message", "strict", "flush"}
+TEXTS = {"doc", "help", "hint", "why", "description", "metavar", "message", "strict", "flush", "eq"}
 UNWRAPPED = {"min", "max", "sorted", "abs", "round", "sum", "any", "all", "set", "reversed", "dedent", "deepcopy"}
 
 
