@@ -10,14 +10,14 @@ from ...dsl.schema.adapters import Adapter, TaskAdapters
 from ...dsl.schema.setting import Auto, settings_of
 from ...dsl.schema.tokenizers import tokenizer_kind
 from ...dsl.spec import Spec
-from ..architecture import Architecture
+from ..architecture import EMBEDDING, HEAD, Architecture
 from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 from ..findings import Findings
 from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
 from ..weights.fit import assign, has_rewards
 from .adapter import RULE, check_adapter
 from .adapter_folder import check_adapter_files, read_adapter
-from .frozen import check_frozen
+from .frozen import check_frozen, covers
 from .groups import check_groups
 from .peft import PeftFolder
 from .reference import check_reference
@@ -238,9 +238,12 @@ def _grown(spec: Spec, size: int, reasons: dict[str, str], found: Findings) -> i
     stored = settings_in_folder(spec.model.folder.path)[0].get("vocab", size)
     new = max(0, size - stored)
     reasons["model.vocab"] = f"{stored:,} rows of {spec.model.folder}, and {new:,} for further ids of the tokenizer"
-    if new and spec.is_adapted:
-        message = f"`vocab = tokenizer` adds {new:,} rows, which an adapter leaves as they begin"
-        hint = "train the whole model, or export it once with the rows added and put the adapter on that"
+    matrices = [f"{EMBEDDING}.weight"] + [f"{HEAD}.weight"] * (not spec.model.tie_embeddings)
+    stays = any(covers(pattern, name) for pattern in spec.model.frozen for name in matrices)
+    if new and (spec.is_adapted or stays):
+        who = "an adapter leaves" if spec.is_adapted else "`frozen` leaves"
+        message = f"`vocab = tokenizer` adds {new:,} rows, which {who} as they begin"
+        hint = "train the embedding and the head, or export the model once with the rows added and begin with that"
         found.fail("data.vocab", "X506", "model.vocab", message, hint)
     else:
         found.passed("data.vocab", f"{stored:,} rows and {new:,} new ones hold the {size:,} ids of the tokenizer")
