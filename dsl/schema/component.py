@@ -8,6 +8,7 @@ yet.
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -337,20 +338,35 @@ def offered_modules() -> Sequence[EntryPoint]:
 
 
 def load_offered() -> None:
-    """Import the modules with components that installed packages offer, once; one that fails is noted in `faults`."""
+    """Import the modules with components that installed packages offer, once; one that fails is noted in `faults`.
+
+    A module that is imported while one of xtrain's is may meet names that are not there yet. That is no fault of the
+    package: it is imported again when components are next asked for.
+    """
     if Registry.asked:
         return
     Registry.asked = True
-    before = Registry._offers
+    before, again = Registry._offers, False
     for offered in offered_modules():
         # A module registers components of every kind that it defines.
         Registry._offers = offered.dist.name if offered.dist is not None else offered.value
         try:
             offered.load()
         except Exception as error:  # of somebody else's code, which nothing here may depend on
-            Registry.faults[Registry._offers] = f"{type(error).__name__}: {error}"
+            if isinstance(error, ImportError) and _is_importing():
+                again = True
+            else:
+                Registry.faults[Registry._offers] = f"{type(error).__name__}: {error}"
         finally:
             Registry._offers = before
+    Registry.asked = not again
+
+
+def _is_importing() -> bool:
+    """Whether a module of xtrain is being imported just now."""
+    root = PACKAGE.partition(".")[0]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(f"{root}.")]
+    return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)
 
 
 def _same_setting(one: tuple[attrs.Attribute, Setting], other: tuple[attrs.Attribute, Setting]) -> bool:

@@ -1,7 +1,10 @@
 """Components: registered by one file each, named nowhere else, and each says all that is asked of it."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -9,6 +12,7 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
+from other_packages import OTHER_STACKS
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.metric import Metric
@@ -233,6 +237,42 @@ def test_a_package_that_cannot_be_loaded_is_a_warning_and_no_more(monkeypatch, t
     assert [each.message for each in warned] == [
         "the components that the package theirs offers cannot be loaded: ImportError: no module named nothing"
     ]
+
+
+def test_a_package_that_is_loaded_within_an_import_is_loaded_again(monkeypatch):
+    """It may import what is being imported; after that it has what it needs."""
+    monkeypatch.setattr(Registry, "faults", {})
+    registry = empty("optimizer")
+    monkeypatch.setattr(Registry, "asked", False)
+    under_way = SimpleNamespace(__spec__=SimpleNamespace(_initializing=True))
+    monkeypatch.setitem(sys.modules, "xtrain.under_way", under_way)
+
+    def load() -> None:
+        if under_way.__spec__._initializing:
+            raise ImportError("cannot import name `Spec` from partially initialized module")
+
+        @registry.register()
+        @attrs.frozen
+        class Mine(Optimizer):
+            kind: str = named("mine")
+            lr: float = learning_rate()
+
+    offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
+    monkeypatch.setattr(component, "offered_modules", lambda: [offered])
+    assert not list(registry) and not Registry.faults
+    under_way.__spec__._initializing = False
+    assert list(registry) == ["mine"] and registry.origin("mine") == "theirs" and not Registry.faults
+
+
+@pytest.mark.parametrize(
+    "first", ["dsl.load", "dsl.spec", "planner.resolved", "planner.costs.fsdp_traffic", "components.collators.pack"]
+)
+def test_an_installed_package_with_stacks_is_loaded_whatever_is_imported_first(first):
+    code = f"import xtrain.{first}\nfrom xtrain.dsl.schema.stacks import STACKS\n"
+    code += "from xtrain.dsl.schema.component import Registry\nprint(sorted(STACKS), Registry.faults)"
+    environment = {**os.environ, "PYTHONPATH": str(OTHER_STACKS)}
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
+    assert "'sharding', 'summing'" in done.stdout and done.stdout.endswith("{}\n"), done.stdout + done.stderr
 
 
 def test_a_package_with_components_of_several_kinds_offers_all_of_them(monkeypatch):
