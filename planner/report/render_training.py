@@ -183,14 +183,17 @@ def _failures(plan: Plan) -> list[tuple[str, str, str]]:
     wall = "" if found.wall is None else f"; {seconds_text(found.wall)} in all"
     costs = f"lost work {found.lost:.1%}, restarts {found.restarts:.1%}, saves {found.saves:.1%}{wall}"
     step = plan.estimates.times.step if plan.estimates.times is not None else inf
-    best = f"{plural(max(1, round(found.best / step)), 'step')}: goodput {found.best_share:.1%}"
-    best += f"; by Young's formula {seconds_text(faults.young)}" if faults.blocked else ""
-    best += "; saves take no time without cluster.storage" if plan.cluster.storage is None else ""
+    if plan.cluster.storage is None:  # saves would be free, and the best were to save at every step
+        save = ("best to save", "unknown", "set cluster.storage: without it saves count as free")
+    else:
+        best = f"{plural(max(1, round(found.best / step)), 'step')}: goodput {found.best_share:.1%}"
+        best += f"; by Young's formula {seconds_text(faults.young)}" if faults.blocked else ""
+        save = ("best to save", seconds_text(found.best), best)
     return [
         ("failures", count, one),
         ("goodput", f"{found.share:.1%}", costs),
         ("", f"{faults.simulated(found.interval):.1%}", f"in a simulation of {FAILURES:,} failures"),
-        ("best to save", seconds_text(found.best), best),
+        save,
         *_restart(plan),
     ]
 

@@ -24,9 +24,18 @@ class Sheet(Widget, can_focus=True):
     Sheet .sheet--bad { color: $text-error; text-style: bold; }
     Sheet .sheet--mark { color: $text-accent; text-style: bold; }
     Sheet .sheet--bar { color: $text-secondary; }
+    Sheet .sheet--line0 { color: $primary; }
+    Sheet .sheet--line1 { color: $accent; }
+    Sheet .sheet--line2 { color: $success; }
+    Sheet .sheet--line3 { color: $error; }
+    Sheet .sheet--line4 { color: $secondary; }
+    Sheet .sheet--line5 { color: $foreground; }
+    Sheet .sheet--line6 { color: $primary 70%; }
+    Sheet .sheet--line7 { color: $accent 70%; }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        f"sheet--{name}" for name in ("dim", "title", "good", "warn", "bad", "mark", "bar")
+        *(f"sheet--{name}" for name in ("dim", "title", "good", "warn", "bad", "mark", "bar")),
+        *(f"sheet--line{number}" for number in range(8)),  # of curves, as `Plot` has them
     }
 
     def __init__(self, *, id: str | None = None) -> None:

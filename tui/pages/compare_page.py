@@ -52,7 +52,8 @@ def standing_rows(
     head += [left(" state", 12)] if width >= 76 else []
     rows = [rule("Compare", width, facts), fit(row((" ".join(head), "dim")), width)]
     for number, one in enumerate(standings):
-        sign = markers[number % MOST_LINES]
+        of_curve = number % MOST_LINES
+        sign = (f"{markers[of_curve]} ", f"line{of_curve}")
         parts = [right("–" if one.step is None else f"{one.step:,}", 9), right(decimal(one.last, 4), 9)]
         if wide:
             best_at = "–" if one.best_at is None else count(one.best_at) if by == "tokens" else exact(one.best_at)
@@ -60,7 +61,12 @@ def standing_rows(
         parts.append(right(decimal(one.common, 4), place))
         parts.append(right("this run" if number == 0 else _signed(one.difference), 10))
         state = f" {one.run.state}" if width >= 76 else ""
-        drawn = row((f"{sign} ", "mark"), left(one.run.label, names) + " ", " ".join(parts), (state, "dim"))
+        drawn = row(
+            sign,
+            left(one.run.label, names) + " ",
+            " ".join(parts),
+            (state, "dim"),
+        )
         rows.append(fit(drawn, width))
     return rows
 
@@ -91,15 +97,16 @@ def difference_rows(
 
 
 def _difference(each: Difference, width: int, broad: int, markers: str) -> list[Row]:
-    groups: dict[str | None, str] = {}
+    groups: dict[str | None, list[tuple[str, str]]] = {}
     for number, value in enumerate(each.values):
-        groups[value] = groups.get(value, "") + markers[number % MOST_LINES]
+        place = number % MOST_LINES
+        groups.setdefault(value, []).append((markers[place], f"line{place}"))
     rows: list[Row] = []
     line: list[tuple[str, str]] = [(left(each.key, broad), "dim")]
     for value, marks in groups.items():
         room = max(6, width - broad - len(marks) - 4)
         said = cut(printable("not set" if value is None else value).replace("\n", " "), room)
-        piece = [("  ", ""), (f"{marks} ", "mark"), (said, "")]
+        piece = [("  ", ""), *marks, (" ", ""), (said, "")]
         if len(line) > 1 and cells(tuple(line)) + cells(tuple(piece)) > width:
             rows.append(tuple(line))
             line = [(" " * broad, "")]

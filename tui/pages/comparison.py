@@ -1,9 +1,10 @@
 """Several runs side by side: one number of each, and the settings in which they differ."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from attrs import frozen
@@ -60,9 +61,19 @@ class Difference:
     values: tuple[str | None, ...]
 
 
+# The first part of a run's name, as `locate` makes it.
+_CODE: Final = re.compile(r"[0-9a-f]{8,}")
+
+
 def labels(directories: Sequence[Path]) -> list[str]:
-    """A short name for each directory: its own, with that of the folder around it where two are called the same."""
+    """A short name for each directory: its own, with that of the folder around it where two are called the same.
+
+    Of names `CODE-EXPERIMENT` of one code version the experiments are the names.
+    """
     names = [path.name for path in directories]
+    if len(set(names)) == len(names) > 1:
+        codes, experiments = zip(*(name.split("-", 1) if "-" in name else ("", name) for name in names), strict=True)
+        names = list(experiments) if len(set(codes)) == 1 and _CODE.fullmatch(codes[0]) else names
     if len(set(names)) < len(names):
         names = [f"{path.parent.name}/{path.name}" for path in directories]
     shortest = next((size for size in (12, 16, 24) if len({name[:size] for name in names}) == len(set(names))), None)

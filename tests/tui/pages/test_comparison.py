@@ -1,6 +1,7 @@
 """Runs side by side: how they stand, in what they differ, and which runs there are."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from attrs import evolve
 from made_runs import made_run
 from rich.cells import cell_len
 
+from xtrain.tui.board.plot import Plot
+from xtrain.tui.board.sheet import Sheet
 from xtrain.tui.curves.canvas import UNICODE
 from xtrain.tui.model.find import found_runs
 from xtrain.tui.model.reader import RunReader
@@ -46,6 +49,9 @@ def compared(root: Path) -> list[Compared]:
 
 def test_labels_are_short_and_no_two_are_the_same() -> None:
     assert labels([Path("runs/a/50b6f4bd-ab8dd4a3d04ab139")]) == ["50b6f4bd-ab8"]
+    of_one_code = [Path("r/a/50b6f4bd-ab8dd4a3d04ab139"), Path("r/a/50b6f4bd-ab7dd4a3d04ab139")]
+    assert labels(of_one_code) == ["ab8dd4a3d04a", "ab7dd4a3d04a"]
+    assert labels([*of_one_code, Path("r/a/60b6f4bd-ab8dd4a3d04ab139")])[0] == "50b6f4bd-ab8"
     assert labels([Path("r/a/run"), Path("r/b/run")]) == ["a/run", "b/run"]
     assert labels([Path("r/same-beginning-1"), Path("r/same-beginning-2")]) == ["same-beginning-1", "same-beginning-2"]
 
@@ -169,3 +175,12 @@ def test_lists_are_filtered_and_keep_their_cursor(root: Path) -> None:
     for width in WIDTHS:
         rows, _, state = list_page(Choosing(what="Metrics", place=60), many, width, 9)
         assert {cell_len(plain(row)) for row in rows} == {width} and any("key 60" in plain(row) for row in rows)
+
+
+def test_the_sign_of_a_run_has_the_color_of_its_curve(compared: list[Compared]) -> None:
+    curves = lines(compared, "loss", "step")
+    rows = standing_rows(standings(compared, "loss", curves), "loss", "step", None, 120, markers="●○■□▲△◆◇")
+    assert [style for row in rows[2:] for text, style in row if style.startswith("line")] == ["line0", "line1", "line2"]
+    assert {f"sheet--line{number}" for number in range(8)} <= Sheet.COMPONENT_CLASSES
+    colors = [re.findall(r"--line(\d) \{ color: (.*?); \}", each.DEFAULT_CSS) for each in (Sheet, Plot)]
+    assert colors[0] == colors[1] and len(colors[0]) == 8
