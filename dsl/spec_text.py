@@ -8,6 +8,7 @@ import attrs
 from . import blocks
 from .diagnostics.source import printable
 from .dimension import Dimension
+from .env_text import HiddenText, Variable
 from .evaluation.values import quantity_text
 from .interval import Interval
 from .metric import Measured, Metric
@@ -124,6 +125,9 @@ def value_text(value: Any) -> str:
             return repr(value)
         case Metric() | Measured() | Interval() | Dimension():
             return str(value)
+        case HiddenText():
+            pieces = (f'env("{p.name}")' if isinstance(p, Variable) else _string(p) for p in value.pieces)
+            return " + ".join(pieces)
         case str():
             return _string(value)
         case Quantity():

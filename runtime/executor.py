@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
+from ..dsl.env_text import variables_in
 from ..planner.graph.alerts import ALERTS
 from ..planner.plan import Node, Plan
 from ..planner.schedule.arithmetic import arithmetic_of
@@ -82,7 +83,7 @@ class Executor:
         self.control = Control(plan.timeline.commands, self.nodes.call)
         self.poller = Poller(report=self._warn)
         self.under_way = UnderWay()
-        self.notifier = Notifier(self.records, self.progress, plan.timeline.steps)
+        self.notifier = Notifier(self.records, self.progress, plan.timeline.steps, hidden=variables_in(plan.spec_text))
         self.alert_actions = AlertActions.of(plan, ALERTS)
         due_ticks = DueTicks(self.progress, self.clocks, arithmetic_of(plan).sizes)
         self.resources |= {

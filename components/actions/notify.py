@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
+from ...dsl.env_text import hidden, shown
 from ...dsl.schema.actions import ACTIONS, Action
 from ...planner.graph.action_node import ActionNode, ActionPlace
 from ...planner.units import seconds_text
@@ -20,7 +21,8 @@ LIMIT: Final = 30.0
 class Notify(Action):
     """`notify("COMMAND")`: a shell command that rank 0 runs in the background; training does not wait for it.
 
-    What it is about is in its environment: `XTRAIN_ALERT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more.
+    What it is about is in its environment: `XTRAIN_ALERT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more. The
+    value of `env("NAME")` is read where the command runs: plans, events and messages have `env(NAME)`.
     """
 
     kind: ClassVar[str] = "notify"
@@ -28,9 +30,10 @@ class Notify(Action):
     example = "on finish {}"
     informs = True
 
-    command: str
+    command: str = field(converter=hidden)
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
-        shown = self.command if len(self.command) <= 40 else f"{self.command[:39]}…"
-        does = " ".join(f"run `{shown}` beside training, for {seconds_text(LIMIT)} at most".split())
-        return ActionNode("tick.notify", {"command": self.command, "limit_seconds": LIMIT}, does)
+        command = shown(self.command)
+        short = command if len(command) <= 40 else f"{command[:39]}…"
+        does = " ".join(f"run `{short}` beside training, for {seconds_text(LIMIT)} at most".split())
+        return ActionNode("tick.notify", {"command": command, "limit_seconds": LIMIT}, does)

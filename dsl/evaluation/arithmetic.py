@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 
+from ..env_text import EnvText
 from ..quantity import Quantity
 from ..syntax.numbers import number
 from .values import describe, is_number
@@ -28,7 +29,7 @@ def binary(sign: str, left: Any, right: Any) -> Any:
     if sign == "+" and isinstance(left, str) and isinstance(right, str):
         if len(left) + len(right) > _LONGEST_TEXT:
             raise ArithmeticFailure("X307", "the result is too large")
-        return left + right
+        return EnvText.of(left, right) if isinstance(left, EnvText) or isinstance(right, EnvText) else left + right
     for side in (left, right):
         if not is_number(side) and not isinstance(side, Quantity):
             raise ArithmeticFailure("X309", f"`{sign}` works on numbers, not on {describe(side)}")

@@ -183,6 +183,7 @@ class Evaluator:
                 keywords[argument.name.text] = (argument.name.span, found)
         if name not in FUNCTIONS:
             return Value(Called(name, node.function.span, tuple(positional), keywords), node.span)
+        plain = name == "env" and (given := keywords.pop("plain", None)) is not None and given[1].data is True
         for keyword, (span, _) in keywords.items():
             self.diagnostics.error("X308", f"`{name}` takes no argument called `{keyword}`", span)
         usable = [self._usable(value, names) for value in positional]
@@ -194,6 +195,7 @@ class Evaluator:
             return self._failed(failure, node.span, tuple(positional), node.span)
         via = _join(*(value.via for value in positional))
         if name == "env":
+            result = str(result) if plain and isinstance(result, str) else result
             via = (*via, ValueStep("env", str(positional[0].data), node.span))
         return Value(result, node.span, via)
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import SourceText
+from ..env_text import EnvText, Variable
 from ..quantity import Quantity
 from ..syntax.numbers import read_number
 from .arithmetic import ArithmeticFailure, checked
@@ -62,7 +63,8 @@ def _env(name: str, arguments: list[Any]) -> Any:
         raise ArithmeticFailure(
             "X709", f"the environment variable {variable} is not set", f'set it, or write `env("{variable}", default)`'
         )
-    return _like(variable, text, arguments[1]) if len(arguments) == 2 else text
+    found = _like(variable, text, arguments[1]) if len(arguments) == 2 else text
+    return EnvText.of(Variable(variable, text)) if isinstance(found, str) else found
 
 
 def _like(variable: str, text: str, default: Any) -> Any:
@@ -81,7 +83,7 @@ def _like(variable: str, text: str, default: Any) -> Any:
         if token.type == "NUMBER" and token.end == len(stripped) and same_kind:
             return token.value
     raise ArithmeticFailure(
-        "X301", f"the environment variable {variable} holds {text!r}, where its default is {describe(default)}"
+        "X301", f"the environment variable {variable} holds another kind of value than its default, {describe(default)}"
     )
 
 

@@ -37,7 +37,11 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "ceil": ("ceil(a)", "rounded up; keeps the unit"),
     "floor": ("floor(a)", "rounded down; keeps the unit"),
     "sqrt": ("sqrt(a)", "the square root of a plain number"),
-    "env": ('env("NAME"), env("NAME", default)', "an environment variable; with a default, of the default's type"),
+    "env": (
+        'env("NAME"), env("NAME", default)',
+        "an environment variable; with a default, of the default's type. A command shows `env(NAME)` in place of its "
+        "value, which is read where the command runs; `plain = true` puts the value into the command",
+    ),
 }
 
 UNITS: Final[dict[tuple[str, ...], str]] = {

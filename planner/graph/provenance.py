@@ -6,6 +6,7 @@ from typing import Any
 from attrs import evolve
 
 from ...dsl.blocks import is_block, is_of_servers, label_of
+from ...dsl.env_text import shown
 from ...dsl.schema.actions import Action
 from ...dsl.schema.adapters import TaskAdapters
 from ...dsl.schema.collators import Link, row_link
@@ -112,7 +113,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
 def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]]:
     for number, action in enumerate(actions):
         if (label := label_of(type(action))) is not None:
-            yield f"{path}.actions.{number}.{label.name}", getattr(action, label.name)
+            value = getattr(action, label.name)
+            yield f"{path}.actions.{number}.{label.name}", shown(value) if isinstance(value, str) else value
         yield from _block(f"{path}.actions.{number}", action)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from ...dsl.env_text import filled
 from ...records.run_events import NotifyEvent
 from ..reporting.records import Records
 from ..state import Progress
@@ -48,12 +49,14 @@ class Message:
 
 @define(eq=False)
 class Notifier:
-    """Runs commands, each in a thread that waits for it. total: the steps of the run, None where they are not known."""
+    """Runs commands, each in a thread that waits for it. total: the steps of the run, None where they are not known.
+    hidden: variables whose `env(NAME)` in a command stands for the value."""
 
     records: Records
     progress: Progress
     total: int | None
     environment: Mapping[str, str] = field(factory=lambda: dict(os.environ))
+    hidden: frozenset[str] = frozenset()
     _lock: threading.Lock = field(factory=threading.Lock)
     _running: dict[tuple[str, str], threading.Thread] = field(factory=dict)
     _processes: dict[tuple[str, str], subprocess.Popen] = field(factory=dict)
@@ -149,7 +152,7 @@ class Notifier:
             with suppress(OSError):
                 os.write(log.fileno(), head.encode(errors="backslashreplace"))
             process = subprocess.Popen(
-                ["/bin/sh", "-c", command],
+                ["/bin/sh", "-c", filled(command, self.hidden, self.environment)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -140,3 +140,15 @@ def test_a_disk_that_takes_nothing_keeps_no_command_from_running(desk, tmp_path,
     desk.tell(f"touch {tmp_path}/told")
     desk.notifier.close()
     assert (tmp_path / "told").exists()
+
+
+def test_values_of_variables_are_in_no_record(tmp_path, desk):
+    desk.notifier.hidden, desk.notifier.environment = frozenset({"KEY"}), {"KEY": "SECRET123"}
+    desk.notifier.start(f"echo env(KEY) > {tmp_path}/got", 5.0, Message(kind="finish", text="", step=7), pause=0.0)
+    desk.notifier.start("echo env(OTHER)", 5.0, Message(kind="nan", text="", step=7), pause=0.0)
+    desk.notifier.hidden |= {"GONE"}
+    desk.notifier.start("echo env(GONE)", 5.0, Message(kind="slow", text="", step=7), pause=0.0)
+    desk.notifier.close()
+    assert (tmp_path / "got").read_text() == "SECRET123\n"
+    said = str(desk.__dict__) + "".join(path.read_text() for path in desk.notifier.records.directory.rglob("*.log"))
+    assert "SECRET123" not in said.replace("'KEY': 'SECRET123'", "") and "env(KEY)" in said
