@@ -155,20 +155,21 @@ class Turns:
         # Messages before are written otherwise than here: the end of the last one is a place in both.
         place = max((s.stop for s in self._segments if s.start < first and self._message(s) < index), default=0)
         written = before and trace_of(self.template, self.messages[:index], before, prompt=True)
-        if not before or not written or not habits.prompts:
+        if not before or not written:
             return self._after_header(place, first)
         tail = before[written.segments[-1].stop :] if written.segments else before
         if self.text.startswith(tail, place):
-            return place + len(tail)
+            place += len(tail)
+            return place if habits.prompts else self._after_header(place, first)
         common = place + _common(tail, self.text[place:first])
         names = [s for s in self._segments if self._message(s) == index and common <= s.start < first]
         if names:  # in the header
             rest = tail[common - place :]
             return names[-1].stop + (len(rest) if self.text.startswith(rest, names[-1].stop) else 0)
         common = self._shared(tail, written, place, first)
-        if habits.header not in self.text[place:first] and self.text[place:common].strip():
+        if habits.prompts and habits.header not in self.text[place:first] and self.text[place:common].strip():
             return common
-        return self._after_header(place, first)
+        return self._after_header(place if habits.prompts else common, first)
 
     def _after_header(self, place: int, first: int) -> int:
         """The first character after the last header between two places, or after as much of it as is there. Without

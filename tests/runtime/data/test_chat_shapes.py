@@ -19,6 +19,10 @@ TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja
 
 
 # The header stands after results too, where no prompt asks for it.
+# As that of Mistral 7B v0.3: a system only where the question is last.
+TEMPLATES["brackets at the end"] = TEMPLATES["brackets"].replace(
+    "if system and loop.index0 == ns.last", "if system and loop.last"
+)
 TEMPLATES["inside again"] = TEMPLATES["inside"].replace("if not (role == 'model' and ns.before == 'result')", "if true")
 
 
@@ -46,6 +50,7 @@ PLACED = {
     "<|close|>\n<|open|>assistant\n«<think>\n\n</think>\n\nanswerone<|close|>»\n",
     ("brackets", "a call"): 'askone[/INST]«[CALLS] [{"name": "weather", "arguments": {"city": "Lisbon"}, "id": '
     '"abcdefg01"}]</s>»[RESULT] {"content": sunnyresult}[/RESULT] «answerone</s>»',
+    ("brackets at the end", "a system"): "askone[/INST] «answerone</s>»[INST] asktwo[/INST] «answertwo</s>»",
     ("final_eos", "two turns"): "askone<|end|>\n<|assistant|>\n«answerone<|end|>»\n<|user|>\nasktwo<|end|>\n"
     "<|assistant|>\n«answertwo<|end|>\n</s>»",
     ("no_end", "text and a call"): "askone<|assistant|>«\n<think></think>\nanswerone<call>weather<key>city</key>"
