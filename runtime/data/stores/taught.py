@@ -85,6 +85,9 @@ class TaughtKey:
 
 def model_digest(folder: Path, cache: Path) -> str:
     """Hex digest of the config and the weights of a model. Raises DataError."""
+    if not (folder / CONFIG).is_file():
+        remedy = "Train, export or download it to that folder first; then run `xtrain data teach` with this spec."
+        raise DataError(f"there is no model at {folder.as_posix()}, and the loss learns from it", remedy=remedy)
     try:
         names = read_weight_files(str(folder)).files
     except WeightsUnreadable as problem:
