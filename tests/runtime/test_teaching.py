@@ -124,7 +124,7 @@ def test_without_an_entry_or_without_a_teacher_it_is_said_what_to_do(folder):
         opened(plan)
     shutil.rmtree(folder / "teacher")
     for act in (opened, lambda each: taught(each, folder)):
-        with pytest.raises(DataError, match="there is no model at .*teacher, and the loss learns from it") as caught:
+        with pytest.raises(DataError, match=r"there is no model at .*teacher, and the loss learns from it") as caught:
             act(plan)
         assert "weights = none" not in str(caught.value)  # which is of the model that is trained
 
