@@ -3,8 +3,9 @@
 import pytest
 
 from xtrain.planner.architecture import Architecture
+from xtrain.planner.compare.resumable_rules import RULES
 from xtrain.planner.plan import Node
-from xtrain.runtime.ops import Op, PlanMismatch, load_ops
+from xtrain.runtime.ops import COMPONENTS, Op, PlanMismatch, load_ops, op_named
 
 
 def make(model: str, size: int, factor: float = 2.0) -> str:
@@ -16,6 +17,11 @@ OP = Op("setup.make", make, None)
 
 def node(**args) -> Node:
     return Node(id="setup.make", kind="setup", op="setup.make", args=args)
+
+
+def test_every_op_that_plans_are_compared_by_has_its_function():
+    load_ops()
+    assert [name for name in RULES if name not in COMPONENTS and op_named(name) is None] == []
 
 
 def test_arguments_come_from_the_node_then_from_what_was_given():
