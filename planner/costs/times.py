@@ -9,6 +9,7 @@ from typing import Final
 
 from attrs import evolve
 
+from ..canonical import plain_sum
 from ..plan import Hardware, Mesh, RankClass, Times, Traffic, TrafficOp
 
 # Seconds that a call takes beside its bytes, inside a machine and between machines.
@@ -82,15 +83,15 @@ def predict(
 def _busy(one: RankClass, cluster: Hardware, efficiency: float) -> tuple[float, float, float]:
     """(all, computing, exposed) seconds of a rank; what could be hidden is exposed as far as it outlasts computing."""
     computing = cluster.at_usual_speed(one.hardware_flops, one.fp8_flops) / ((cluster.flops or 1.0) * efficiency)
-    exposed = sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
-    hidden = sum(each.seconds or 0.0 for each in one.traffic if not each.exposed and not each.meanwhile)
+    exposed = plain_sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
+    hidden = plain_sum(each.seconds or 0.0 for each in one.traffic if not each.exposed and not each.meanwhile)
     beside = [each for each in one.traffic if each.meanwhile]  # some operations alone
     lasts = [each.seconds or 0.0 for each in beside]
     meanwhile = [each.meanwhile / ((cluster.flops or 1.0) * efficiency) for each in beside]
     # All ranks have an even share of what is computed; those of tensor parallel may each compute some of it. What one
     # call is hidden behind hides no other.
-    covered = min(sum(map(min, lasts, meanwhile)), computing)
-    exposed += sum(lasts) - covered + max(0.0, hidden - (computing - covered))
+    covered = min(plain_sum(map(min, lasts, meanwhile)), computing)
+    exposed += plain_sum(lasts) - covered + max(0.0, hidden - (computing - covered))
     return computing + exposed, computing, exposed
 
 

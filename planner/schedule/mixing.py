@@ -9,6 +9,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.data import Dataset, Weight
 from ...dsl.schema.data import Phase as PhaseSpec
 from ...dsl.spec import Spec
+from ..canonical import plain_sum
 from ..plan import PlanPhase
 from ..units import amount_in_epochs
 from .arithmetic import Arithmetic
@@ -68,7 +69,7 @@ def shares(weights: Mapping[str, float], temperature: float) -> dict[str, float]
         return dict.fromkeys(weights, 0.0)
     # The largest is taken out first: a power of what is left cannot overflow.
     powers = {name: (w / largest) ** (1 / temperature) if w > 0 else 0.0 for name, w in weights.items()}
-    total = sum(powers.values())
+    total = plain_sum(powers.values())
     return {name: power / total for name, power in powers.items()}
 
 
