@@ -1,4 +1,4 @@
-"""`Metric`, `Measured`: numbers that a run measures, as a spec names them: `eval.web.loss`."""
+"""`Metric`, `MeasuredNumber`: numbers that a run measures, as a spec names them: `eval.web.loss`."""
 
 import re
 from typing import Final
@@ -43,14 +43,14 @@ class Metric(str):
         return match[name]
 
 
-class Measured(str):
+class MeasuredNumber(str):
     """Any number that an evaluation measures, or that a hook returns: `eval.arc.acc`, `hook.quality.score`."""
 
     __slots__ = ()
     form = "eval.DATASET.METRIC or hook.NAME.METRIC"
 
     @classmethod
-    def read(cls, text: str) -> "Measured | None":
+    def read(cls, text: str) -> "MeasuredNumber | None":
         """None for a text that names no metric."""
         return cls(text) if _MEASURED.fullmatch(text) else None
 

@@ -11,7 +11,7 @@ from .dimension import Dimension
 from .env_text import HiddenText, Variable
 from .evaluation.values import quantity_text
 from .interval import Interval
-from .metric import Measured, Metric
+from .metric import MeasuredNumber, Metric
 from .quantity import Quantity
 from .schema.actions import Action, OnEvent, Tick
 from .schema.component import Component, UserComponent
@@ -123,7 +123,7 @@ def value_text(value: Any) -> str:
             return str(value).lower()
         case int() | float():
             return repr(value)
-        case Metric() | Measured() | Interval() | Dimension():
+        case Metric() | MeasuredNumber() | Interval() | Dimension():
             return str(value)
         case HiddenText():
             pieces = (f'env("{p.name}")' if isinstance(p, Variable) else _string(p) for p in value.pieces)

@@ -78,7 +78,7 @@ class Converter(Protocol):
         ...
 
 
-class Builder(Converter, Protocol):
+class BlockConverter(Converter, Protocol):
     """What building a block needs of its surroundings."""
 
     evaluator: Evaluator

@@ -12,7 +12,7 @@ from ..diagnostics.diagnostic import Fix
 from ..dimension import Dimension
 from ..evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
 from ..interval import Interval
-from ..metric import FORM, Measured, Metric
+from ..metric import FORM, MeasuredNumber, Metric
 from ..quantity import Quantity
 from ..schema.component import is_call
 from ..schema.names import TextCheck
@@ -173,12 +173,12 @@ def _interval(annotation: Any, value: Value, context: Context, around: Converter
     return Interval(low, high)
 
 
-def _metric(kind: type[Metric | Measured], data: Any, value: Value, context: Context) -> Metric | Measured:
+def _metric(kind: type[Metric | MeasuredNumber], data: Any, value: Value, context: Context) -> Metric | MeasuredNumber:
     """A name with dots, or the same in quotes."""
     text = data.text if isinstance(data, Word) else data
     found = kind.read(text) if isinstance(text, str) else None
     if found is None:
-        form = FORM if kind is Metric else Measured.form
+        form = FORM if kind is Metric else MeasuredNumber.form
         message = f"{context.subject} must be {form}, not {describe(data)}"
         raise TypeMismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
     return found
@@ -188,7 +188,7 @@ def _scalar(kind: type, annotation: Any, value: Value, context: Context, around:
     data = value.data
     if kind is bool and isinstance(data, bool):
         return data
-    if kind is Metric or kind is Measured:
+    if kind is Metric or kind is MeasuredNumber:
         return _metric(kind, data, value, context)
     if kind is str and isinstance(data, str):
         return data

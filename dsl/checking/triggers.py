@@ -19,12 +19,14 @@ from ..schema.setting import settings_of
 from ..spec import Origin
 from ..syntax import tree as s
 from ..syntax.numbers import UNIT_WORDS, certain_unit, near_unit
-from .context import Builder, Context
+from .context import BlockConverter, Context
 from .convert import convert
 from .unknown_settings import stand_in
 
 
-def structure_triggers(triggers: list[TriggerSection], around: Builder) -> tuple[tuple[Tick, ...], tuple[OnEvent, ...]]:
+def structure_triggers(
+    triggers: list[TriggerSection], around: BlockConverter
+) -> tuple[tuple[Tick, ...], tuple[OnEvent, ...]]:
     """All ticks and events that can be understood, and of those the actions; what is wrong is reported."""
     ticks: list[Tick] = []
     events: list[OnEvent] = []
@@ -38,7 +40,7 @@ def structure_triggers(triggers: list[TriggerSection], around: Builder) -> tuple
     return tuple(ticks), tuple(events)
 
 
-def _tick(trigger: TriggerSection, path: str, around: Builder) -> Tick | None:
+def _tick(trigger: TriggerSection, path: str, around: BlockConverter) -> Tick | None:
     if _misspelt_unit(trigger, around):
         return None
     value, period = trigger.override, trigger.period
@@ -61,7 +63,7 @@ def _tick(trigger: TriggerSection, path: str, around: Builder) -> Tick | None:
     return Tick(every=every, actions=actions)
 
 
-def _misspelt_unit(trigger: TriggerSection, around: Builder) -> bool:
+def _misspelt_unit(trigger: TriggerSection, around: BlockConverter) -> bool:
     """`every 10 stpes log` reads as the action `stpes` with the label `log`; say what was meant."""
     name, section = trigger.actions[0]
     period = trigger.period
@@ -87,7 +89,7 @@ def _misspelt_unit(trigger: TriggerSection, around: Builder) -> bool:
     return True
 
 
-def _event(trigger: TriggerSection, path: str, around: Builder) -> OnEvent:
+def _event(trigger: TriggerSection, path: str, around: BlockConverter) -> OnEvent:
     assert trigger.event is not None
     name = trigger.event
     around.origins[path] = Origin("text", attrs.evolve(trigger.span, end=name.span.end))
@@ -100,7 +102,7 @@ def _event(trigger: TriggerSection, path: str, around: Builder) -> OnEvent:
     return OnEvent(event="finish", actions=actions)  # the actions can be checked all the same
 
 
-def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection[str], around: Builder) -> bool:
+def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection[str], around: BlockConverter) -> bool:
     """Whether a name is one of an event or action that there is; where it is not, that is reported."""
     if name.text in words:
         return True
@@ -116,7 +118,7 @@ def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection
     return False
 
 
-def _count(trigger: TriggerSection, name: s.Name, path: str, around: Builder) -> int | None:
+def _count(trigger: TriggerSection, name: s.Name, path: str, around: BlockConverter) -> int | None:
     """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
     given = trigger.arguments
     if trigger.override is not None:
@@ -134,7 +136,7 @@ def _count(trigger: TriggerSection, name: s.Name, path: str, around: Builder) ->
     return _number(around.evaluator.value(given[0].value, trigger.names), path, around)
 
 
-def _number(value: Value, path: str, around: Builder) -> int | None:
+def _number(value: Value, path: str, around: BlockConverter) -> int | None:
     around.origins[f"{path}.count"] = Origin.of(value)
     attribute, meta = settings_of(OnEvent)["count"]
     count = convert(int, value, Context("n", "nan", OnEvent, meta), around)
@@ -144,7 +146,7 @@ def _number(value: Value, path: str, around: Builder) -> int | None:
     return count
 
 
-def _actions(trigger: TriggerSection, path: str, around: Builder) -> tuple[Any, ...]:
+def _actions(trigger: TriggerSection, path: str, around: BlockConverter) -> tuple[Any, ...]:
     found: list[Any] = []
     for name, section in trigger.actions:
         place = f"{path}.actions.{len(found)}"
@@ -155,7 +157,7 @@ def _actions(trigger: TriggerSection, path: str, around: Builder) -> tuple[Any, 
     return tuple(found)
 
 
-def _action(name: s.Name, section: Section, path: str, names: Names, around: Builder) -> Any:
+def _action(name: s.Name, section: Section, path: str, names: Names, around: BlockConverter) -> Any:
     known = around.parts.actions()
     if name.text not in (*known, *later.ACTIONS) and around.parts.unread:
         return FAILED  # it may be one of a module that could not be read, which is reported
@@ -180,7 +182,7 @@ def _action(name: s.Name, section: Section, path: str, names: Names, around: Bui
     return FAILED if label is not None and f"{path}.{label.name}" in around.unknown.paths else action
 
 
-def _bracketed(name: s.Name, block: type[Action], section: Section, names: Names, around: Builder) -> bool:
+def _bracketed(name: s.Name, block: type[Action], section: Section, names: Names, around: BlockConverter) -> bool:
     """Make the text in the brackets of `notify("…")` its label. False, with a report, if there is none, or if another
     action has brackets."""
     given, word, errors = section.arguments, name.text, around.diagnostics

@@ -15,7 +15,7 @@ from ..diagnostics.suggest import closest
 from ..diagnostics.synonyms import ours
 from ..dimension import Dimension
 from ..evaluation.sections import Section, Tree
-from ..metric import Measured, Metric
+from ..metric import MeasuredNumber, Metric
 from ..quantity import Quantity
 from ..schema import later
 from ..schema.collators import LINKS
@@ -30,7 +30,7 @@ _PLAIN: Final = {
     Any: None,
     Dimension: Dimension(),
     Metric: Metric("eval.data.loss"),
-    Measured: Measured("eval.data.loss"),
+    MeasuredNumber: MeasuredNumber("eval.data.loss"),
 }
 
 

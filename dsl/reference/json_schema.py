@@ -13,7 +13,7 @@ import attrs
 from .. import blocks
 from ..dimension import Dimension
 from ..interval import Interval
-from ..metric import Measured, Metric
+from ..metric import MeasuredNumber, Metric
 from ..quantity import UNITS, Quantity
 from ..schema import actions
 from ..schema.collators import LINKS, usual_chain
@@ -273,7 +273,7 @@ def _part(part: Any, meta: Setting) -> Schema:
         return {"type": "string", "pattern": r"^(\[.*\]|-?[0-9]+\.\.-?[0-9]+|(uniform|log)\(.*\))$"}
     if part is Metric:
         return {"type": "string", "pattern": r"^eval\..+\.(loss|objective)$"}
-    if part is Measured:
+    if part is MeasuredNumber:
         return {"type": "string", "pattern": r"^(eval|hook)\..+\.[A-Za-z0-9_/]+$"}
     plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]
     if isinstance(check, TextCheck):

@@ -12,7 +12,7 @@ from attrs import field, frozen
 from .. import blocks
 from ..dimension import Dimension
 from ..interval import Interval
-from ..metric import Measured, Metric
+from ..metric import MeasuredNumber, Metric
 from ..quantity import Quantity
 from ..schema import actions
 from ..schema.collators import LINKS
@@ -34,7 +34,7 @@ _SCALARS: Final = {
     float: "number",
     str: "string",
     Metric: "metric",
-    Measured: "metric",
+    MeasuredNumber: "metric",
     Interval: "range",
     Dimension: "values",
 }

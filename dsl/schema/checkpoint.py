@@ -4,7 +4,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from ..metric import Measured
+from ..metric import MeasuredNumber
 from .names import file_path
 from .setting import Role, at_least, setting
 
@@ -49,7 +49,7 @@ class Checkpoint:
         check=at_least(1),
         role=Role.CADENCE,
     )
-    best: Measured | None = setting(
+    best: MeasuredNumber | None = setting(
         "the checkpoint with the best value of this metric of an evaluation or a hook is the best", default=None,
         role=Role.CADENCE, example="eval.web.loss",
     )  # fmt: skip

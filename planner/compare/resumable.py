@@ -19,7 +19,7 @@ from ..plan import Node, Plan
 from ..schedule.horizon import as_known, known_arithmetic, resumed_plan
 from ..schedule.step_sizes import StepSizes
 from .diff_values import actions_text, recurring
-from .resumable_curve import Side, curve_reasons
+from .resumable_curve import ResumedPlan, curve_reasons
 from .resumable_data import data_reasons
 from .resumable_phases import phase_reasons
 from .resumable_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of, tracker_rule
@@ -96,11 +96,11 @@ def _reasons(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> Iter
     yield from _name(a, b)
 
 
-def _sides(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> tuple[Side, Side]:
+def _sides(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> tuple[ResumedPlan, ResumedPlan]:
     if step is None:
-        return Side(as_known(a), known_arithmetic(a)), Side(as_known(b), known_arithmetic(b))
+        return ResumedPlan(as_known(a), known_arithmetic(a)), ResumedPlan(as_known(b), known_arithmetic(b))
     past = known_arithmetic(a).row_sizes if past is None else past
-    one, other = (Side(*resumed_plan(plan, past, step)) for plan in (a, b))
+    one, other = (ResumedPlan(*resumed_plan(plan, past, step)) for plan in (a, b))
     return one, other
 
 

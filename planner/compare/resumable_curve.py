@@ -20,7 +20,7 @@ SAME: Final = 1e-12  # rates of functions of tokens round otherwise with another
 
 
 @frozen
-class Side:
+class ResumedPlan:
     """A plan with all that is known of it at the checkpoint, and the arithmetic of its steps there."""
 
     plan: Plan
@@ -43,7 +43,7 @@ class Side:
         return learning_rate({**self.args, "lr": peak}, self.batch)
 
 
-def curve_reasons(one: Side, other: Side, step: int | None) -> Iterator[Reason]:
+def curve_reasons(one: ResumedPlan, other: ResumedPlan, step: int | None) -> Iterator[Reason]:
     """step: that of the checkpoint; None: not known, so that words speak of a likely one."""
     a, b, before, after = one.plan, other.plan, one.args, other.args
     total_a, total_b = one.steps, other.steps
@@ -92,7 +92,7 @@ def _spell(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _at(a: Side, b: Side, step: int | None) -> str:
+def _at(a: ResumedPlan, b: ResumedPlan, step: int | None) -> str:
     """The rate with which a checkpoint goes on, and the one it would have gone on with."""
     total_a, total_b = a.steps, b.steps
     if total_a is None or total_b is None or not _counted(a, b) or not (computed(a.args) and computed(b.args)):
@@ -106,7 +106,7 @@ def _at(a: Side, b: Side, step: int | None) -> str:
     return f"{'' if step is not None else 'for example '}step {done + 1:,} takes the rate {now:.3g} {then}"
 
 
-def _budget(one: Side, other: Side, step: int | None, at: str) -> Iterator[Reason]:
+def _budget(one: ResumedPlan, other: ResumedPlan, step: int | None, at: str) -> Iterator[Reason]:
     a, b, total_a, total_b = one.plan, other.plan, one.steps, other.steps
     before, after = a.timeline, b.timeline
     begins_there = b.node("setup.resume").args["origin"] is not None  # and does not go on behind its own end
@@ -147,7 +147,7 @@ def _amount(plan: Plan) -> str:
     return plural(steps, "step") if steps is not None else amount_in_epochs(epochs or 0.0)
 
 
-def _left(one: Side, other: Side, step: int | None) -> str:
+def _left(one: ResumedPlan, other: ResumedPlan, step: int | None) -> str:
     """Say what is left of a budget in tokens or epochs that is the same, where the batch alone differs; else empty."""
     before, after = one.plan.timeline, other.plan.timeline
     amounts = (before.budget_tokens, before.epochs)
@@ -164,7 +164,7 @@ def _left(one: Side, other: Side, step: int | None) -> str:
     return f"{left:.4g} of {amount_in_epochs(after.epochs)} are left after step {step:,}, at {a_step}"
 
 
-def _counted(a: Side, b: Side) -> bool:
+def _counted(a: ResumedPlan, b: ResumedPlan) -> bool:
     """Whether all that the learning rates of two plans hang on is known in steps."""
     values = [value for side in (a, b) for value in side.args.values()]
     phases = (*a.plan.timeline.phases, *b.plan.timeline.phases)
@@ -173,7 +173,7 @@ def _counted(a: Side, b: Side) -> bool:
     return not waits and not any(p.first is None and p.epochs for p in phases)
 
 
-def _alike(a: Side, b: Side, done: int) -> bool:
+def _alike(a: ResumedPlan, b: ResumedPlan, done: int) -> bool:
     """Whether both curves have the same rates in the first `done` steps, but for a peak that has changed."""
     if not (computed(a.args) and computed(b.args)):
         return False

@@ -19,7 +19,7 @@ NAMES: Final = ("latest", "best")
 
 
 @frozen
-class Beginning:
+class CheckpointState:
     """The state that `checkpoint.from` means: its step, and the rows of the steps before it, None where it does not say
     so."""
 
@@ -27,7 +27,7 @@ class Beginning:
     past: StepSizes | None
 
 
-def begins_at(path: Path) -> Beginning | None:
+def begins_at(path: Path) -> CheckpointState | None:
     """The state that `checkpoint.from` means: a checkpoint, a pointer to one, or the latest of a folder of checkpoints
     or of a run. None where names do not tell; whether it is intact the run finds out."""
     if path.suffix == ALIAS:
@@ -37,9 +37,9 @@ def begins_at(path: Path) -> Beginning | None:
             if pointer.name in NAMES and pointer.is_file():
                 path = pointer.parent / read_regular(pointer, 1000).decode().strip()
                 match = FULL.fullmatch(path.name)
-                return Beginning(int(match[1]), _past(path)) if match else None
+                return CheckpointState(int(match[1]), _past(path)) if match else None
         match = FULL.fullmatch(path.name)
-        return Beginning(int(match[1]), _past(path)) if match and path.is_dir() else None
+        return CheckpointState(int(match[1]), _past(path)) if match and path.is_dir() else None
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -36,7 +36,7 @@ from .whole_distillation import Taught, live_losses
 from .zero_gradient import with_zero_gradient
 
 
-class Teacher(Protocol):
+class TeacherForward(Protocol):
     """A model on the same ranks whose distribution the head of the student is trained on."""
 
     def taught(self, batch: ModelBatch, head: Head, width: int) -> Taught:
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
         self.further_weight = 0.0
         self.noise: EmbeddingNoise | None = None
         self.temperature = 1.0  # of the distribution that losses are taken of in training
-        self.teacher: Teacher | None = None
+        self.teacher: TeacherForward | None = None
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.dsl.metric import Measured
+from xtrain.dsl.metric import MeasuredNumber
 from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.rules.validate import check_spec
 from xtrain.planner.units import bytes_text
@@ -138,7 +138,7 @@ def test_the_better_value_is_known_by_the_metric_or_said(make_plan, settings, ke
     ],
 )
 def test_a_metric_says_what_it_is_of_and_which_value_is_better(text, parts, better):
-    found = Measured.read(text)
+    found = MeasuredNumber.read(text)
     assert found is not None and (found.dataset, found.hook, found.what) == parts and found.better == better
     assert found.key == text.replace(".rewards.", "/rewards/").replace(".", "/").replace("a/b", "a.b")
 

@@ -11,7 +11,7 @@ from xtrain.components.sources.jsonl import JsonLines
 from xtrain.components.sources.text import Text
 from xtrain.dsl.blocks import choices_of, is_block
 from xtrain.dsl.interval import Interval
-from xtrain.dsl.metric import Measured, Metric
+from xtrain.dsl.metric import MeasuredNumber, Metric
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.setting import Auto, attributes_of, settings_of
 
@@ -100,8 +100,8 @@ def alternatives(value: Any, annotation: Any) -> list[Any]:
         return [not value] if isinstance(value, bool) else [True, False]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [value * 2, value + 1, value / 2] if isinstance(value, float) else [value * 2, value + 1, value * 3]
-    if {Metric, Measured} & {*get_args(annotation)}:
-        return [Measured("eval.code.loss") if value is None else None]
+    if {Metric, MeasuredNumber} & {*get_args(annotation)}:
+        return [MeasuredNumber("eval.code.loss") if value is None else None]
     if isinstance(value, str):
         return [f"{value}2", "other", "code"]
     if Interval in kinds:
