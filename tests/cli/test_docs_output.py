@@ -23,7 +23,7 @@ batch { sequence = 512 }
 
 
 optimizer adamw { lr = 3e-3, wieght_decay = 0.1 }
-scheduler cosine { warmup = 2k tokens }
+scheduler cosine { warmup = 2 min }
 """
 
 

@@ -157,7 +157,7 @@ def test_what_follows_from_axes_has_a_reason(make_plan):
     assert how["parallel.fsdp.reshard"][0] == "false"
     assert how["collate.pack.align"] == ("4", "2 · ring 2 chunks of each document")
     assert how["collate"][0].endswith("pack -> shard")
-    assert how["activation.save"][0] == "[matmul, attention]"  # its heads are too narrow for flex
+    assert how["activation.save"][0] == '["matmul", "attention"]'  # its heads are too narrow for flex
 
 
 def test_context_is_split_with_a_reason(make_plan):

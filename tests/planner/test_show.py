@@ -243,9 +243,7 @@ def test_a_value_without_a_neighbour_that_has_a_plan(why):
 
 
 def test_values_without_a_setting_of_their_own(why):
-    assert "with experiment.budget = 8,192 tokens" in why(
-        "steps", experiment="experiment tiny { budget = 4096 tokens }"
-    )
+    assert "with experiment.budget = 8192 tokens" in why("steps", experiment="experiment tiny { budget = 4096 tokens }")
     assert "with batch.accumulate = 8" in why("tokens_per_step")
     assert "with --world 4" in why("world_size", 2, parallel="parallel { fsdp auto }")
     assert "no neighbouring value to try" in why("on.finish")
@@ -340,7 +338,7 @@ MIXED = {
         ("mixture.web", ("mixture.web = 3", "phase train web 75%, code 25% from step 1 → web 85.7%, code 14.3%")),
         ("mixture.temperature", ("pass data.weights web 75.0%, code 25.0%", "→ web 63.4%, code 36.6% from step 1")),
         ("phase.late.from", ("from = 80%", "late begins at 80%, with step 81 of 100", "experiment different")),
-        ("phase.late.mix", ("phase.late.mix = { web: 0 }", "→ web 50%, code 50%, learning rate × 0.5 from step 81")),
+        ("phase.late.mix", ("phase.late.mix = { web: 0.0 }", "→ web 50%, code 50%, learning rate × 0.5 from step 81")),
         ("phase.late.lr_scale", ("learning rate × 0.5 from step 81 → code 100% from step 81",)),
         ("batch.prefetch", ("steps to read ahead", "setup.loader prefetch 2 → 4", "experiment the same")),
         ("dataset.web.source", ("where the documents come from", "synthetic")),

@@ -96,7 +96,7 @@ def test_a_run_logs_and_saves_by_default(make_plan, steps, log, save):
         (("tick.checkpoint",), save, steps // save),
     ]
     shown = {entry.path: (entry.value, entry.origin) for entry in plan.provenance}
-    assert shown["every.log"] == (f"{log} steps", "default")
+    assert shown["every.log"] == (f"{log} step{'s' * (log > 1)}", "default")
 
 
 def test_a_tick_of_the_user_replaces_the_default(make_plan):

@@ -1,5 +1,7 @@
 """What a rank says of a failure, on a disk that takes no word of it: the rank is ended all the same."""
 
+import errno
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -7,11 +9,13 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import pytest
+from faulty_disk import FaultyDisk
 
 from xtrain.runtime import worker
 from xtrain.runtime.control import signals
 from xtrain.runtime.control.signals import StopRequests
 from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files import lines
 from xtrain.runtime.monitoring.failing import report_deadline, report_failure
 from xtrain.runtime.reporting.records import Records
 
@@ -21,10 +25,17 @@ pytestmark = pytest.mark.skipif(not FULL.exists(), reason="this system has no fi
 
 
 @pytest.fixture
-def records(tmp_path) -> Records:
+def records(tmp_path, monkeypatch) -> Records:
     """Of a run whose events find no room."""
-    (tmp_path / "events.jsonl").symlink_to(FULL)
-    return Records.open(tmp_path, 0)
+    opened = Records.open(tmp_path, 0)
+    disk = FaultyDisk()
+    monkeypatch.setattr(disk, "write", full, raising=False)
+    monkeypatch.setattr(lines, "os", disk)
+    return opened
+
+
+def full(*content: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextmanager

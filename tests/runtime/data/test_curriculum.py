@@ -200,7 +200,7 @@ def test_of_phases_that_begin_together_the_last_one_has_the_steps():
 )
 def test_steps_that_are_left_of_epochs(epochs: float, rows: int, each: int, taken: int, steps: int):
     batch = Arithmetic(micro=1, accumulate=each, rows=each, sequence=8, epochs=epochs)
-    assert batch.counted(Fraction(rows), done_rows=taken).steps == steps
+    assert batch.resumed(None, 0, taken).counted(Fraction(rows)).steps == steps
 
 
 def test_an_epoch_has_the_rows_of_all_that_is_trained_on():
