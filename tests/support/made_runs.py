@@ -33,6 +33,7 @@ SHAPES: dict[Shape, tuple[str, int | None]] = {
 }
 START = 1_795_000_000.0
 STEP_SECONDS = 0.5
+TRIALS, RUNGS = 10, (8, 24, 72)  # of `made_sweep`
 
 
 @cache
@@ -300,6 +301,37 @@ def made_run(
 def loss_of(step: int) -> float:
     """A loss that falls and wavers."""
     return 1.2 + 4.5 / (1 + step / 40) ** 0.5 + 0.02 * math.sin(step * 1.7)
+
+
+def made_sweep(folder: Path) -> None:
+    """Trials as `asha` leaves them: two in training, some stopped early; the loss follows from the rate."""
+    lines: list[dict] = [{"event": "sweep_begin", "sweep_id": "s", "attempt": "a", "lag": 2}]
+    lines[0]["objective"] = "eval/web/loss"
+    for number in range(TRIALS):
+        rate = 10 ** (-4 + 3 * (number * 3 % TRIALS) / TRIALS)
+        away = abs(math.log10(rate) + 2)
+        rungs = 3 if away < 0.5 else 2 if away < 1 else 1
+        name, loss = f"{number:03d}-x", lambda step, away=away: 2 + away + 6 / (step + 2)
+        point = {"optimizer.lr": f"{rate:.4g}", "model.ffn": ("64", "128")[number % 2]}
+        asked = {"event": "trial_asked", "trial": number, "name": name, "point": point, "sameness": name}
+        lines.append({**asked, "config_id": "c", "same_as": None})
+        trained = RUNGS[rungs - 1] if number < TRIALS - 2 else 16
+        with made_run(folder / name, logged=1).directory.joinpath("metrics.jsonl").open("w") as file:
+            for step in range(2, trained + 1, 2):
+                row = {"step": step, "time": START + step, "tokens": 512 * step, "loss": loss(step) - 0.1}
+                file.write(json.dumps(row | ({"eval/web/loss": loss(step)} if step % 4 == 0 else {})) + "\n")
+        for rung in range(rungs if number < TRIALS - 2 else 1):
+            step, last = RUNGS[rung], rung == 2
+            measured = {"event": "trial_measured", "trial": number, "rung": None if last else rung, "trained": step}
+            lines.append({**measured, "tokens": 512 * step, "value": loss(step)})
+            goes_on = number >= TRIALS - 2 or rung < rungs - 1
+            if not last:
+                decided = {"event": "trial_decided", "trial": number, "rung": rung, "goes_on": goes_on}
+                lines.append({**decided, "place": 1, "of": number + 1})
+        if number >= TRIALS - 2:
+            lines.append({"event": "trial_started", "trial": number, "rung": 1})
+    text = "".join(json.dumps({"step": 0, "time": START, **each}) + "\n" for each in lines)
+    (folder / "sweep.jsonl").write_text(text)
 
 
 def long_run(directory: Path, steps: int = 1_000_000) -> MadeRun:
