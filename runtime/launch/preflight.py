@@ -58,7 +58,8 @@ def find_devices(plan: Plan, local_ranks: int) -> Devices:
         return Devices(kind="cpu", name=name, memory=memory // local_ranks)
     count = torch.cuda.device_count()
     if count < local_ranks:
-        message = f"{local_ranks} ranks need a CUDA device each, and this machine has {count}"
+        needed = plural(local_ranks, "CUDA device")
+        message = f"this run needs {needed}; this machine has {count or 'none'}"
         fewer = f"use --world {count}, or " if count else "use "
         raise EnvironmentFault("X702", f"{message}; {fewer}launch.device = cpu")
     devices = [torch.cuda.get_device_properties(index) for index in range(local_ranks)]

@@ -7,6 +7,7 @@ from attrs import evolve
 
 from ...planner.load import plan_from_text
 from ...planner.plan import ElasticWorld, Plan
+from ...planner.units import plural
 from ..errors import EnvironmentFault
 
 _COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else -1)"
@@ -25,7 +26,8 @@ def fewer_ranks(plan: Plan, *, again: bool) -> Plan | None:
         found = largest_world(plan, most)
         if found is None:
             message = (
-                f"{now} ranks need a CUDA device each, {most} are left, and this plan has no such small world size"
+                f"this run needs {plural(now, 'CUDA device')}; {most or 'none'} {'is' if most == 1 else 'are'} left, "
+                "and this plan has no world size that small"
             )
             raise EnvironmentFault("X702", message)
         return plan_of_world(plan, found)

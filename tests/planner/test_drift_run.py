@@ -153,7 +153,12 @@ def test_the_least_device_of_a_machine_counts(make_plan, monkeypatch):
     assert find_devices(plan, 2) == Devices(kind="cuda", name="device 1", memory=40 * GIB)
     with pytest.raises(EnvironmentFault) as refused:
         find_devices(plan, 4)
-    assert refused.value.code == "X702" and "--world 3" in str(refused.value)
+    assert refused.value.code == "X702"
+    assert str(refused.value).startswith("this run needs 4 CUDA devices; this machine has 3; use --world 3, or ")
+    for ranks, needed in ((1, "1 CUDA device"), (8, "8 CUDA devices")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        with pytest.raises(EnvironmentFault, match=f"needs {needed}; this machine has none; use launch"):
+            find_devices(plan, ranks)
     cpu = find_devices(make_plan(launch="launch { device = cpu }"), 2)
     assert (cpu.kind, cpu.memory) == ("cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 

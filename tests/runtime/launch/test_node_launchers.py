@@ -221,11 +221,11 @@ def test_without_the_first_one_ranks_are_asked_to_stop(tmp_path):
 
 def test_a_machine_that_does_not_fit_ends_the_run(first, tmp_path):
     def check() -> None:
-        raise EnvironmentFault("X702", "2 ranks need a CUDA device each, and this machine has 1")
+        raise EnvironmentFault("X702", "this run needs 2 CUDA devices; this machine has 1")
 
     with machine(first.place, tmp_path, check) as process:
         assert code_of(process) == 3
-        with pytest.raises(EnvironmentFault, match="node 1: 2 ranks need a CUDA device each") as told:
+        with pytest.raises(EnvironmentFault, match="node 1: this run needs 2 CUDA devices") as told:
             wait(lambda: there(first))
         assert told.value.code == "X702"
         began = time.monotonic()
