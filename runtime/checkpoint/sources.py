@@ -140,6 +140,14 @@ def finished_step(directory: Path) -> int | None:
         return None
 
 
+def has_finished(plan: Plan, start: StartingPoint, directory: Path) -> bool:
+    """Return True if a run has ended with the state that it begins with, and its budget has no further step.
+
+    False where the steps of the budget are not known until the data is counted.
+    """
+    return start.own and not left_to_train(plan, start) and finished_step(directory) == start.step
+
+
 def begun_from(plan: Plan, start: StartingPoint) -> dict[str, Any] | None:
     """What the checkpoints of a run say of its beginning."""
     if start.entry is None:

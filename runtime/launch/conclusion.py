@@ -3,13 +3,16 @@
 from signal import SIGINT, Signals
 
 from ...dsl.schema.actions import SIGNALS
+from ...planner.plan import Plan
 from ...records.end_status import EndStatus
 from ...records.event import Event
+from ...records.events import events_since
 from ...records.lines import objects_since, read_all
 from ...records.metrics import StepMetrics
 from ...records.paths import EVENTS_FILE, METRICS_FILE
 from ...records.run_events import FailureEvent, RunEndEvent, SignalEvent, StuckEvent
-from ...records.start_events import SetupDoneEvent
+from ...records.start_events import RunStartEvent, SetupDoneEvent
+from ..checkpoint.sources import StartingPoint, total_steps
 from ..control.signals import EVENTS
 from ..errors import EnvironmentFault
 from ..files.lines import JsonLinesFile
@@ -17,6 +20,7 @@ from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from ..run_directory.workspace import RunDirectory
 from .failure_cause import FailureCause, failures_in, stopped_early
 from .launch import Ended
+from .preflight import device_of
 
 
 def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: FailureCause, *, report: str = "") -> int:
@@ -58,6 +62,29 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
         lines.write(failure)
     code = 3 if any(failure.exit_code == 3 for failure in failures) else EXIT_CODES[status]
     return _end(lines, step, status, code, cause.reason)
+
+
+def conclude_finished(workspace: RunDirectory, plan: Plan, start: StartingPoint) -> int:
+    """Record that a run has nothing left to do, as its ranks would after their set-up; returns the exit code."""
+    directory, status = workspace.directory, EndStatus.COMPLETE
+    lines = JsonLinesFile(directory / EVENTS_FILE)
+    before = sum(isinstance(event, RunStartEvent) for event in events_since(directory / EVENTS_FILE, 0))
+    lines.write(
+        RunStartEvent(
+            step=0,
+            run_id=directory.name,
+            plan_id=plan.id,
+            name=plan.name,
+            world_size=plan.mesh.world_size,
+            device=device_of(plan),
+            steps=total_steps(plan, start),
+            attempt=before + 1,
+            resumed_step=start.step,
+            directory=str(directory),
+            rewards=plan.architecture.head == "reward",
+        )
+    )
+    return _end(lines, start.step, status, EXIT_CODES[status], "")
 
 
 def _unrecorded_reason(exit_code: int) -> str:

@@ -16,12 +16,12 @@ from ...records.events import events_since
 from ...records.paths import EVENTS_FILE
 from ...records.run_events import RestartEvent
 from ..checkpoint.layout import CheckpointFolder
-from ..checkpoint.sources import starting_point
+from ..checkpoint.sources import has_finished, starting_point
 from ..errors import EnvironmentFault
 from ..files.lines import JsonLinesFile, size_of
 from ..provenance.start import FIRST_STEP, RESTART, starts_before
 from ..run_directory.workspace import RunDirectory, reopen
-from .conclusion import conclude, report_fault
+from .conclusion import conclude, conclude_finished, report_fault
 from .failure_cause import FailureCause, exit_code_of, find_failure_cause
 from .first_node import OneNode
 from .launch import Ended, launch
@@ -62,12 +62,15 @@ class RestartLoop:
 
     def run(self) -> int:
         """The exit code of the run. Main thread only."""
-        events = self.workspace.directory / EVENTS_FILE
+        directory = self.workspace.directory
+        if has_finished(self.plan, start := starting_point(self.plan, directory), directory):
+            return conclude_finished(self.workspace, self.plan, start)
+        events = directory / EVENTS_FILE
         self._notes.listen()
         while True:
             begin, step = size_of(events), self._saved_step()
             if not self.tries:
-                os.environ[FIRST_STEP] = str(starting_point(self.plan, self.workspace.directory).step)
+                os.environ[FIRST_STEP] = str(start.step)
             os.environ[RESTART] = str(self._starts_before + len(self.tries))
             try:
                 ended = self._launch()

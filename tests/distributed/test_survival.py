@@ -151,9 +151,14 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(project, unbroken):
 def test_a_finished_run_has_nothing_left_to_do_and_can_be_extended(project):
     spec = project.spec(steps=6)
     directory = project.run(spec)
+    (first,), set_up = events(directory, "run_start"), len(events(directory, "setup"))
     assert project.run(spec) == directory
     assert len(curve(directory)) == 6
-    assert events(directory, "run_end")[-1]["status"] == "complete"
+    again = {"attempt": 2, "resumed_step": 6, "time": events(directory, "run_start")[1]["time"]}
+    assert events(directory, "run_start")[1] == first | again
+    assert len(events(directory, "setup")) == set_up  # no rank was started
+    end = events(directory, "run_end")[-1]
+    assert (end["status"], end["exit_code"], end["step"], end["loss"]) == ("complete", 0, 6, None)
     assert project.run(spec, "--set", "experiment.budget=9 steps") == directory
     assert [step for step, *_ in curve(directory)] == list(range(1, 10))
 

@@ -14,7 +14,7 @@ from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.sources import begun_from, check_left, find, find_named, starting_point
+from xtrain.runtime.checkpoint.sources import begun_from, check_left, find, find_named, has_finished, starting_point
 from xtrain.runtime.errors import EnvironmentFault, NothingLeft, ResumeRefused
 from xtrain.runtime.provenance.code import CodeUnread
 from xtrain.runtime.run_directory.workspace import RunDirectory, locate, open_workspace
@@ -380,6 +380,27 @@ def test_steps_of_a_budget_in_epochs_are_compared_as_well(tmp_path, other):
     check_left(run_plan, start, tmp_path / "new", 201)
     with pytest.raises(NothingLeft, match="ends with step 200"):
         check_left(run_plan, start, tmp_path / "new", 200)
+
+
+@pytest.mark.parametrize(
+    ("setting", "saved", "finished", "ends_at_once"),
+    [
+        ("experiment.budget=150 steps", 150, 150, True),
+        ("experiment.budget=120 steps", 150, 150, True),
+        ("experiment.budget=151 steps", 150, 150, False),
+        ("experiment.budget=150 steps", 150, None, False),  # stopped before the actions at its end
+        ("experiment.budget=150 steps", 150, 140, False),
+        ("experiment.budget=150 steps", None, 150, False),  # its checkpoints were removed
+        ("experiment.budget=1 epochs", 150, 150, False),  # steps are known once the data is counted
+    ],
+)
+def test_a_run_has_finished_where_the_checkpoint_and_the_plan_say_so(tmp_path, setting, saved, finished, ends_at_once):
+    run_plan = plan(tmp_path, setting, "workspace.run=mine", "scheduler.warmup=5 steps")
+    directory = run_of(run_plan, *([saved] if saved else []))
+    if finished is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "finished").write_text(f"{finished}\n")
+    assert has_finished(run_plan, starting_point(run_plan, directory), directory) == ends_at_once
 
 
 def test_a_run_that_has_ended_is_not_compared_with_a_smaller_budget(tmp_path):
