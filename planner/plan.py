@@ -38,6 +38,14 @@ class Mesh:
         """The place of a rank on every axis."""
         return {a.name: rank // a.stride % a.size for a in self.axes}
 
+    def group(self, axis: str) -> tuple[int, ...]:
+        """Return the ranks that rank 0 talks to along an axis, or along several joined by ` · `, in order."""
+        ranks = [0]
+        for name in axis.split(" · "):
+            found = next(a for a in (*self.axes, *self.expert_axes) if a.name == name)
+            ranks = [rank + place * found.stride for rank in ranks for place in range(found.size)]
+        return tuple(sorted(ranks))
+
     @property
     def data_ranks(self) -> int:
         """Ranks that read different rows: replicate · fsdp."""

@@ -134,11 +134,13 @@ def backward(
     *,
     behind: FsdpUnit | None,
     ahead: FsdpUnit | None,
+    buffered: bool = False,
 ) -> MemoryChange:
     """The backward of a block; alive before: what it kept, and the gradient of its output.
 
     With FSDP also the buffer that the unit was gathered in early, and, unless it is the first, that of the exchange of
-    `behind`, whose backward was the last one. ahead: the unit whose backward is next.
+    `behind`, whose backward was the last one. ahead: the unit whose backward is next. buffered: the gradient of the
+    output is in a buffer of a pipeline, which outlives the backward and to which nothing is added in place.
     """
     inner = next((op.closes for op in trace.ops if op.closes is not None and op.runs_back), None)
     simulator = _Simulator(handling, buffer=0 if behind is None else behind.buffer)
@@ -149,7 +151,7 @@ def backward(
         stays = {id(value) for op in trace.ops for value in op.keeps} | later
         ops = _until_last_keeper(trace)
         simulator.run(ops, stays, known=later, again=True, follower=ahead, scopes=trace.scopes)
-    simulator.run_back(trace, later, ahead if recompute is None else None)
+    simulator.run_back(trace, later, ahead if recompute is None else None, buffered=buffered)
     simulator.exchange(unit)
     if recompute is not None or keeps_input(trace):
         simulator.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
@@ -298,17 +300,17 @@ class _Simulator:
             extra = {id(value) for op in ops for value in op.extra}
             self.free(sum(size for number, size in allocated.items() if number not in stays | extra))
 
-    def run_back(self, trace: OpTrace, later: Set[int], follower: FsdpUnit | None) -> None:
+    def run_back(self, trace: OpTrace, later: Set[int], follower: FsdpUnit | None, *, buffered: bool = False) -> None:
         """Run all operations backwards, from the gradient of the last output, which is alive.
 
-        follower: None if units inside are gathered already.
+        follower: None if units inside are gathered already. buffered: as of `backward`.
         """
         left: dict[int, int] = {}
         for op in trace.ops:
             for value in op.keeps:
                 left[id(value)] = left.get(id(value), 0) + 1
         last = trace.ops[-1].outputs[0]
-        self._gradients = {id(last): _Gradient(last.gradient, 1)}
+        self._gradients = {id(last): _Gradient(last.gradient, 2 if buffered else 1)}
         for op in reversed(trace.ops):
             if not op.runs_back:
                 continue

@@ -85,10 +85,10 @@ class BlockCosts:
         return forward(self.trace, self.units.dense, how, early if self.prefetches else (), gathered=gathered)
 
     def backward(
-        self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None
+        self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None, buffered: bool
     ) -> MemoryChange:
         how = self.recompute if again else None
-        return backward(self.trace, self.units.dense, how, handling, behind=behind, ahead=ahead)
+        return backward(self.trace, self.units.dense, how, handling, behind=behind, ahead=ahead, buffered=buffered)
 
 
 @frozen(kw_only=True, eq=False)
@@ -305,8 +305,6 @@ class StageCosts:
         units = [block.units.dense for block, _ in self.blocks[lowest:]]
         if self.predicts and not self.further:
             peak, live = self._head_back(in_place)
-        elif units and not self.predicts:
-            live += stream  # the gradient lies in a buffer that stays
         # The buffer that the first unit to go backwards was gathered in early. Behind the last one nothing is gathered.
         early = units[-1].flat if units and units[-1] is not None and units[-1].reshards else 0
         nothing = None if not units or units[0] is None else evolve(units[0], shards=1)
@@ -320,8 +318,9 @@ class StageCosts:
                 live -= 0 if last else self.ends.weight
             behind = next((unit for unit in units[place + 1 :] if unit is not None and unit.gradients), None)
             ahead = units[place - 1] if place else nothing
-            key = (block, again, handling, behind, ahead)
-            change = self._once(key, partial(block.backward, again, handling, behind, ahead))
+            buffered = place == len(units) - 1 and not self.predicts  # the gradient is in a buffer that stays
+            key = (block, again, handling, behind, ahead, buffered)
+            change = self._once(key, partial(block.backward, again, handling, behind, ahead, buffered))
             peak = max(peak, live + early + change.peak)
             live += change.net
             if self.further and self.predicts and lowest + place == len(self.blocks) - 1:
@@ -337,9 +336,9 @@ class StageCosts:
         if self.embeds:
             peak = max(peak, live + self.ends.start)
             live -= self.ends.embedded
-        if self.further and self.predicts:  # those of all embeddings have been added to the first of them
+        if self.predicts and (self.further or self._shares_table):  # added to the first of the table's gradients
             live -= self.ends.embedding if in_place else 0
-        elif self.embeds and not in_place and not (self.tied and self.predicts):
+        elif self.embeds and not in_place:
             live += self.ends.embedding
         if not self.embeds and self._keeps_input:
             live += stream  # what it was given lies in a buffer too
@@ -355,7 +354,14 @@ class StageCosts:
         in_place: the gradient of the head is added to one that there is."""
         stream, ends = self.local.stream, self.ends
         live = (stream if ends.below else 0) - (ends.loss - ends.weight) - ends.saved
-        return ends.backward, live - (stream if ends.keeps else 0) - (ends.weight if in_place else 0)
+        # Autograd adds the embedding's gradient to the head's before either is added to that of earlier microbatches.
+        waits = ends.embedding if self._shares_table and not self.further else 0
+        return ends.backward, live - (stream if ends.keeps else 0) - (ends.weight - waits if in_place else 0)
+
+    @property
+    def _shares_table(self) -> bool:
+        """Whether the embedding and the head of this stage are one parameter."""
+        return self.tied and self.embeds and self.predicts
 
     def reduce(self) -> MemoryChange:
         """The exchange of all gradients of a stage of a pipeline at the end, unit by unit."""

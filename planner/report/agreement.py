@@ -5,13 +5,15 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from ..plan import Check, Plan, RankClass, Status, Traced, Traffic
+from ..plan import Check, Mesh, Plan, RankClass, Status, Traced, Traffic
 from ..units import bytes_text
 from .render_memory import CATEGORIES
 
 TOLERANCE: Final = 0.10
 NEGLIGIBLE: Final = 1e-3  # of what a rank holds or sends in all: less decides nothing, however far it is off
 PREFIX: Final = "trace."
+
+Ranks = tuple[int, ...]
 
 
 @frozen(kw_only=True)
@@ -51,7 +53,7 @@ def agreement(plan: Plan) -> tuple[Check, ...]:
     pairs = [(each, _class(plan, each)) for each in plan.traced]
     if not pairs:
         return ()
-    return (*_memory(pairs), *_traffic(pairs))
+    return (*_memory(pairs), *_traffic(plan.mesh, pairs))
 
 
 def _class(plan: Plan, traced: Traced) -> RankClass:
@@ -76,22 +78,36 @@ def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
             yield _check(f"memory.{name}", found)
 
 
-def _traffic(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
-    kinds = dict.fromkeys((each.axis, each.op) for traced, one in pairs for each in (*one.traffic, *traced.traffic))
-    for axis, op in kinds:
+def _traffic(mesh: Mesh, pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
+    """Calls and bytes by group of ranks: a trace cannot tell axes with the same ranks apart, such as tp 2 and ep 2."""
+    sums = [(traced, sums_of_groups(mesh, one.traffic), sums_of_groups(mesh, traced.traffic)) for traced, one in pairs]
+    names = _axes_of_groups(mesh, (each for traced, _ in pairs for each in traced.traffic))
+    names |= _axes_of_groups(mesh, (each for _, one in pairs for each in one.traffic))
+    for kind, axes in names.items():
         bytes_found, calls_found = [], []
-        for traced, one in pairs:
-            closed, seen = _sum(one.traffic, axis, op), _sum(traced.traffic, axis, op)
-            whole = _sum(traced.traffic)
-            calls_found.append(TraceComparison(rank=traced.rank, closed=closed[0], traced=seen[0], whole=whole[0]))
-            bytes_found.append(TraceComparison(rank=traced.rank, closed=closed[1], traced=seen[1], whole=whole[1]))
-        yield _check(f"traffic.{axis}.{op}".replace(" · ", "_"), bytes_found, calls_found)
+        for traced, planned, seen in sums:
+            (calls, size), (calls_seen, size_seen) = planned.get(kind, (0, 0)), seen.get(kind, (0, 0))
+            whole_calls, whole = map(sum, zip((0, 0), *seen.values(), strict=True))
+            calls_found.append(TraceComparison(rank=traced.rank, closed=calls, traced=calls_seen, whole=whole_calls))
+            bytes_found.append(TraceComparison(rank=traced.rank, closed=size, traced=size_seen, whole=whole))
+        yield _check(f"traffic.{'_or_'.join(axes)}.{kind[1]}".replace(" · ", "_"), bytes_found, calls_found)
 
 
-def _sum(traffic: Iterable[Traffic], axis: str = "", op: str = "") -> tuple[int, int]:
-    """(calls, bytes) of one kind, or of all."""
-    chosen = [each for each in traffic if not axis or (each.axis, each.op) == (axis, op)]
-    return sum(each.count for each in chosen), sum(each.bytes for each in chosen)
+def _axes_of_groups(mesh: Mesh, traffic: Iterable[Traffic]) -> dict[tuple[Ranks, str], dict[str, None]]:
+    found: dict[tuple[Ranks, str], dict[str, None]] = {}
+    for each in traffic:
+        found.setdefault((mesh.group(each.axis), each.op), {})[each.axis] = None
+    return found
+
+
+def sums_of_groups(mesh: Mesh, traffic: Iterable[Traffic]) -> dict[tuple[Ranks, str], tuple[int, int]]:
+    """Return (calls, bytes) by group of ranks, as of `Mesh.group`, and op."""
+    found: dict[tuple[Ranks, str], tuple[int, int]] = {}
+    for each in traffic:
+        kind = mesh.group(each.axis), each.op
+        calls, size = found.get(kind, (0, 0))
+        found[kind] = calls + each.count, size + each.bytes
+    return found
 
 
 def _check(id: str, sizes: list[TraceComparison], counts: list[TraceComparison] | None = None) -> Check:

@@ -7,6 +7,7 @@ from attrs import frozen
 from ..costs.headroom import no_times, ranks_text
 from ..plan import Mesh, Plan, RankClass, Traffic
 from ..units import bytes_text, seconds_text
+from .agreement import Ranks, sums_of_groups
 from .render_mesh import crosses_nodes
 from .text import Detail, Page
 
@@ -85,7 +86,7 @@ def _table(page: Page, plan: Plan, one: RankClass, detail: Detail) -> None:
     most = detail.most(MOST)
     head = ("axis", "op", "calls", "bytes", "time", "", "over", "for")
     rows = [head if seen is None else (*head[:-1], "traced")]
-    rows += [_row(plan, each, seen) for each in sent[:most]]
+    rows += [_row(plan, each, _last(plan, each, one, seen)) for each in sent[:most]]
     page.table(rows, align="<<>>>", styles=("cyan", "", "", "", "", "", "", "dim"))
     rest, known = sent[most:], all(each.seconds is not None for each in sent)
     if rest:
@@ -103,11 +104,18 @@ def _table(page: Page, plan: Plan, one: RankClass, detail: Detail) -> None:
     page.line(f"  all: {total}", "bold")
 
 
-def _row(plan: Plan, each: Sent, seen: dict[tuple[str, str], tuple[int, int]] | None) -> tuple[str, ...]:
-    last = ", ".join(node.removeprefix("setup.parallel.").removeprefix("setup.") for node in each.nodes)
-    if seen is not None:
-        calls, size = seen.get((each.axis, each.op), (0, 0))
-        last = "the same" if (calls, size) == (each.count, each.bytes) else f"{calls:,} calls, {bytes_text(size)}"
+def _last(plan: Plan, each: Sent, one: RankClass, seen: dict[tuple[Ranks, str], tuple[int, int]] | None) -> str:
+    """The nodes that calls are for; with a trace, whether it saw as much between the same ranks."""
+    if seen is None:
+        return ", ".join(node.removeprefix("setup.parallel.").removeprefix("setup.") for node in each.nodes)
+    kind = plan.mesh.group(each.axis), each.op
+    planned, (calls, size) = sums_of_groups(plan.mesh, one.traffic)[kind], seen.get(kind, (0, 0))
+    if (calls, size) == planned:
+        return "the same"
+    return f"{'' if planned == (each.count, each.bytes) else 'together '}{calls:,} calls, {bytes_text(size)}"
+
+
+def _row(plan: Plan, each: Sent, last: str) -> tuple[str, ...]:
     return (
         axis_text(plan.mesh, each.axis),
         each.op,
@@ -120,13 +128,7 @@ def _row(plan: Plan, each: Sent, seen: dict[tuple[str, str], tuple[int, int]] | 
     )
 
 
-def _traced(plan: Plan, pp: int) -> dict[tuple[str, str], tuple[int, int]] | None:
-    """(calls, bytes) of every axis and collective that a trace saw on a pipeline coordinate; None without a trace."""
+def _traced(plan: Plan, pp: int) -> dict[tuple[Ranks, str], tuple[int, int]] | None:
+    """(calls, bytes) of every group and collective that a trace saw on a pipeline coordinate; None without a trace."""
     traced = next((each for each in plan.traced if each.pp == pp), None)
-    if traced is None:
-        return None
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for each in traced.traffic:
-        calls, size = found.get((each.axis, each.op), (0, 0))
-        found[each.axis, each.op] = (calls + each.count, size + each.bytes)
-    return found
+    return None if traced is None else sums_of_groups(plan.mesh, traced.traffic)

@@ -1,10 +1,17 @@
 """A trace beside the closed form: what agrees passes, what is more than a tenth apart warns with both numbers."""
 
+from pathlib import Path
+
 import pytest
 from attrs import evolve
 
+from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Memory, Traced, Traffic
 from xtrain.planner.report.agreement import agreement, ranks_to_trace, with_trace
+from xtrain.planner.report.render import render
+from xtrain.runtime.tracing.trace import trace_plan
+
+SPECS = Path(__file__).parents[2] / "specs"
 
 MIB = 2**20
 STATES = {"parameters": 100 * MIB, "gradients": 100 * MIB, "optimizer": 200 * MIB}
@@ -105,3 +112,61 @@ def test_a_second_trace_takes_the_place_of_the_first(estimated):
     once = with_trace(estimated(memory), (traced(memory, SENT),))
     assert with_trace(once, (traced(memory, SENT),)).checks == once.checks
     assert agreement(estimated(memory)) == ()
+
+
+def test_axes_with_the_same_ranks_are_one_figure(make_plan):
+    """The group of tp 2 is that of ep 2: a trace sees one group, and cannot say which axis a sum is for."""
+    plan = make_plan(
+        model="model qwen3_moe { dim = 64, layers = 2, heads = 4, kv_heads = 2, experts = 4, experts_per_token = 2 }",
+        parallel="parallel { tp 2, ep 2 }",
+    )
+    (one,) = plan.estimates.classes
+    tp, ep = (evolve(SENT, axis=axis, op="all_reduce", count=4, bytes=MIB) for axis in ("tp", "ep"))
+    plan = evolve(plan, estimates=evolve(plan.estimates, classes=(evolve(one, traffic=(tp, ep)),)))
+    seen = evolve(ep, count=8, bytes=2 * MIB)
+    assert plan.mesh.group("tp") == plan.mesh.group("ep") == (0, 1)
+    agrees = with_trace(plan, (traced(one.memory, seen),))
+    assert verdicts(agrees)["trace.traffic.tp_or_ep.all_reduce"] == "pass"
+    assert "the same" in render(agrees, color=False)
+    differs = with_trace(plan, (traced(one.memory, evolve(seen, count=12)),))
+    assert verdicts(differs)["trace.traffic.tp_or_ep.all_reduce"] == "warn"
+    assert "together 12 calls" in render(differs, color=False)
+
+
+WIDE = ("llama_405b_16k", "llama_8b_64gpu", "qwen3_moe_plan")
+TRACED = sorted(path.stem for path in SPECS.glob("*.xtrain") if path.stem not in ("serve_cpu", "moe_16k"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks"),
+    [
+        *(pytest.param(name, None, marks=pytest.mark.slow if name in WIDE else ()) for name in TRACED),
+        ("moe_cpu", 4),
+    ],
+)
+def test_a_shipped_spec_agrees_with_its_trace(spec, ranks, monkeypatch):
+    monkeypatch.chdir(SPECS.parent)
+    plan = plan_from_spec(SPECS / f"{spec}.xtrain", world=ranks).plan
+    assert plan is not None
+    plan = with_trace(plan, trace_plan(plan, ranks_to_trace(plan)))
+    assert [check for check in plan.checks if check.id.startswith("trace.") and check.status != "pass"] == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "sets"),
+    [
+        ("two_ranks_cpu", ()),  # a tied table, of which autograd adds both gradients first
+        ("two_ranks_cpu", ("parallel.fsdp.sync=step", "batch.rows=8")),
+        ("pipeline_cpu", ()),  # the gradient of what a stage sends is in a buffer
+        ("pipeline_cpu", ("parallel.fsdp=1", "parallel.pp.schedule=gpipe")),
+        ("pipeline_cpu", ("parallel.pp.schedule=interleaved_1f1b",)),
+    ],
+)
+def test_working_memory_of_small_models_is_as_traced(spec, sets):
+    """All that differs are single numbers and what torch rounds up: a few KiB."""
+    plan = plan_from_spec(SPECS / f"{spec}.xtrain", sets).plan
+    assert plan is not None
+    for closed, seen in zip(plan.estimates.classes, trace_plan(plan), strict=True):
+        assert closed.memory.total_bytes - closed.memory.reserve == pytest.approx(
+            seen.memory.total_bytes, abs=16 * 1024
+        )

@@ -1,11 +1,10 @@
 """What a plan says that ranks hold and send, against the traced program."""
 
-from collections import Counter
-
 import pytest
 from traces import is_as_planned
 
 from xtrain.planner.plan import Memory, Plan, RankClass, Traced
+from xtrain.planner.report.agreement import sums_of_groups
 from xtrain.runtime.tracing.trace import trace_plan
 
 EXACT = ("parameters", "gradients", "optimizer", "unsharded", "loss")
@@ -29,19 +28,4 @@ def _compare(closed: Memory, traced: Memory) -> None:
 
 def calls(plan: Plan, one: RankClass | Traced) -> dict[tuple[tuple[int, ...], str], tuple[int, int]]:
     """Counts and bytes by operation and group of ranks: axes with equal ranks may share a group."""
-    counts: Counter[tuple[tuple[int, ...], str]] = Counter()
-    sizes: Counter[tuple[tuple[int, ...], str]] = Counter()
-    for call in one.traffic:
-        key = (_ranks(plan, call.axis), call.op)
-        counts[key] += call.count
-        sizes[key] += call.bytes
-    return {key: (counts[key], sizes[key]) for key in counts}
-
-
-def _ranks(plan: Plan, axis: str) -> tuple[int, ...]:
-    """Ranks of the group of rank 0, as distances."""
-    ranks = [0]
-    for name in axis.split(" · "):
-        found = next(a for a in (*plan.mesh.axes, *plan.mesh.expert_axes) if a.name == name)
-        ranks = [rank + place * found.stride for rank in ranks for place in range(found.size)]
-    return tuple(sorted(ranks))
+    return sums_of_groups(plan.mesh, one.traffic)
