@@ -120,7 +120,7 @@ class NameErrors:
         owner = owners(kind)
         notes: list[Note] = [(f"kinds of blocks: {', '.join(blocks.KINDS)}", None)]
         synonym = synonym_of(kind)
-        hint = synonym.hint if synonym and synonym.hint else f"did you mean `{meant}`?" if meant else None
+        hint = synonym.hint_with() if synonym and synonym.hint else f"did you mean `{meant}`?" if meant else None
         fix = renamed(word, kind, blocks.ALL_KINDS)
         fix = fix if fix and fix.text in blocks.KINDS else None
         if kind in LINKS:

@@ -26,7 +26,8 @@ class PeerSettings:
             return f"did you mean `{meant}`?", None
         text = self._converted(name, entry)
         if text is None or entry is None:
-            return f"did you mean `{meant}`? {synonym.hint}" if synonym.convert else synonym.hint, None
+            hint = synonym.hint_with(self._number)
+            return f"did you mean `{meant}`? {hint}" if synonym.convert else hint, None
         whole = entry.name_span.to(entry.value.span)
         return f"write `{meant} = {text}`", Fix(whole, f"{meant} = {text}")
 
@@ -47,15 +48,24 @@ class PeerSettings:
         entry = section.entries.get(name) if section is not None else None
         return entry.value.data if entry is not None else None
 
+    def _number(self, name: str) -> str | None:
+        """The text of a setting of another trainer in any block, if it is a plain positive number."""
+        for section in (self.root, *self.root.blocks.values()):
+            if (entry := section.entries.get(name)) is not None:
+                data = entry.value.data
+                plain = isinstance(data, int | float) and not isinstance(data, bool) and not entry.value.via
+                return entry.value.span.text if plain and data > 0 else None
+        return None
+
     def elsewhere(self, name: str, entry: SectionEntry | None) -> str | None:
         """The hint for another trainer's name of a setting that stands in other blocks."""
         synonym, settings = synonym_of(name), _all_settings()
         other = ours(name, settings)
         if synonym is None or other is None:
-            return synonym.hint or None if synonym else None
+            return synonym.hint_with(self._number) or None if synonym else None
         text = self._converted(name, entry)
         shown = f"{other} = {text}" if text else other
-        more = f"; {synonym.hint}" if synonym.hint and text is None else ""
+        more = f"; {synonym.hint_with(self._number)}" if synonym.hint and text is None else ""
         return f"xtrain calls this `{shown}`, in {listed(owners(other))}{more}"
 
 

@@ -4,6 +4,7 @@ A synonym is *same* (another name for the same number), *converted* (another uni
 *ambiguous* (a hint says what it may mean). Only the first two are written by `xtrain check --fix`.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -24,19 +25,35 @@ class Given:
 
 
 Conversion = Callable[[Given], str | None]
+_EXAMPLE = re.compile(r"\{([\w ]+)\|([^}]+)\}( steps)?")
 
 
 @frozen
 class Synonym:
     """Meaning of a setting of another trainer.
 
-    names: xtrain's settings, the likeliest first. hint: the formula, or what an ambiguous name may mean. convert:
-    returns xtrain's text for a value; None where the value does not determine it.
+    names: xtrain's settings, the likeliest first. hint: the formula, or what an ambiguous name may mean;
+    `{words|500}` in it is the value of the first of these settings that the spec has, or else 500.
+    convert: returns xtrain's text for a value; None where the value does not determine it.
     """
 
     names: tuple[str, ...]
     hint: str = ""
     convert: Conversion | None = None
+
+    def hint_with(self, text_of: Callable[[str], str | None] = lambda name: None) -> str:
+        """Return the hint with values of the spec. text_of: name of a setting → its plain positive number as written.
+
+        A fraction replaces an example that is a fraction alone: of steps it is a share.
+        """
+
+        def value(match: re.Match[str]) -> str:
+            names, example, steps = match.groups(default="")
+            text = next((text for name in names.split() if (text := text_of(name))), example)
+            text = example if {".", "e"} & {*text} and "." not in example else text
+            return text + (" step" if steps and text == "1" else steps)
+
+        return _EXAMPLE.sub(value, self.hint)
 
     @property
     def is_same(self) -> bool:
@@ -238,7 +255,9 @@ _AMBIGUOUS: Final = {
         "sequence", "`sequence` is the length of a row; `oversized` of `dataset` says what happens to longer documents",
     ),
     "hidden_dim hidden": ("dim ffn", "`dim` is the width of the model, `ffn` the width of a feed-forward layer"),
-    "adam_beta1 adam_beta2 beta1 beta2": ("betas", "both belong in one list: `betas = [0.9, 0.95]`"),
+    "adam_beta1 adam_beta2 beta1 beta2": (
+        "betas", "both belong in one list: `betas = [{adam_beta1 beta1|0.9}, {adam_beta2 beta2|0.95}]`",
+    ),
     "router_aux_loss_coef": (
         "aux_loss", "`aux_loss` counts shares of a row's choices; transformers counts each choice of a token in the "
         "whole batch: its coefficient · `experts_per_token` is nearest",
@@ -250,10 +269,10 @@ _AMBIGUOUS: Final = {
     "fp16": ("compute", "fp16 is not supported; `compute = bf16` needs no loss scaling"),
     "tf32": ("matmul", "`matmul = high` allows TF32, `highest` does not"),
     "dp data_parallel data_parallel_size": (
-        "fsdp", "`fsdp N` shards the model over data ranks; `fsdp N { replicate = R }` has replicas of it",
+        "fsdp", "`fsdp {words|N}` shards the model over data ranks; `fsdp N { replicate = R }` has replicas of it",
     ),
     "zero zero_stage": ("fsdp stack", "`fsdp` shards all, as ZeRO 3; stages: `xtrain docs parallel.stack`"),
-    "hsdp data_parallel_replicate_degree": ("replicate", "replicas are written `fsdp N { replicate = R }`"),
+    "hsdp data_parallel_replicate_degree": ("replicate", "replicas are written `fsdp N { replicate = {words|R} }`"),
     "data_parallel_mode": ("stack", "see `xtrain docs parallel.stack`"),
     "virtual_stages num_virtual_stages": ("stages_per_rank", "`stages_per_rank` counts the stages of one rank"),
     "sequence_parallel": ("", "write `tp N { sequence = true }` in `parallel`, which is the default"),
@@ -268,9 +287,9 @@ _AMBIGUOUS: Final = {
     "ref_model": ("reference", "see `xtrain docs loss.reference`"),
     "steps_per_generation": ("steps", "`steps` counts optimizer steps, not microbatches"),
     "lr_scheduler_type": ("", "the label of `scheduler` names the schedule: `scheduler cosine { … }`"),
-    "save_steps save_interval": ("", "write `every 500 steps checkpoint` at the top level"),
-    "eval_steps eval_interval": ("", "write `every 500 steps eval DATASET` at the top level"),
-    "logging_steps log_interval log_freq": ("", "write `every 10 steps log` at the top level"),
+    "save_steps save_interval": ("", "write `every {words|500} steps checkpoint` at the top level"),
+    "eval_steps eval_interval": ("", "write `every {words|500} steps eval DATASET` at the top level"),
+    "logging_steps log_interval log_freq": ("", "write `every {words|10} steps log` at the top level"),
     "gradient_checkpointing": ("", "write `activation full` at the top level"),
     "torch_compile": ("", "write `compile { }` at the top level"),
     "packing sample_packing": ("", "rows are packed by the last link of `collate`; see `xtrain docs collate`"),
@@ -293,6 +312,7 @@ def _table() -> dict[str, Synonym]:
     for words, (names, convert, hint) in _CONVERTED.items():
         found |= {word: Synonym(tuple(names.split()), hint.format(key=word), convert) for word in words.split()}
     for words, (names, hint) in _AMBIGUOUS.items():
+        hint = hint.replace("{words|", f"{{{words}|")
         found |= {word: Synonym(tuple(names.split()), hint) for word in words.split()}
     return found
 
