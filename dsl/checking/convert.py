@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ..blocks import choices_of
 from ..diagnostics.diagnostic import Fix
+from ..diagnostics.suggest import closest
 from ..dimension import Dimension
 from ..evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
 from ..interval import Interval
@@ -78,7 +79,9 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     words = next((part for part in parts if get_origin(part) is Literal), None)
     # Beside its words a setting may take any text, which stands in quotes.
     other_text = isinstance(data, str) and str in parts and data not in choices_of(words)
-    if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text)):
+    # Beside its words it may take a number, which an unknown name may stand for.
+    named = isinstance(data, Word) and {int, float} & {*parts} and closest(data.text, choices_of(words)) is None
+    if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text and not named)):
         return _word(words, value, context)
     if len(parts) > 1 and type(data) in parts and type(data) in (bool, int, float, str):
         return data

@@ -35,9 +35,9 @@ def check_machine(plan: Plan, local_ranks: int) -> list[str]:
 
     What the plan counts on and is otherwise here, without stopping it, comes back in words.
     """
+    check_packages(plan)
     devices = find_devices(plan, local_ranks)
     check_limits(plan, devices.kind, local_ranks)
-    check_packages(plan)
     remarks = check_devices(plan, devices)
     tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
     for node in plan.nodes:

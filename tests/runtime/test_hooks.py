@@ -149,8 +149,8 @@ def test_a_body_takes_all_microbatches(tmp_path, code, message):
         return weight
 
     model = SimpleNamespace(whole=whole, parameters=lambda: [weight])
-    feed = SimpleNamespace(epoch=lambda step: None, phase=lambda index: SimpleNamespace(name="train"))
-    plan = SimpleNamespace(spec=str(tmp_path / "s.xtrain"), timeline=SimpleNamespace(steps=4))
+    feed = SimpleNamespace(steps=4, epoch=lambda step: None, phase=lambda index: SimpleNamespace(name="train"))
+    plan = SimpleNamespace(spec=str(tmp_path / "s.xtrain"))
     rank = SimpleNamespace(device="cpu")
     resources = {"model": model, "optimizer": None, "feed": feed, "rank": rank, "progress": Progress()}
     resources["records"] = SimpleNamespace(measured=lambda found: None)
@@ -178,8 +178,8 @@ def call(tmp_path):
         user = {"module": "parts.py", "function": "f", "digest": digest, "arguments": {}}
         weight = nn.Parameter(torch.ones(3))
         weight.grad = torch.ones(3)
-        feed = SimpleNamespace(epoch=lambda step: None, phase=lambda index: SimpleNamespace(name="train"))
-        plan = SimpleNamespace(spec=str(tmp_path / "s.xtrain"), timeline=SimpleNamespace(steps=4))
+        feed = SimpleNamespace(steps=4, epoch=lambda step: None, phase=lambda index: SimpleNamespace(name="train"))
+        plan = SimpleNamespace(spec=str(tmp_path / "s.xtrain"))
         found: dict[str, float] = {}
         resources = {
             "model": SimpleNamespace(parameters=lambda: [weight]), "optimizer": None, "feed": feed, "rank": None,

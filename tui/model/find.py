@@ -48,8 +48,14 @@ def run_at(text: str | None) -> Path:
         named = [run for run in _runs(Path(ROOT)) if run.name.startswith(text) or run.parent.name == text]
         if named:
             return _newest(named)
-        raise NoRun(f"there is no run at {path}, and no run of that name below {ROOT}")
-    raise NoRun(f"there is no run at {path}")
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise NoRun(f"there is no run at {path}: {error.strerror}") from error
+    below = f", and no run of that name below {ROOT}" if path.name == text else ""
+    raise NoRun(f"there is no run at {path}{below}")
 
 
 def newest_run(root: Path) -> Path:

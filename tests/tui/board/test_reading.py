@@ -1,6 +1,6 @@
 """Files that cannot be read: a disk that hangs, and an error that comes back; both are said and neither is hidden."""
 
-import os
+import threading
 
 from dashboards import opened, played, rows, until
 from made_runs import made_run
@@ -10,25 +10,33 @@ from xtrain.tui.board import reading
 from xtrain.tui.model.reader import RunReader
 
 
+def hanging(monkeypatch) -> threading.Event:
+    """What a reader of runs waits for before it reads: cleared, its disk hangs."""
+    goes_on, poll = threading.Event(), RunReader.poll
+    goes_on.set()
+
+    def waits(self, *arguments):
+        goes_on.wait(60)
+        return poll(self, *arguments)
+
+    monkeypatch.setattr(RunReader, "poll", waits)
+    return goes_on
+
+
 def test_a_disk_that_hangs_is_said_and_nobody_knows_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(application, "UNREAD_SECONDS", 1.0)
     run = made_run(tmp_path / "run", end="running", logged=40, steps=400)
-    plan = run.directory / "plan.json"
+    hangs = hanging(monkeypatch)
 
     async def play():
         async with opened(run.directory, (160, 40)) as (app, pilot):
             await until(pilot, lambda: "ETA" in rows(app)[0])
-            whole = plan.read_bytes()
-            os.mkfifo(plan.with_suffix(".fifo"))
-            plan.with_suffix(".fifo").replace(plan)  # whoever opens it waits for a writer
+            hangs.clear()
             await until(pilot, lambda: "files not read for" in rows(app)[0])
             assert "ETA" not in rows(app)[0] and "step 40/400" in rows(app)[0]
             await pilot.press("2")
             await until(pilot, lambda: app.visited == "plan")  # keys work meanwhile
-            with plan.open("wb") as hanging:
-                hanging.write(whole)
-            plan.unlink()
-            plan.write_bytes(whole)
+            hangs.set()
             await until(pilot, lambda: "not read" not in rows(app)[0] and "ETA" in rows(app)[0])
 
     with run.alive():
@@ -37,14 +45,15 @@ def test_a_disk_that_hangs_is_said_and_nobody_knows_the_end(tmp_path, monkeypatc
 
 def test_a_directory_that_hangs_from_the_start_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(application, "UNREAD_SECONDS", 0.2)
-    os.mkfifo(tmp_path / "plan.json")
+    hangs = hanging(monkeypatch)
+    hangs.clear()
 
     async def play():
         app = application.BoardApp(tmp_path)
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: f"{tmp_path.name}  files not read for" in rows(app)[0])
             assert app.board is None
-        (tmp_path / "plan.json").open("wb").close()
+        hangs.set()
 
     played(play())
 
