@@ -80,7 +80,7 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     # Beside its words a setting may take any text, which stands in quotes.
     other_text = isinstance(data, str) and str in parts and data not in choices_of(words)
     # Beside its words it may take a number, which an unknown name may stand for.
-    named = isinstance(data, Word) and {int, float} & {*parts} and closest(data.text, choices_of(words)) is None
+    named = isinstance(data, Word) and {int, float} & {*parts} and not _is_near(data.text, choices_of(words))
     if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text and not named)):
         return _word(words, value, context)
     if len(parts) > 1 and type(data) in parts and type(data) in (bool, int, float, str):
@@ -99,6 +99,10 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     if kind is Interval:
         return _interval(annotation, value, context, around)
     return _scalar(kind, annotation, value, context, around)
+
+
+def _is_near(text: str, choices: tuple[str, ...]) -> bool:
+    return text in choices or closest(text, choices) is not None
 
 
 def _word(kind: Any, value: Value, context: Context) -> str:
