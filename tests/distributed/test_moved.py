@@ -46,7 +46,7 @@ def test_a_run_whose_directory_is_gone_saves_stops_and_says_why(tmp_path, way):
     reason = "the run directory was " + ("removed" if way == "removed" else f"moved to {tmp_path}/away, and")
     (end,) = events(directory, "run_end")
     assert end["status"] == "stopped" and reason in end["reason"] and reason in out
-    (saved,) = (directory / "checkpoints").glob("ckpt-s*")
+    saved = max((directory / "checkpoints").glob("ckpt-s*"))  # a tick may have saved one before it
     again = project.start(
         "tiny.xtrain", "--ui", "plain", "--set", "checkpoint.keep=none", "--set", "experiment.budget=90 steps"
     )
