@@ -36,8 +36,17 @@ from .whole_distillation import Taught, live_losses
 from .zero_gradient import with_zero_gradient
 
 
+class HasParameters(Protocol):
+    """A model, or the parts of one."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
 class TeacherForward(Protocol):
     """A model on the same ranks whose distribution the head of the student is trained on."""
+
+    @property
+    def model(self) -> HasParameters: ...
 
     def taught(self, batch: ModelBatch, head: Head, width: int) -> Taught:
         """Compute a microbatch. head: of the student. width: of its piece of the vocabulary."""
